@@ -1,0 +1,42 @@
+"""The one kind of error that users see: what came, what was expected, where, and what to type.
+
+Every mistake of the user is a `VramBudgetError`; the command line prints it as
+
+    error: num_key_value_heads is 6, which does not divide num_attention_heads = 32
+      in   my-llama/config.json
+      tip: grouped-query attention needs a divisor of 32, for example 8
+
+and exits with 2. Anything else that escapes is a bug of ours.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class VramBudgetError(ValueError):
+    """A mistake that its user can mend; `where` names the file or option, `hint` what to do next."""
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def render(self) -> str:
+        """Return the lines that the command line prints on stderr."""
+        lines = [f"error: {self.message}"]
+        if self.where:
+            lines.append(f"  in   {self.where}")
+        if self.hint:
+            lines.append(f"  tip: {self.hint}")
+        return "\n".join(lines)
+
+
+class NotModelledError(VramBudgetError):
+    """Something real that this program has no rules for: an estimate would be a guess."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return "did you mean 'gpt2'?" with the nearest known words, or None where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else None
