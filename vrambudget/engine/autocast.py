@@ -1,0 +1,82 @@
+"""Autocast: which operands an operation reads as 16-bit copies, and how long the copies live.
+
+A float32 leaf that wants a gradient is cast once per region and the copy is cached until the region
+ends (and by then the linear layers that saved it keep it for backward). Everything else is cast at
+every use.
+
+Source: aten/src/ATen/autocast_mode.{h,cpp} (cached_cast, the lists of operations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vrambudget.engine.autograd import record
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import DType, float32
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Tensor, empty_like
+
+
+class Autocast:
+    """One region: its 16-bit type and the copies that it caches."""
+
+    __slots__ = ("cache", "dtype")
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+        self.cache: dict[int, Tensor] = {}
+
+    def again(self) -> Autocast:
+        """Return a new region of the same type."""
+        return Autocast(self.dtype)
+
+
+@contextmanager
+def autocast(dtype: DType | None) -> Iterator[None]:
+    """Like torch.autocast("cuda", dtype); None enters no region."""
+    before, context.autocast = context.autocast, None if dtype is None else Autocast(dtype)
+    try:
+        yield
+    finally:
+        context.autocast = before
+
+
+def to(x: Tensor, dtype: DType) -> Tensor:
+    """Return x as `dtype`: x itself if it is that already, else a copy (Tensor.to)."""
+    if x.dtype is dtype:
+        return x
+    context.operation = "to_copy"
+    y = empty_like(x, dtype)
+    source = x.dtype
+
+    def backward(dy: Tensor) -> Tensor:
+        return empty_like(dy, source)
+
+    return record("to_copy", y, inputs=(x,), backward=backward)
+
+
+def lower_precision(x: Tensor) -> Tensor:
+    """Return x as the operations on autocast's lower-precision list read it."""
+    region = context.autocast
+    if region is None or x.dtype is region.dtype or not x.dtype.is_floating_point:
+        return x
+    # cached_cast: float32 leaves that want a gradient and are no views
+    if x.dtype is float32 and x.requires_grad and x.node is None:
+        copy = region.cache.get(id(x))
+        if copy is None:
+            copy = region.cache[id(x)] = to(x, region.dtype)
+            copy.storage.purpose = Purpose.AUTOCAST_COPIES
+        return copy
+    y = to(x, region.dtype)
+    if x.storage.purpose is Purpose.WEIGHTS:
+        y.storage.purpose = Purpose.AUTOCAST_COPIES
+    return y
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Return x as the operations on autocast's float32 list read it."""
+    if context.autocast is None or not x.dtype.is_floating_point:
+        return x
+    return to(x, float32)

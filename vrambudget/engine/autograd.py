@@ -1,0 +1,260 @@
+"""Autograd that counts bytes: what is kept for backward, and what backward allocates when.
+
+An operation calls
+
+    kept = keep(x, when=weight.requires_grad)      # before its output is made, as PyTorch does
+    y = empty(...)
+    return record("relu", y, inputs=(x,), saved=(kept,), backward=lambda dy: ...)
+
+`backward` gets the gradients of the outputs and returns one gradient (or None) per input; it closes
+over shapes and dtypes only: a tensor captured there would never die.
+
+The engine follows torch/csrc/autograd/engine.cpp: of the nodes that are ready, the newest runs first
+(accumulation into .grad before all others); after a node ran, its incoming gradients die, then what
+it saved, then its outgoing gradients move on; a second gradient for the same input is added into the
+first in place if nobody else holds it (input_buffer.cpp, accumulate).
+
+Not modelled: hooks, higher-order gradients, retain_graph.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vrambudget.engine import dtypes
+from vrambudget.engine.checkpoint import Holder
+from vrambudget.engine.context import context, no_grad
+from vrambudget.engine.tape import Purpose, Storage
+from vrambudget.engine.tensor import Tensor, empty, empty_like
+
+Saved = Storage | Holder | None
+Backward = Callable[..., Any]
+Edge = tuple["Node", int, tuple[int, ...], dtypes.DType]
+
+_ACCUMULATE = 1 << 62  # AccumulateGrad's sequence number is the largest (function.h)
+
+
+class Node:
+    """One recorded operation: where its gradients go and what it keeps until then."""
+
+    __slots__ = (
+        "__weakref__",
+        "backward",
+        "edges",
+        "name",
+        "outputs",
+        "saved",
+        "sequence",
+        "variable",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        sequence: int,
+        edges: Sequence[Edge | None],
+        saved: Sequence[Saved],
+        backward: Backward | None,
+        outputs: int = 1,
+    ) -> None:
+        self.name = name
+        self.sequence = sequence
+        self.edges = edges
+        self.saved = saved
+        self.backward = backward
+        self.outputs = outputs
+        self.variable: Tensor | None = None  # the leaf of an accumulating node
+
+
+def keep(x: Tensor | None, *, when: bool = True) -> Saved:
+    """Save `x` for backward if autograd records and `when` holds."""
+    if x is None or not when or not context.grad_enabled:
+        return None
+    if context.frame is not None:
+        return context.frame.keep(x.storage)
+    storage = x.storage
+    if storage.purposes[storage.index] is Purpose.TEMPORARIES:
+        storage.purposes[storage.index] = Purpose.ACTIVATIONS
+    return storage
+
+
+def _edge(x: Tensor | None) -> Edge | None:
+    if x is None or not x.requires_grad:
+        return None
+    node = x.node or (x.accumulator() if x.accumulator is not None else None)
+    if node is None:  # a leaf's first use in this graph; the graph keeps the node
+        node = Node("accumulate_grad", _ACCUMULATE, (), (), None)
+        node.variable = x
+        x.accumulator = weakref.ref(node)
+    return node, x.slot, x.shape, x.dtype
+
+
+def record(
+    name: str,
+    output: Tensor,
+    *,
+    inputs: Sequence[Tensor | None],
+    backward: Backward,
+    saved: Sequence[Saved] = (),
+) -> Tensor:
+    """Give `output` its node, unless autograd is off or no input wants a gradient."""
+    if context.grad_enabled:
+        edges = [_edge(x) for x in inputs]
+        if any(edges):
+            output.requires_grad = True
+            output.node = Node(name, context.sequence, edges, saved, backward)
+            context.sequence += 1
+    return output
+
+
+def record_many(
+    name: str,
+    outputs: Sequence[Tensor],
+    *,
+    inputs: Sequence[Tensor | None],
+    backward: Backward,
+    saved: Sequence[Saved] = (),
+) -> None:
+    """Like `record` for an operation with several outputs; backward gets one gradient for each."""
+    if not context.grad_enabled:
+        return
+    edges = [_edge(x) for x in inputs]
+    if any(edges):
+        node = Node(name, context.sequence, edges, saved, backward, len(outputs))
+        context.sequence += 1
+        for slot, output in enumerate(outputs):
+            output.requires_grad, output.node, output.slot = True, node, slot
+
+
+def run_backward(loss: Tensor) -> None:
+    """Fill .grad of every leaf that `loss` depends on (Tensor.backward)."""
+    root = loss.node
+    if root is None:
+        raise ValueError("the loss does not depend on anything that wants a gradient")
+    context.operation = "ones_like"
+    seed = empty_like(loss)  # lives until backward returns: Python's frame holds it
+    thread, context.thread = context.thread, "autograd"
+    with no_grad():
+        _run(root, seed, loss.slot)
+    context.thread = thread
+
+
+def _run(root: Node, seed: Tensor, slot: int) -> None:
+    waiting = _dependencies(root)
+    first: list[Tensor | None] = [None] * root.outputs
+    first[slot] = seed
+    buffers: dict[Node, list[Tensor | None]] = {root: first}
+    del first
+    pushed = 0
+    ready = [(-root.sequence, pushed, root)]
+    while ready:
+        node = heapq.heappop(ready)[2]
+        grads = buffers.pop(node)
+        if node.variable is not None:
+            _accumulate_grad(node.variable, grads)
+            continue
+        outgoing = _call(node, grads)
+        for i, edge in enumerate(node.edges):
+            gradient, outgoing[i] = outgoing[i], None
+            if edge is None:
+                continue
+            target, slot = edge[0], edge[1]
+            if gradient is not None:
+                buffer = buffers.get(target)
+                if buffer is None:
+                    buffer = buffers[target] = [None] * target.outputs
+                if buffer[slot] is None:
+                    buffer[slot] = gradient
+                else:
+                    _add_into(buffer, slot, gradient)
+                del buffer
+            del gradient
+            waiting[target] -= 1
+            if not waiting[target] and target in buffers:
+                pushed += 1
+                heapq.heappush(ready, (-target.sequence, pushed, target))
+
+
+def _dependencies(root: Node) -> dict[Node, int]:
+    counts: dict[Node, int] = {root: 0}
+    stack = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is not None:
+                target = edge[0]
+                if target in counts:
+                    counts[target] += 1
+                else:
+                    counts[target] = 1
+                    stack.append(target)
+    return counts
+
+
+def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Run one node. Its incoming gradients die first, then what it saved (call_function)."""
+    context.operation = node.name + "_backward"
+    _recompute_if_checkpointed(node)
+    if node.backward is None:
+        raise ValueError(f"{node.name} ran backward already")
+    result = node.backward(*grads)
+    outgoing = list(result) if isinstance(result, tuple) else [result]
+    del result
+    for i, edge in enumerate(node.edges):
+        gradient = outgoing[i]
+        if gradient is None:
+            continue
+        if edge is None:  # nobody asked: a rule that is generous, not an error
+            outgoing[i] = None
+        else:
+            outgoing[i] = _fit(gradient, edge[2], edge[3])
+        del gradient
+    grads.clear()
+    node.saved, node.backward = (), None
+    return outgoing
+
+
+def _recompute_if_checkpointed(node: Node) -> None:
+    for saved in node.saved:
+        if isinstance(saved, Holder):
+            saved.frame.recompute()
+            return
+
+
+def _fit(gradient: Tensor, shape: tuple[int, ...], dtype: dtypes.DType) -> Tensor:
+    """Sum a gradient to its input's shape and cast it to its dtype (engine.cpp, validate_outputs)."""
+    if gradient.shape != shape:
+        from vrambudget.ops.reduce import sum_to_size  # noqa: PLC0415 - ops sit above the engine
+
+        gradient = sum_to_size(gradient, shape)
+    if gradient.dtype is not dtype:
+        gradient = empty_like(gradient, dtype)
+    return gradient
+
+
+def _unshared(x: Tensor, holders: int) -> bool:
+    """Whether `holders` references to x are all there are, and x alone holds its storage."""
+    return sys.getrefcount(x) <= holders + 2 and sys.getrefcount(x.storage) <= 2
+
+
+def _add_into(buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
+    old = buffer[slot]
+    assert old is not None  # noqa: S101 - the caller saw it
+    if not (old.is_dense and _unshared(old, 2)):  # the buffer and `old`
+        context.operation = "add"
+        buffer[slot] = empty(old.shape, old.dtype)
+
+
+def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
+    """Take the gradient itself if nobody else holds it, else a copy (accumulate_grad.h)."""
+    gradient = grads.pop()
+    assert gradient is not None  # noqa: S101 - a node without gradients is never ready
+    if variable.grad is None:
+        if not _unshared(gradient, 1) or gradient.strides is not None:
+            context.operation = "clone"
+            gradient = empty(gradient.shape, gradient.dtype)
+        gradient.storage.purpose = Purpose.GRADIENTS
+        variable.grad = gradient

@@ -1,0 +1,105 @@
+"""Activation checkpointing as torch.utils.checkpoint(use_reentrant=False) does it.
+
+Forward runs the function and keeps none of what its operations save: each saved tensor is a `Holder`.
+The first node of the function whose backward needs one runs the function again, from its inputs,
+inside backward; the recomputation stops as soon as all holders are filled (early stop). Each node
+lets its own tensors go after it ran, as without checkpointing; the inputs go with the last of them.
+
+Source: torch/utils/checkpoint.py (_CheckpointFrame, _checkpoint_hook, _recomputation_hook).
+Not modelled: nested checkpoints.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vrambudget.engine.context import context
+from vrambudget.engine.tape import Purpose, Storage
+
+if TYPE_CHECKING:
+    from vrambudget.engine.autocast import Autocast
+
+
+class Holder:
+    """The place of one saved tensor: empty until the frame is recomputed."""
+
+    __slots__ = ("__weakref__", "frame", "storage")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.storage: Storage | None = None
+
+
+class _StopRecomputation(BaseException):
+    """All holders are filled: what would follow is not needed."""
+
+
+class Frame:
+    """One checkpointed call: how to run it again, and the holders to fill when it is."""
+
+    __slots__ = ("again", "autocast", "holders", "is_recomputed")
+
+    def __init__(self, again: Callable[[], Any]) -> None:
+        self.again = again  # holds the inputs
+        self.autocast: Autocast | None = context.autocast
+        self.holders: list[weakref.ref[Holder]] = []
+        self.is_recomputed = False
+
+    def keep(self, storage: Storage) -> Holder:
+        """Stand in for a saved tensor; the tensor itself is not kept."""
+        del storage
+        holder = Holder(self)
+        self.holders.append(weakref.ref(holder))
+        return holder
+
+    def recompute(self) -> None:
+        """Run the function again and fill the holders; does nothing the second time."""
+        if self.is_recomputed:
+            return
+        self.is_recomputed = True
+        before = context.frame, context.grad_enabled, context.autocast, context.operation
+        context.frame = Recomputation(self.holders)
+        context.grad_enabled = True
+        # The region of forward is over: recomputation enters one like it, with a cache of its own.
+        context.autocast = None if self.autocast is None else self.autocast.again()
+        try:
+            self.again()
+        except _StopRecomputation:
+            pass
+        finally:
+            context.frame, context.grad_enabled, context.autocast, context.operation = before
+
+
+class Recomputation:
+    """Takes a frame's place while its function runs again: tensors go to the waiting holders."""
+
+    __slots__ = ("holders", "position")
+
+    def __init__(self, holders: list[weakref.ref[Holder]]) -> None:
+        self.holders = holders
+        self.position = 0
+
+    def keep(self, storage: Storage) -> Storage:
+        """Hand a saved tensor to its holder, if its node has not run yet."""
+        if storage.purpose is Purpose.TEMPORARIES:
+            storage.purpose = Purpose.ACTIVATIONS
+        holder = self.holders[self.position]()
+        if holder is not None:
+            holder.storage = storage
+        self.position += 1
+        if self.position == len(self.holders):
+            raise _StopRecomputation
+        return storage
+
+
+def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    """Run `function(*args)` without keeping what it saves; it runs again in backward."""
+    if not context.grad_enabled:
+        return function(*args)
+    before, context.frame = context.frame, Frame(lambda: function(*args))
+    try:
+        return function(*args)
+    finally:
+        context.frame = before

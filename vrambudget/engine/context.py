@@ -1,0 +1,109 @@
+"""What PyTorch keeps per thread: is autograd on, is autocast on, which device is this.
+
+There is one `context`, as there is one current CUDA device; `recording` gives it a fresh tape for
+the length of a job. It is not thread-safe: run jobs side by side in processes.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vrambudget.engine.tape import Purpose, Storage, Tape
+
+if TYPE_CHECKING:
+    from vrambudget.engine.autocast import Autocast
+    from vrambudget.engine.checkpoint import Frame, Recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What decides kernels and workspaces: the card and the version of torch."""
+
+    compute_capability: tuple[int, int] = (8, 0)
+    multiprocessors: int = 108
+    torch: tuple[int, int] = (2, 11)
+
+    @property
+    def max_threads_per_multiprocessor(self) -> int:
+        """CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"."""
+        if self.compute_capability == (7, 5):
+            return 1024
+        return 1536 if self.compute_capability in {(8, 6), (8, 7), (8, 9), (12, 0)} else 2048
+
+
+class Context:
+    """The state that operations read; `operation` names what is being run, for the tape's labels."""
+
+    __slots__ = (
+        "autocast",
+        "device",
+        "frame",
+        "grad_enabled",
+        "operation",
+        "purpose",
+        "sequence",
+        "tape",
+        "thread",
+        "workspaces",
+    )
+
+    def __init__(self) -> None:
+        self.reset(Tape(), Device())
+
+    def reset(self, tape: Tape, device: Device) -> None:
+        """Begin a new recording."""
+        self.tape = tape
+        self.device = device
+        self.grad_enabled = True
+        self.autocast: Autocast | None = None
+        self.frame: Frame | Recomputation | None = None
+        self.purpose = Purpose.TEMPORARIES
+        self.operation = ""
+        self.sequence = 0  # autograd nodes are numbered as they are made
+        self.thread = "main"  # autograd runs backward in a thread of its own
+        self.workspaces: dict[tuple[str, str], Storage] = {}
+
+
+context = Context()
+
+
+@contextmanager
+def recording(device: Device) -> Iterator[Tape]:
+    """Record what runs inside on a fresh tape.
+
+    Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,
+    and a collection would only cost time.
+    """
+    tape = Tape()
+    collecting = gc.isenabled()
+    gc.disable()
+    context.reset(tape, device)
+    try:
+        yield tape
+    finally:
+        tape.close()
+        context.reset(Tape(), device)
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Like torch.no_grad()."""
+    before, context.grad_enabled = context.grad_enabled, False
+    try:
+        yield
+    finally:
+        context.grad_enabled = before
+
+
+@contextmanager
+def made_for(purpose: Purpose) -> Iterator[None]:
+    """Storages made inside are for `purpose`."""
+    before, context.purpose = context.purpose, purpose
+    try:
+        yield
+    finally:
+        context.purpose = before

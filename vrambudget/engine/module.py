@@ -1,0 +1,48 @@
+"""Modules: a tree of parameters, registered in the order in which the real class registers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vrambudget.engine.tensor import Parameter
+
+
+class Module:
+    """What torch.nn.Module is to a model: attributes that are modules or tensors form a tree.
+
+    Calling passes arguments through `*args` as torch's `_call_impl` does: the caller's tuple keeps
+    them alive until `forward` returns, which decides when intermediates die.
+    """
+
+    training = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute; each module says how."""
+        raise NotImplementedError
+
+    def children(self) -> Iterator[Module]:
+        """Submodules, in order of registration."""
+        for value in self.__dict__.values():
+            if isinstance(value, Module):
+                yield value
+            elif isinstance(value, list):
+                yield from (item for item in value if isinstance(item, Module))
+
+    def modules(self) -> Iterator[Module]:
+        """Return this module and all below it, depth first."""
+        yield self
+        for child in self.children():
+            yield from child.modules()
+
+    def parameters(self) -> list[Parameter]:
+        """Parameters in the order of torch's `parameters()`, shared ones once."""
+        found: dict[int, Parameter] = {}
+        for module in self.modules():
+            for value in module.__dict__.values():
+                if isinstance(value, Parameter):
+                    found.setdefault(id(value), value)
+        return list(found.values())

@@ -1,0 +1,149 @@
+"""A tensor without data: a shape, a dtype, strides and a storage that may be shared.
+
+`strides` is None for a contiguous tensor. They matter because they decide where PyTorch must copy:
+`transpose(1, 2).contiguous()` is free or a copy, `reshape` is a view or a copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import DType
+from vrambudget.engine.tape import Purpose, Storage
+from vrambudget.errors import VramBudgetError
+
+if TYPE_CHECKING:
+    from vrambudget.engine.autograd import Node
+
+Shape = tuple[int, ...]
+
+
+class ShapeError(VramBudgetError):
+    """Shapes that an operation cannot combine: a mistake in a model's code or its configuration."""
+
+
+class Tensor:
+    """Shape, dtype, strides, storage; and for autograd what torch.Tensor has: node, grad."""
+
+    __slots__ = (
+        "accumulator",
+        "dtype",
+        "grad",
+        "node",
+        "requires_grad",
+        "shape",
+        "slot",
+        "storage",
+        "strides",
+    )
+
+    def __init__(
+        self, shape: Shape, dtype: DType, storage: Storage, strides: Shape | None = None
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.storage = storage
+        self.strides = strides
+        self.requires_grad = False
+        self.node: Node | None = None  # grad_fn: None for a leaf
+        self.accumulator: weakref.ref[Node] | None = None  # of a leaf: what fills grad
+        self.slot = 0  # which output of `node` this is
+        self.grad: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"Tensor({list(self.shape)}, {self.dtype})"
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return numel(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions."""
+        return len(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps."""
+        if self.strides is None:
+            return True
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether elements fill their memory without gaps or overlaps, in any order of dimensions."""
+        if self.strides is None:
+            return True
+        expected = 1
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
+
+    def detach(self) -> Tensor:
+        """Return a tensor of the same storage that autograd does not know."""
+        return Tensor(self.shape, self.dtype, self.storage, self.strides)
+
+    def actual_strides(self) -> Shape:
+        """Strides in elements, also of a contiguous tensor."""
+        return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+
+def numel(shape: Shape) -> Any:
+    """Return the product of `shape`."""
+    n: Any = 1
+    for size in shape:
+        n = n * size
+    return n
+
+
+def contiguous_strides(shape: Shape) -> Shape:
+    """Return row-major strides."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def empty(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
+    """Allocate a tensor for the operation that runs now."""
+    n: Any = dtype.itemsize
+    for size in shape:
+        n = n * size
+    storage = Storage(context.tape, n, context.purpose, context.operation)
+    return Tensor(shape, dtype, storage, strides)
+
+
+def empty_like(x: Tensor, dtype: DType | None = None) -> Tensor:
+    """Allocate a tensor like `x`; a dense one keeps its order of dimensions (preserve_format)."""
+    strides = x.strides if x.strides is not None and x.is_dense else None
+    return empty(x.shape, dtype or x.dtype, strides)
+
+
+def empty_bytes(nbytes: int) -> Storage:
+    """Allocate a buffer of raw bytes."""
+    return Storage(context.tape, nbytes, context.purpose, context.operation)
+
+
+class Parameter(Tensor):
+    """A leaf that a module owns; it wants a gradient until it is frozen."""
+
+    __slots__ = ()
+
+    def __init__(self, shape: Shape, dtype: DType) -> None:
+        nbytes = numel(shape) * dtype.itemsize
+        storage = Storage(context.tape, nbytes, Purpose.WEIGHTS, "parameter")
+        super().__init__(shape, dtype, storage)
+        self.requires_grad = True

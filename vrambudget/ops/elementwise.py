@@ -1,0 +1,160 @@
+"""Pointwise operations: add, mul, scale, power and the activation functions.
+
+    add, mul by a number     keep nothing
+    mul                      keeps each operand that the other's gradient needs
+    gelu, silu, pow, erf     keep their input
+    tanh, relu, sigmoid      keep their output
+
+The result has the operands' wider type and broadcast shape; the engine sums and casts gradients back.
+
+Source: tools/autograd/derivatives.yaml. Gradients are made in the order of its generated code, which
+is alphabetical by argument: `other` before `self`.
+"""
+
+from collections.abc import Callable
+
+from vrambudget.engine.autocast import full_precision
+from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import DType, promote
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_like
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """Return a + b; both get the same gradient."""
+    y = _result("add", a, b)
+
+    def backward(dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy, dy
+
+    return record("add", y, inputs=(a, b), backward=backward)
+
+
+def add_scalar(a: Tensor) -> Tensor:
+    """Return a plus a Python number."""
+    context.operation = "add"
+    return record("add", empty_like(a), inputs=(a,), backward=lambda dy: dy)
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """Return a * b."""
+    kept = keep(b, when=a.requires_grad), keep(a, when=b.requires_grad)
+    y = _result("mul", a, b)
+    needs_a, needs_b = a.requires_grad, b.requires_grad
+    shape, a_dtype, b_dtype = y.shape, a.dtype, b.dtype
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        db = _product(dy, a_dtype, shape) if needs_b else None
+        da = _product(dy, b_dtype, shape) if needs_a else None
+        return da, db
+
+    return record("mul", y, inputs=(a, b), saved=kept, backward=backward)
+
+
+def mul_scalar(a: Tensor) -> Tensor:
+    """Return a times a Python number (also a / number); backward multiplies too."""
+    context.operation = "mul"
+    y = empty_like(a)
+    return record("mul", y, inputs=(a,), backward=empty_like)
+
+
+def pow_scalar(a: Tensor) -> Tensor:
+    """Return a ** number: float32 under autocast; backward makes two temporaries."""
+    a = full_precision(a)
+    kept = keep(a, when=a.requires_grad)
+    context.operation = "pow"
+    y = empty_like(a)
+
+    def backward(dy: Tensor) -> Tensor:
+        power = empty_like(dy)  # self.pow(exponent - 1)
+        scaled = empty_like(dy)  # * exponent
+        da = empty_like(dy)
+        del scaled, power
+        return da
+
+    return record("pow", y, inputs=(a,), saved=(kept,), backward=backward)
+
+
+def tanh(a: Tensor) -> Tensor:
+    """Return tanh(a)."""
+    return _keeps_output("tanh", a)
+
+
+def relu(a: Tensor) -> Tensor:
+    """Return max(a, 0)."""
+    return _keeps_output("relu", a)
+
+
+def gelu(a: Tensor) -> Tensor:
+    """Return GELU of a, exact or by tanh, in one kernel."""
+    return _keeps_input("gelu", a)
+
+
+def silu(a: Tensor) -> Tensor:
+    """Return a * sigmoid(a)."""
+    return _keeps_input("silu", a)
+
+
+def gelu_new(a: Tensor) -> Tensor:
+    """Return GELU as transformers' NewGELUActivation composes it (activations.py).
+
+    0.5 * a * (1 + tanh(c * (a + 0.044715 * a ** 3)))
+    """
+    half = mul_scalar(a)
+    return mul(half, add_scalar(tanh(mul_scalar(add(a, mul_scalar(pow_scalar(a)))))))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_new": gelu_new,
+    "gelu_pytorch_tanh": gelu,
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
+}
+"""Activation functions by the names of transformers' ACT2FN."""
+
+
+def _keeps_input(name: str, a: Tensor) -> Tensor:
+    kept = keep(a, when=a.requires_grad)
+    context.operation = name
+    y = empty_like(a)
+    return record(name, y, inputs=(a,), saved=(kept,), backward=empty_like)
+
+
+def _keeps_output(name: str, a: Tensor) -> Tensor:
+    context.operation = name
+    y = empty_like(a)
+    kept = keep(y, when=a.requires_grad)
+    return record(name, y, inputs=(a,), saved=(kept,), backward=empty_like)
+
+
+def _result(name: str, a: Tensor, b: Tensor) -> Tensor:
+    context.operation = name
+    shape = broadcast(a.shape, b.shape)
+    dtype = a.dtype if not b.shape else b.dtype if not a.shape else promote(a.dtype, b.dtype)
+    if a.shape == shape and a.strides is not None:
+        return empty_like(a, dtype)
+    return empty(shape, dtype)
+
+
+def _product(dy: Tensor, other: DType, shape: Shape) -> Tensor:
+    dtype = promote(dy.dtype, other)
+    return empty_like(dy, dtype) if dy.shape == shape else empty(shape, dtype)
+
+
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """Return the shape of a + b. Raises ShapeError where there is none."""
+    if a == b:
+        return a
+    if len(a) < len(b):
+        a, b = b, a
+    lead = len(a) - len(b)
+    shape = list(a[:lead])
+    for have, other in zip(a[lead:], b, strict=True):
+        if have != other and have != 1 and other != 1:
+            raise ShapeError(f"{list(a)} and {list(b)} do not broadcast")
+        shape.append(other if have == 1 else have)
+    return tuple(shape)
+
+

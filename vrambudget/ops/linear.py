@@ -1,0 +1,144 @@
+"""Matrix products: linear, addmm, matmul, and cuBLAS' workspaces.
+
+    x       [..., I]   kept if weight needs a gradient   (dweight = dy.T @ x)
+    weight  [O, I]     kept if x needs a gradient        (dx = dy @ weight)
+    bias    [O]        never kept                        (dbias = dy summed over rows)
+    y       [..., O]   whoever reads y decides whether it is kept
+
+Under autocast all operands are read as low-precision copies, and those are kept.
+
+`linear` with a bias and a contiguous x runs as addmm, else as a matrix product and an add. The order
+of gradients is that of the generated code: alphabetical by argument name (addmm: mat1, mat2, then
+the bias, which the engine sums; mm and bmm: mat2 before self).
+
+Source: aten/src/ATen/native/Linear.cpp, LinearAlgebra.cpp (matmul); tools/autograd/derivatives.yaml
+(addmm, mm, bmm); aten/src/ATen/cuda/CublasHandlePool.cpp and cuda/Blas.cpp (workspaces).
+"""
+
+from vrambudget.engine.autocast import lower_precision
+from vrambudget.engine.autograd import Saved, keep, record
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_bytes
+from vrambudget.ops.shape import expand, flatten_rows, reshape, view
+
+MIB = 2**20
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias: [..., I], [O, I], [O] -> [..., O]. Raises ShapeError."""
+    x = lower_precision(x)
+    weight = lower_precision(weight)
+    if bias is not None:
+        bias = lower_precision(bias)
+    if x.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"linear of {list(x.shape)} by a weight {list(weight.shape)}")
+    rows = flatten_rows(x)
+    y = _product(rows, weight, bias, weight.shape[0])
+    return view(y, *x.shape[:-1], weight.shape[0])
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return x @ weight + bias: [N, I], [I, O], [O] -> [N, O] (torch.addmm, HF's Conv1D)."""
+    weight = lower_precision(weight)
+    x = lower_precision(x)
+    bias = lower_precision(bias)
+    if x.shape[-1] != weight.shape[0]:
+        raise ShapeError(f"addmm of {list(x.shape)} by a weight {list(weight.shape)}")
+    return _product(x, weight, bias, weight.shape[1])
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, features: int) -> Tensor:
+    name = "mm" if bias is None else "addmm"
+    kept: tuple[Saved, ...] = (
+        keep(x, when=weight.requires_grad),
+        keep(weight, when=x.requires_grad),
+    )
+    context.operation = name
+    y = empty((x.shape[0], features), x.dtype)
+    cublas_workspace(epilogue=bias is not None)
+    x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
+    needs_x, needs_weight = x.requires_grad, weight.requires_grad
+
+    if bias is None:
+
+        def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+            dweight = _gradient(weight_shape, dtype) if needs_weight else None
+            dx = _gradient(x_shape, dtype) if needs_x else None
+            return dx, dweight
+
+        return record(name, y, inputs=(x, weight), saved=kept, backward=backward)
+
+    def backward_with_bias(dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        dx = _gradient(x_shape, dtype) if needs_x else None
+        dweight = _gradient(weight_shape, dtype) if needs_weight else None
+        return dx, dweight, dy  # the engine sums dy to the bias' shape
+
+    return record(name, y, inputs=(x, weight, bias), saved=kept, backward=backward_with_bias)
+
+
+def _gradient(shape: Shape, dtype) -> Tensor:  # type: ignore[no-untyped-def]
+    gradient = empty(shape, dtype)
+    cublas_workspace()
+    return gradient
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return the batched product [..., n, k] @ [..., k, m] -> [..., n, m] (torch.matmul -> bmm)."""
+    a, b = lower_precision(a), lower_precision(b)
+    *batch, n, k = a.shape
+    m = b.shape[-1]
+    if b.shape[-2] != k:
+        raise ShapeError(f"matmul of {list(a.shape)} by {list(b.shape)}")
+    # expand(...).reshape(...): a copy where heads are not laid out one after another
+    a3 = reshape(expand(a, *batch, n, k), -1, n, k)
+    b3 = reshape(expand(b, *batch, k, m), -1, k, m)
+    return view(_bmm(a3, b3), *batch, n, m)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    kept = keep(b, when=a.requires_grad), keep(a, when=b.requires_grad)
+    context.operation = "bmm"
+    y = empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+    cublas_workspace()
+    a_shape, b_shape, dtype = a.shape, b.shape, a.dtype
+    needs_a, needs_b = a.requires_grad, b.requires_grad
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        db = _gradient(b_shape, dtype) if needs_b else None
+        da = _gradient(a_shape, dtype) if needs_a else None
+        return da, db
+
+    return record("bmm", y, inputs=(a, b), saved=kept, backward=backward)
+
+
+def cublas_workspace(*, epilogue: bool = False) -> None:
+    """Allocate what the first matrix product of a thread allocates; it stays for ever.
+
+    Backward runs in a thread of its own with a handle of its own, so it has its own workspace.
+    Products with an epilogue (a bias) go through cuBLASLt, which has another.
+    """
+    _workspace("cublas", cublas_workspace_bytes)
+    if epilogue:
+        _workspace("cublaslt", cublaslt_workspace_bytes)
+
+
+def _workspace(library: str, nbytes) -> None:  # type: ignore[no-untyped-def]
+    key = context.thread, library
+    if key not in context.workspaces:
+        with made_for(Purpose.WORKSPACES):
+            context.workspaces[key] = empty_bytes(nbytes())
+
+
+def cublas_workspace_bytes() -> int:
+    """Return 32 MiB on Hopper, else 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8")."""
+    if context.device.compute_capability == (9, 0):
+        return 32 * MIB
+    return 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def cublaslt_workspace_bytes() -> int:
+    """Return the size of cuBLASLt's workspace (1 MiB: _parseChosenWorkspaceSize)."""
+    return MIB
+
+

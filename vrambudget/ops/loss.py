@@ -1,0 +1,39 @@
+"""Cross-entropy and what it keeps.
+
+    cross_entropy(x, target) = nll_loss(log_softmax(x, dtype of x), target)
+
+    x [N, V] -> log-probabilities [N, V] kept by log_softmax; nll_loss keeps its input (the same
+    storage, or under autocast a float32 copy), the target and one scalar, total_weight.
+    backward: the gradient of nll_loss [N, V], then that of log_softmax [N, V].
+
+Source: aten/src/ATen/native/LossNLL.cpp (cross_entropy_loss, nll_loss_nd_symint),
+cuda/Loss.cu; autocast_mode.h (nll_loss is on the float32 list, cross_entropy_loss is on none).
+"""
+
+from vrambudget.engine.autocast import full_precision
+from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import ShapeError, Tensor, empty
+from vrambudget.ops.softmax import log_softmax
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    """Return the mean loss of logits [N, V] for class indices [N]. Raises ShapeError."""
+    if x.shape[0] != target.shape[0]:
+        raise ShapeError(f"cross_entropy of {list(x.shape)} for targets {list(target.shape)}")
+    return nll_loss(log_softmax(x, dtype=x.dtype), target)
+
+
+def nll_loss(x: Tensor, target: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of log-probabilities [N, V]."""
+    x = full_precision(x)
+    kept = keep(x, when=x.requires_grad), keep(target, when=x.requires_grad)
+    context.operation = "nll_loss"
+    loss, total_weight = empty((), x.dtype), empty((), x.dtype)
+    kept = *kept, keep(total_weight, when=x.requires_grad)
+    shape, dtype = x.shape, x.dtype
+
+    def backward(dy: Tensor) -> Tensor:
+        return empty(shape, dtype)
+
+    return record("nll_loss", loss, inputs=(x,), saved=kept, backward=backward)

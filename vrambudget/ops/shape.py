@@ -1,0 +1,182 @@
+"""Views and copies: view, transpose, split, cat, expand, reshape, contiguous.
+
+    view, transpose, expand    share storage; backward is the same view the other way round
+    split                      outputs are views; backward concatenates the gradients
+    cat, contiguous            allocate the result
+
+Source: aten/src/ATen/native/TensorShape.cpp; aten/src/ATen/TensorUtils.cpp (computeStride);
+tools/autograd/derivatives.yaml.
+"""
+
+from collections.abc import Sequence
+
+from vrambudget.engine.autograd import record, record_many
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, contiguous_strides, empty, numel
+
+
+def view(x: Tensor, *shape: int) -> Tensor:
+    """Return x's elements as `shape`, without a copy. Raises ShapeError where that takes one."""
+    shape = _inferred(x, shape)
+    strides = None if x.strides is None else _view_strides(x.shape, x.strides, shape)
+    if x.strides is not None and strides is None:
+        raise ShapeError(f"view of {list(x.shape)} with strides {x.strides} as {list(shape)}")
+    source = x.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        return reshape(dy, *source)
+
+    return _share(x, "view", shape, strides, backward)
+
+
+def reshape(x: Tensor, *shape: int) -> Tensor:
+    """Return a view where one is possible, else a contiguous copy."""
+    shape = _inferred(x, shape)
+    if x.strides is not None and _view_strides(x.shape, x.strides, shape) is None:
+        x = _clone(x, "reshape")
+    return view(x, *shape)
+
+
+def flatten_rows(x: Tensor) -> Tensor:
+    """Return x [..., C] as [N, C]."""
+    return reshape(x, -1, x.shape[-1])
+
+
+def transpose(x: Tensor, a: int, b: int) -> Tensor:
+    """Return x with dimensions a and b swapped (a view)."""
+    order = list(range(x.ndim))
+    order[a], order[b] = order[b], order[a]
+
+    def backward(dy: Tensor) -> Tensor:
+        return _permuted(dy, order)
+
+    y = _permuted(x, order)
+    return record("transpose", y, inputs=(x,), backward=backward)
+
+
+def permute(x: Tensor, *order: int) -> Tensor:
+    """Return x with its dimensions in `order` (a view)."""
+    inverse = [order.index(i) for i in range(len(order))]
+
+    def backward(dy: Tensor) -> Tensor:
+        return _permuted(dy, inverse)
+
+    return record("permute", _permuted(x, order), inputs=(x,), backward=backward)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Return x itself if it is contiguous, else a copy."""
+    return x if x.is_contiguous else _clone(x, "contiguous")
+
+
+def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
+    """Return views of `size` elements each along `dim`."""
+    dim %= x.ndim
+    shape, dtype = x.shape, x.dtype
+    part = (*shape[:dim], size, *shape[dim + 1 :])
+    strides = x.actual_strides()
+    count, rest = divmod(shape[dim], size)
+    if rest:
+        raise ShapeError(f"split of {list(shape)} into parts of {size} along {dim}")
+    outputs = [Tensor(part, dtype, x.storage, strides) for _ in range(count)]
+
+    def backward(*grads: Tensor | None) -> Tensor:
+        context.operation = "split_backward"
+        # A part that nobody read gets zeros first (split_backward in FunctionsManual.cpp).
+        parts = [empty(part, dtype) if g is None else g for g in grads]
+        whole = empty(shape, dtype)
+        del parts
+        return whole
+
+    record_many("split", outputs, inputs=(x,), backward=backward)
+    return outputs
+
+
+def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy."""
+    first = tensors[0]
+    dim %= first.ndim
+    lengths = [x.shape[dim] for x in tensors]
+    shape = (*first.shape[:dim], sum(lengths), *first.shape[dim + 1 :])
+    context.operation = "cat"
+    y = empty(shape, first.dtype)
+
+    def backward(dy: Tensor) -> tuple[Tensor, ...]:
+        return tuple(narrowed(dy, dim, length) for length in lengths)
+
+    return record("cat", y, inputs=tuple(tensors), backward=backward)
+
+
+def narrowed(x: Tensor, dim: int, length: int) -> Tensor:
+    """Return a view of `length` elements along `dim`, unknown to autograd."""
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    return Tensor(shape, x.dtype, x.storage, x.actual_strides())
+
+
+def expand(x: Tensor, *shape: int) -> Tensor:
+    """Return x with dimensions of size 1 repeated without a copy; backward sums them."""
+    strides = tuple(
+        0 if have == 1 and want != 1 else stride
+        for have, want, stride in zip(x.shape, shape, x.actual_strides(), strict=True)
+    )
+
+    def backward(dy: Tensor) -> Tensor:
+        return dy  # the engine sums a gradient to its input's shape
+
+    return _share(x, "expand", shape, strides, backward)
+
+
+def _share(x: Tensor, name: str, shape: Shape, strides: Shape | None, backward) -> Tensor:  # type: ignore[no-untyped-def]
+    return record(name, Tensor(shape, x.dtype, x.storage, strides), inputs=(x,), backward=backward)
+
+
+def _clone(x: Tensor, name: str) -> Tensor:
+    context.operation = name
+    y = empty(x.shape, x.dtype)
+    return record("clone", y, inputs=(x,), backward=lambda dy: dy)
+
+
+def _permuted(x: Tensor, order: Sequence[int]) -> Tensor:
+    strides = x.actual_strides()
+    shape = tuple(x.shape[i] for i in order)
+    permuted = tuple(strides[i] for i in order)
+    y = Tensor(shape, x.dtype, x.storage, permuted)
+    if y.is_contiguous:
+        y.strides = None
+    return y
+
+
+def _inferred(x: Tensor, shape: Shape) -> Shape:
+    known = numel(tuple(size for size in shape if size != -1))
+    if -1 in shape:
+        shape = tuple(x.numel // known if size == -1 else size for size in shape)
+    if numel(shape) != x.numel:
+        raise ShapeError(f"{list(x.shape)} has {x.numel} elements, {list(shape)} other than that")
+    return shape
+
+
+def _view_strides(old: Shape, strides: Shape, new: Shape) -> Shape | None:
+    """Return the strides of a view of `new` shape, None where only a copy can have it."""
+    if Tensor(old, None, None, strides).is_contiguous:  # type: ignore[arg-type]
+        return contiguous_strides(new)
+    result: list[int] = []
+    sizes = list(new)
+    # Walk the old dimensions from the last, joining those that lie one after another in memory.
+    chunk, base = 1, strides[-1]
+    for i in range(len(old) - 1, -1, -1):
+        chunk *= old[i]
+        if i and (old[i - 1] == 1 or strides[i - 1] == chunk * base):
+            continue
+        step = base
+        while sizes and (chunk > 1 or sizes[-1] == 1):
+            size = sizes.pop()
+            if chunk % size:
+                return None
+            result.append(step)
+            step *= size
+            chunk //= size
+        if chunk != 1:
+            return None
+        if i:
+            base = strides[i - 1]
+    return tuple(reversed(result)) if not sizes else None
