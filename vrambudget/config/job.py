@@ -1,0 +1,215 @@
+"""A job: what is run, how it is fed and trained. The command line's options are these fields.
+
+A job is one process on one GPU that runs a loop as users write it: zero the gradients, forward,
+loss, backward, clip, step; or, in mode "eval", forward and loss under `no_grad`. The loop's
+variables hold the last outputs while the next forward runs, unless `keep_outputs` is off.
+
+Two memory-deciding things are not in a job: the model (`ModelConfig`) and the card.
+
+Not modelled: more than one GPU, data loaders that prefetch onto the GPU, `torch.compile`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+
+from pydantic import BeforeValidator, Field
+
+from vrambudget.config.settings import Probability, Settings, Size, canonical
+from vrambudget.errors import VramBudgetError
+
+Mode = Literal["train", "eval"]
+Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
+Optimizer = Literal["adamw", "sgd", "sgd-momentum", "adafactor", "none"]
+OptimizerImpl = Literal["foreach", "fused", "for-loop"]
+Attention = Literal["sdpa", "eager"]
+Checkpointing = Literal["none", "full"]
+Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
+CausalMask = Literal["built", "skipped"]
+
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+_VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(\+\w+)?")
+_MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
+
+
+class Positions(Protocol):
+    """What a job asks of a model's configuration when it is resolved."""
+
+    @property
+    def default_block(self) -> int | None:
+        """Tokens per sequence where the job names none."""
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence that has positions; None where positions are computed."""
+
+
+def _minor_version(value: Any) -> Any:
+    """Return "2.11" for "2.11.0+cu130": rules change with minor versions, not below."""
+    match = _VERSION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("it should be a version as text, for example '2.11'")
+    return match[1]
+
+
+def _lora_targets(value: Any) -> Any:
+    """Return "all-linear" or a tuple of names, from a list or from "q_proj,v_proj"."""
+    if value == ALL_LINEAR:
+        return value
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(map(_is_module_name, names)):
+        raise ValueError(
+            f"it should be {ALL_LINEAR!r} or names of modules, for example q_proj,v_proj"
+        )
+    return tuple(names)
+
+
+def _is_module_name(name: object) -> bool:
+    return isinstance(name, str) and _MODULE_NAME.fullmatch(name) is not None
+
+
+Version = Annotated[str, BeforeValidator(_minor_version)]
+LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_lora_targets)]
+
+
+class Job(Settings):
+    """One training or evaluation job; every field is an option of the command line."""
+
+    batch: Size = Field(1, description="sequences per forward pass on this GPU")
+    block: Size | None = Field(
+        None, description="tokens per sequence (default: the model's own limit)"
+    )
+    mode: Mode = Field("train", description="train, or evaluate under no_grad")
+    precision: Precision = Field(
+        "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
+    )
+    optimizer: Optimizer = Field("adamw", description="optimizer, as torch.optim has it")
+    optimizer_impl: OptimizerImpl | None = Field(
+        None, description="the optimizer's implementation (default: what PyTorch takes)"
+    )
+    attention: Attention = Field("sdpa", description="attention implementation")
+    checkpointing: Checkpointing = Field(
+        "none", description="full: keep each layer's input only and run the layer again in backward"
+    )
+    dropout: Probability | None = Field(
+        None, description="dropout probability everywhere (default: the model's own)"
+    )
+    clip: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="clip the gradients' norm at this value (default: no clipping)"
+    )
+    grad_accum: Annotated[Size, Field(le=2**16)] = Field(
+        1, description="forward and backward passes for each optimizer step"
+    )
+    keep_outputs: bool = Field(
+        default=True,
+        description="the loop's variables hold the last outputs while the next forward runs",
+    )
+    steps: Annotated[Size, Field(le=100)] = Field(
+        3, description="optimizer steps that are followed; the peak settles by the third"
+    )
+    task: Task = Field("causal-lm", description="what the model is trained for: decides its head")
+    target_len: Size | None = Field(
+        None, description="tokens per target sequence for seq2seq-lm (default: as block)"
+    )
+    image_size: Size | None = Field(
+        None, description="pixels along each side of an image (default: the model's own)"
+    )
+    lora_rank: Annotated[Size, Field(le=2**16)] | None = Field(
+        None, description="train LoRA adapters of this rank instead of the weights, as PEFT does"
+    )
+    lora_targets: LoraTargets = Field(
+        ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
+    )
+    causal_mask: CausalMask = Field(
+        "built",
+        description="whether transformers materialises the causal mask for sdpa"
+        " (it decides from position ids read back at run time)",
+    )
+    torch: Version = Field("2.11", description="version of PyTorch whose rules are followed")
+    transformers: Version = Field(
+        "5.17", description="version of transformers whose modelling code is followed"
+    )
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "batch_size": "batch",
+        "seq_len": "block",
+        "sequence_length": "block",
+        "gradient_accumulation_steps": "grad_accum",
+    }
+
+    @classmethod
+    def with_defaults(
+        cls,
+        values: Mapping[str, object],
+        defaults: Mapping[str, object],
+        *,
+        where: str | None = None,
+    ) -> Self:
+        """Return the job of `values`, taking what they leave open from `defaults` (a card's)."""
+        try:
+            given = canonical(values, cls.aliases)
+        except ValueError:
+            given = dict(values)  # parse says what is wrong with them
+        return cls.parse({**canonical(defaults, cls.aliases), **given}, where=where)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Return the job of a measured record; gaps are as the measuring loop has them."""
+        values = {"precision": "fp32", **{k: record[k] for k in record if k in cls.model_fields}}
+        values["mode"] = (
+            "eval" if values.get("mode") == "inference" else values.get("mode", "train")
+        )
+        values["target_len"] = record.get("target")
+        for key in ("clip", "lora_rank"):  # 0 means off there
+            values[key] = values.get(key) or None
+        if values.get("lora_targets") is None:
+            values["lora_targets"] = ALL_LINEAR
+        if _is_nanogpt(record.get("model")):
+            values["dropout"] = values.get("dropout") or 0.0
+        versions = record.get("versions", {})
+        values |= {k: versions[k] for k in ("torch", "transformers") if k in versions}
+        return cls.parse(values, where=f"record {record.get('id', 'without an id')!r}")
+
+    def problems(self) -> Iterable[str]:
+        """Yield what torch.optim does not have."""
+        if self.optimizer == "adafactor" and self.optimizer_impl == "fused":
+            yield "optimizer_impl is 'fused', which torch.optim.Adafactor does not have"
+        if self.precision == "amp-fp16" and self.clip is not None and self.optimizer == "none":
+            yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
+
+    def resolve(self, config: Positions) -> Self:
+        """Return the job with its block set. Raises VramBudgetError if too long."""
+        block = self.block if self.block is not None else config.default_block
+        if block is None:
+            raise VramBudgetError("the model names no limit of its own", hint="say --block")
+        if config.learned_positions is not None and block > config.learned_positions:
+            raise VramBudgetError(
+                f"block is {block}; the model has positions for {config.learned_positions} tokens",
+                hint=f"take --block {config.learned_positions} or less",
+            )
+        target_len = self.target_len
+        if self.task == "seq2seq-lm" and target_len is None:
+            target_len = block
+        return self.model_copy(update={"block": block, "target_len": target_len})
+
+    @property
+    def torch_version(self) -> tuple[int, int]:
+        """The version of PyTorch as numbers, for comparing."""
+        major, minor = self.torch.split(".")
+        return int(major), int(minor)
+
+    @property
+    def autocast_dtype(self) -> Literal["bf16", "fp16"] | None:
+        """The dtype that autocast takes, or None without autocast."""
+        return {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(self.precision)  # type: ignore[return-value]
+
+    @property
+    def weight_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
+        """The dtype of the weights."""
+        return "fp32" if self.autocast_dtype else self.precision  # type: ignore[return-value]
+
+
+def _is_nanogpt(model: object) -> bool:
+    return model == "nanogpt" or (
+        isinstance(model, Mapping) and model.get("model_type") == "nanogpt"
+    )
