@@ -5,30 +5,32 @@ as PyTorch and the driver print them. `parse_bytes` reads both kinds exactly: "1
 11.69 * 2**30, "12GB" is 12 * 10**9. (What a card *sold* as 12 GB holds is `config.gpus`' business.)
 """
 
-import math
 import re
 
 from vrambudget.errors import VramBudgetError
 
-_FACTORS = {
+_FACTORS: dict[str, int] = {
     "b": 1,
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{0,18})(?:\.(\d{1,18}))?\s*([a-z]+)\s*", re.IGNORECASE)
+_STEP = 1024
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that `text` names, rounded down. Raises VramBudgetError where it names none."""
+    """Return the bytes that `text` names, rounded down. Raises VramBudgetError for no size."""
     match = _SIZE.fullmatch(text)
-    factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    whole, decimals, unit = match.groups(default="") if match else ("", "", "")
+    factor = _FACTORS.get(unit.lower())
+    if factor is None or not whole + decimals:
         raise VramBudgetError(
             f"{text!r} is not a size",
             hint="write a number and a unit, for example 11.69GiB, 512MiB or 12GB",
         )
-    return math.floor(float(match[1]) * factor)
+    scale: int = 10 ** len(decimals)
+    return int(whole + decimals) * factor // scale  # in integers: exact at any size
 
 
 def format_bytes(n: int, unit: str | None = None) -> str:
@@ -37,12 +39,12 @@ def format_bytes(n: int, unit: str | None = None) -> str:
         unit = unit_for(n)
     if unit == "B":
         return f"{n:,} B"
-    return f"{n / 1024 ** _BINARY_UNITS.index(unit):,.2f} {unit}"
+    return f"{n / _STEP ** _BINARY_UNITS.index(unit):,.2f} {unit}"
 
 
 def unit_for(n: int) -> str:
     """Return the binary unit in which `n` bytes print as a number from 1 to 1023.99."""
     power, rest = 0, float(abs(n))
-    while rest >= 1023.995 and power < len(_BINARY_UNITS) - 1:  # 1023.995 would print as 1024.00
-        power, rest = power + 1, rest / 1024
+    while round(rest, 2) >= _STEP and power < len(_BINARY_UNITS) - 1:  # never print 1024.00
+        power, rest = power + 1, rest / _STEP
     return _BINARY_UNITS[power]

@@ -1,0 +1,152 @@
+"""A card is found by any spelling; what was assumed is said; nothing else passes."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vrambudget.config.gpus import all_gpus, find_gpu
+from vrambudget.errors import VramBudgetError
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("RTX 3060", "rtx-3060"),
+        ("rtx3060", "rtx-3060"),
+        ("rtx-3060", "rtx-3060"),
+        ("geforce rtx 3060", "rtx-3060"),
+        ("3060 12GB", "rtx-3060"),
+        ("a100-40gb", "a100-40gb"),
+        ("A100 80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("h100", "h100-80gb"),
+        ("Tesla T4", "t4"),
+        ("v100", "v100-16gb"),
+    ],
+)
+def test_any_common_spelling_finds_the_card(text, key):
+    assert find_gpu(text).key == key
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.key)
+def test_a_card_is_found_by_its_key_and_by_what_the_driver_calls_it(gpu):
+    assert find_gpu(gpu.key) == gpu
+    found = find_gpu(gpu.name)
+    assert found.name == gpu.name
+    assert found.sold_gb <= gpu.sold_gb
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.key)
+def test_a_row_is_plausible_and_says_where_it_is_from(gpu):
+    sold = gpu.sold_gb * 2**30
+    assert 0.90 * sold < gpu.capacity_bytes < 1.002 * sold
+    assert 50 * 2**20 < gpu.context_bytes < 2**30
+    assert gpu.source
+    assert gpu.context_source
+    assert gpu.assumed is None
+
+
+def test_keys_are_unique():
+    keys = [gpu.key for gpu in all_gpus()]
+    assert len(keys) == len(set(keys))
+
+
+# The driver's answer for the cards that the reference records were made on.
+def test_known_cards_hold_the_driver_s_numbers():
+    a100 = find_gpu("a100-80gb")
+    assert (a100.capacity_bytes, a100.context_bytes) == (85097971712, 525336576)
+    assert (a100.compute_capability, a100.multiprocessors, a100.l2_bytes) == ((8, 0), 108, 41943040)
+    assert find_gpu("rtx-3060").capacity_bytes == 12552044544
+    assert find_gpu("rtx-3060").l2_bytes == 2359296
+
+
+def test_a_shared_name_takes_the_smaller_card_and_says_so():
+    gpu = find_gpu("A100")
+    assert gpu.key == "a100-40gb"
+    assert "a100-80gb" in gpu.assumed
+
+
+def test_a_size_as_sold_names_the_card_that_it_stands_for():
+    gpu = find_gpu("12GB")
+    assert gpu.capacity_bytes == find_gpu("rtx-3060").capacity_bytes
+    assert "RTX 3060" in gpu.assumed
+    assert "11.69 GiB" in gpu.assumed
+
+
+def test_an_exact_size_is_exact():
+    gpu = find_gpu("11.69GiB")
+    assert gpu.capacity_bytes == 12552041922  # 11.69 * 2**30, rounded down
+    assert "RTX 3060" in gpu.assumed
+    assert find_gpu("12552044544B").capacity_bytes == 12552044544
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0GB", "more than 0"),
+        ("0GiB", "more than 0"),
+        ("-12GB", "more than 0"),
+        ("nanGiB", "not a size"),
+        ("infGiB", "not a size"),
+        ("-1GiB", "not a size"),
+        ("9" * 400 + "GiB", "not a size"),
+        ("13GB", "sold with '13GB'"),
+        ("11.69GB", "sold with '11.69GB'"),
+        ("", "not a GPU"),
+        ("80", "not a GPU"),
+        ("radeon", "not a GPU"),
+    ],
+)
+def test_what_is_no_gpu_is_named(text, words):
+    with pytest.raises(VramBudgetError, match=words):
+        find_gpu(text)
+
+
+def test_a_near_name_is_suggested():
+    with pytest.raises(VramBudgetError) as caught:
+        find_gpu("rtx 3061")
+    assert "did you mean 'rtx-3060'" in caught.value.hint
+
+
+class _NVMLError(Exception):
+    pass
+
+
+def _driver(name, free, *, broken=False):
+    def init():
+        if broken:
+            raise _NVMLError("Driver Not Loaded")
+
+    return SimpleNamespace(
+        NVMLError=_NVMLError,
+        nvmlInit=init,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda _: name,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(free=free),
+        nvmlDeviceGetCudaComputeCapability=lambda _: (8, 6),
+    )
+
+
+def test_auto_takes_what_is_free(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", _driver("NVIDIA GeForce RTX 3060", 10 * 2**30))
+    gpu = find_gpu("auto")
+    assert (gpu.key, gpu.capacity_bytes) == ("rtx-3060", 10 * 2**30)
+    assert "10.00 GiB free" in gpu.assumed
+
+
+def test_auto_knows_the_kernels_of_a_card_outside_the_table(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", _driver(b"NVIDIA Unheard Of", 6 * 2**30))
+    gpu = find_gpu("auto")
+    assert (gpu.name, gpu.compute_capability) == ("NVIDIA Unheard Of", (8, 6))
+    assert gpu.capacity_bytes == 6 * 2**30
+
+
+def test_auto_without_the_library_or_a_driver_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(VramBudgetError, match="nvidia-ml-py is not installed"):
+        find_gpu("auto")
+    monkeypatch.setitem(sys.modules, "pynvml", _driver("", 0, broken=True))
+    with pytest.raises(VramBudgetError, match="Driver Not Loaded"):
+        find_gpu("auto")

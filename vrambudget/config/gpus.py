@@ -1,0 +1,190 @@
+"""GPUs by name or size: `find_gpu("RTX 3060")`, `find_gpu("12GB")`, `find_gpu("11.69GiB")`.
+
+What a text may be, and what comes of it:
+
+- a card's name in any common spelling ("a100-40gb", "A100 40GB", "NVIDIA A100-SXM4-40GB"): its row
+  of `config.gpu_table`. Where several cards share the name, the one with the least memory, so that
+  what fits there fits on the others too; `assumed` says so;
+- a size as sold ("12GB"): the most common card sold with it, in `assumed`;
+- an exact size ("11.69GiB", "12552044544B"): exactly that many bytes; kernels and CUDA context are
+  taken from the card nearest in capacity, in `assumed`;
+- "auto": what is free on this machine's first NVIDIA GPU at the moment, as its driver (NVML) says.
+
+Not modelled: several GPUs at once, MIG slices (write the slice's exact size), other vendors' GPUs.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vrambudget.config.gpu_table import ROWS, GpuRow
+from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.units import format_bytes, parse_bytes
+
+# The card that a size as sold stands for: the most common of that size.
+_SOLD_AS = {
+    12: "rtx-3060",
+    16: "t4",
+    24: "rtx-4090",
+    40: "a100-40gb",
+    80: "a100-80gb",
+}
+# Words that tell nothing: who made it, and that it is a graphics card.
+_NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib", "g"})
+_WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|rtx|ti(?!tan)|[a-z]+|\d+")
+_SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
+_EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as a job meets it. Bytes are those that PyTorch sees."""
+
+    key: str  # "rtx-3060"; "" for a bare size
+    name: str
+    capacity_bytes: int
+    context_bytes: int  # taken by the driver, outside PyTorch's allocator
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    sold_gb: int | None
+    source: str
+    context_source: str
+    assumed: str | None = None  # what the text did not say and was filled in
+
+
+def find_gpu(text: str) -> Gpu:
+    """Return the GPU that `text` means. Raises VramBudgetError, with near names, for none."""
+    if text.strip().lower() == "auto":
+        return _local_gpu()
+    if sold := _SOLD.fullmatch(text):
+        return _sold_as(text, sold[1])
+    if _EXACT.fullmatch(text):
+        return _exact_size(text)
+    return _by_name(text)
+
+
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return every card of the table, in its order."""
+    return tuple(_gpu(row) for row in ROWS)
+
+
+def _gpu(row: GpuRow, assumed: str | None = None) -> Gpu:
+    return Gpu(
+        key=row.key,
+        name=row.name,
+        capacity_bytes=row.capacity_bytes,
+        context_bytes=row.context_bytes,
+        compute_capability=row.compute_capability,
+        multiprocessors=row.multiprocessors,
+        l2_bytes=row.l2_bytes,
+        sold_gb=row.sold_gb,
+        source=row.source,
+        context_source=row.context_source,
+        assumed=assumed,
+    )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower())) - _NOISE
+
+
+def _by_name(text: str) -> Gpu:
+    asked = _words(text)
+    rows = [row for row in ROWS if _is_spelling_of(asked, row)]
+    if not rows:
+        hint = did_you_mean(text.strip().lower(), [row.key for row in ROWS])
+        raise VramBudgetError(
+            f"{text!r} is not a GPU of the table",
+            where="gpu",
+            hint=f"{hint or 'write its memory, such as 11.69GiB;'} `vrambudget gpus` lists all",
+        )
+    row = min(rows, key=lambda row: row.sold_gb)
+    others = ", ".join(other.key for other in rows if other is not row)
+    return _gpu(row, f"{text.strip()!r} is read as {row.name} (not {others})" if others else None)
+
+
+def _is_spelling_of(asked: frozenset[str], row: GpuRow) -> bool:
+    model = _words(row.model)
+    return model <= asked <= model | _words(f"{row.name} {row.key} {row.also} {row.sold_gb}")
+
+
+def _sold_as(text: str, number: str) -> Gpu:
+    size = float(number)
+    if size <= 0:
+        raise VramBudgetError(f"{text.strip()!r} of memory: a GPU has more than 0", where="gpu")
+    key = _SOLD_AS.get(int(size)) if size.is_integer() else None
+    if key is None:
+        raise VramBudgetError(
+            f"no card of the table is sold with {text.strip()!r}",
+            where="gpu",
+            hint=f"write an exact size, for example {number}GiB, or one of "
+            + ", ".join(f"{sold}GB" for sold in _SOLD_AS),
+        )
+    row = _row(key)
+    seen = format_bytes(row.capacity_bytes, "GiB")
+    return _gpu(row, f"{text.strip()!r} is read as sold, on {row.name}: {seen}")
+
+
+def _exact_size(text: str) -> Gpu:
+    capacity = parse_bytes(text)
+    if capacity <= 0:
+        raise VramBudgetError(f"{text.strip()!r} of memory: a GPU has more than 0", where="gpu")
+    row = _nearest(ROWS, capacity)
+    return replace(
+        _gpu(row, f"kernels and CUDA context are those of {row.name}"),
+        key="",
+        name=f"a card of {text.strip()}",
+        capacity_bytes=capacity,
+        sold_gb=None,
+        source="as given",
+    )
+
+
+def _nearest(rows: Sequence[GpuRow], capacity: int) -> GpuRow:
+    return min(rows or ROWS, key=lambda row: abs(row.capacity_bytes - capacity))
+
+
+def _row(key: str) -> GpuRow:
+    return next(row for row in ROWS if row.key == key)
+
+
+def _local_gpu() -> Gpu:
+    name, free_bytes, capability = _ask_driver()
+    asked = _words(name)
+    rows = [row for row in ROWS if _is_spelling_of(asked, row)]
+    near = _nearest(
+        rows or [row for row in ROWS if row.compute_capability == capability], free_bytes
+    )
+    return replace(
+        _gpu(near, f"{format_bytes(free_bytes, 'GiB')} free on this machine's {name}"),
+        name=name,
+        capacity_bytes=free_bytes,
+        compute_capability=capability,
+        source="NVML: free at the moment",
+    )
+
+
+def _ask_driver() -> tuple[str, int, tuple[int, int]]:
+    """Return name, free bytes and compute capability of GPU 0, or raise VramBudgetError."""
+    try:
+        import pynvml  # noqa: PLC0415  # an optional extra, needed by 'auto' alone
+    except ImportError as error:
+        raise VramBudgetError(
+            "'auto' asks the NVIDIA driver, and nvidia-ml-py is not installed",
+            where="gpu",
+            hint="pip install 'vrambudget[gpu]', or name the card: `vrambudget gpus` lists them",
+        ) from error
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = pynvml.nvmlDeviceGetName(handle)
+        free_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError as error:
+        raise VramBudgetError(
+            f"'auto' found no NVIDIA GPU on this machine ({error})",
+            where="gpu",
+            hint="name the card: `vrambudget gpus` lists them",
+        ) from error
+    return (name.decode() if isinstance(name, bytes) else str(name)), free_bytes, (major, minor)
