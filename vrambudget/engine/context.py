@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vrambudget.engine.dtypes import DType, float32
 from vrambudget.engine.tape import Purpose, Storage, Tape
 
 if TYPE_CHECKING:
@@ -33,6 +34,17 @@ class Device:
         return 1536 if self.compute_capability in {(8, 6), (8, 7), (8, 9), (12, 0)} else 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is built and run: what a user sets on the model, not on the job's loop."""
+
+    dtype: DType = float32  # of the weights
+    attention: str = "sdpa"  # or "eager"
+    checkpointing: bool = False
+    training: bool = True
+    builds_causal_mask: bool = True
+
+
 class Context:
     """The state that operations read; `operation` names what is being run, for the tape's labels."""
 
@@ -42,6 +54,7 @@ class Context:
         "frame",
         "grad_enabled",
         "operation",
+        "options",
         "purpose",
         "sequence",
         "tape",
@@ -50,12 +63,13 @@ class Context:
     )
 
     def __init__(self) -> None:
-        self.reset(Tape(), Device())
+        self.reset(Tape(), Device(), Options())
 
-    def reset(self, tape: Tape, device: Device) -> None:
+    def reset(self, tape: Tape, device: Device, options: Options) -> None:
         """Begin a new recording."""
         self.tape = tape
         self.device = device
+        self.options = options
         self.grad_enabled = True
         self.autocast: Autocast | None = None
         self.frame: Frame | Recomputation | None = None
@@ -70,7 +84,7 @@ context = Context()
 
 
 @contextmanager
-def recording(device: Device) -> Iterator[Tape]:
+def recording(device: Device, options: Options = Options()) -> Iterator[Tape]:  # noqa: B008 - frozen
     """Record what runs inside on a fresh tape.
 
     Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,
@@ -79,12 +93,12 @@ def recording(device: Device) -> Iterator[Tape]:
     tape = Tape()
     collecting = gc.isenabled()
     gc.disable()
-    context.reset(tape, device)
+    context.reset(tape, device, options)
     try:
         yield tape
     finally:
         tape.close()
-        context.reset(Tape(), device)
+        context.reset(Tape(), device, options)
         if collecting:
             gc.enable()
 

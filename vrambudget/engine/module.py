@@ -15,8 +15,6 @@ class Module:
     them alive until `forward` returns, which decides when intermediates die.
     """
 
-    training = True
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 

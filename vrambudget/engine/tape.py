@@ -37,6 +37,7 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
+    STEP_END = "step_end"
 
 
 @dataclass(frozen=True, slots=True)

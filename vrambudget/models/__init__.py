@@ -1,0 +1,23 @@
+"""The architectures, one file each; `config_class("gpt2")` imports the one that is asked for."""
+
+from importlib import import_module
+
+from vrambudget.config.model_config import ModelConfig
+
+_CONFIG_CLASSES = {
+    "gpt2": ("gpt2", "GPT2Config"),
+    "nanogpt": ("nanogpt", "NanoGPTConfig"),
+}
+"""model_type: (module, class). A new architecture is its file and its line here."""
+
+
+def model_types() -> list[str]:
+    """Return the values of `model_type` that are modelled."""
+    return sorted(_CONFIG_CLASSES)
+
+
+def config_class(model_type: str) -> type[ModelConfig]:
+    """Return the configuration class of an architecture. Raises KeyError for an unknown one."""
+    module, name = _CONFIG_CLASSES[model_type]
+    found: type[ModelConfig] = getattr(import_module(f"vrambudget.models.{module}"), name)
+    return found

@@ -12,6 +12,7 @@ is alphabetical by argument: `other` before `self`.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
@@ -103,6 +104,8 @@ def gelu_new(a: Tensor) -> Tensor:
     half = mul_scalar(a)
     return mul(half, add_scalar(tanh(mul_scalar(add(a, mul_scalar(pow_scalar(a)))))))
 
+
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,

@@ -5,7 +5,8 @@
     bias    [O]        never kept                        (dbias = dy summed over rows)
     y       [..., O]   whoever reads y decides whether it is kept
 
-Under autocast all operands are read as low-precision copies, and those are kept.
+Under autocast all operands are read as low-precision copies, and those are kept. The copies are made
+from the last argument to the first: so the compiler evaluates the arguments of the wrapped call.
 
 `linear` with a bias and a contiguous x runs as addmm, else as a matrix product and an add. The order
 of gradients is that of the generated code: alphabetical by argument name (addmm: mat1, mat2, then
@@ -27,10 +28,9 @@ MIB = 2**20
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias: [..., I], [O, I], [O] -> [..., O]. Raises ShapeError."""
-    x = lower_precision(x)
+    bias = None if bias is None else lower_precision(bias)
     weight = lower_precision(weight)
-    if bias is not None:
-        bias = lower_precision(bias)
+    x = lower_precision(x)
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear of {list(x.shape)} by a weight {list(weight.shape)}")
     rows = flatten_rows(x)
@@ -85,7 +85,8 @@ def _gradient(shape: Shape, dtype) -> Tensor:  # type: ignore[no-untyped-def]
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return the batched product [..., n, k] @ [..., k, m] -> [..., n, m] (torch.matmul -> bmm)."""
-    a, b = lower_precision(a), lower_precision(b)
+    b = lower_precision(b)
+    a = lower_precision(a)
     *batch, n, k = a.shape
     m = b.shape[-1]
     if b.shape[-2] != k:

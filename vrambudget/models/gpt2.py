@@ -1,0 +1,189 @@
+"""GPT-2 as transformers writes it (models/gpt2/modeling_gpt2.py).
+
+Learned positions, LayerNorm before each part, one fused projection for q, k, v, `gelu_new` composed
+of single operations, dropout after both parts, a head that shares the embedding's weight.
+
+Not modelled: cross-attention, `scale_attn_by_inverse_layer_idx` (changes no tensor),
+`reorder_and_upcast_attn` with eager attention.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from vrambudget.config.model_config import ModelConfig, divides
+from vrambudget.config.settings import Probability, Size
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.dtypes import int64
+from vrambudget.engine.module import Module
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.attention import attend
+from vrambudget.models.layers import CheckpointedLayer, Conv1D, Dropout, Embedding, LayerNorm, Linear
+from vrambudget.models.losses import causal_lm_loss
+from vrambudget.models.masks import causal_mask
+from vrambudget.models.outputs import Outputs
+from vrambudget.ops.creation import arange, made
+from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
+from vrambudget.ops.shape import contiguous, reshape, split, transpose, view
+
+
+class Attention(Module):
+    """GPT2Attention."""
+
+    def __init__(self, config: "GPT2Config") -> None:
+        self.width = config.hidden_size
+        self.head_dim = self.width // config.num_attention_heads
+        self.c_attn = Conv1D(3 * self.width, self.width)
+        self.c_proj = Conv1D(self.width, self.width)
+        self.attn_pdrop = config.attn_pdrop
+        self.resid_dropout = Dropout(config.resid_pdrop)
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        query, key, value = split(self.c_attn(hidden_states), self.width, dim=2)
+        key = self._heads(key)
+        value = self._heads(value)
+        query = self._heads(query)
+        dropout_p = self.attn_pdrop if context.options.training else 0.0
+        output = attend(query, key, value, mask, dropout_p=dropout_p)
+        output = contiguous(reshape(output, *output.shape[:-2], self.width))
+        output = self.c_proj(output)
+        return self.resid_dropout(output)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, H, T, D]."""
+        return transpose(view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
+
+
+class MLP(Module):
+    """GPT2MLP."""
+
+    def __init__(self, config: "GPT2Config") -> None:
+        inner = config.n_inner or 4 * config.hidden_size
+        self.c_fc = Conv1D(inner, config.hidden_size)
+        self.c_proj = Conv1D(config.hidden_size, inner)
+        self.act = ACTIVATIONS[config.activation_function]
+        self.dropout = Dropout(config.resid_pdrop)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        hidden_states = self.c_fc(hidden_states)
+        hidden_states = self.act(hidden_states)
+        hidden_states = self.c_proj(hidden_states)
+        return self.dropout(hidden_states)
+
+
+class Block(CheckpointedLayer):
+    """GPT2Block."""
+
+    def __init__(self, config: "GPT2Config") -> None:
+        self.ln_1 = LayerNorm(config.hidden_size)
+        self.attn = Attention(config)
+        self.ln_2 = LayerNorm(config.hidden_size)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        residual = hidden_states
+        hidden_states = self.ln_1(hidden_states)
+        attn_output = self.attn(hidden_states, mask)
+        hidden_states = add(attn_output, residual)
+        residual = hidden_states
+        hidden_states = self.ln_2(hidden_states)
+        feed_forward = self.mlp(hidden_states)
+        return add(residual, feed_forward)
+
+
+class Transformer(Module):
+    """GPT2Model."""
+
+    def __init__(self, config: "GPT2Config") -> None:
+        self.wte = Embedding(config.vocab_size, config.hidden_size)
+        self.wpe = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.drop = Dropout(config.embd_pdrop)
+        self.h = [Block(config) for _ in range(config.num_hidden_layers)]
+        self.ln_f = LayerNorm(config.hidden_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        inputs_embeds = self.wte(input_ids)
+        position_ids = _position_ids(input_ids.shape[1])
+        position_embeds = self.wpe(position_ids)
+        hidden_states = add(inputs_embeds, position_embeds)
+        mask = causal_mask(inputs_embeds, position_ids)
+        hidden_states = self.drop(hidden_states)
+        for block in self.h:
+            hidden_states = block(hidden_states, mask)
+        return self.ln_f(hidden_states)
+
+
+def _position_ids(length: int) -> Tensor:
+    """torch.arange(length) + past_seen_tokens: [1, T]; the sum is a new tensor."""
+    plain = arange(length)
+    positions = made("add", (length,), int64)
+    del plain
+    return view(positions, 1, length)
+
+
+class GPT2LMHeadModel(Module):
+    """GPT-2 with a language modelling head."""
+
+    def __init__(self, config: "GPT2Config") -> None:
+        self.config = config
+        self.transformer = Transformer(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
+            self.lm_head.weight = self.transformer.wte.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+        """[B, T], [B, T] -> loss and logits [B, T, V]."""
+        hidden_states = self.transformer(input_ids)
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            logits = self.lm_head(hidden_states)
+        loss = causal_lm_loss(logits, labels, self.config.vocab_size)
+        return Outputs(loss, logits)
+
+
+class GPT2Config(ModelConfig):
+    """transformers' GPT2Config, with its defaults."""
+
+    model_type: Literal["gpt2"] = "gpt2"
+    vocab_size: Size = 50257
+    hidden_size: Size = 768
+    num_hidden_layers: Size = 12
+    num_attention_heads: Size = 12
+    max_position_embeddings: Size = 1024
+    n_inner: Size | None = None
+    activation_function: Activation = "gelu_new"
+    resid_pdrop: Probability = 0.1
+    embd_pdrop: Probability = 0.1
+    attn_pdrop: Probability = 0.1
+    tie_word_embeddings: bool = True
+
+    aliases = {  # noqa: RUF012 - declared ClassVar in the base class
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "intermediate_size": "n_inner",
+    }
+    ignored_keys = frozenset(
+        {
+            *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+            *("summary_type", "summary_use_proj", "summary_activation"),
+            *("summary_first_dropout", "summary_proj_to_labels"),
+        }
+    )
+
+    @property
+    def learned_positions(self) -> int:
+        """Rows of the table of positions."""
+        return self.max_position_embeddings
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from divides(self, "num_attention_heads", into="hidden_size")
+
+    def build(self) -> GPT2LMHeadModel:
+        """Return the model, its weights allocated."""
+        return GPT2LMHeadModel(self)

@@ -1,0 +1,96 @@
+"""The modules that all architectures are made of, as torch.nn and transformers have them.
+
+Each registers its parameters in the order in which the real class does: it decides where they lie
+in memory, and in which order an optimizer makes its states.
+"""
+
+from typing import Any
+
+from vrambudget.engine.checkpoint import checkpoint
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.ops.dropout import dropout
+from vrambudget.ops.embedding import embedding
+from vrambudget.ops.linear import addmm, linear
+from vrambudget.ops.norm import layer_norm
+from vrambudget.ops.shape import flatten_rows, view
+
+
+class Linear(Module):
+    """torch.nn.Linear: weight [O, I], bias [O]."""
+
+    def __init__(self, features: int, out_features: int, *, bias: bool = True) -> None:
+        self.weight = Parameter((out_features, features), context.options.dtype)
+        self.bias = Parameter((out_features,), context.options.dtype) if bias else None
+
+    @classmethod
+    def sharing(cls, weight: Parameter) -> "Linear":
+        """Return a layer without bias whose weight is another module's: no new memory."""
+        layer = cls.__new__(cls)
+        layer.weight, layer.bias = weight, None
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        return linear(x, self.weight, self.bias)
+
+
+class Conv1D(Module):
+    """transformers' Conv1D, a linear layer with a transposed weight [I, O]."""
+
+    def __init__(self, out_features: int, features: int) -> None:
+        self.weight = Parameter((features, out_features), context.options.dtype)
+        self.bias = Parameter((out_features,), context.options.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        y = addmm(self.bias, flatten_rows(x), self.weight)
+        return view(y, *x.shape[:-1], self.weight.shape[1])
+
+
+class Embedding(Module):
+    """torch.nn.Embedding: weight [V, C]."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.weight = Parameter((rows, width), context.options.dtype)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """[...] -> [..., C]."""
+        return embedding(indices, self.weight)
+
+
+class LayerNorm(Module):
+    """torch.nn.LayerNorm over the last dimension."""
+
+    def __init__(self, width: int, *, bias: bool = True) -> None:
+        self.weight = Parameter((width,), context.options.dtype)
+        self.bias = Parameter((width,), context.options.dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        return layer_norm(x, self.weight, self.bias)
+
+
+class Dropout(Module):
+    """torch.nn.Dropout."""
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[...] -> [...]."""
+        return dropout(x, self.p, training=context.options.training)
+
+
+class CheckpointedLayer(Module):
+    """A layer that recomputes itself in backward (transformers' GradientCheckpointingLayer).
+
+    Positional arguments are the checkpoint's inputs; keyword arguments ride along in the closure.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if context.options.checkpointing and context.options.training:
+            call = super().__call__
+            return checkpoint(lambda *inputs: call(*inputs, **kwargs), *args)
+        return super().__call__(*args, **kwargs)

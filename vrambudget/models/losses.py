@@ -1,0 +1,22 @@
+"""The losses of transformers' models (loss/loss_utils.py) and what they do to the logits."""
+
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import made_for
+from vrambudget.engine.dtypes import float32, int64
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.creation import made
+from vrambudget.ops.loss import cross_entropy
+from vrambudget.ops.shape import view
+
+
+def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """ForCausalLMLoss: logits [B, T, V] as float32 against labels [B, T] shifted by one."""
+    with made_for(Purpose.LOGITS_AND_LOSS):
+        logits = to(logits, float32)
+        B, T = labels.shape
+        labels = made("pad", (B, T + 1), int64)
+        shift_labels = made("contiguous", (B, T), int64)
+        logits = view(logits, -1, vocab_size)
+        shift_labels = view(shift_labels, -1)
+        return cross_entropy(logits, shift_labels)

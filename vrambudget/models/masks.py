@@ -1,0 +1,122 @@
+"""The masks of transformers 5 (masking_utils.py), with all that making them allocates.
+
+A decoder called without an attention mask looks whether its rows are packed (several sequences in
+one row): it takes differences of the position ids and *reads the result back*. Rows that are not
+packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says what
+that look found; True is what a GPU whose memory reads as zeros finds.
+"""
+
+from collections.abc import Callable
+
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import bool_, int64
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.creation import arange, made
+from vrambudget.ops.elementwise import broadcast
+from vrambudget.ops.shape import expand, view
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk]) -> bool mask that broadcasts to [B,1,Sq,Sk]."""
+
+
+def causal_mask(embeddings: Tensor, position_ids: Tensor) -> Tensor | None:
+    """create_causal_mask for embeddings [B, T, C]: bool [B, 1, T, T] for sdpa, additive for eager."""
+    batch, length = embeddings.shape[:2]
+    packed = _packed_sequence_mask(expand(position_ids, batch, length))
+    functions: list[MaskFunction] = [_not_after]
+    if packed is not None:
+        functions = [_not_after, _same_sequence(packed)]
+    if context.options.attention == "sdpa":
+        return None if packed is None else _sdpa_mask(batch, length, functions)
+    return _eager_mask(batch, length, functions, embeddings)
+
+
+def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
+    """find_packed_sequence_indices: [B, T] -> which sequence of its row each token belongs to."""
+    B, T = position_ids.shape
+    first = made("sub", (B, 1), int64)
+    padded = made("diff", (B, T + 1), int64)
+    difference = made("diff", (B, T), int64)
+    del padded
+    starts = made("ne", (B, T), bool_)
+    indices = made("cumsum", (B, T), int64)
+    as_integers = made("cumsum", (B, T), int64)
+    del as_integers, starts
+    last = made("eq", (B,), bool_)
+    every = made("all", (), bool_)
+    del last, every, first, difference
+    return indices if context.options.builds_causal_mask else None
+
+
+def _not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    del batch
+    return made("le", (1, 1, query.shape[2], key.shape[3]), bool_)
+
+
+def _same_sequence(packed: Tensor) -> MaskFunction:
+    def same(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        # packed[batch, query] == packed[batch, key]
+        of_query = _indexed(packed, batch.shape[0], query.shape[2])
+        of_key = _indexed(packed, batch.shape[0], key.shape[3])
+        equal = made("eq", (batch.shape[0], 1, query.shape[2], key.shape[3]), bool_)
+        del of_query, of_key
+        return equal
+
+    return same
+
+
+def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
+    """packed[b, t]: the two index tensors are expanded to each other and copied first."""
+    rows = made("index", (batch, length), int64)
+    columns = made("index", (batch, length), int64)
+    result = made("index", (batch, length), packed.dtype)
+    del rows, columns
+    return result
+
+
+def _sdpa_mask(batch: int, length: int, functions: list[MaskFunction]) -> Tensor:
+    """Return the bool mask [B, 1, T, T] that sdpa gets; True marks what is attended to."""
+    batch_arange = arange(batch)
+    head_arange = arange(1)
+    q_arange = _offset_arange(length)
+    kv_arange = _offset_arange(length)
+    index = (
+        view(batch_arange, batch, 1, 1, 1),
+        view(q_arange, 1, 1, length, 1),
+        view(kv_arange, 1, 1, 1, length),
+    )
+    mask = functions[0](*index) if len(functions) == 1 else _and_masks(functions, index)
+    del head_arange
+    return expand(mask, batch, 1, length, length)
+
+
+def _and_masks(functions: list[MaskFunction], index: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """and_masks: starts from a scalar True; each `&` is a new tensor."""
+    result = made("new_ones", (), bool_)
+    for function in functions:
+        part = function(*index)
+        result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
+        del part
+    return result
+
+
+def _offset_arange(length: int) -> Tensor:
+    """torch.arange(length) + offset: the sum is a new tensor even where the offset is 0."""
+    plain = arange(length)
+    result = made("add", (length,), int64)
+    del plain
+    return result
+
+
+def _eager_mask(
+    batch: int, length: int, functions: list[MaskFunction], embeddings: Tensor
+) -> Tensor:
+    """Return the additive mask of eager attention in the embeddings' dtype."""
+    mask = _sdpa_mask(batch, length, functions)
+    zero = made("tensor", (), embeddings.dtype)
+    minimum = made("where", (), embeddings.dtype)
+    additive = made("where", mask.shape, embeddings.dtype)
+    del minimum, zero
+    return additive
+
+

@@ -1,0 +1,13 @@
+"""What a model returns (transformers' ModelOutput)."""
+
+from dataclasses import dataclass
+
+from vrambudget.engine.tensor import Tensor
+
+
+@dataclass(slots=True)
+class Outputs:
+    """A loss and the logits that it was made of; whoever holds them keeps both alive."""
+
+    loss: Tensor
+    logits: Tensor

@@ -1,0 +1,16 @@
+"""Tensors made from nothing or for counting: arange, and integer arithmetic that keeps nothing."""
+
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import DType, int64
+from vrambudget.engine.tensor import Shape, Tensor, empty
+
+
+def arange(n: int) -> Tensor:
+    """Return 0 .. n-1 as int64 [n]."""
+    return made("arange", (n,), int64)
+
+
+def made(operation: str, shape: Shape, dtype: DType) -> Tensor:
+    """Return a new tensor that autograd does not follow: the result of `operation`."""
+    context.operation = operation
+    return empty(shape, dtype)

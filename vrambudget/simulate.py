@@ -1,0 +1,47 @@
+"""From a job to its tape: build the model, then run the loop, as `python train.py` would.
+
+The recording begins with the process: where weights lie in memory decides what fits between them.
+"""
+
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.engine import dtypes
+from vrambudget.engine.context import Device, Options, context, recording
+from vrambudget.engine.tape import Phase, Tape
+from vrambudget.training.loop import Loop, evaluate, train
+
+_DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
+
+
+def simulate(config: ModelConfig, job: Job, device: Device) -> Tape:
+    """Return the tape of `job` (its block resolved) on `device`."""
+    config = config.for_job(job)
+    options = Options(
+        dtype=_DTYPES[job.weight_dtype],
+        attention=job.attention,
+        checkpointing=job.checkpointing == "full",
+        training=job.mode == "train",
+        builds_causal_mask=job.causal_mask == "built",
+    )
+    loop = Loop(
+        inputs=_inputs(job),
+        steps=job.steps,
+        autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
+        optimizer=job.optimizer,
+        optimizer_impl=job.optimizer_impl,
+        clip=job.clip,
+        grad_accum=job.grad_accum,
+        keep_outputs=job.keep_outputs,
+    )
+    with recording(device, options) as tape:
+        model = config.build()
+        context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
+        (train if options.training else evaluate)(model, loop)
+        del model
+    return tape
+
+
+def _inputs(job: Job) -> dict[str, tuple[tuple[int, ...], dtypes.DType]]:
+    assert job.block is not None  # noqa: S101 - resolved by the caller
+    shape = (job.batch, job.block)
+    return {"input_ids": (shape, dtypes.int64), "labels": (shape, dtypes.int64)}

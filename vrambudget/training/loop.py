@@ -1,0 +1,99 @@
+"""The loop, written as users write it: what its variables hold is part of the answer.
+
+    for step in range(steps):
+        for micro_batch in range(grad_accum):
+            batch = next_batch()                 # the old batch lives until the new one is made
+            with autocast: outputs = model(**batch)   # so do the old outputs
+            loss = outputs.loss / grad_accum
+            loss.backward()
+        clip_grad_norm_; optimizer.step(); optimizer.zero_grad(set_to_none=True)
+
+The first step differs from the second: the optimizer makes its states at its end, and there are no
+outputs of an earlier step. From the third on nothing changes but how the allocator lays it out.
+"""
+
+from dataclasses import dataclass
+
+from vrambudget.engine import dtypes
+from vrambudget.engine.autocast import autocast
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.context import context, made_for, no_grad
+from vrambudget.engine.dtypes import DType
+from vrambudget.engine.module import Module
+from vrambudget.engine.tape import Phase, Purpose
+from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import mul_scalar
+from vrambudget.training.clip import clip_grad_norm
+from vrambudget.training.optimizers import make_optimizer
+from vrambudget.training.scaler import GradScaler
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What decides the loop's memory besides the model: a job, reduced to what the loop reads."""
+
+    inputs: dict[str, tuple[Shape, DType]]
+    steps: int
+    autocast: DType | None
+    optimizer: str
+    optimizer_impl: str | None
+    clip: float | None
+    grad_accum: int
+    keep_outputs: bool
+
+    def batch(self) -> dict[str, Tensor]:
+        """Return a batch on the device, as the data loader hands it over."""
+        with made_for(Purpose.INPUTS):
+            return {
+                name: made("to_device", shape, dtype)
+                for name, (shape, dtype) in self.inputs.items()
+            }
+
+
+def train(model: Module, loop: Loop) -> None:
+    """Run the training steps on the current tape."""
+    tape = context.tape
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(loop.optimizer, loop.optimizer_impl, parameters)
+    scaler = GradScaler(enabled=loop.autocast is dtypes.float16)
+    batch = outputs = loss = None
+    for step in range(loop.steps):
+        for _ in range(loop.grad_accum):
+            tape.mark(step, Phase.FORWARD)
+            batch = loop.batch()
+            with autocast(loop.autocast):
+                outputs = model(**batch)
+            loss = outputs.loss
+            if loop.grad_accum > 1:
+                loss = mul_scalar(loss)
+            if not loop.keep_outputs:
+                outputs = None
+            tape.mark(step, Phase.BACKWARD)
+            run_backward(scaler.scale(loss))
+        tape.mark(step, Phase.OPTIMIZER_STEP)
+        with no_grad():
+            if loop.clip is not None:
+                scaler.unscale(optimizer)
+                clip_grad_norm(parameters)
+            if optimizer is not None:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        tape.mark(step, Phase.STEP_END)
+
+
+def evaluate(model: Module, loop: Loop) -> None:
+    """Run forward passes under no_grad on the current tape."""
+    tape = context.tape
+    outputs = None
+    with no_grad():
+        for step in range(loop.steps):
+            tape.mark(step, Phase.FORWARD)
+            batch = loop.batch()
+            with autocast(loop.autocast):
+                outputs = model(**batch)
+            if not loop.keep_outputs:
+                outputs = None
+            tape.mark(step, Phase.STEP_END)
+    del batch, outputs
