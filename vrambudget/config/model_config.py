@@ -1,0 +1,163 @@
+"""A model's configuration: the base of every family's own, and how a `config.json` becomes one.
+
+A family declares its fields with transformers' defaults, so that `{"model_type": "gpt2"}` is whole,
+the other spellings of their names, and the rules between them:
+
+    class GPT2Config(ModelConfig):
+        model_type: Literal["gpt2"] = "gpt2"
+        vocab_size: Size = 50257
+        max_position_embeddings: Size = 1024
+        hidden_size: Size = 768
+        num_attention_heads: Size = 12
+        resid_pdrop: Probability = 0.1
+
+        aliases = {"n_embd": "hidden_size", "n_head": "num_attention_heads", ...}
+        ignored_keys = frozenset({"summary_type"})
+
+        def problems(self):
+            yield from divides(self, "num_attention_heads", into="hidden_size")
+
+A key of the file is one of four things: known; ignored, because it decides no memory; nearly a
+known one, which is an error, for a slip there would silently mean the default; or none of these,
+which is listed in `unknown_keys` for the budget to show.
+
+Not modelled: models that hold other models (`text_config`, `vision_config`).
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from vrambudget.config.job import Job
+from vrambudget.config.settings import Settings, Size, show
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
+
+IGNORED_KEYS = frozenset(
+    {
+        # who made the file, with what, for which class
+        *("_name_or_path", "_commit_hash", "architectures", "auto_map", "transformers_version"),
+        *("tokenizer_class", "finetuning_task", "is_encoder_decoder"),
+        # a job decides these
+        *("dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"),
+        *("_attn_implementation_autoset", "gradient_checkpointing", "problem_type"),
+        # the values of numbers, not how many there are
+        *("initializer_range", "initializer_factor", "init_std", "layer_norm_eps"),
+        *("layer_norm_epsilon", "rms_norm_eps"),
+        # tokens, and the labels whose number is num_labels
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id"),
+        *("mask_token_id", "unk_token_id", "decoder_start_token_id", "forced_bos_token_id"),
+        *("forced_eos_token_id", "prefix", "id2label", "label2id", "task_specific_params"),
+        "pretraining_tp",
+        # what forward returns: the loop asks for loss and logits
+        *("output_attentions", "output_hidden_states", "output_past", "return_dict"),
+        *("torchscript", "use_bfloat16"),
+        # generation
+        *("max_length", "min_length", "do_sample", "early_stopping", "num_beams"),
+        *("num_beam_groups", "temperature", "top_k", "top_p", "typical_p", "diversity_penalty"),
+        *("repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+        *("encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+        *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens"),
+        *("begin_suppress_tokens", "output_scores"),
+    }
+)
+"""Keys that Hugging Face's files carry and that decide no memory in the job's loop."""
+
+HARMLESS_VALUES: Mapping[str, object] = {
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "pruned_heads": {},
+    "quantization_config": None,
+    "tie_encoder_decoder": False,
+}
+"""Keys that decide memory unless they have this value, which files carry as a matter of course."""
+
+DROPOUT_FIELDS = (
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "hidden_dropout"),
+    *("attention_probs_dropout_prob", "attention_dropout", "dropout"),
+)
+"""What a job's `dropout` sets, in whichever family has it; a classification head's own is not."""
+
+_NEAR = 0.9  # difflib's ratio: one slip in a word of ten letters
+
+
+class ModelConfig(Settings):
+    """What decides a model's tensors. A family's own class says `model_type` and its sizes."""
+
+    model_type: str
+    num_labels: Size = Field(2, description="classes of a classification head")
+    unknown_keys: tuple[str, ...] = Field((), description="keys of the file without a rule")
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of this family's files that decide no memory, beside `IGNORED_KEYS`."""
+
+    @property
+    def default_block(self) -> int | None:
+        """Tokens per sequence where a job names none: the model's own limit."""
+        limit: int | None = getattr(self, "max_position_embeddings", None)
+        return limit
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence that the model has positions for; None where they are computed."""
+        return None
+
+    def for_job(self, job: Job) -> Self:
+        """Return the configuration as `job` trains it: with its dropout everywhere."""
+        if job.dropout is None:
+            return self
+        update = {k: job.dropout for k in DROPOUT_FIELDS if k in type(self).model_fields}
+        return self.model_copy(update=update)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, object], *, where: str | None = None) -> Self:
+        """Return the configuration of a file's keys. Raises VramBudgetError for every mistake."""
+        known = cls.known_keys() - {"unknown_keys"}
+        others = {k for k in values if k not in known and not cls._decides_nothing(k, values[k])}
+        slips = {k for k in others if difflib.get_close_matches(k, known, n=1, cutoff=_NEAR)}
+        taken = {k: v for k, v in values.items() if k in known | slips}
+        if "num_labels" not in values and isinstance(labels := values.get("id2label"), dict):
+            taken["num_labels"] = len(labels)
+        return super().parse({**taken, "unknown_keys": tuple(sorted(others - slips))}, where=where)
+
+    @classmethod
+    def _decides_nothing(cls, key: str, value: object) -> bool:
+        ignored = key in IGNORED_KEYS or key in cls.ignored_keys
+        return ignored or (key in HARMLESS_VALUES and value == HARMLESS_VALUES[key])
+
+
+def divides(config: ModelConfig, divisor: str, *, into: str) -> Iterator[str]:
+    """Yield a sentence where the field `divisor` does not divide the field `into`."""
+    part, whole = getattr(config, divisor), getattr(config, into)
+    if whole % part:
+        yield f"{divisor} is {part}, which does not divide {into} = {whole}"
+
+
+def load_config(
+    values: Mapping[str, object], family: Callable[[str], type[ModelConfig]], *, where: str
+) -> ModelConfig:
+    """Return the configuration of a file's keys; `family` gives a model_type's own class."""
+    model_type = values.get("model_type")
+    if model_type is None:
+        raise VramBudgetError(
+            "model_type is missing",
+            where=where,
+            hint='it says which architecture this is, for example "model_type": "gpt2"',
+        )
+    if not isinstance(model_type, str):
+        raise VramBudgetError(f"model_type is {show(model_type)}; it should be text", where=where)
+    return family(model_type).parse(values, where=where)
+
+
+def unknown_model_type(model_type: str, known: Iterable[str]) -> NotModelledError:
+    """Return the error for an architecture without rules: the nearest ones, and what there is."""
+    names = sorted(known)
+    near = did_you_mean(model_type, names)
+    there_is = f"modelled are {', '.join(names)}"
+    return NotModelledError(
+        f"model_type {show(model_type)} is not modelled",
+        hint=f"{near} {there_is}" if near else there_is,
+    )
