@@ -126,7 +126,7 @@ def test_frames_of_a_notebook_and_of_a_prefixed_log_are_read():
     notebook = f"""\
 Traceback (most recent call last)
 Cell In[5], line 3
-File ~/work/model.py:30, in GPT.forward(self, x)
+File ~/gpt/model.py:30, in GPT.forward(self, x)
      29 h = self.blocks(x)
 ---> 30 logits = self.lm_head(h)
 {MESSAGE}"""
