@@ -243,7 +243,8 @@ def _unshared(x: Tensor, holders: int) -> bool:
 def _add_into(buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
     old = buffer[slot]
     assert old is not None  # noqa: S101 - the caller saw it
-    if not (old.is_dense and _unshared(old, 2)):  # the buffer and `old`
+    # A view counts as shared: what it is a view of is kept by it (can_accumulate_inplace).
+    if old.is_view or not (old.is_dense and _unshared(old, 2)):  # the buffer and `old`
         context.operation = "add"
         buffer[slot] = empty(old.shape, old.dtype)
 
@@ -253,7 +254,7 @@ def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
     gradient = grads.pop()
     assert gradient is not None  # noqa: S101 - a node without gradients is never ready
     if variable.grad is None:
-        if not _unshared(gradient, 1) or gradient.strides is not None:
+        if sys.getrefcount(gradient) > 2 or not gradient.is_contiguous:  # noqa: PLR2004
             context.operation = "clone"
             gradient = empty(gradient.shape, gradient.dtype)
         gradient.storage.purpose = Purpose.GRADIENTS

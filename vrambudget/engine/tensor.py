@@ -31,6 +31,7 @@ class Tensor:
         "accumulator",
         "dtype",
         "grad",
+        "is_view",
         "node",
         "requires_grad",
         "shape",
@@ -46,6 +47,7 @@ class Tensor:
         self.dtype = dtype
         self.storage = storage
         self.strides = strides
+        self.is_view = False  # made by a view operation: its base lives as long as it does
         self.requires_grad = False
         self.node: Node | None = None  # grad_fn: None for a leaf
         self.accumulator: weakref.ref[Node] | None = None  # of a leaf: what fills grad
@@ -94,6 +96,12 @@ class Tensor:
     def detach(self) -> Tensor:
         """Return a tensor of the same storage that autograd does not know."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
+
+    def viewed(self, shape: Shape, strides: Shape | None) -> Tensor:
+        """Return a view of this tensor, unknown to autograd."""
+        view = Tensor(shape, self.dtype, self.storage, strides)
+        view.is_view = True
+        return view
 
     def actual_strides(self) -> Shape:
         """Strides in elements, also of a contiguous tensor."""

@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear of {list(x.shape)} by a weight {list(weight.shape)}")
     rows = flatten_rows(x)
-    y = _product(rows, weight, bias, weight.shape[0])
+    y = _product(rows, weight, bias, weight.shape[0], transposed=True)
     return view(y, *x.shape[:-1], weight.shape[0])
 
 
@@ -45,10 +45,13 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     bias = lower_precision(bias)
     if x.shape[-1] != weight.shape[0]:
         raise ShapeError(f"addmm of {list(x.shape)} by a weight {list(weight.shape)}")
-    return _product(x, weight, bias, weight.shape[1])
+    return _product(x, weight, bias, weight.shape[1], transposed=False)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, features: int) -> Tensor:
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, features: int, *, transposed: bool
+) -> Tensor:
+    """Multiply; a `transposed` weight gets its gradient as a view, grad.t().mm(x).t()."""
     name = "mm" if bias is None else "addmm"
     kept: tuple[Saved, ...] = (
         keep(x, when=weight.requires_grad),
@@ -60,10 +63,15 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, features: int) -> T
     x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
     needs_x, needs_weight = x.requires_grad, weight.requires_grad
 
+    def weight_gradient() -> Tensor:
+        gradient = _gradient(weight_shape, dtype)
+        gradient.is_view = transposed
+        return gradient
+
     if bias is None:
 
         def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-            dweight = _gradient(weight_shape, dtype) if needs_weight else None
+            dweight = weight_gradient() if needs_weight else None
             dx = _gradient(x_shape, dtype) if needs_x else None
             return dx, dweight
 
@@ -71,7 +79,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, features: int) -> T
 
     def backward_with_bias(dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         dx = _gradient(x_shape, dtype) if needs_x else None
-        dweight = _gradient(weight_shape, dtype) if needs_weight else None
+        dweight = weight_gradient() if needs_weight else None
         return dx, dweight, dy  # the engine sums dy to the bias' shape
 
     return record(name, y, inputs=(x, weight, bias), saved=kept, backward=backward_with_bias)

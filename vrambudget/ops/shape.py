@@ -78,7 +78,7 @@ def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
     count, rest = divmod(shape[dim], size)
     if rest:
         raise ShapeError(f"split of {list(shape)} into parts of {size} along {dim}")
-    outputs = [Tensor(part, dtype, x.storage, strides) for _ in range(count)]
+    outputs = [x.viewed(part, strides) for _ in range(count)]
 
     def backward(*grads: Tensor | None) -> Tensor:
         context.operation = "split_backward"
@@ -110,7 +110,7 @@ def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
 def narrowed(x: Tensor, dim: int, length: int) -> Tensor:
     """Return a view of `length` elements along `dim`, unknown to autograd."""
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-    return Tensor(shape, x.dtype, x.storage, x.actual_strides())
+    return x.viewed(shape, x.actual_strides())
 
 
 def expand(x: Tensor, *shape: int) -> Tensor:
@@ -127,7 +127,7 @@ def expand(x: Tensor, *shape: int) -> Tensor:
 
 
 def _share(x: Tensor, name: str, shape: Shape, strides: Shape | None, backward) -> Tensor:  # type: ignore[no-untyped-def]
-    return record(name, Tensor(shape, x.dtype, x.storage, strides), inputs=(x,), backward=backward)
+    return record(name, x.viewed(shape, strides), inputs=(x,), backward=backward)
 
 
 def _clone(x: Tensor, name: str) -> Tensor:
@@ -140,7 +140,7 @@ def _permuted(x: Tensor, order: Sequence[int]) -> Tensor:
     strides = x.actual_strides()
     shape = tuple(x.shape[i] for i in order)
     permuted = tuple(strides[i] for i in order)
-    y = Tensor(shape, x.dtype, x.storage, permuted)
+    y = x.viewed(shape, permuted)
     if y.is_contiguous:
         y.strides = None
     return y

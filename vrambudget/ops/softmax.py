@@ -2,7 +2,7 @@
 
 Under autocast both run in float32 unless the caller names a type.
 
-Source: aten/src/ATen/native/SoftMax.cpp; autocast_mode.h (fp32_set_opt_dtype);
+Source: aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu; autocast_mode.h (fp32_set_opt_dtype);
 derivatives.yaml (_softmax, _log_softmax).
 """
 
@@ -38,6 +38,10 @@ def _softmax(name: str, x: Tensor, dtype: DType | None) -> Tensor:
     kept = keep(y, when=x.requires_grad)
 
     def backward(dy: Tensor) -> Tensor:
-        return empty_like(dy, source if fused else target)
+        dx = empty_like(dy, source if fused else target)
+        if name == "softmax":  # softmax_backward_cuda_out makes dy * y first
+            product = empty_like(dy)
+            del product
+        return dx
 
     return record(name, y, inputs=(x,), saved=(kept,), backward=backward)
