@@ -1,0 +1,90 @@
+"""Model cards: one TOML file for each well-known model, found by name or by its hub repository.
+
+    name = "gpt2"                               how a user asks for it; the file's name too
+    title = "GPT-2 124M"
+    source = "https://..."                      where the numbers were published
+    parameters = 124439808                      sum(p.numel()), what is shared counted once
+    repositories = ["openai-community/gpt2"]    hub ids that are this model
+
+    [config]                                    the configuration, by its publisher's names
+    model_type = "gpt2"
+
+    [job]                                       how it is usually trained: a job's defaults
+
+Not modelled: revisions of a repository; a card is what its main branch held.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vrambudget.config.job import Job
+from vrambudget.config.settings import Names, Settings
+from vrambudget.errors import VramBudgetError, did_you_mean
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class Card(Settings):
+    """A well-known model: its configuration, where that was published, how it is trained."""
+
+    name: str
+    title: str
+    source: Annotated[str, Field(pattern="^https://")]
+    parameters: Annotated[int, Field(ge=1)]
+    repositories: Names = ()
+    config: dict[str, Any]
+    job: dict[str, Any] = Field(default_factory=dict)
+
+    def problems(self) -> Iterable[str]:
+        """Yield what is wrong inside the tables."""
+        if not isinstance(self.config.get("model_type"), str):
+            yield "config.model_type is missing"
+        try:
+            Job.parse(self.job)
+        except VramBudgetError as error:
+            yield f"[job]: {error.message}"
+
+
+@cache
+def cards_folder() -> Path:
+    """Return the folder of the cards: inside the installed package, beside it in a checkout."""
+    inside = _PACKAGE / "model_cards"
+    return inside if inside.is_dir() else _PACKAGE.parent / "model_cards"
+
+
+def card_names() -> list[str]:
+    """Return the names of all cards, sorted."""
+    return sorted(path.stem for path in cards_folder().glob("*.toml"))
+
+
+def load_card(name: str) -> Card:
+    """Return a card by name, in any case. Raises VramBudgetError for a name that is no card's."""
+    if (wanted := name.lower()) not in card_names():
+        raise VramBudgetError(
+            f"there is no model card {name!r}", hint=did_you_mean(wanted, card_names())
+        )
+    return read_card(cards_folder() / f"{wanted}.toml")
+
+
+def read_card(path: Path) -> Card:
+    """Return the card in a file. Raises VramBudgetError that names the file and each mistake."""
+    try:
+        return Card.parse(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise VramBudgetError(f"this is no TOML: {error}", where=str(path)) from None
+
+
+def card_of_repository(repository: str) -> Card | None:
+    """Return the card of a hub repository, if there is one."""
+    wanted = f'"{repository.lower()}"'
+    for path in sorted(cards_folder().glob("*.toml")):
+        if wanted in path.read_text(encoding="utf-8").lower():  # spares parsing them all
+            card = read_card(path)
+            if wanted.strip('"') in map(str.lower, card.repositories):
+                return card
+    return None

@@ -1,0 +1,83 @@
+"""A `config.json` on disk, read with suspicion: whatever is wrong with it is said in one sentence.
+
+The path is a file or a folder that holds a `config.json`. What comes back is a JSON object with its
+keys as they stand; what they mean is `model_config`'s business.
+
+Not modelled: a configuration in YAML or inside a checkpoint.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.units import format_bytes
+
+CONFIG_NAME = "config.json"
+_MOST_BYTES = 16 * 2**20  # the largest published ones name 21,841 labels in 2 MiB
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], Path]:
+    """Return the keys of a configuration and the file they came from. Raises VramBudgetError."""
+    try:
+        file = _locate(path)
+        data = file.read_bytes()
+    except OSError as error:
+        raise VramBudgetError(
+            f"the configuration cannot be read: {error.strerror or error}", where=str(path)
+        ) from None
+    return _parse(data, str(file)), file
+
+
+def _locate(path: Path) -> Path:
+    file = path / CONFIG_NAME if path.is_dir() else path
+    if not file.exists():
+        raise _nothing_there(path)
+    if not file.is_file():
+        raise VramBudgetError("this is not a regular file", where=str(file))
+    if (size := file.stat().st_size) > _MOST_BYTES:
+        raise VramBudgetError(
+            f"this file has {format_bytes(size)}, too much for a configuration",
+            where=str(file),
+            hint=f"give the {CONFIG_NAME} that lies beside the weights",
+        )
+    return file
+
+
+def _nothing_there(path: Path) -> VramBudgetError:
+    if not path.is_dir():
+        return VramBudgetError("there is no such file or folder", where=str(path))
+    others = sorted(file.name for file in path.glob("*.json"))[:5]
+    hint = f"it holds {', '.join(others)}: give one of them by its path" if others else None
+    return VramBudgetError(f"this folder holds no {CONFIG_NAME}", where=str(path), hint=hint)
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    if not data.strip():
+        raise VramBudgetError("this file is empty", where=where)
+    try:
+        values = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise VramBudgetError(
+            "this is no text: a configuration is JSON",
+            where=where,
+            hint=f"give the {CONFIG_NAME} that lies beside the weights",
+        ) from None
+    except json.JSONDecodeError as error:
+        raise _no_json(error, where) from None
+    except (RecursionError, ValueError) as error:  # nested without end; digits without end
+        raise VramBudgetError(f"this is no configuration: {error}", where=where) from None
+    if not isinstance(values, dict):
+        raise VramBudgetError(
+            f"this holds a {type(values).__name__}; it should be an object with keys", where=where
+        )
+    return values
+
+
+def _no_json(error: json.JSONDecodeError, where: str) -> VramBudgetError:
+    cut_off = not error.doc[error.pos :].strip() or error.msg.startswith("Unterminated string")
+    return VramBudgetError(
+        f"this is no JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+        where=where,
+        hint="the file ends too early: was it copied whole?" if cut_off else None,
+    )

@@ -1,0 +1,94 @@
+"""A repository of the Hugging Face hub: its `config.json` from the local cache, else downloaded.
+
+The cache is looked into without importing anything: HUB/models--ORG--NAME/refs/main names the
+commit, snapshots/COMMIT/ holds the files. Only what is not there is asked of `huggingface_hub`.
+
+Source: huggingface_hub's guide "Understand caching", and its environment variables.
+Not modelled: revisions other than main.
+"""
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+
+from vrambudget.config.config_file import CONFIG_NAME
+from vrambudget.errors import VramBudgetError
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+_FAILURES = {
+    # An exception's class in huggingface_hub: what happened, what to do. The special ones first.
+    "GatedRepoError": (
+        "its publisher gives access on request",
+        "accept its licence on its page, then log in with `hf auth login`",
+    ),
+    "RepositoryNotFoundError": (
+        "the hub has no such repository, or it is private",
+        "check the spelling; for a private one, log in with `hf auth login`",
+    ),
+    "LocalEntryNotFoundError": (
+        "it is not in the local cache and the hub is out of reach",
+        f"go online once, or copy its {CONFIG_NAME} here and give the path",
+    ),
+    "OfflineModeIsEnabled": (
+        "it is not in the local cache and HF_HUB_OFFLINE is set",
+        f"unset HF_HUB_OFFLINE, or copy its {CONFIG_NAME} here and give the path",
+    ),
+    "EntryNotFoundError": (
+        f"it holds no {CONFIG_NAME}",
+        "only models of transformers carry one",
+    ),
+}
+
+
+def hub_config(repository: str) -> Path:
+    """Return the path of a repository's configuration. Raises VramBudgetError where none is had."""
+    return _cached(repository) or _downloaded(repository)
+
+
+def hub_cache() -> Path:
+    """Return the folder of the local cache, by the variables that huggingface_hub obeys."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if folder := os.environ.get(variable):
+            return Path(folder).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(caches).expanduser() / "huggingface" / "hub"
+
+
+def _cached(repository: str) -> Path | None:
+    folder = hub_cache() / f"models--{repository.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        config = folder / "snapshots" / commit / CONFIG_NAME
+        return config if config.is_file() else None
+    except (OSError, ValueError):  # not there, not ours to read, or no text
+        return None
+
+
+def _downloaded(repository: str) -> Path:
+    try:
+        hub = import_module("huggingface_hub")
+    except ImportError:
+        raise VramBudgetError(
+            f"{repository} is not in the local cache, and huggingface_hub is not installed",
+            hint=f"pip install huggingface_hub, or copy its {CONFIG_NAME} here and give the path",
+        ) from None
+    try:
+        return Path(hub.hf_hub_download(repository, CONFIG_NAME))
+    except Exception as error:  # noqa: BLE001 - whatever a download raises, a sentence comes out
+        raise _failure(repository, error) from None
+
+
+def _failure(repository: str, error: Exception) -> VramBudgetError:
+    classes = {each.__name__ for each in type(error).__mro__}
+    for name, (what, hint) in _FAILURES.items():
+        if name in classes:
+            return VramBudgetError(f"{repository} could not be downloaded: {what}", hint=hint)
+    lines = str(error).splitlines() or [type(error).__name__]
+    return VramBudgetError(
+        f"{repository} could not be downloaded: {lines[0]}",
+        hint=f"copy its {CONFIG_NAME} here and give the path",
+    )
