@@ -1,0 +1,90 @@
+"""Memory-efficient attention (CUTLASS kernels): takes a mask, float32 and older cards.
+
+    q, k, v    [B, H, S, D]          kept
+    bias       [B, H, Sq, Sk]        kept: the mask, as `mask.py` makes it, expanded without a copy
+    out        [B, H, Sq, Dv]        kept; lies in memory as [B, Sq, H, Dv] whatever q's layout
+    logsumexp  [B, H, Sq up to 32]   float32, kept; not made where nobody wants a gradient
+    accumulator of out, float32      temporary, for 16-bit tensors of Dv > 128
+    backward:  a copy of dout if it does not lie as [B, Sq, H, Dv]; dq, dk, dv, contiguous as
+               [B, S, H, D]; the bias' gradient, rows rounded up to 16;
+               delta  [B, H, Sq]     float32, temporary
+               workspace             float32 tiles in which blocks add up dq, dk and dv, temporary
+
+The workspace depends on the kernel's tiles: see `tiles.py`.
+
+Source: aten/src/ATen/native/transformers/cuda/attention.cu (_efficient_attention_forward),
+attention_backward.cu (_efficient_attention_backward), mem_eff_attention/kernel_backward.h (Params).
+Not modelled: batches of more than 65535, deterministic algorithms, nested tensors.
+"""
+
+from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import DType, float32
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
+from vrambudget.ops.attention.layout import contiguous, heads_last
+from vrambudget.ops.attention.tiles import backward_tile
+from vrambudget.ops.reduce import with_partial_sums
+
+_LOGSUMEXP_ALIGNMENT = 32
+_BIAS_GRADIENT_ALIGNMENT = 16
+_WIDEST_IN_REGISTERS = 128  # a head dimension up to this needs no accumulator in memory
+
+
+def efficient_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, dropout: float
+) -> Tensor:
+    """Return attention's output [B, H, Sq, Dv]."""
+    B, H, Sq, D = q.shape
+    Sk, Dv = k.shape[2], v.shape[3]
+    dtype = q.dtype
+    inputs = (q, k, v, bias)
+    wanted = any(x is not None and x.requires_grad for x in inputs)
+    kept = tuple(keep(x, when=wanted) for x in inputs)
+    context.operation = "efficient_attention"
+    out = heads_last(empty((B, Sq, H, Dv), dtype))
+    if context.grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad):
+        rows = -(-Sq // _LOGSUMEXP_ALIGNMENT) * _LOGSUMEXP_ALIGNMENT
+        logsumexp = empty((B, H, rows), float32)
+        kept += (keep(logsumexp),)
+        del logsumexp
+    if dtype is not float32 and max(D, Dv) > _WIDEST_IN_REGISTERS:
+        accumulator = empty((B, Sq, H, Dv), float32)
+        del accumulator
+    kept += (keep(out, when=wanted),)
+    bias_shape = bias.shape if bias is not None and bias.requires_grad else None
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        dy = contiguous(heads_last(dy))
+        dq, dk, dv = (empty(s, dtype) for s in ((B, Sq, H, D), (B, Sk, H, D), (B, Sk, H, Dv)))
+        dbias = None if bias_shape is None else _bias_gradient(bias_shape, dtype)
+        _backward_temporaries((B, H, Sq, D), Sk, Dv, dtype, dropout)
+        return heads_last(dq), heads_last(dk), heads_last(dv), dbias
+
+    return record("efficient_attention", out, inputs=inputs, saved=kept, backward=backward)
+
+
+def _bias_gradient(shape: Shape, dtype: DType) -> Tensor:
+    *lead, length = shape
+    row = -(-length // _BIAS_GRADIENT_ALIGNMENT) * _BIAS_GRADIENT_ALIGNMENT
+    whole = empty((*lead, row), dtype)
+    return Tensor(shape, dtype, whole.storage, whole.actual_strides())
+
+
+def _backward_temporaries(q: Shape, Sk: int, Dv: int, dtype: DType, dropout: float) -> None:
+    B, H, Sq, D = q
+    tile = backward_tile(context.device, dtype, max(D, Dv), dropout=bool(dropout))
+    delta = empty((B, H, Sq), float32) if tile.makes_delta else _delta(B, H, Sq, Dv, dtype)
+    workspace = empty_bytes(tile.workspace_bytes(B * H, Sq, Sk, D, Dv))
+    del workspace, delta
+
+
+def _delta(B: int, H: int, Sq: int, Dv: int, dtype: DType) -> Tensor:
+    """(dout.float() * out.float()).sum(-1), transposed to [B, H, Sq] and made contiguous."""
+    shape = (B, Sq, H, Dv)
+    casts = [empty(shape, float32) for _ in range(2)] if dtype is not float32 else []
+    product = empty(shape, float32)
+    summed = empty((B, Sq, H), float32)
+    with_partial_sums(B * Sq * H, Dv, on_last=True, row=Dv)
+    delta = summed if H == 1 or Sq == 1 else empty((B, H, Sq), float32)
+    del summed, product, casts
+    return delta

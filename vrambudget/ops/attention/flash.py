@@ -1,0 +1,109 @@
+"""Flash attention (FlashAttention 2 as PyTorch ships it): no [S, S] matrix ever exists.
+
+    q          [B, H, Sq, D]     kept, padded so that D is a multiple of 8; k, v likewise
+    out        [B, H, Sq, D]     kept; laid out as q is
+    logsumexp  [B, H, Sq]        kept, float32
+    rng state  2 + 1 integers    kept, also without dropout
+    backward:  copies of dout and out that lie as [B, Sq, H, D], if they do not; dq, dk, dv;
+               softmax_d  [B, H, Sq rounded up to 128]                     float32, temporary
+               dq_accum   [B, Sq rounded up to 128, H, D rounded up]       float32, temporary
+               dk and dv of all H query heads where k and v have fewer     temporary
+
+Few queries and many keys (decoding): the keys are split over blocks, each with its own output.
+
+Source: aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention),
+cuda/flash_attn/flash_api.cpp (mha_fwd, mha_bwd, num_splits_heuristic), cuda/attention_backward.cu.
+Not modelled: deterministic algorithms, nested tensors.
+"""
+
+import math
+
+from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import float32, int64
+from vrambudget.engine.tensor import Shape, Tensor, empty
+from vrambudget.ops.attention.layout import Layout, contiguous, heads_last, pad_last, slice_last
+
+_ALIGNMENT = 8  # of the head dimension
+_ROWS = 128  # queries are padded to blocks of these
+_MAX_SPLITS = 128
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout: float) -> Tensor:
+    """Return attention's output [B, H, Sq, D]."""
+    head_dim = q.shape[-1]
+    missing = -head_dim % _ALIGNMENT
+    if missing:
+        q, k, v = pad_last(q, missing), pad_last(k, missing), pad_last(v, missing)
+    out = _attend(q, k, v, dropout)
+    return slice_last(out, head_dim) if missing else out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    B, H, Sq, D = q.shape
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    kept = keep(q, when=wanted), keep(k, when=wanted), keep(v, when=wanted)
+    context.operation = "flash_attention"
+    q_layout, k_layout, v_layout = (Layout.of(heads_last(x)) for x in (q, k, v))
+    out = heads_last(q_layout.empty())
+    logsumexp = empty((B, H, Sq), float32)
+    if not dropout:
+        _split_accumulators(q.shape, k.shape)
+    rng_state = empty((2,), int64)
+    unused = empty((), int64)
+    if dropout:
+        rng_state = empty((2,), int64)
+    kept_results = tuple(keep(x, when=wanted) for x in (out, logsumexp, rng_state, unused))
+    out_layout = Layout.of(heads_last(out))
+    out_is_contiguous = heads_last(out).is_contiguous
+    rows = -(-Sq // _ROWS) * _ROWS
+    width = 32 if D <= 128 else 64  # noqa: PLR2004
+    rounded_dim = -(-D // width) * width
+
+    def backward(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dy = contiguous(heads_last(dy))
+        out_copy = None if out_is_contiguous else empty(out_layout.shape, out_layout.dtype)
+        dq, dk, dv = q_layout.empty(), k_layout.empty(), v_layout.empty()
+        softmax_d = empty((B, H, rows), float32)
+        dq_accum = empty((B, rows, H, rounded_dim), float32)
+        if k_layout.shape[2] != H:
+            expanded = (B, k_layout.shape[1], H, D)
+            dk_expanded, dv_expanded = empty(expanded, dk.dtype), empty(expanded, dv.dtype)
+            del dk_expanded, dv_expanded
+        del dq_accum, softmax_d, out_copy
+        return heads_last(dq), heads_last(dk), heads_last(dv)
+
+    return record(
+        "flash_attention", out, inputs=(q, k, v), saved=kept + kept_results, backward=backward
+    )
+
+
+def _split_accumulators(q: Shape, k: Shape) -> None:
+    """Allocate and free what the blocks that share a query row meet in."""
+    (B, H, Sq, D), (_, Hk, Sk, _) = q, k
+    if Sq == 1 and Hk < H:  # the query heads of a group are run as rows of one head
+        H, Sq = Hk, H // Hk
+    splits = split_count(B, H, Sq, Sk, D)
+    if splits > 1:
+        width = 32 if D <= 128 else 64  # noqa: PLR2004
+        logsumexp = empty((splits, B, H, Sq), float32)
+        out = empty((splits, B, H, Sq, -(-D // width) * width), float32)
+        del out, logsumexp
+
+
+def split_count(B: int, H: int, Sq: int, Sk: int, D: int) -> int:
+    """Return over how many blocks the keys are split: enough to fill the card's multiprocessors."""
+    keys = 256 if D <= 64 else 128 if D <= 128 else 64  # noqa: PLR2004
+    key_blocks = -(-Sk // keys)
+    blocks = B * H * -(-Sq // 64)
+    slots = 2 * context.device.multiprocessors
+    if blocks >= 0.8 * slots:
+        return 1
+    efficiency: dict[int, float] = {}
+    for splits in range(1, min(_MAX_SPLITS, slots, key_blocks) + 1):
+        per_split = -(-key_blocks // splits)
+        if splits == 1 or per_split != -(-key_blocks // (splits - 1)):
+            waves = blocks * splits / slots
+            efficiency[splits] = waves / math.ceil(waves)
+    good = 0.85 * max(efficiency.values())
+    return min(splits for splits, share in efficiency.items() if share >= good)

@@ -1,0 +1,84 @@
+"""Which kernel scaled_dot_product_attention takes: flash, else memory-efficient, else math.
+
+    flash       no mask; float16 or bfloat16; compute capability 8.0 or newer; head dimension up to
+                256 (on 8.6, 8.9 and 12.x training: up to 192, or above 224 without dropout); with
+                is_causal as many queries as keys
+    efficient   head dimensions that tensor cores can load (a multiple of 8 in 16 bit, 4 in float32,
+                any in float32 before 8.0); bfloat16 from 8.0 on; no grouped heads
+    both        the last dimension contiguous, in the mask too; equal batch; equal heads, but for
+                flash with enable_gqa
+    math        everything else
+
+cuDNN's kernel comes first on Hopper and Blackwell data-centre cards (see `prefers_cudnn`). It is
+not modelled: flash is taken there, as PyTorch does with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (select_sdp_backend, can_use_*),
+sdp_utils_cpp.h. Torch 2.11.
+"""
+
+from typing import Literal
+
+from vrambudget.engine.context import Device, context
+from vrambudget.engine.dtypes import bfloat16, float16, float32
+from vrambudget.engine.tensor import Tensor
+
+Kernel = Literal["flash", "efficient", "math"]
+
+_AMPERE = (8, 0)
+_FLASH_WIDEST = 256
+
+
+def select_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> Kernel:
+    """Return the kernel that PyTorch takes on the current card for q, k, v [B, H, S, D]."""
+    if not _usable(q, k, v, mask):
+        return "math"
+    same_heads = q.shape[1] == k.shape[1] == v.shape[1]
+    if (
+        same_heads or (enable_gqa and k.shape[1] == v.shape[1] and not q.shape[1] % k.shape[1])
+    ) and (mask is None and _flash_takes(q, k, v, dropout, is_causal=is_causal)):
+        return "flash"
+    return "efficient" if same_heads and _efficient_takes(q, k, v) else "math"
+
+
+def prefers_cudnn(device: Device) -> bool:
+    """Whether PyTorch's default there is cuDNN's kernel, whose workspaces are not modelled."""
+    return device.compute_capability[0] in {9, 10}
+
+
+def _usable(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    if not q.ndim == k.ndim == v.ndim == 4:  # noqa: PLR2004
+        return False
+    if not q.dtype is k.dtype is v.dtype or not q.shape[0] == k.shape[0] == v.shape[0]:
+        return False
+    return all(x.actual_strides()[-1] == 1 for x in (q, k, v, mask) if x is not None)
+
+
+def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, *, is_causal: bool) -> bool:
+    capability = context.device.compute_capability
+    head_dim = q.shape[3]
+    if q.dtype not in {float16, bfloat16} or capability < _AMPERE or head_dim > _FLASH_WIDEST:
+        return False
+    if not head_dim == k.shape[3] == v.shape[3] or (is_causal and q.shape[2] != k.shape[2]):
+        return False
+    wants_grad = context.grad_enabled and any(x.requires_grad for x in (q, k, v))
+    small_shared_memory = (8, 6) <= capability <= (8, 9) or capability[0] == 12  # noqa: PLR2004
+    if wants_grad and small_shared_memory:
+        return head_dim <= 192 or (not dropout and head_dim > 224)  # noqa: PLR2004
+    return True
+
+
+def _efficient_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    ampere = context.device.compute_capability >= _AMPERE
+    alignment = (4 if ampere else 1) if q.dtype is float32 else 8
+    if q.dtype is bfloat16 and not ampere:
+        return False
+    return q.shape[3] == k.shape[3] and not q.shape[3] % alignment and not v.shape[3] % alignment
