@@ -135,9 +135,24 @@ def empty(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
 
 
 def empty_like(x: Tensor, dtype: DType | None = None) -> Tensor:
-    """Allocate a tensor like `x`; a dense one keeps its order of dimensions (preserve_format)."""
-    strides = x.strides if x.strides is not None and x.is_dense else None
+    """Allocate a tensor like `x`; the dimensions lie in x's order (preserve_format)."""
+    strides = None if x.strides is None else _dense_strides(x.shape, x.strides)
     return empty(x.shape, dtype or x.dtype, strides)
+
+
+def _dense_strides(shape: Shape, strides: Shape) -> Shape | None:
+    """Return strides without gaps for dimensions in the order of `strides`.
+
+    Repeated (stride 0) dimensions stay where they are (c10's infer_dense_strides_dim_last).
+    """
+    if 0 in strides:
+        return None
+    order = sorted(range(len(shape)), key=lambda i: (strides[i], shape[i] == 1, -i))
+    result, step = [0] * len(shape), 1
+    for dim in order:
+        result[dim] = step
+        step *= shape[dim]
+    return tuple(result)
 
 
 def empty_bytes(nbytes: int) -> Storage:

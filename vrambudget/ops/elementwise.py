@@ -11,13 +11,13 @@ Source: tools/autograd/derivatives.yaml. Gradients are made in the order of its 
 is alphabetical by argument: `other` before `self`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, promote
+from vrambudget.engine.dtypes import promote
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_like
 
 
@@ -42,11 +42,11 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     kept = keep(b, when=a.requires_grad), keep(a, when=b.requires_grad)
     y = _result("mul", a, b)
     needs_a, needs_b = a.requires_grad, b.requires_grad
-    shape, a_dtype, b_dtype = y.shape, a.dtype, b.dtype
+    a_like, b_like = _layout(a), _layout(b)
 
     def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        db = _product(dy, a_dtype, shape) if needs_b else None
-        da = _product(dy, b_dtype, shape) if needs_a else None
+        db = _result("mul_backward", dy, a_like) if needs_b else None
+        da = _result("mul_backward", dy, b_like) if needs_a else None
         return da, db
 
     return record("mul", y, inputs=(a, b), saved=kept, backward=backward)
@@ -74,6 +74,29 @@ def pow_scalar(a: Tensor) -> Tensor:
         return da
 
     return record("pow", y, inputs=(a,), saved=(kept,), backward=backward)
+
+
+def rsqrt(a: Tensor) -> Tensor:
+    """Return 1 / sqrt(a): float32 under autocast; keeps its output; backward as that of a power."""
+    a = full_precision(a)
+    context.operation = "rsqrt"
+    y = empty_like(a)
+    kept = keep(y, when=a.requires_grad)
+
+    def backward(dy: Tensor) -> Tensor:
+        cubed = empty_like(dy)  # result.pow(3)
+        scaled = empty_like(dy)  # -0.5 * grad
+        da = empty_like(dy)
+        del scaled, cubed
+        return da
+
+    return record("rsqrt", y, inputs=(a,), saved=(kept,), backward=backward)
+
+
+def neg(a: Tensor) -> Tensor:
+    """Return -a."""
+    context.operation = "neg"
+    return record("neg", empty_like(a), inputs=(a,), backward=empty_like)
 
 
 def tanh(a: Tensor) -> Tensor:
@@ -136,14 +159,54 @@ def _result(name: str, a: Tensor, b: Tensor) -> Tensor:
     context.operation = name
     shape = broadcast(a.shape, b.shape)
     dtype = a.dtype if not b.shape else b.dtype if not a.shape else promote(a.dtype, b.dtype)
-    if a.shape == shape and a.strides is not None:
-        return empty_like(a, dtype)
-    return empty(shape, dtype)
+    return empty(shape, dtype, iterated_strides(shape, (a, b)))
 
 
-def _product(dy: Tensor, other: DType, shape: Shape) -> Tensor:
-    dtype = promote(dy.dtype, other)
-    return empty_like(dy, dtype) if dy.shape == shape else empty(shape, dtype)
+def _layout(x: Tensor) -> Tensor:
+    """Return x's shape, dtype and strides without its storage."""
+    return Tensor(x.shape, x.dtype, None, x.strides)  # type: ignore[arg-type] - never read
+
+
+def iterated_strides(shape: Shape, operands: Sequence[Tensor]) -> Shape | None:
+    """Return the strides of a pointwise result: dimensions lie as in the first operand that tells.
+
+    Follows TensorIteratorBase::reorder_dimensions; None is contiguous.
+    """
+    if all(x.strides is None for x in operands):
+        return None
+    padded = []
+    for x in operands:
+        strides = x.actual_strides()
+        lead = len(shape) - len(strides)
+        own = (0 if size == 1 else step for size, step in zip(x.shape, strides, strict=True))
+        padded.append((0,) * lead + tuple(own))
+
+    def comes_before(inner: int, outer: int) -> int:
+        for strides in padded:
+            a, b = strides[inner], strides[outer]
+            if a == 0 or b == 0:
+                continue
+            if a != b:
+                return -1 if a < b else 1
+            if shape[inner] > shape[outer]:
+                return 1
+        return 0
+
+    order = list(reversed(range(len(shape))))  # innermost first
+    for i in range(1, len(order)):
+        last = i
+        for j in reversed(range(i)):
+            comparison = comes_before(order[j], order[last])
+            if comparison > 0:
+                order[j], order[last] = order[last], order[j]
+                last = j
+            elif comparison < 0:
+                break
+    result, step = [0] * len(shape), 1
+    for dim in order:
+        result[dim] = step
+        step *= shape[dim]
+    return None if order == sorted(order, reverse=True) else tuple(result)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

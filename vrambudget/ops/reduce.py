@@ -10,6 +10,7 @@ of its own).
 
 from dataclasses import dataclass
 
+from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
@@ -78,6 +79,19 @@ def partial_sums(outputs: int, inputs: int, *, on_last: bool, row: int) -> tuple
     if not on_last:
         size *= block.width * vector
     return size, 4 * grid
+
+
+def mean_last(x: Tensor) -> Tensor:
+    """Return the mean over the last dimension: [..., C] -> [..., 1]."""
+    context.operation = "mean"
+    y = empty((*x.shape[:-1], 1), x.dtype)
+    with_partial_sums(y.numel, x.shape[-1], on_last=True, row=x.shape[-1])
+    shape = x.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        return empty(shape, dy.dtype)  # the gradient expanded, divided by C
+
+    return record("mean", y, inputs=(x,), backward=backward)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,17 @@ def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
     return outputs
 
 
+def slice_last(x: Tensor, length: int) -> Tensor:
+    """Return a view of `length` elements of the last dimension; backward pads with zeros."""
+    source, dtype = x.shape, x.dtype
+
+    def backward(dy: Tensor) -> Tensor:
+        return empty(source, dtype)  # slice_backward: zeros, then the gradient is copied in
+
+    y = narrowed(x, x.ndim - 1, length)
+    return record("slice", y, inputs=(x,), backward=backward)
+
+
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy."""
     first = tensors[0]
