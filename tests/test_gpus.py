@@ -1,7 +1,9 @@
 """A card is found by any spelling; what was assumed is said; nothing else passes."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 
@@ -24,6 +26,21 @@ from vrambudget.errors import VramBudgetError
         ("h100", "h100-80gb"),
         ("Tesla T4", "t4"),
         ("v100", "v100-16gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("h100 sxm5", "h100-80gb"),
+        ("H100-NVL", "h100-nvl"),
+        ("A10", "a10"),
+        ("a10g", "a10g"),
+        ("L40S", "l40s"),
+        ("l40", "l40"),
+        ("4060ti 16GB", "rtx-4060-ti-16gb"),
+        ("RTX 4070 Ti SUPER", "rtx-4070-ti-super"),
+        ("4070TiSuper", "rtx-4070-ti-super"),
+        ("titan rtx", "titan-rtx"),
+        ("rtx6000ada", "rtx-6000-ada"),
+        ("RTX A6000", "rtx-a6000"),
+        ("rtx 4060 laptop", "rtx-4060-laptop"),
+        ("gtx1080ti", "gtx-1080-ti"),
     ],
 )
 def test_any_common_spelling_finds_the_card(text, key):
@@ -66,6 +83,13 @@ def test_a_shared_name_takes_the_smaller_card_and_says_so():
     gpu = find_gpu("A100")
     assert gpu.key == "a100-40gb"
     assert "a100-80gb" in gpu.assumed
+    assert "rtx-3080-12gb" in find_gpu("RTX 3080").assumed
+
+
+@pytest.mark.parametrize("sold", [6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 141, 180])
+def test_a_size_as_sold_stands_for_a_card_of_that_size(sold):
+    assert find_gpu(f"{sold}GB").sold_gb == sold
+    assert find_gpu(f" {sold} gb ") == replace(find_gpu(f"{sold}GB"), assumed=ANY)
 
 
 def test_a_size_as_sold_names_the_card_that_it_stands_for():
@@ -96,6 +120,8 @@ def test_an_exact_size_is_exact():
         ("11.69GB", "sold with '11.69GB'"),
         ("", "not a GPU"),
         ("80", "not a GPU"),
+        ("rtx", "not a GPU"),
+        ("ti 16GB", "not a GPU"),
         ("radeon", "not a GPU"),
     ],
 )

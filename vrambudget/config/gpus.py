@@ -23,15 +23,25 @@ from vrambudget.units import format_bytes, parse_bytes
 
 # The card that a size as sold stands for: the most common of that size.
 _SOLD_AS = {
+    6: "rtx-2060",
+    8: "rtx-4060",
+    10: "rtx-3080-10gb",
+    11: "rtx-2080-ti",
     12: "rtx-3060",
-    16: "t4",
+    16: "rtx-4060-ti-16gb",
     24: "rtx-4090",
+    32: "rtx-5090",
     40: "a100-40gb",
+    48: "rtx-a6000",
     80: "a100-80gb",
+    94: "h100-nvl",
+    96: "rtx-pro-6000",
+    141: "h200",
+    180: "b200",
 }
 # Words that tell nothing: who made it, and that it is a graphics card.
-_NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib", "g"})
-_WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|rtx|ti(?!tan)|[a-z]+|\d+")
+_NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib"})
+_WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
 _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
 
@@ -90,6 +100,9 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _by_name(text: str) -> Gpu:
+    for row in ROWS:
+        if row.key == text.strip().lower():
+            return _gpu(row)
     asked = _words(text)
     rows = [row for row in ROWS if _is_spelling_of(asked, row)]
     if not rows:
@@ -101,7 +114,7 @@ def _by_name(text: str) -> Gpu:
         )
     row = min(rows, key=lambda row: row.sold_gb)
     others = ", ".join(other.key for other in rows if other is not row)
-    return _gpu(row, f"{text.strip()!r} is read as {row.name} (not {others})" if others else None)
+    return _gpu(row, f"{text.strip()!r} is read as {row.key} (not {others})" if others else None)
 
 
 def _is_spelling_of(asked: frozenset[str], row: GpuRow) -> bool:
