@@ -1,0 +1,54 @@
+"""Temporary storage that CUB's device-wide algorithms ask for: sort, unique, prefix sum.
+
+Each asks once for all its arrays, every one rounded up to 256 bytes, plus 255 bytes to align the
+first. Tiles (items that one thread block handles) depend on the card's architecture. Keys and
+values are int64 here, as indices are.
+
+    sort         8 passes of 256 digits, 8-byte counts; 256 counters of 4 bytes a tile; 8 counters
+    unique, sum  16-byte tile states, 32 more than there are tiles; 256 bytes more
+
+Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
+dispatch_unique_by_key.cuh, tuning/; tiles read off PyTorch 2.11's (CUDA 13.0) requests for compute
+capabilities 7.0 to 12.0.
+Not modelled: more than 2**28 items; other key types; CUDA 12's tiles where they differ.
+"""
+
+from vrambudget.engine.context import context
+
+_ALIGNMENT = 256
+_SCAN_TILE = 896
+
+
+def sort_pairs_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceRadixSort::SortPairs; it does not hold keys or values.
+
+    The sort must not overwrite its input, so it has a spare buffer for keys and one for values.
+    """
+    capability = context.device.compute_capability
+    tile = 2816 if capability < (8, 0) else 3840 if capability < (9, 0) else 4608
+    spare = 8 * n
+    return _storage(8 * 256 * 8, 256 * 4 * _ceil_div(n, tile), spare, spare, 8 * 4)
+
+
+def unique_by_key_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceSelect::UniqueByKey."""
+    capability = context.device.compute_capability
+    tile = 3840 if capability >= (10, 0) else {(8, 0): 1792, (9, 0): 4480}.get(capability, 320)
+    return _storage(_tile_states(n, tile), 1)
+
+
+def exclusive_sum_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceScan::ExclusiveSum."""
+    return _storage(_tile_states(n, _SCAN_TILE), 1)
+
+
+def _tile_states(n: int, tile: int) -> int:
+    return 16 * (_ceil_div(n, tile) + 32)
+
+
+def _storage(*arrays: int) -> int:
+    return _ALIGNMENT - 1 + sum(_ceil_div(array, _ALIGNMENT) * _ALIGNMENT for array in arrays)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
