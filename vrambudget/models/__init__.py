@@ -6,6 +6,7 @@ from vrambudget.config.model_config import ModelConfig
 
 _CONFIG_CLASSES = {
     "gpt2": ("gpt2", "GPT2Config"),
+    "llama": ("llama", "LlamaConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""

@@ -1,17 +1,48 @@
-"""The two ways in which transformers' models attend (integrations/sdpa_attention.py and `eager`).
+"""How transformers' models attend: by torch's sdpa, or by single operations (`eager`).
 
     query [B, H, Sq, D], key and value [B, Hkv, Sk, D] -> [B, Sq, H, D]
+
+Source: integrations/sdpa_attention.py; `eager_attention_forward` of modeling_llama.py, which most
+families share. A family whose own differs hands it in.
 """
+
+from typing import Protocol
 
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.attention import scaled_dot_product_attention
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, expand, reshape, transpose, view
+from vrambudget.ops.shape import contiguous, expand, reshape, transpose, unsqueeze
 from vrambudget.ops.softmax import softmax
+
+
+class EagerAttention(Protocol):
+    """A family's eager_attention_forward."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+    ) -> Tensor:
+        """[B, H, Sq, D] -> [B, Sq, H, D]."""
+
+
+def eager_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+) -> Tensor:
+    """Scores and probabilities [B, H, Sq, Sk], the softmax in float32."""
+    groups = query.shape[1] // key.shape[1]
+    key_states = repeat_kv(key, groups)
+    value_states = repeat_kv(value, groups)
+    weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
+    if mask is not None:
+        weights = add(weights, mask)
+    weights = to(softmax(weights, dtype=float32), query.dtype)
+    weights = dropout(weights, dropout_p, training=context.options.training)
+    output = matmul(weights, value_states)
+    return contiguous(transpose(output, 1, 2))
 
 
 def attend(
@@ -22,11 +53,12 @@ def attend(
     *,
     dropout_p: float,
     is_causal: bool = True,
+    eager: EagerAttention = eager_attention,
 ) -> Tensor:
     """Attend by the job's implementation."""
-    if context.options.attention == "sdpa":
-        return _sdpa(query, key, value, mask, dropout_p=dropout_p, is_causal=is_causal)
-    return _eager(query, key, value, mask, dropout_p=dropout_p)
+    if context.options.attention == "eager":
+        return eager(query, key, value, mask, dropout_p=dropout_p)
+    return _sdpa(query, key, value, mask, dropout_p=dropout_p, is_causal=is_causal)
 
 
 def _sdpa(
@@ -41,7 +73,8 @@ def _sdpa(
     groups = query.shape[1] // key.shape[1]
     enable_gqa = groups > 1 and mask is None and key.shape[-1] <= 256  # noqa: PLR2004
     if groups > 1 and not enable_gqa:
-        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        key = repeat_kv(key, groups)
+        value = repeat_kv(value, groups)
     output = scaled_dot_product_attention(
         query,
         key,
@@ -54,23 +87,10 @@ def _sdpa(
     return contiguous(transpose(output, 1, 2))
 
 
-def _eager(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
-) -> Tensor:
-    """eager_attention_forward as modeling_gpt2.py writes it."""
-    weights = mul_scalar(matmul(query, transpose(key, -1, -2)))
-    if mask is not None:
-        weights = add(weights, mask)
-    weights = softmax(weights)
-    weights = to(weights, value.dtype)
-    weights = dropout(weights, dropout_p, training=True)
-    output = matmul(weights, value)
-    return transpose(output, 1, 2)
-
-
 def repeat_kv(x: Tensor, groups: int) -> Tensor:
-    """[B, Hkv, S, D] -> [B, Hkv * groups, S, D], a copy."""
+    """[B, Hkv, S, D] -> [B, Hkv * groups, S, D], a copy unless groups is 1."""
     if groups == 1:
         return x
     B, H, S, D = x.shape
-    return reshape(expand(view(x, B, H, 1, S, D), B, H, groups, S, D), B, H * groups, S, D)
+    repeated = expand(unsqueeze(x, 2), B, H, groups, S, D)
+    return reshape(repeated, B, H * groups, S, D)

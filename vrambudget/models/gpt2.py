@@ -12,19 +12,42 @@ from typing import Literal
 
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
+from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import int64
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.attention import attend
-from vrambudget.models.layers import CheckpointedLayer, Conv1D, Dropout, Embedding, LayerNorm, Linear
+from vrambudget.models.layers import (
+    CheckpointedLayer,
+    Conv1D,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+)
 from vrambudget.models.losses import causal_lm_loss
-from vrambudget.models.masks import causal_mask
+from vrambudget.models.masks import causal_mask, positions
 from vrambudget.models.outputs import Outputs
-from vrambudget.ops.creation import arange, made
-from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
+from vrambudget.ops.dropout import dropout
+from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
+from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import contiguous, reshape, split, transpose, view
+from vrambudget.ops.softmax import softmax
+
+
+def eager_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+) -> Tensor:
+    """GPT-2's own: the softmax in the scores' dtype, the result not made contiguous."""
+    weights = mul_scalar(matmul(query, transpose(key, -1, -2)))
+    if mask is not None:
+        weights = add(weights, mask)
+    weights = softmax(weights)
+    weights = to(weights, value.dtype)
+    weights = dropout(weights, dropout_p, training=context.options.training)
+    output = matmul(weights, value)
+    return transpose(output, 1, 2)
 
 
 class Attention(Module):
@@ -45,7 +68,7 @@ class Attention(Module):
         value = self._heads(value)
         query = self._heads(query)
         dropout_p = self.attn_pdrop if context.options.training else 0.0
-        output = attend(query, key, value, mask, dropout_p=dropout_p)
+        output = attend(query, key, value, mask, dropout_p=dropout_p, eager=eager_attention)
         output = contiguous(reshape(output, *output.shape[:-2], self.width))
         output = self.c_proj(output)
         return self.resid_dropout(output)
@@ -107,7 +130,7 @@ class Transformer(Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
         inputs_embeds = self.wte(input_ids)
-        position_ids = _position_ids(input_ids.shape[1])
+        position_ids = positions(input_ids.shape[1])
         position_embeds = self.wpe(position_ids)
         hidden_states = add(inputs_embeds, position_embeds)
         mask = causal_mask(inputs_embeds, position_ids)
@@ -115,14 +138,6 @@ class Transformer(Module):
         for block in self.h:
             hidden_states = block(hidden_states, mask)
         return self.ln_f(hidden_states)
-
-
-def _position_ids(length: int) -> Tensor:
-    """torch.arange(length) + past_seen_tokens: [1, T]; the sum is a new tensor."""
-    plain = arange(length)
-    positions = made("add", (length,), int64)
-    del plain
-    return view(positions, 1, length)
 
 
 class GPT2LMHeadModel(Module):

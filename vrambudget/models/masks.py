@@ -19,6 +19,11 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk]) -> bool mask that broadcasts to [B,1,Sq,Sk]."""
 
 
+def positions(length: int) -> Tensor:
+    """torch.arange(length) + past_seen_tokens: [1, T]."""
+    return view(_offset_arange(length), 1, length)
+
+
 def causal_mask(embeddings: Tensor, position_ids: Tensor) -> Tensor | None:
     """create_causal_mask for embeddings [B, T, C]: bool [B, 1, T, T] for sdpa, additive for eager."""
     batch, length = embeddings.shape[:2]
@@ -118,5 +123,3 @@ def _eager_mask(
     additive = made("where", mask.shape, embeddings.dtype)
     del minimum, zero
     return additive
-
-

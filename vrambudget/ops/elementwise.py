@@ -222,5 +222,3 @@ def broadcast(a: Shape, b: Shape) -> Shape:
             raise ShapeError(f"{list(a)} and {list(b)} do not broadcast")
         shape.append(other if have == 1 else have)
     return tuple(shape)
-
-

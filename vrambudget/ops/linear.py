@@ -149,5 +149,3 @@ def cublas_workspace_bytes() -> int:
 def cublaslt_workspace_bytes() -> int:
     """Return the size of cuBLASLt's workspace (1 MiB: _parseChosenWorkspaceSize)."""
     return MIB
-
-

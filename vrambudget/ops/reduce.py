@@ -23,9 +23,7 @@ _ACCUMULATOR_BYTES = 4  # float32 partial sums, for 16-bit inputs too
 def sum_to_size(x: Tensor, shape: Shape) -> Tensor:
     """Sum the broadcast dimensions of a gradient away (at::sum_to). Unknown to autograd."""
     lead = x.ndim - len(shape)
-    summed = [
-        i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1)
-    ]
+    summed = [i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1)]
     if not summed:
         return x
     context.operation = "sum"

@@ -124,6 +124,20 @@ def narrowed(x: Tensor, dim: int, length: int) -> Tensor:
     return x.viewed(shape, x.actual_strides())
 
 
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """Return a view with a dimension of size 1 at `dim`."""
+    strides = x.actual_strides()
+    shape = (*x.shape[:dim], 1, *x.shape[dim:])
+    step = strides[dim] * x.shape[dim] if dim < x.ndim else 1
+    widened = None if x.strides is None else (*strides[:dim], step, *strides[dim:])
+
+    def backward(dy: Tensor) -> Tensor:
+        kept = dy.actual_strides()
+        return dy.viewed(shape[:dim] + shape[dim + 1 :], kept[:dim] + kept[dim + 1 :])
+
+    return _share(x, "unsqueeze", shape, widened, backward)
+
+
 def expand(x: Tensor, *shape: int) -> Tensor:
     """Return x with dimensions of size 1 repeated without a copy; backward sums them."""
     strides = tuple(

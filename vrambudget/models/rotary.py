@@ -1,0 +1,84 @@
+"""Rotary position embeddings, as transformers composes them.
+
+    cos, sin    [1, T, D] in the embeddings' dtype, made once per forward without autograd
+    rotation    q * cos + rotate_half(q) * sin for q [B, H, T, D], each a new tensor
+
+Source: modeling_llama.py (LlamaRotaryEmbedding, rotate_half, apply_rotary_pos_emb).
+"""
+
+from vrambudget.engine.context import no_grad
+from vrambudget.engine.dtypes import DType, float32, int64
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import add, mul, neg
+from vrambudget.ops.linear import cublas_workspace
+from vrambudget.ops.shape import cat, slice_last, view
+
+
+class RotaryEmbedding(Module):
+    """Inverse frequencies [dim / 2] in float32, twice: the buffer and its original."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self.inv_freq = _inverse_frequencies(dim)
+        self.original_inv_freq = made("clone", (dim // 2,), float32)
+        # _init_weights computes the frequencies once more and copies them in.
+        again = _inverse_frequencies(dim)
+        del again
+
+    def forward(self, length: int, dtype: DType) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [1, T, D]."""
+        with no_grad():
+            positions = made("to_dtype", (1, 1, length), float32)
+            freqs = made("bmm", (1, self.dim // 2, length), float32)
+            cublas_workspace()
+            emb = made("cat", (1, length, self.dim), float32)
+            cos = _scaled("cos", emb)
+            sin = _scaled("sin", emb)
+            result = _cast(cos, dtype), _cast(sin, dtype)
+            del positions, freqs
+            return result
+
+
+def _inverse_frequencies(dim: int) -> Tensor:
+    """1.0 / (base ** (arange(0, dim, 2) / dim)): five small tensors, one of which stays."""
+    half = (dim // 2,)
+    steps = made("arange", half, float32)
+    exponents = made("div", half, float32)
+    del steps
+    powers = made("pow", half, float32)
+    base = made("pow", (), int64)
+    del base, exponents
+    reciprocal = made("reciprocal", half, float32)
+    frequencies = made("mul", half, float32)
+    del reciprocal, powers
+    return frequencies
+
+
+def _scaled(name: str, x: Tensor) -> Tensor:
+    plain = made(name, x.shape, x.dtype)
+    scaled = made("mul", x.shape, x.dtype)
+    del plain
+    return scaled
+
+
+def _cast(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype is dtype else made("to_dtype", x.shape, dtype)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """[..., D] -> (-second half, first half)."""
+    half = x.shape[-1] // 2
+    x1 = slice_last(x, half)
+    x2 = slice_last(x, half)
+    return cat((neg(x2), x1), dim=-1)
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate q [B, H, T, D] and k [B, Hkv, T, D]."""
+    cos = view(cos, cos.shape[0], 1, *cos.shape[1:])
+    sin = view(sin, sin.shape[0], 1, *sin.shape[1:])
+    q_embed = add(mul(q, cos), mul(rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_half(k), sin))
+    return q_embed, k_embed
