@@ -1,0 +1,99 @@
+"""A budget contradicts itself nowhere, and comes back from JSON as it was."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from budgets import BREAKDOWN, budget, on_card
+
+from vrambudget.budget import Budget
+from vrambudget.errors import VramBudgetError
+
+SMALL = 12_552_044_544
+LARGE = 85_097_971_712
+
+
+@pytest.mark.parametrize("made", [budget(), on_card(SMALL), on_card(LARGE)], ids=["none", "s", "l"])
+def test_json_round_trips(made):
+    assert Budget.from_json(made.check().to_json()) == made
+
+
+def test_json_has_the_published_keys():
+    saved = json.loads(on_card(SMALL).to_json())
+    assert list(saved) == [
+        *("schema", "model", "job", "parameters", "peak", "breakdown", "steps", "device"),
+        *("out_of_memory", "not_modelled", "warnings"),
+    ]
+    assert saved["schema"] == 1
+    assert list(saved["parameters"]) == ["total", "trainable"]
+    assert list(saved["peak"]) == [
+        *("requested_bytes", "allocated_bytes", "reserved_bytes", "step", "phase", "operation")
+    ]
+    assert list(saved["steps"][0]) == [
+        *("after_forward_bytes", "after_backward_bytes"),
+        *("peak_allocated_bytes", "peak_reserved_bytes"),
+    ]
+    assert list(saved["device"]) == [
+        *("name", "capacity_bytes", "context_bytes", "peak_bytes", "headroom_bytes", "fits")
+    ]
+    assert list(saved["out_of_memory"]) == [
+        *("step", "phase", "operation", "requested_bytes", "allocated_bytes")
+    ]
+    assert json.loads(budget().to_json())["device"] is None
+
+
+def test_fits_is_the_card_s_answer():
+    assert budget().fits
+    assert on_card(LARGE).fits
+    assert not on_card(SMALL).fits
+
+
+def _with(part, **changes):
+    made = on_card(LARGE)
+    return replace(made, **{part: replace(getattr(made, part), **changes)})
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (replace(budget(), breakdown=BREAKDOWN | {"inputs": 1}), "add up"),
+        (replace(budget(), breakdown=BREAKDOWN | {"inputs": -1}), "add up"),
+        (_with("peak", requested_bytes=10**12), "out of order"),
+        (_with("peak", step=2), "no step"),
+        (_with("parameters", trainable=10**12), "more parameters"),
+        (_with("device", peak_bytes=1), "reserved"),
+        (_with("device", headroom_bytes=1), "headroom"),
+        (_with("device", fits=False), "one of them"),
+        (replace(on_card(SMALL), device=None), "no card"),
+        (replace(budget(), steps=budget().steps[:1]), "no step"),
+        (replace(budget(), steps=budget().steps[::-1]), "last step"),
+    ],
+)
+def test_a_contradiction_is_found_and_named(broken, words):
+    with pytest.raises(AssertionError, match=words):
+        broken.check()
+
+
+def _edited(**changes):
+    return json.dumps(json.loads(budget().to_json()) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "schema is None"),
+        (_edited(schema=2), "schema is 2"),
+        (_edited(peak={}), "peak.requested_bytes: Field required"),
+        (_edited(model=3), "model: Input should be a valid string"),
+        (_edited(breakdown={"weights": "1"}), "breakdown.weights"),
+        (_edited(breakdown={"weights": 1}), "contradicts itself: the parts add up to 1 of"),
+    ],
+)
+def test_what_is_no_saved_budget_is_refused(text, words):
+    with pytest.raises(VramBudgetError, match=words) as caught:
+        Budget.from_json(text, where="saved.json")
+    assert caught.value.where == "saved.json"

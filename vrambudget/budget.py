@@ -1,0 +1,180 @@
+"""A budget: what a job takes at its worst moment, and whether a card holds it. Plain, frozen data.
+
+Every report is a function of a `Budget`; saved JSON is one. All sizes are bytes. `peak` and
+`breakdown` are those of a card that is large enough; `out_of_memory` is what happens on the given
+one. What always holds is in `Budget.check`.
+
+The JSON is the dataclass, field for field, under `"schema": 1`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from vrambudget.errors import VramBudgetError
+
+SCHEMA: Final = 1
+
+BLOCK_ROUNDING: Final = "block rounding"
+"""The allocator's share of the peak: blocks are multiples of 512 bytes, some are handed out whole.
+
+It is the one part of a breakdown that is not a tape's purpose.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How many parameters a model has, what is shared counted once."""
+
+    total: int
+    trainable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The highest each counter comes to, and when allocated bytes are at their highest."""
+
+    requested_bytes: int  # as tensors ask
+    allocated_bytes: int  # torch.cuda.max_memory_allocated()
+    reserved_bytes: int  # torch.cuda.max_memory_reserved()
+    step: int  # from 0
+    phase: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Allocated bytes along one step of the loop; peaks are those up to its end."""
+
+    after_forward_bytes: int | None
+    after_backward_bytes: int | None  # None in evaluation
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A card and what the job leaves of it: peak = reserved + CUDA context."""
+
+    name: str
+    capacity_bytes: int
+    context_bytes: int
+    peak_bytes: int
+    headroom_bytes: int  # capacity - peak: negative where the peak is above the card
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where the given card is full: the request that fails, with what is allocated by then."""
+
+    step: int
+    phase: str
+    operation: str
+    requested_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a job takes; `breakdown`: what is alive, by purpose, when most is allocated."""
+
+    model: str
+    job: Mapping[str, Any]  # every field of Job, resolved
+    parameters: Parameters
+    peak: Peak
+    breakdown: Mapping[str, int]
+    steps: tuple[Step, ...]
+    device: Device | None = None
+    out_of_memory: OutOfMemory | None = None
+    not_modelled: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job runs on its card; True where no card was named."""
+        return self.device is None or self.device.fits
+
+    def check(self) -> "Budget":
+        """Return self. Raises AssertionError where a number contradicts another."""
+        for problem in self._contradictions():
+            raise AssertionError(problem)
+        return self
+
+    def _contradictions(self) -> list[str]:
+        peak, device = self.peak, self.device
+        parts = sum(self.breakdown.values())
+        rules = {
+            f"the parts add up to {parts} of {peak.allocated_bytes}": parts == peak.allocated_bytes,
+            "a part is negative": min(self.breakdown.values(), default=0) >= 0,
+            "the peaks are out of order": (
+                0 <= peak.requested_bytes <= peak.allocated_bytes <= peak.reserved_bytes
+            ),
+            "more parameters are trained than there are": (
+                0 <= self.parameters.trainable <= self.parameters.total
+            ),
+            "the peak is in no step": 0 <= peak.step < len(self.steps),
+            "the last step does not end at the peak": bool(self.steps)
+            and self.steps[-1].peak_allocated_bytes == peak.allocated_bytes
+            and self.steps[-1].peak_reserved_bytes == peak.reserved_bytes,
+            "a step's peak is below an earlier one's": all(
+                a.peak_allocated_bytes <= b.peak_allocated_bytes
+                and a.peak_reserved_bytes <= b.peak_reserved_bytes
+                for a, b in zip(self.steps, self.steps[1:], strict=False)
+            ),
+            "out of memory on no card": device is not None or self.out_of_memory is None,
+        }
+        if device is not None:
+            context = device.context_bytes
+            rules |= {
+                "device: peak is not reserved + context": (
+                    device.peak_bytes == peak.reserved_bytes + context
+                ),
+                "device: headroom is not capacity - peak": (
+                    device.headroom_bytes == device.capacity_bytes - device.peak_bytes
+                ),
+                "device: fits or runs out of memory, one of them": (
+                    device.fits == (self.out_of_memory is None)
+                ),
+                "device: room is left and it does not fit": (
+                    device.fits or device.headroom_bytes < 0
+                ),
+            }
+        return [problem for problem, holds in rules.items() if not holds]
+
+    def to_json(self) -> str:
+        """Return the budget as JSON text."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, where: str | None = None) -> "Budget":
+        """Return the budget that `to_json` wrote. Raises VramBudgetError for anything else."""
+        from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - only for reading back
+
+        values = _read_object(text, where)
+        if (schema := values.pop("schema", None)) != SCHEMA:
+            raise VramBudgetError(
+                f"this is no saved budget: schema is {schema!r}, expected {SCHEMA}",
+                where=where,
+                hint="`vrambudget MODEL --format json -o FILE` writes one",
+            )
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True).check()
+        except ValidationError as error:
+            first, *others = error.errors(include_url=False)
+            key = ".".join(map(str, first["loc"]))
+            more = f" (and {len(others)} more)" if others else ""
+            raise VramBudgetError(f"{key}: {first['msg']}{more}", where=where) from None
+        except AssertionError as error:
+            raise VramBudgetError(f"this budget contradicts itself: {error}", where=where) from None
+
+
+def _read_object(text: str | bytes, where: str | None) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise VramBudgetError(f"this is no JSON: {error}", where=where) from None
+    if not isinstance(values, dict):
+        raise VramBudgetError("this is no JSON object, so no saved budget", where=where)
+    return values
