@@ -1,1 +1,18 @@
 """What a user hands in: a model, a job, a card; strict, and every mistake is named."""
+
+from vrambudget.config.cards import Card, card_names, load_card
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig, load_config, unknown_model_type
+from vrambudget.config.source import FoundModel, find_model
+
+__all__ = [
+    "Card",
+    "FoundModel",
+    "Job",
+    "ModelConfig",
+    "card_names",
+    "find_model",
+    "load_card",
+    "load_config",
+    "unknown_model_type",
+]

@@ -11,6 +11,9 @@
 
     [job]                                       how it is usually trained: a job's defaults
 
+TOML has no null: in [config] it is written "null". Where a model's weights are shared, `parameters`
+counts them once; the head that it counts is the one of the job's task.
+
 Not modelled: revisions of a repository; a card is what its main branch held.
 """
 
@@ -20,13 +23,19 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from vrambudget.config.job import Job
 from vrambudget.config.settings import Names, Settings
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
+
+
+def _nulls(table: Any) -> Any:
+    if not isinstance(table, dict):
+        return table
+    return {key: None if value == "null" else value for key, value in table.items()}
 
 
 class Card(Settings):
@@ -37,7 +46,7 @@ class Card(Settings):
     source: Annotated[str, Field(pattern="^https://")]
     parameters: Annotated[int, Field(ge=1)]
     repositories: Names = ()
-    config: dict[str, Any]
+    config: Annotated[dict[str, Any], BeforeValidator(_nulls)]
     job: dict[str, Any] = Field(default_factory=dict)
 
     def problems(self) -> Iterable[str]:
