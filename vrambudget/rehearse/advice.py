@@ -1,0 +1,62 @@
+"""What a rehearsal cannot show, said where it can be seen to matter in this one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.gpus import Gpu
+
+_READS_SHOWN = 3
+
+
+def warnings_of(
+    record: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    gpu: Gpu,
+    *,
+    complete: bool,
+) -> Iterator[str]:
+    """Yield sentences; `record` is that of the process with the highest peak."""
+    if not record:
+        yield "nothing was recorded: no Python process that imported torch ended by itself"
+        return
+    if not record["cuda"]:
+        yield "the script never used the GPU"
+        return
+    if len([r for r in records if r["cuda"]]) > 1:
+        yield "several processes used the card, each all of it; the highest peak is shown"
+    if not complete:
+        yield "the history was too long: what was alive is that of its end (use --steps)"
+    yield from _of_reads(record["reads"])
+    yield from _of_kernels(record, gpu)
+
+
+def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Name the lines that read values: those that made a shape, masks, and then the rest."""
+    for file, line, _, text, *_, shape in reads:
+        if shape:
+            yield f"{_at(file, line)} makes a shape from values, which are zero here: {text}"
+        elif Path(file).name == "masking_utils.py":
+            yield (
+                f"{_at(file, line)} decides from values whether sequences are packed, and"
+                " builds a causal mask that a real GPU skips: expect a little less memory there"
+            )
+    rest = [r for r in reads if not r[-1] and Path(r[0]).name != "masking_utils.py"]
+    if rest:
+        places = ", ".join(_at(r[0], r[1]) for r in rest[:_READS_SHOWN])
+        more = f" and {len(rest) - _READS_SHOWN} more" if len(rest) > _READS_SHOWN else ""
+        yield f"values read from the GPU are zero: {places}{more}; what depends on them may differ"
+
+
+def _of_kernels(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
+    major, minor = gpu.compute_capability
+    kernels = [int(name.removeprefix("sm_")) for name in record["architectures"]]
+    if kernels and min(kernels) > 10 * major + minor:
+        yield (
+            f"this PyTorch has no kernels for {gpu.name} (compute capability {major}.{minor}):"
+            " on the real card it would not run"
+        )
+
+
+def _at(file: str, line: int) -> str:
+    return f"{Path(file).name}:{line}" if line else file

@@ -1,0 +1,20 @@
+"""Start the recorder in a rehearsed Python, then the environment's own sitecustomize.
+
+Python imports a module of this name by itself when it starts; the rehearsal puts this folder first
+in PYTHONPATH.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from pathlib import Path
+
+if "VRAMBUDGET_REHEARSAL" in os.environ and __name__ == "sitecustomize":
+    ours = sys.modules.pop("sitecustomize")
+    recorder = importlib.import_module("vrambudget_hook.recorder")
+    sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
+    recorder.install(os.environ["VRAMBUDGET_REHEARSAL"])
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sitecustomize")
+    sys.modules.setdefault("sitecustomize", ours)

@@ -1,0 +1,103 @@
+"""Who asked: Python frames and C++ callers of an event, and the allocator's history with them.
+
+Runs in the user's Python, 3.9 or later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_HERE = str(Path(__file__).parent)
+
+
+def own_frames(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames that are not torch's or ours, outermost first."""
+    frames = []
+    while frame is not None:
+        if not _is_library(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _is_library(filename: str) -> bool:
+    return f"{os.sep}torch{os.sep}" in filename or filename.startswith((_HERE, "<frozen"))
+
+
+def place(frame: FrameType) -> list[Any]:
+    """Return where a frame is: file, line, function, the line's text."""
+    name = frame.f_code.co_filename
+    text = linecache.getline(name, frame.f_lineno).strip()
+    return [name, frame.f_lineno, frame.f_code.co_name, text]
+
+
+def native_callers() -> list[str]:
+    """Return the exported names of the C++ functions that are running on this thread."""
+    libc = ctypes.CDLL(None)
+    callers = (ctypes.c_void_p * 64)()
+    names = []
+    for i in range(libc.backtrace(callers, 64)):
+        info = (ctypes.c_void_p * 4)()  # Dl_info: file, base, name of the symbol, its address
+        if libc.dladdr(ctypes.c_void_p(callers[i]), info) and info[2]:
+            names.append(ctypes.string_at(info[2]).decode(errors="replace"))
+    return names
+
+
+def addresses(tensors: Iterable[Any]) -> list[int]:
+    """Return where the storages of those on the device begin."""
+    found = []
+    for tensor in tensors:
+        try:
+            if tensor.is_cuda:
+                found.append(tensor.untyped_storage().data_ptr())
+        except Exception:  # noqa: BLE001, S112 - not a tensor, or a wrapper without a storage
+            continue
+    return found
+
+
+def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
+    """Return the allocator's events as columns; stacks are listed once each."""
+    stacks: dict[Any, int] = {}
+    columns: dict[str, list[Any]] = {
+        "action": [],
+        "address": [],
+        "bytes": [],
+        "stream": [],
+        "stack": [],
+    }
+    known: dict[int, int] = {}
+    for event in trace:
+        frames = event.get("frames") or []
+        if id(frames) not in known:  # torch hands out one list for each stack
+            described = _stack(frames, cplusplus=cplusplus)
+            known[id(frames)] = stacks.setdefault(described, len(stacks))
+        columns["action"].append(event["action"])
+        columns["address"].append(event.get("addr", event.get("device_free", 0)))
+        columns["bytes"].append(event["size"])
+        columns["stream"].append(event.get("stream", 0))
+        columns["stack"].append(known[id(frames)])
+    return {**columns, "stacks": list(stacks)}
+
+
+def _stack(frames: list[dict[str, Any]], *, cplusplus: bool) -> Any:
+    """Return (autograd node, operation, Python lines from the inside out) of a stack."""
+    python = [f for f in frames if f["filename"].endswith(".py") or f["filename"].startswith("<")]
+    own = [f for f in python if not _is_library(f["filename"])]
+    user = [f for f in own if "site-packages" not in f["filename"]]
+    lines = tuple((f["filename"], f["line"], f["name"]) for f in own[:1] + user[:1])
+    if not cplusplus:
+        return ("", "", lines)
+    names = [f["name"].split("(")[0] for f in frames]
+    nodes = (
+        n.split("::")[-2] if "apply" in n or "release" in n else n for n in names if "Backward" in n
+    )
+    operations = [
+        n.replace("at::_ops::", "").rsplit("::", 1)[0] for n in names if n.startswith("at::_ops::")
+    ]
+    return (next(nodes, ""), operations[-1] if operations else "", lines)

@@ -1,0 +1,12 @@
+/* A stand-in for cuBLAS: matrix products are accepted and not computed.
+ *
+ * Every handle is a new one, because PyTorch keeps a workspace for each. */
+#include "virtual_gpu.h"
+
+#include <stdlib.h>
+
+EXPORT int cublasCreate_v2(void **handle) { *handle = calloc(1, 4096); return *handle ? 0 : 3; }
+EXPORT int cublasDestroy_v2(void *handle) { free(handle); return 0; }
+EXPORT int cublasGetMathMode(void *handle, int *mode) { (void)handle; *mode = 0; return 0; }
+EXPORT int cublasGetPointerMode_v2(void *handle, int *mode) { (void)handle; *mode = 0; return 0; }
+EXPORT int cublasGetVersion_v2(void *handle, int *version) { (void)handle; *version = CUBLAS_VERSION; return 0; }

@@ -1,0 +1,94 @@
+/* The card, its accounts, and its address space. */
+#include "virtual_gpu.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define GRANULE ((size_t)2 << 20)         /* the driver hands out memory in pages of 2 MiB */
+#define FIRST_ADDRESS ((uintptr_t)1 << 56) /* above all user memory of x86-64 and arm64, positive as a signed number */
+
+static struct virtual_card card;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static size_t used;
+static uintptr_t next_address = FIRST_ADDRESS;
+
+__attribute__((constructor)) static void read_card(void) {
+  const char *name = getenv("VRAMBUDGET_GPU_NAME"), *numbers = getenv("VRAMBUDGET_GPU");
+  card.name = name ? name : "virtual GPU";
+  if (!numbers || sscanf(numbers, "%zu %zu %d %d %d %zu %zu %d %d", &card.total, &card.context, &card.major,
+                         &card.minor, &card.processors, &card.l2, &card.shared_per_block,
+                         &card.threads_per_processor, &card.blocks_per_processor) != 9) {
+    fprintf(stderr, "virtual GPU: VRAMBUDGET_GPU does not describe a card\n");
+    exit(2);
+  }
+}
+
+EXPORT const struct virtual_card *virtual_card(void) { return &card; }
+
+static size_t capacity(void) { return card.total > card.context ? card.total - card.context : 0; }
+static size_t pages(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
+
+EXPORT size_t virtual_free_bytes(void) {
+  pthread_mutex_lock(&lock);
+  size_t left = capacity() - used;
+  pthread_mutex_unlock(&lock);
+  return left;
+}
+
+EXPORT int virtual_take(size_t bytes) {
+  pthread_mutex_lock(&lock);
+  int fits = bytes <= capacity() - used && pages(bytes) <= capacity() - used;
+  if (fits) used += pages(bytes);
+  pthread_mutex_unlock(&lock);
+  return fits;
+}
+
+EXPORT void virtual_give(size_t bytes) {
+  pthread_mutex_lock(&lock);
+  used -= pages(bytes);
+  pthread_mutex_unlock(&lock);
+}
+
+EXPORT uintptr_t virtual_addresses(size_t bytes) {
+  pthread_mutex_lock(&lock);
+  uintptr_t address = next_address;
+  next_address += pages(bytes);
+  pthread_mutex_unlock(&lock);
+  return address;
+}
+
+EXPORT int virtual_is_device(const void *address) { return (uintptr_t)address >= FIRST_ADDRESS; }
+
+EXPORT int virtual_blocks(int block_size) {
+  int blocks = card.threads_per_processor / (block_size > 0 ? block_size : 1);
+  return blocks > card.blocks_per_processor ? card.blocks_per_processor : blocks < 1 ? 1 : blocks;
+}
+
+EXPORT int virtual_accepted(void) { return 0; }
+
+/* The numbers are cudaDeviceAttr's (CUDA Runtime API, "Data types used by CUDA Runtime"). Any other feature is 0: absent. */
+EXPORT int virtual_attribute(int attribute) {
+  switch (attribute) {
+    case 1: return 1024;                            /* threads per block */
+    case 2: case 3: return 1024;                    /* block x, y */
+    case 4: return 64;                              /* block z */
+    case 5: return 2147483647;                      /* grid x */
+    case 6: case 7: return 65535;                   /* grid y, z */
+    case 8: return 49152;                           /* shared bytes per block, without asking for more */
+    case 10: return 32;                             /* warp */
+    case 12: case 82: return 65536;                 /* registers per block, per multiprocessor */
+    case 16: return card.processors;
+    case 38: return (int)card.l2;
+    case 39: return card.threads_per_processor;
+    case 41: return 1;                              /* unified addressing */
+    case 75: return card.major;
+    case 76: return card.minor;
+    case 81: return (int)card.shared_per_block + 1024; /* per multiprocessor: 1 KiB of it is the system's */
+    case 95: return 1;                              /* cooperative launch */
+    case 97: return (int)card.shared_per_block;     /* per block, when asked for */
+    case 102: return 1;                             /* virtual memory management: expandable segments */
+    case 106: return card.blocks_per_processor;
+    default: return 0;
+  }
+}

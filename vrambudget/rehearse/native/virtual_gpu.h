@@ -1,0 +1,39 @@
+/* What the stand-ins for the CUDA runtime and the driver share: one card and its memory.
+ *
+ * The card is described by the environment (see ../card.py):
+ *   VRAMBUDGET_GPU_NAME   as torch.cuda.get_device_name() says it
+ *   VRAMBUDGET_GPU        "total context major minor processors l2 shared threads blocks", in decimal:
+ *                         bytes the driver reports, bytes of CUDA context, compute capability,
+ *                         multiprocessors, bytes of L2, and for each multiprocessor the most shared
+ *                         bytes a block may ask for, resident threads and resident blocks
+ *
+ * Memory is accounted for and never touched. Device addresses lie beyond what the processor can map, so that
+ * they cannot collide with the host's, a stray look at one faults as it does on a real card, and a card of any
+ * size costs nothing. They rise and are never handed out twice: PyTorch's allocator breaks ties by address, so
+ * the same program gives the same peaks every time. */
+#ifndef VIRTUAL_GPU_H
+#define VIRTUAL_GPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+struct virtual_card {
+  const char *name;
+  size_t total, context, l2, shared_per_block;
+  int major, minor, processors, threads_per_processor, blocks_per_processor;
+};
+
+/* Both stand-ins use the runtime's: it is the one that keeps the accounts. */
+const struct virtual_card *virtual_card(void);
+size_t virtual_free_bytes(void);
+int virtual_take(size_t bytes);             /* 1, or 0 where the card has no such bytes left */
+void virtual_give(size_t bytes);
+uintptr_t virtual_addresses(size_t bytes);  /* a fresh range, aligned to 2 MiB */
+int virtual_is_device(const void *address);
+int virtual_attribute(int attribute);       /* cudaDevAttr... and CU_DEVICE_ATTRIBUTE_... have the same numbers */
+int virtual_blocks(int block_size);         /* resident blocks of that many threads */
+int virtual_accepted(void);                 /* does nothing and says that all went well */
+
+#endif

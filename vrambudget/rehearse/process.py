@@ -1,0 +1,163 @@
+"""Run the user's command with the stand-ins in its environment, and see it off.
+
+The command runs in a session of its own, so that a signal reaches all of its processes; nothing of
+it outlives the call. Its output and its input are ours, untouched. SIGINT and SIGTERM that come to
+us are handed on; a command that does not end in time afterwards is killed.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.rehearse import card
+from vrambudget.rehearse.stand_in import cache_folder
+
+HOOK = Path(__file__).parent / "hook"
+GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the recorder in the command's Python is to do; it travels as JSON in the environment."""
+
+    folder: Path
+    libraries: tuple[Path, ...]
+    steps: int | None = None
+    timeout: float | None = None
+    stacks: str = "python"  # "all": C++ frames too, for the names of operations
+    events: int = 400_000  # of the allocator's history; older ones are forgotten
+    marks: int = 2_000
+    snapshot: bool = False
+
+    def to_json(self, gpu: Gpu) -> str:
+        """Return what the recorder reads."""
+        major, minor = gpu.compute_capability
+        return json.dumps(
+            {
+                "folder": str(self.folder),
+                "libraries": [str(path) for path in self.libraries],
+                "steps": self.steps,
+                "timeout": self.timeout,
+                "stacks": self.stacks,
+                "events": self.events,
+                "marks": self.marks,
+                "snapshot": self.snapshot,
+                "capability": 10 * major + minor,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the command ended; `cut`: we ended it ("timeout"), or the user did ("interrupt")."""
+
+    exit_code: int
+    seconds: float
+    cut: str | None = None
+
+
+def environment(gpu: Gpu, plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the command's environment; what Triton compiles is kept apart from real cards'."""
+    compiled = cache_folder() / "compiled"
+    python_path = base.get("PYTHONPATH")
+    return {
+        **base,
+        **card.environment(gpu),
+        "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
+        "PYTHONPATH": os.pathsep.join([str(HOOK), *([python_path] if python_path else [])]),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "TRITON_LIBCUDA_PATH": str(plan.libraries[-1].parent),
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+    }
+
+
+def run(
+    command: Sequence[str],
+    gpu: Gpu,
+    plan: Plan,
+    *,
+    watch: Callable[[], None] = lambda: None,
+    quiet: bool = False,
+) -> Ended:
+    """Run the command to its end and return how it ended; `watch` is called now and then."""
+    output = subprocess.DEVNULL if quiet else None
+    started = time.monotonic()
+    child = subprocess.Popen(  # noqa: S603 - the user's own command
+        list(command),
+        env=environment(gpu, plan, os.environ),
+        start_new_session=True,
+        stdout=output,
+        stderr=output,
+    )
+    interrupt = threading.Event()
+    try:
+        with _handing_on(child, interrupt):
+            cut = _wait(child, plan.timeout, interrupt, watch)
+    finally:
+        _kill_session(child)
+    return Ended(_shell_code(child.wait()), time.monotonic() - started, cut)
+
+
+def _wait(
+    child: subprocess.Popen[bytes],
+    timeout: float | None,
+    interrupt: threading.Event,
+    watch: Callable[[], None],
+) -> str | None:
+    """Wait for the end, at most until the grace after the time limit or an interrupt is over."""
+    limit = None if timeout is None else time.monotonic() + timeout + GRACE_SECONDS
+    cut = None
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_POLL_SECONDS)
+            watch()
+            return cut
+        watch()
+        if interrupt.is_set() and cut is None:
+            cut, limit = "interrupt", time.monotonic() + GRACE_SECONDS
+        if limit is not None and time.monotonic() > limit:
+            return cut or "timeout"
+
+
+@contextlib.contextmanager
+def _handing_on(child: subprocess.Popen[bytes], interrupt: threading.Event) -> Iterator[None]:
+    """Hand SIGINT and SIGTERM on to the command as SIGINT; a second one kills it."""
+
+    def hand_on(_number: int, _frame: FrameType | None) -> None:
+        if interrupt.is_set():
+            _kill_session(child)
+            return
+        interrupt.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets only the main thread handle signals
+        return
+    before = {n: signal.signal(n, hand_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _kill_session(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _shell_code(code: int) -> int:
+    """Return the exit code as a shell says it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code

@@ -1,0 +1,97 @@
+"""What a rehearsal found: frozen data, from which every report is made."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Ending = Literal["finished", "steps", "timeout", "interrupt", "out of memory", "failed"]
+Category = Literal["parameter", "gradient", "optimizer_state", "activation", "temporary", "other"]
+
+CATEGORIES: tuple[Category, ...] = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "temporary",
+    "other",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Memory that one line of Python asked for and that was alive at the peak."""
+
+    category: Category
+    requested_bytes: int
+    count: int
+    line: str  # "model.py:57 forward"
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The most that tensors asked for in one phase; step 0 ends with the first optimizer step."""
+
+    step: int
+    phase: str
+    requested_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What was alive at one moment; the categories add up to `requested_bytes`."""
+
+    step: int
+    phase: str
+    line: str
+    requested_bytes: int
+    by_category: dict[Category, int]
+    largest: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """One request that the card could not serve. `handled`: the script caught it and went on."""
+
+    requested_bytes: int
+    free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    step: int
+    stack: tuple[str, ...]  # the script's own lines, outermost first
+    handled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """A script's run on a virtual card; peaks are what `torch.cuda.max_memory_...` says."""
+
+    command: tuple[str, ...]
+    gpu: str
+    capacity_bytes: int
+    context_bytes: int
+    versions: dict[str, str]
+    ended: Ending
+    exit_code: int
+    error: str | None
+    seconds: float
+    steps: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak: Moment | None
+    phases: tuple[PhasePeak, ...]
+    out_of_memory: tuple[OutOfMemory, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """What the card must hold: segments and CUDA context."""
+        return self.peak_reserved_bytes + self.context_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the script never ended for want of memory."""
+        return self.ended != "out of memory"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {**asdict(self), "device_peak_bytes": self.device_peak_bytes, "fits": self.fits}

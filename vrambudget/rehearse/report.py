@@ -1,0 +1,115 @@
+"""A rehearsal as people read it: verdict, peak and its parts, what failed, what to distrust."""
+
+from collections.abc import Iterator, Sequence
+
+from tabulate import tabulate
+
+from vrambudget.rehearse.record import Moment, OutOfMemory, Rehearsal
+from vrambudget.units import format_bytes
+
+_STEPS_SHOWN = 3
+_FRAMES_SHOWN = 5
+
+_ENDINGS = {
+    "finished": "ran to its end",
+    "steps": "ran as many steps as asked",
+    "timeout": "ran until the time limit",
+    "interrupt": "was interrupted",
+    "out of memory": "RAN OUT OF MEMORY",
+    "failed": "failed for a reason of its own",
+}
+
+
+def render(result: Rehearsal) -> str:
+    """Return the report as text."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: Rehearsal) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    capacity = format_bytes(result.capacity_bytes, "GiB")
+    yield f"rehearsed on a virtual {result.gpu} ({capacity}); {versions}"
+    yield (
+        f"the script {_ENDINGS[result.ended]}: {result.steps} optimizer steps,"
+        f" {result.seconds:.1f} s, exit code {result.exit_code}"
+    )
+    if result.ended == "failed" and result.error:
+        yield f"  {result.error.splitlines()[0]}"
+    yield ""
+    yield _totals(result)
+    if result.peak:
+        yield from _moment(result.peak)
+    if result.phases:
+        yield from _phases(result)
+    for event in result.out_of_memory:
+        yield from _out_of_memory(event)
+    for warning in result.warnings:
+        yield f"warning: {warning}"
+
+
+def _totals(result: Rehearsal) -> str:
+    rows = [
+        ("asked for by tensors", result.peak_requested_bytes),
+        ("allocated (rounded to blocks)", result.peak_allocated_bytes),
+        ("reserved (segments taken from the card)", result.peak_reserved_bytes),
+        ("CUDA context", result.context_bytes),
+        ("the card must hold", result.device_peak_bytes),
+    ]
+    return _table([(name, format_bytes(n), f"{n:,}") for name, n in rows], ("peak", "", "bytes"))
+
+
+def _moment(peak: Moment) -> Iterator[str]:
+    yield ""
+    yield f"alive at the peak: step {peak.step + 1}, {peak.phase}, {peak.line}"
+    rows = [(c, format_bytes(n), f"{n:,}") for c, n in peak.by_category.items()]
+    total = peak.requested_bytes
+    yield _table([*rows, ("together", format_bytes(total), f"{total:,}")], ("", "", "bytes"))
+    yield ""
+    largest = [
+        (format_bytes(b.requested_bytes), str(b.count), b.category, b.line) for b in peak.largest
+    ]
+    yield _table(largest, ("largest", "blocks", "kind", "made at"), align=("right", "right"))
+
+
+def _phases(result: Rehearsal) -> Iterator[str]:
+    yield ""
+    steps = sorted({p.step for p in result.phases})[:_STEPS_SHOWN]
+    names = list(dict.fromkeys(p.phase for p in result.phases))
+    peaks = {(p.step, p.phase): p.requested_bytes for p in result.phases}
+    rows = [
+        (
+            f"step {step + 1}",
+            *(format_bytes(peaks[step, n]) if (step, n) in peaks else "-" for n in names),
+        )
+        for step in steps
+    ]
+    yield _table(rows, ("asked for, at most", *names))
+
+
+def _out_of_memory(event: OutOfMemory) -> Iterator[str]:
+    yield ""
+    handled = ", which the script handled" if event.handled else ""
+    asked, allocated, reserved, free = (
+        format_bytes(n)
+        for n in (
+            event.requested_bytes,
+            event.allocated_bytes,
+            event.reserved_bytes,
+            event.free_bytes,
+        )
+    )
+    yield f"out of memory in step {event.step + 1}{handled}: asked for {asked}"
+    yield f"  with {allocated} allocated, {reserved} reserved and {free} free on the card"
+    for frame in event.stack[-_FRAMES_SHOWN:]:
+        place, _, text = frame.partition("  ")
+        file, _, rest = place.rpartition("/")
+        yield f"  {rest if file else place}  {text}".rstrip()
+
+
+def _table(
+    rows: Sequence[Sequence[str]], headers: tuple[str, ...], align: tuple[str, ...] | None = None
+) -> str:
+    columns = len(headers)
+    sides = align or ("left", *("right",) * (columns - 1))
+    sides = (*sides, *("left",) * (columns - len(sides)))
+    return tabulate(rows, headers=headers, disable_numparse=True, colalign=sides, tablefmt="simple")

@@ -1,0 +1,158 @@
+"""The PyTorch that a command will import: version, CUDA, and the libraries that it loads.
+
+Found without importing torch: the command's own Python says where the package lies, and
+`torch/version.py` and the library's ELF header say the rest.
+
+A version of PyTorch is rehearsed when somebody has held it against records. Another one is refused
+by name unless the caller insists (`any_torch`): the stand-ins' few structures may not be those that
+it expects.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.rehearse.elf import Library, read_library
+
+TRIED = ("2.11",)
+"""Releases of PyTorch whose rehearsals were compared with records (tests/records)."""
+
+
+INSTALL_HINT = "install PyTorch for CUDA (`pip install torch` on Linux); no GPU is needed"
+
+_PROBE = """
+import importlib.util, json, pathlib, runpy, sys
+found = {"python": sys.executable, "prefix": sys.prefix}
+for name in ("torch", "triton"):
+    spec = importlib.util.find_spec(name)
+    found[name] = next(iter(spec.submodule_search_locations or []), None) if spec else None
+if found["torch"]:
+    version = runpy.run_path(str(pathlib.Path(found["torch"]) / "version.py"))
+    found["version"], found["cuda"] = str(version["__version__"]), version.get("cuda")
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """A CUDA build of PyTorch in some Python's environment."""
+
+    python: str
+    version: str  # "2.11.0+cu130"
+    cuda: str  # "13.0"
+    folder: Path
+    triton: Path | None
+    runtime: Library
+    cublas: Library
+    cublas_lt: Library
+
+    @property
+    def cuda_major(self) -> int:
+        """The part of CUDA's version that decides the structures' layout."""
+        return int(self.cuda.split(".")[0])
+
+    @property
+    def release(self) -> str:
+        """The part of the version that decides: "2.11"."""
+        return ".".join(self.version.split(".")[:2])
+
+
+def find_torch(command: Sequence[str], *, any_torch: bool = False) -> TorchBuild:
+    """Return the PyTorch of the command's Python. Raises VramBudgetError without a fit one."""
+    if sys.platform != "linux":
+        raise VramBudgetError(
+            f"rehearsing needs Linux, and this is {sys.platform}",
+            hint="on Windows it runs under WSL; `vrambudget estimate` runs everywhere",
+        )
+    python = python_of(command)
+    found = _probe(python)
+    if not found.get("torch"):
+        raise VramBudgetError("this Python has no PyTorch", where=python, hint=INSTALL_HINT)
+    version, cuda = found["version"], found.get("cuda")
+    if not cuda:
+        raise VramBudgetError(
+            f"this PyTorch ({version}) is not a CUDA build", where=python, hint=INSTALL_HINT
+        )
+    build = _open(found, version, cuda)
+    if build.release not in TRIED and not any_torch:
+        raise VramBudgetError(
+            f"rehearsing was not tried with PyTorch {version}, only with {', '.join(TRIED)}",
+            where=python,
+            hint="add --any-torch to try it all the same",
+        )
+    return build
+
+
+def python_of(command: Sequence[str]) -> str:
+    """Return the Python that the command starts: itself, that of its first line, or PATH's."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise VramBudgetError(
+            f"no such command: {command[0]!r}", hint="write it as in a shell: python train.py …"
+        )
+    if Path(program).name.startswith("python"):
+        return program
+    with Path(program).open("rb") as file:
+        first = file.readline(256)
+    if first.startswith(b"#!"):
+        words = first[2:].decode(errors="replace").split()
+        if words and "python" in words[-1]:
+            return shutil.which(words[-1]) or words[-1]
+    return shutil.which("python") or sys.executable
+
+
+def _probe(python: str) -> dict[str, str]:
+    done = subprocess.run(  # noqa: S603 - the user's own Python
+        [python, "-c", _PROBE], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise VramBudgetError(
+            f"this Python does not start: {done.stderr.strip().splitlines()[-1:]}", where=python
+        )
+    answer: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _open(found: dict[str, str], version: str, cuda: str) -> TorchBuild:
+    folder = Path(found["torch"])
+    torch_cuda = read_library(folder / "lib" / "libtorch_cuda.so")
+    places = (*torch_cuda.folders, folder / "lib", Path(found["prefix"]) / "lib")
+    places += tuple(Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p)
+    runtime = _find("libcudart", torch_cuda, places)
+    cublas = _find("libcublas", torch_cuda, places)
+    return TorchBuild(
+        python=found["python"],
+        version=version,
+        cuda=cuda,
+        folder=folder,
+        triton=Path(found["triton"]) if found["triton"] else None,
+        runtime=runtime,
+        cublas=cublas,
+        cublas_lt=_find("libcublasLt", torch_cuda, places, also=cublas),
+    )
+
+
+def _find(
+    name: str, user: Library, places: tuple[Path, ...], also: Library | None = None
+) -> Library:
+    """Return the library that is asked for by that name; a wheel may have put a hash in it."""
+    needed = user.needed + (also.needed if also else ())
+    for soname in needed:
+        if soname.startswith((f"{name}.so", f"{name}-")):
+            for place in places:
+                if (place / soname).exists():
+                    return read_library(place / soname)
+            raise VramBudgetError(
+                f"{soname} is missing, which this PyTorch needs",
+                where=str(user.path),
+                hint="reinstall PyTorch with its nvidia-* packages",
+            )
+    raise VramBudgetError(
+        f"this PyTorch does not load {name}: it cannot be rehearsed", where=str(user.path)
+    )
