@@ -32,8 +32,11 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Return attention's output [B, H, Sq, Dv], as torch.nn.functional's function does."""
-    q, k, v = lower_precision(q), lower_precision(k), lower_precision(v)
+    # Autocast casts from the last argument to the first: the compiler's order of evaluation.
     mask = None if mask is None else lower_precision(mask)
+    v = lower_precision(v)
+    k = lower_precision(k)
+    q = lower_precision(q)
     kernel = select_kernel(
         q, k, v, mask=mask, dropout=dropout, is_causal=is_causal, enable_gqa=enable_gqa
     )
@@ -44,4 +47,4 @@ def scaled_dot_product_attention(
         if bias is not None:
             bias = aligned(bias, (*q.shape[:3], k.shape[2]))
         return efficient_attention(q, k, v, bias, dropout=dropout)
-    return composed_attention(q, k, v)
+    return composed_attention(q, k, v, bias, dropout=dropout, is_causal=is_causal)

@@ -47,25 +47,23 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     q_layout, k_layout, v_layout = (Layout.of(heads_last(x)) for x in (q, k, v))
     out = heads_last(q_layout.empty())
     logsumexp = empty((B, H, Sq), float32)
-    if not dropout:
-        _split_accumulators(q.shape, k.shape)
+    accumulators = [] if dropout else _split_accumulators(q.shape, k.shape)
     rng_state = empty((2,), int64)
     unused = empty((), int64)
     if dropout:
         rng_state = empty((2,), int64)
+    del accumulators
     kept_results = tuple(keep(x, when=wanted) for x in (out, logsumexp, rng_state, unused))
     out_layout = Layout.of(heads_last(out))
     out_is_contiguous = heads_last(out).is_contiguous
     rows = -(-Sq // _ROWS) * _ROWS
-    width = 32 if D <= 128 else 64  # noqa: PLR2004
-    rounded_dim = -(-D // width) * width
 
     def backward(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dy = contiguous(heads_last(dy))
         out_copy = None if out_is_contiguous else empty(out_layout.shape, out_layout.dtype)
         dq, dk, dv = q_layout.empty(), k_layout.empty(), v_layout.empty()
         softmax_d = empty((B, H, rows), float32)
-        dq_accum = empty((B, rows, H, rounded_dim), float32)
+        dq_accum = empty((B, rows, H, _rounded(D)), float32)
         if k_layout.shape[2] != H:
             expanded = (B, k_layout.shape[1], H, D)
             dk_expanded, dv_expanded = empty(expanded, dk.dtype), empty(expanded, dv.dtype)
@@ -78,17 +76,22 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     )
 
 
-def _split_accumulators(q: Shape, k: Shape) -> None:
-    """Allocate and free what the blocks that share a query row meet in."""
+def _split_accumulators(q: Shape, k: Shape) -> list[Tensor]:
+    """Return what the blocks that share a query row meet in."""
     (B, H, Sq, D), (_, Hk, Sk, _) = q, k
     if Sq == 1 and Hk < H:  # the query heads of a group are run as rows of one head
         H, Sq = Hk, H // Hk
     splits = split_count(B, H, Sq, Sk, D)
-    if splits > 1:
-        width = 32 if D <= 128 else 64  # noqa: PLR2004
-        logsumexp = empty((splits, B, H, Sq), float32)
-        out = empty((splits, B, H, Sq, -(-D // width) * width), float32)
-        del out, logsumexp
+    if splits == 1:
+        return []
+    rows = (splits, B, H, Sq)
+    return [empty(rows, float32), empty((*rows, _rounded(D)), float32)]
+
+
+def _rounded(D: int) -> int:
+    """Return the head dimension of the tiles that the kernels add up."""
+    width = 32 if D <= 128 else 64  # noqa: PLR2004
+    return -(-D // width) * width
 
 
 def split_count(B: int, H: int, Sq: int, Sk: int, D: int) -> int:

@@ -50,6 +50,8 @@ def dense_like(x: Tensor, dtype: DType) -> Tensor:
 
 def dense_strides(shape: Shape, strides: Shape) -> Shape:
     """Return strides without gaps in the order of `strides`; a stride of 0 says nothing."""
+    if Tensor(shape, None, None, strides).is_dense:  # type: ignore[arg-type]
+        return strides
     order = list(range(len(shape) - 1, -1, -1))  # innermost first
     for start in range(1, len(order)):
         here = start
