@@ -3,6 +3,8 @@
 The recording begins with the process: where weights lie in memory decides what fits between them.
 """
 
+from dataclasses import dataclass
+
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine import dtypes
@@ -13,8 +15,17 @@ from vrambudget.training.loop import Loop, evaluate, train
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
 
-def simulate(config: ModelConfig, job: Job, device: Device) -> Tape:
-    """Return the tape of `job` (its block resolved) on `device`."""
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A job's tape, and how many parameters its model has (what is shared counts once)."""
+
+    tape: Tape
+    parameters: int
+    trainable: int
+
+
+def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
+    """Return the recording of `job` (its block resolved) on `device`."""
     config = config.for_job(job)
     options = Options(
         dtype=_DTYPES[job.weight_dtype],
@@ -36,9 +47,13 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Tape:
     with recording(device, options) as tape:
         model = config.build()
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
+        parameters = model.parameters()
+        total = sum(p.numel for p in parameters)
+        trainable = sum(p.numel for p in parameters if p.requires_grad)
+        del parameters
         (train if options.training else evaluate)(model, loop)
         del model
-    return tape
+    return Recording(tape, total, trainable)
 
 
 def _inputs(job: Job) -> dict[str, tuple[tuple[int, ...], dtypes.DType]]:

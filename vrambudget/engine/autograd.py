@@ -47,6 +47,7 @@ class Node:
         "edges",
         "name",
         "outputs",
+        "purpose",
         "saved",
         "sequence",
         "variable",
@@ -67,6 +68,7 @@ class Node:
         self.saved = saved
         self.backward = backward
         self.outputs = outputs
+        self.purpose = context.purpose  # what backward makes is for what forward made
         self.variable: Tensor | None = None  # the leaf of an accumulating node
 
 
@@ -137,10 +139,11 @@ def run_backward(loss: Tensor) -> None:
         raise ValueError("the loss does not depend on anything that wants a gradient")
     context.operation = "ones_like"
     seed = empty_like(loss)  # lives until backward returns: Python's frame holds it
-    thread, context.thread = context.thread, "autograd"
+    before = context.thread, context.purpose
+    context.thread = "autograd"
     with no_grad():
         _run(root, seed, loss.slot)
-    context.thread = thread
+    context.thread, context.purpose = before
 
 
 def _run(root: Node, seed: Tensor, slot: int) -> None:
@@ -197,6 +200,7 @@ def _dependencies(root: Node) -> dict[Node, int]:
 def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     """Run one node. Its incoming gradients die first, then what it saved (call_function)."""
     context.operation = node.name + "_backward"
+    context.purpose = node.purpose
     _recompute_if_checkpointed(node)
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")

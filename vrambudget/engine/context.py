@@ -97,7 +97,6 @@ def recording(device: Device, options: Options = Options()) -> Iterator[Tape]:  
     try:
         yield tape
     finally:
-        tape.close()
         context.reset(Tape(), device, options)
         if collecting:
             gc.enable()

@@ -11,7 +11,7 @@ Everything the program shows is a function of a tape. It knows bytes *requested*
 allocator makes of them is `vrambudget.allocator`'s business.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +63,37 @@ class Tape:
     def close(self) -> None:
         """End the recording: what dies from now on is no event of it."""
         self.events = list(self.events)
+
+    def repeat_step(self, step: int) -> bool:
+        """Append a copy of the last step as `step`, if the loop has come to a steady state.
+
+        It has where the storages that the last step left behind are, in order of birth and byte for
+        byte, those that it found and freed: the next step does the same with them. Returns whether.
+        """
+        marks = [mark for mark in self.marks if mark.step == step - 1]
+        start = marks[0].position
+        events = self.events[start:]
+        born = {i for i in events if i >= 0}
+        first = min(born)
+        found = sorted(~i for i in events if i < 0 and ~i < first)
+        left = sorted(born - {~i for i in events if i < 0})
+        if [self._role(i) for i in found] != [self._role(i) for i in left]:
+            return False
+        shift = len(self.sizes) - first
+        moved = {~old: ~new for old, new in zip(found, left, strict=True)}
+        self.marks += (
+            replace(mark, position=mark.position + len(events), step=step) for mark in marks
+        )
+        self.events += [
+            i + shift if i >= first else moved[i] if i in moved else i - shift for i in events
+        ]
+        self.sizes += self.sizes[first:]
+        self.purposes += self.purposes[first:]
+        self.operations += self.operations[first:]
+        return True
+
+    def _role(self, storage: int) -> tuple[Any, Purpose, str]:
+        return self.sizes[storage], self.purposes[storage], self.operations[storage]
 
     def mark(self, step: int, phase: Phase, *, resets_allocator: bool = False) -> None:
         """Note that `phase` of `step` begins here."""

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
     "gpt2": ("gpt2", "GPT2Config"),
@@ -18,7 +18,9 @@ def model_types() -> list[str]:
 
 
 def config_class(model_type: str) -> type[ModelConfig]:
-    """Return the configuration class of an architecture. Raises KeyError for an unknown one."""
+    """Return the configuration class of an architecture. Raises NotModelledError for an unknown one."""
+    if model_type not in _CONFIG_CLASSES:
+        raise unknown_model_type(model_type, _CONFIG_CLASSES)
     module, name = _CONFIG_CLASSES[model_type]
     found: type[ModelConfig] = getattr(import_module(f"vrambudget.models.{module}"), name)
     return found

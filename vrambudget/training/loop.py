@@ -29,6 +29,9 @@ from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.scaler import GradScaler
 
 
+_STEADY = 2  # the first step that can be a copy of the one before it
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What decides the loop's memory besides the model: a job, reduced to what the loop reads."""
@@ -59,6 +62,8 @@ def train(model: Module, loop: Loop) -> None:
     scaler = GradScaler(enabled=loop.autocast is dtypes.float16)
     batch = outputs = loss = None
     for step in range(loop.steps):
+        if step >= _STEADY and tape.repeat_step(step):
+            continue
         for _ in range(loop.grad_accum):
             tape.mark(step, Phase.FORWARD)
             batch = loop.batch()
@@ -81,6 +86,7 @@ def train(model: Module, loop: Loop) -> None:
                 scaler.update()
                 optimizer.zero_grad()
         tape.mark(step, Phase.STEP_END)
+    tape.close()  # what the loop's variables hold now dies after the job
 
 
 def evaluate(model: Module, loop: Loop) -> None:
@@ -89,6 +95,8 @@ def evaluate(model: Module, loop: Loop) -> None:
     outputs = None
     with no_grad():
         for step in range(loop.steps):
+            if step >= _STEADY and tape.repeat_step(step):
+                continue
             tape.mark(step, Phase.FORWARD)
             batch = loop.batch()
             with autocast(loop.autocast):
@@ -96,4 +104,4 @@ def evaluate(model: Module, loop: Loop) -> None:
             if not loop.keep_outputs:
                 outputs = None
             tape.mark(step, Phase.STEP_END)
-    del batch, outputs
+        tape.close()

@@ -1,0 +1,109 @@
+"""`estimate`: a model, a job and a card in, a `Budget` out.
+
+    config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.source import find_model
+from vrambudget.engine import context as engine
+from vrambudget.models import config_class
+from vrambudget.replay import Replay, replay, replay_on
+from vrambudget.simulate import Recording, simulate
+
+DEFAULT_GPU = "a100-80gb"
+"""The card whose kernels and workspaces are taken where none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be estimated, resolved: a model, a job and a card (None: any, large enough)."""
+
+    model: str
+    config: ModelConfig
+    job: Job
+    gpu: Gpu | None
+
+    @property
+    def device(self) -> engine.Device:
+        """What of the card and of torch decides kernels and workspaces."""
+        gpu = self.gpu or find_gpu(DEFAULT_GPU)
+        return engine.Device(gpu.compute_capability, gpu.multiprocessors, self.job.torch_version)
+
+
+def estimate(
+    model: str | Path | Mapping[str, Any], *, gpu: str | Gpu | None = None, **fields: Any
+) -> Budget:
+    """Return what a job takes; `fields` are those of `Job`.
+
+    Raises VramBudgetError for a model, a field or a card that makes no sense.
+    """
+    return estimate_task(resolve(model, gpu=gpu, **fields))
+
+
+def resolve(
+    model: str | Path | Mapping[str, Any], *, gpu: str | Gpu | None = None, **fields: Any
+) -> Task:
+    """Return the task that `estimate` would do."""
+    found = find_model(model)
+    config = load_config(found.values, config_class, where=found.where)
+    job = Job.with_defaults(fields, found.job_defaults)
+    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    return Task(found.name, config, job.resolve(config.for_job(job)), card)
+
+
+def estimate_task(task: Task) -> Budget:
+    """Return the budget of a resolved task."""
+    recording = simulate(task.config, task.job, task.device)
+    replayed = replay(recording.tape)
+    device, out_of_memory = _on_card(task.gpu, recording, replayed)
+    return Budget(
+        model=task.model,
+        job=task.job.model_dump(),
+        parameters=Parameters(recording.parameters, recording.trainable),
+        peak=replayed.peak,
+        breakdown=replayed.breakdown,
+        steps=replayed.steps,
+        device=device,
+        out_of_memory=out_of_memory,
+        not_modelled=tuple(f"config key {key!r}" for key in task.config.unknown_keys),
+        warnings=_warnings(task),
+    )
+
+
+def _on_card(
+    gpu: Gpu | None, recording: Recording, replayed: Replay
+) -> tuple[Device | None, OutOfMemory | None]:
+    if gpu is None:
+        return None, None
+    peak_bytes = replayed.peak.reserved_bytes + gpu.context_bytes
+    headroom_bytes = gpu.capacity_bytes - peak_bytes
+    out_of_memory = None
+    if headroom_bytes < 0:  # the cache is larger than the card: it may still do with less
+        out_of_memory = replay_on(recording.tape, gpu.capacity_bytes - gpu.context_bytes)
+    device = Device(
+        name=gpu.name,
+        capacity_bytes=gpu.capacity_bytes,
+        context_bytes=gpu.context_bytes,
+        peak_bytes=peak_bytes,
+        headroom_bytes=headroom_bytes,
+        fits=out_of_memory is None,
+    )
+    return device, out_of_memory
+
+
+def _warnings(task: Task) -> tuple[str, ...]:
+    warnings = []
+    if task.gpu is None:
+        name = find_gpu(DEFAULT_GPU).name
+        warnings.append(f"no GPU was named: kernels and workspaces are those of an {name}")
+    elif task.gpu.assumed:
+        warnings.append(task.gpu.assumed)
+    return tuple(warnings)

@@ -1,0 +1,125 @@
+"""A tape, replayed through the caching allocator: what the job's counters would show, and when.
+
+    weights       allocated once the model is built and the cache is emptied
+    steps         allocated after forward and backward, and the peaks up to the end of each step
+    peak          the highest requested, allocated and reserved bytes, and the event of the second
+    breakdown     what is alive at that event, by purpose; the allocator's rounding is a part of its own
+
+On a card that is too small the replay ends where the card is full.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
+from vrambudget.engine.tape import Mark, Phase, Purpose, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What `torch.cuda`'s counters would have shown. Bytes."""
+
+    weights_bytes: int
+    steps: tuple[Step, ...]
+    peak: Peak
+    breakdown: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Readings:
+    """Counters as the loop reads them."""
+
+    weights_bytes: int = 0
+    after_forward_bytes: int | None = None
+    after_backward_bytes: int | None = None
+
+
+def replay(tape: Tape) -> Replay:
+    """Replay on a card without end."""
+    allocator = CachingAllocator()
+    readings, steps = _Readings(), []
+    position = 0
+    for mark in tape.marks:
+        allocator.run(tape.events, tape.sizes, position, mark.position)
+        position = mark.position
+        if mark.resets_allocator:
+            allocator.empty_cache()
+            allocator.reset_peaks()
+            readings.weights_bytes = allocator.allocated_bytes
+        elif mark.phase is Phase.BACKWARD:
+            readings.after_forward_bytes = allocator.allocated_bytes
+        elif mark.phase is Phase.OPTIMIZER_STEP:
+            readings.after_backward_bytes = allocator.allocated_bytes
+        elif mark.phase is Phase.STEP_END:
+            steps.append(
+                Step(
+                    after_forward_bytes=readings.after_forward_bytes,
+                    after_backward_bytes=readings.after_backward_bytes,
+                    peak_allocated_bytes=allocator.peak_allocated_bytes,
+                    peak_reserved_bytes=allocator.peak_reserved_bytes,
+                )
+            )
+    event = allocator.peak_event or 0
+    mark, operation = moment(tape, event)
+    peak = Peak(
+        requested_bytes=allocator.peak_requested_bytes,
+        allocated_bytes=allocator.peak_allocated_bytes,
+        reserved_bytes=allocator.peak_reserved_bytes,
+        step=mark.step,
+        phase=mark.phase.value,
+        operation=operation,
+    )
+    return Replay(
+        readings.weights_bytes, tuple(steps), peak, _breakdown(tape, event, peak.allocated_bytes)
+    )
+
+
+def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
+    """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
+    allocator = CachingAllocator(room_bytes)
+    position = 0
+    try:
+        for mark in tape.marks:
+            allocator.run(tape.events, tape.sizes, position, mark.position)
+            position = mark.position
+            if mark.resets_allocator:
+                allocator.empty_cache()
+    except OutOfDeviceMemoryError as full:
+        mark, operation = moment(tape, full.event)
+        return OutOfMemory(
+            step=mark.step,
+            phase=mark.phase.value,
+            operation=operation,
+            requested_bytes=full.requested_bytes,
+            allocated_bytes=full.allocated_bytes,
+        )
+    return None
+
+
+def moment(tape: Tape, event: int) -> tuple[Mark, str]:
+    """Return the phase that an event belongs to, and the operation that made its storage."""
+    index = bisect_right([mark.position for mark in tape.marks], event) - 1
+    mark = tape.marks[index] if index >= 0 else Mark(0, 0, Phase.BUILD)
+    storage = tape.events[event]
+    return mark, tape.operations[storage if storage >= 0 else ~storage]
+
+
+def alive_at(tape: Tape, event: int) -> list[int]:
+    """Return the storages that are alive right after `event`, oldest first."""
+    alive: dict[int, None] = {}
+    for item in tape.events[: event + 1]:
+        if item >= 0:
+            alive[item] = None
+        else:
+            del alive[~item]
+    return list(alive)
+
+
+def _breakdown(tape: Tape, event: int, allocated_bytes: int) -> dict[str, int]:
+    parts = dict.fromkeys(map(str, Purpose), 0)
+    for storage in alive_at(tape, event):
+        parts[tape.purposes[storage]] += tape.sizes[storage]
+    parts[BLOCK_ROUNDING] = allocated_bytes - sum(parts.values())
+    return parts
