@@ -34,7 +34,7 @@ class Plan:
     libraries: tuple[Path, ...]
     steps: int | None = None
     timeout: float | None = None
-    stacks: str = "python"  # "all": C++ frames too, for the names of operations
+    stacks: str = "python"  # "all": C++ frames too, for names of operations; "none": no history
     events: int = 400_000  # of the allocator's history; older ones are forgotten
     marks: int = 2_000
     snapshot: bool = False
@@ -66,15 +66,17 @@ class Ended:
     cut: str | None = None
 
 
-def environment(gpu: Gpu, plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    gpu: Gpu, plan: Plan, base: Mapping[str, str], also: Path | None = None
+) -> dict[str, str]:
     """Return the command's environment; what Triton compiles is kept apart from real cards'."""
     compiled = cache_folder() / "compiled"
-    python_path = base.get("PYTHONPATH")
+    folders = [str(HOOK), str(also) if also else "", base.get("PYTHONPATH", "")]
     return {
         **base,
         **card.environment(gpu),
         "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
-        "PYTHONPATH": os.pathsep.join([str(HOOK), *([python_path] if python_path else [])]),
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "CUDA_VISIBLE_DEVICES": "0",
         "TRITON_LIBCUDA_PATH": str(plan.libraries[-1].parent),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
@@ -89,13 +91,17 @@ def run(
     *,
     watch: Callable[[], None] = lambda: None,
     quiet: bool = False,
+    python_path: Path | None = None,
 ) -> Ended:
-    """Run the command to its end and return how it ended; `watch` is called now and then."""
+    """Run the command to its end and return how it ended; `watch` is called now and then.
+
+    `python_path` is one more folder from which its Python imports.
+    """
     output = subprocess.DEVNULL if quiet else None
     started = time.monotonic()
     child = subprocess.Popen(  # noqa: S603 - the user's own command
         list(command),
-        env=environment(gpu, plan, os.environ),
+        env=environment(gpu, plan, os.environ, python_path),
         start_new_session=True,
         stdout=output,
         stderr=output,

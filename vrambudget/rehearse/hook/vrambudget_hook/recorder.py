@@ -95,10 +95,10 @@ class Recorder:
         return self.runtime
 
     def _cuda_starts(self) -> None:
-        memory = self.torch.cuda.memory
-        memory._record_memory_history(
-            max_entries=self.plan["events"], context="all", stacks=self.plan["stacks"]
-        )
+        if self.plan["stacks"] != "none":
+            self.torch.cuda.memory._record_memory_history(
+                max_entries=self.plan["events"], context="all", stacks=self.plan["stacks"]
+            )
         self.torch._C._cuda_attach_out_of_memory_observer(self._ran_out)
         self.on_read = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._was_read)
         self._native().virtual_gpu_on_read(self.on_read)

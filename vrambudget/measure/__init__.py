@@ -1,0 +1,1 @@
+"""Measure: real steps of a job on the GPU that PyTorch sees."""

@@ -1,0 +1,289 @@
+"""Run one job on the GPU that PyTorch sees, real or virtual, and say what its allocator says.
+
+    python -m vrambudget.measure.runner JOB.json RESULT.json
+
+This file is what a job *means*: the model is built with random weights, and a loop as users write
+it runs `steps` times. Which of the loop's names lives how long decides the peak, so the order of
+every statement matters:
+
+    batch = …                    the last batch lives until the new one is there
+    outputs = model(batch)       the last outputs (logits!) live through the new forward
+    loss = outputs.loss          likewise
+    scale(loss).backward()
+    unscale, clip                where the job clips
+    step, update, zero_grad
+
+A job is a dict: a line of tests/records/reference.jsonl without its `measured`. Out of memory is a
+result, `{"oom": message}`. Keys of a result: bytes after the build (`weights`), at the end of each
+step's forward and backward, peaks by the end of each step (`peak_allocated_0`…) and of all.
+
+Not modelled: data loaders, several GPUs.
+"""
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Job = Mapping[str, Any]
+OnPhase = Callable[[int, str], None]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq-cls": "AutoModelForSequenceClassification",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "image-cls": "AutoModelForImageClassification",
+}
+# What the families of transformers call their dropout probabilities.
+_DROPOUTS = (
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "attention_dropout",
+    "hidden_dropout",
+)
+
+
+def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[str, Any]:
+    """Build the model, run the loop, return what the allocator says."""
+    model = build_model(job)
+    result: dict[str, Any] = {"param_count": sum(p.numel() for p in model.parameters())}
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    result["weights"] = torch.cuda.memory_allocated()
+    model = _prepared(model, job)
+    loop = Loop(model, job, result, on_phase)
+    if job.get("mode", "train") == "train":
+        loop.train()
+    else:
+        loop.evaluate()
+    result.update(_totals())
+    return result
+
+
+def build_model(job: Job) -> Any:
+    """Return the model with random weights, on the GPU, in the dtype of its weights."""
+    dtype = _DTYPES.get(job.get("precision", "fp32"), torch.float32)
+    if _is_nanogpt(job):
+        from vrambudget.measure.nanogpt import GPT  # noqa: PLC0415 - only this model needs it
+
+        own = {} if job["model"] == "nanogpt" else dict(job["model"])
+        own.pop("model_type", None)
+        sizes = {**own, "block_size": job["block"], "dropout": job.get("dropout") or 0.0}
+        return GPT(sizes).to("cuda", dtype)
+    return _from_transformers(job, dtype)
+
+
+def _is_nanogpt(job: Job) -> bool:
+    return bool(job["model"] == "nanogpt" or job["model"].get("model_type") == "nanogpt")
+
+
+def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
+    import transformers  # noqa: PLC0415 - nanoGPT needs none
+
+    transformers.logging.set_verbosity_error()
+    config = transformers.AutoConfig.for_model(**job["model"])
+    if job["model"]["model_type"] == "t5":  # its config names neither
+        config.decoder_start_token_id, config.pad_token_id = 0, 0
+    if job.get("dropout") is not None:
+        for name in filter(lambda name: hasattr(config, name), _DROPOUTS):
+            setattr(config, name, job["dropout"])
+    build = getattr(transformers, _CLASSES[job.get("task", "causal-lm")]).from_config
+    with torch.device("cuda"):
+        model = build(config, attn_implementation=job.get("attention", "sdpa"), dtype=dtype)
+    model.config.use_cache = False
+    return model
+
+
+def _prepared(model: Any, job: Job) -> Any:
+    """Return the model with checkpointing and adapters, switched on in the usual order."""
+    full = job.get("checkpointing", "none") == "full"
+    if full:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if job.get("lora_rank"):
+        import peft  # noqa: PLC0415 - only LoRA needs it
+
+        targets = job.get("lora_targets", "all-linear")
+        model = peft.get_peft_model(
+            model,
+            peft.LoraConfig(
+                r=job["lora_rank"],
+                lora_alpha=16,
+                lora_dropout=0.0,
+                target_modules=targets if isinstance(targets, str) else list(targets),
+                task_type="CAUSAL_LM",
+            ),
+        )
+        if full:
+            model.enable_input_require_grads()
+    return model
+
+
+def make_optimizer(job: Job, parameters: list[Any]) -> Any:
+    """Return the job's optimizer; None for "none"."""
+    implementation = job.get("optimizer_impl")
+    options: dict[str, Any] = {"lr": 1e-4}
+    if implementation in ("fused", "foreach"):
+        options[implementation] = True
+    elif implementation == "for-loop":
+        options["foreach"] = False
+    name = job.get("optimizer", "adamw")
+    if name == "none":
+        return None
+    if name == "sgd-momentum":
+        options["momentum"] = 0.9
+    kinds = {
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+        "sgd-momentum": torch.optim.SGD,
+        "adafactor": torch.optim.Adafactor,
+    }
+    return kinds[name](parameters, **options)
+
+
+class Loop:
+    """The user's loop. Its names are attributes, so that they live as long as a script's would."""
+
+    def __init__(self, model: Any, job: Job, result: dict[str, Any], on_phase: OnPhase) -> None:
+        self.model, self.job, self.result, self.on_phase = model, job, result, on_phase
+        self.batch: Any = None
+        self.outputs: Any = None
+        self.loss: Any = None
+
+    def train(self) -> None:
+        """Run the steps; the optimizer's states appear at the end of the first."""
+        job = self.job
+        self.model.train()
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.result["trainable"] = sum(p.numel() for p in self.parameters)
+        self.optimizer = make_optimizer(job, self.parameters)
+        scaled = job.get("precision") == "amp-fp16"
+        self.scaler = torch.amp.GradScaler("cuda", enabled=scaled)
+        for step in range(job.get("steps", 3)):
+            self._step(step)
+        self.result["after_step"] = torch.cuda.memory_allocated()
+
+    def _step(self, step: int) -> None:
+        result = self.result
+        times = self.job.get("grad_accum", 1)
+        for turn in range(times):
+            self._forward(step, times)
+            if turn == times - 1:
+                result[f"after_forward_{step}"] = torch.cuda.memory_allocated()
+            self.on_phase(step, "backward")
+            self.scaler.scale(self.loss).backward()
+        result[f"after_backward_{step}"] = torch.cuda.memory_allocated()
+        self.on_phase(step, "optimizer")
+        self._optimize()
+        result[f"peak_allocated_{step}"] = torch.cuda.max_memory_allocated()
+        result[f"peak_reserved_{step}"] = torch.cuda.max_memory_reserved()
+
+    def _forward(self, step: int, times: int) -> None:
+        self.batch = self.make_batch()
+        self.on_phase(step, "forward")
+        with self.autocast():
+            self.outputs = self.call_model()
+        self.loss = self.outputs["loss"]
+        if times > 1:
+            self.loss = self.loss / times
+        if not self.job.get("keep_outputs", True):
+            self.outputs = None
+
+    def _optimize(self) -> None:
+        if self.job.get("clip"):
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.job["clip"])
+        if self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def evaluate(self) -> None:
+        """Run forward and loss only, as nanoGPT's `estimate_loss` does."""
+        self.model.eval()
+        with torch.no_grad():
+            for step in range(self.job.get("steps", 3)):
+                self.batch = self.make_batch()
+                self.on_phase(step, "forward")
+                with self.autocast():
+                    self.outputs = self.call_model()
+                self.outputs["loss"].item()
+                if not self.job.get("keep_outputs", True):
+                    self.outputs = None
+
+    def autocast(self) -> Any:
+        """Return the context of one forward."""
+        dtype = _AUTOCAST.get(self.job.get("precision", "fp32"))
+        return torch.autocast("cuda", dtype=dtype) if dtype else contextlib.nullcontext()
+
+    def call_model(self) -> Any:
+        """Return the outputs, which have "loss"."""
+        if not _is_nanogpt(self.job):
+            return self.model(**self.batch)
+        logits, loss = self.model(self.batch["input_ids"], self.batch["labels"])
+        return {"logits": logits, "loss": loss}
+
+    def make_batch(self) -> dict[str, Any]:
+        """Return inputs and labels, made on the CPU and moved, as a loader's are."""
+        job = self.job
+        count, task = job["batch"], job.get("task", "causal-lm")
+        if task == "image-cls":
+            size = self.model.config.image_size
+            dtype = next(self.model.parameters()).dtype
+            pixels = torch.zeros(count, 3, size, size).cuda().to(dtype)
+            return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).cuda()}
+        ids = torch.ones(count, job["block"], dtype=torch.long).cuda()
+        if task == "seq-cls":
+            return {"input_ids": ids, "labels": torch.zeros(count, dtype=torch.long).cuda()}
+        length = job.get("target_len") or job.get("target") or job["block"]
+        return {
+            "input_ids": ids,
+            "labels": torch.ones(count, length, dtype=torch.long).cuda(),
+        }
+
+
+def _totals() -> dict[str, Any]:
+    stats = torch.cuda.memory_stats()
+    return {
+        "peak_allocated": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "peak_requested": stats["requested_bytes.all.peak"],
+        "device": torch.cuda.get_device_name(0),
+        "torch": str(torch.__version__),
+    }
+
+
+def _mark(step: int, phase: str) -> None:
+    """Tell the recorder of a rehearsal, where one is running."""
+    hook = sys.modules.get("vrambudget_hook")
+    if hook is not None:
+        hook.mark(f"{step}:{phase}")
+
+
+def main() -> None:
+    """Run the job of one file and write its result to another, in one go."""
+    warnings.filterwarnings("ignore")
+    job_file, result_file = map(Path, sys.argv[1:3])
+    job = json.loads(job_file.read_text())
+    try:
+        result = run_job(job, _mark)
+    except torch.OutOfMemoryError as error:
+        result = {"oom": str(error), **_totals()}
+    draft = result_file.with_suffix(".part")
+    draft.write_text(json.dumps(result))
+    draft.rename(result_file)
+
+
+if __name__ == "__main__":
+    main()
