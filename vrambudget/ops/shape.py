@@ -162,9 +162,9 @@ def _clone(x: Tensor, name: str) -> Tensor:
 
 
 def _permuted(x: Tensor, order: Sequence[int]) -> Tensor:
-    strides = x.actual_strides()
-    shape = tuple(x.shape[i] for i in order)
-    permuted = tuple(strides[i] for i in order)
+    strides, sizes = x.actual_strides(), x.shape
+    shape = tuple([sizes[i] for i in order])
+    permuted = tuple([strides[i] for i in order])
     y = x.viewed(shape, permuted)
     if y.is_contiguous:
         y.strides = None
@@ -172,11 +172,17 @@ def _permuted(x: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _inferred(x: Tensor, shape: Shape) -> Shape:
-    known = numel(tuple(size for size in shape if size != -1))
-    if -1 in shape:
-        shape = tuple(x.numel // known if size == -1 else size for size in shape)
-    if numel(shape) != x.numel:
-        raise ShapeError(f"{list(x.shape)} has {x.numel} elements, {list(shape)} other than that")
+    have, want, unknown = numel(x.shape), 1, False
+    for size in shape:
+        if size == -1:
+            unknown = True
+        else:
+            want *= size
+    if unknown:
+        shape = tuple([have // want if size == -1 else size for size in shape])
+        want *= have // want
+    if want != have:
+        raise ShapeError(f"{list(x.shape)} has {have} elements, {list(shape)} has {want}")
     return shape
 
 
