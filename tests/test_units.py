@@ -3,7 +3,7 @@
 import pytest
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.units import format_bytes, parse_bytes, unit_for
+from vrambudget.units import bytes_in, format_bytes, parse_bytes, unit_for
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,10 @@ def test_bytes_print_in_the_unit_that_fits(n, expected):
 def test_a_given_unit_is_kept():
     assert format_bytes(512 * 2**20, "GiB") == "0.50 GiB"
     assert format_bytes(2**40, "B") == "1,099,511,627,776 B"
+
+
+def test_a_unit_has_its_bytes():
+    assert [bytes_in(unit) for unit in ("B", "KiB", "GiB")] == [1, 1024, 2**30]
 
 
 def test_a_printed_size_reads_back_within_its_last_digit():

@@ -39,7 +39,12 @@ def format_bytes(n: int, unit: str | None = None) -> str:
         unit = unit_for(n)
     if unit == "B":
         return f"{n:,} B"
-    return f"{n / _STEP ** _BINARY_UNITS.index(unit):,.2f} {unit}"
+    return f"{n / bytes_in(unit):,.2f} {unit}"
+
+
+def bytes_in(unit: str) -> int:
+    """Return how many bytes one binary unit has: 1024 for "KiB"."""
+    return 1 << 10 * _BINARY_UNITS.index(unit)
 
 
 def unit_for(n: int) -> str:

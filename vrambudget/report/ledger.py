@@ -1,0 +1,147 @@
+"""The ledger of a budget: named terms with how each is counted, and totals that they add up to.
+
+    weights ... block rounding     what is alive when most is allocated
+    peak allocated                 their sum
+    cached                         peak reserved - peak allocated
+    peak reserved                  the sum so far
+    CUDA context                   of the card
+    device total                   the sum of all
+    card's capacity, left          where a card is named
+
+Terms of zero stay, with the reason. Printed numbers add up to printed totals (`report.amounts`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from vrambudget.budget import BLOCK_ROUNDING, Budget
+from vrambudget.report.amounts import Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line; `hundredths` of the ledger's unit, as printed. A total ends a group of terms."""
+
+    name: str
+    hundredths: int
+    counted: str
+    is_total: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A budget in one unit, line by line."""
+
+    amounts: Amounts
+    lines: tuple[Line, ...]
+
+
+def ledger(budget: Budget) -> Ledger:
+    """Return the lines of a budget's table."""
+    device = budget.device
+    largest = max(device.peak_bytes, device.capacity_bytes) if device else 0
+    amounts = Amounts.for_total(largest or budget.peak.reserved_bytes)
+    return Ledger(amounts, tuple(_lines(budget, amounts)))
+
+
+def _lines(budget: Budget, amounts: Amounts) -> Iterator[Line]:
+    allocated = amounts.of(budget.peak.allocated_bytes)
+    reserved = amounts.of(budget.peak.reserved_bytes)
+    parts = amounts.split(list(budget.breakdown.values()), allocated)
+    for purpose, part in zip(budget.breakdown, parts, strict=True):
+        yield Line(purpose, part, how_counted(purpose, budget))
+    yield Line("peak allocated", allocated, "torch.cuda.max_memory_allocated()", is_total=True)
+    yield Line("cached", reserved - allocated, "held by PyTorch's allocator for reuse")
+    yield Line("peak reserved", reserved, "torch.cuda.max_memory_reserved()", is_total=True)
+    if (device := budget.device) is None:
+        return
+    total = amounts.of(device.peak_bytes)
+    capacity = amounts.of(device.capacity_bytes)
+    yield Line("CUDA context", total - reserved, "the driver's own, outside PyTorch")
+    yield Line("device total", total, "what the card must hold", is_total=True)
+    yield Line("capacity", capacity, "as the driver reports it")
+    yield Line("left", capacity - total, "capacity - device total", is_total=True)
+
+
+def how_counted(purpose: str, budget: Budget) -> str:
+    """Return in a few words how a part comes about; a product is shown only where it is exact."""
+    explain = _COUNTED.get(purpose)
+    return explain(budget) if explain else ""
+
+
+def _weights(budget: Budget) -> str:
+    exact = _product(budget, budget.parameters.total, "weights")
+    return exact or f"parameters, {_dtype(budget)}"
+
+
+def _autocast_copies(budget: Budget) -> str:
+    if not budget.job["precision"].startswith("amp-"):
+        return "none: no autocast"
+    until = "until the forward's end" if _evaluates(budget) else "kept for backward"
+    return f"weights as {_DTYPES[budget.job['precision']]}, {until}"
+
+
+def _gradients(budget: Budget) -> str:
+    if _evaluates(budget):
+        return "none: evaluation"
+    exact = _product(budget, budget.parameters.trainable, "gradients")
+    return exact or f"{_dtype(budget)}, those alive at that moment"
+
+
+def _optimizer_states(budget: Budget) -> str:
+    if _evaluates(budget):
+        return "none: evaluation"
+    if budget.peak.step == 0 and not budget.breakdown["optimizer states"]:
+        return "none yet: made at the first step's end"
+    return _STATES.get(budget.job["optimizer"], "")
+
+
+def _activations(budget: Budget) -> str:
+    if _evaluates(budget):
+        return "alive at that moment; nothing is saved"
+    if budget.job["checkpointing"] == "full":
+        return "inputs of the layers, one layer run again"
+    return "saved for backward"
+
+
+_STATES = {
+    "adamw": "AdamW: two for each parameter",
+    "sgd": "none: SGD keeps nothing",
+    "sgd-momentum": "SGD: a momentum for each parameter",
+    "adafactor": "Adafactor: factors by row and column",
+    "none": "none: no optimizer",
+}
+_COUNTED: dict[str, Callable[[Budget], str]] = {
+    "weights": _weights,
+    "autocast copies": _autocast_copies,
+    "gradients": _gradients,
+    "optimizer states": _optimizer_states,
+    "activations": _activations,
+    "logits and loss": lambda _: "the head's output, and the loss's copies",
+    "temporaries": lambda _: "alive inside one operation",
+    "workspaces": lambda _: "cuBLAS: one for each thread that multiplies",
+    "inputs": lambda _: "the batch",
+    BLOCK_ROUNDING: lambda _: "512-byte blocks; up to 1 MiB left unsplit",
+}
+_DTYPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "amp-bf16": "bfloat16",
+    "amp-fp16": "float16",
+}
+
+
+def _evaluates(budget: Budget) -> bool:
+    return bool(budget.job["mode"] == "eval")
+
+
+def _dtype(budget: Budget) -> str:
+    """Return the dtype of the weights."""
+    precision = budget.job["precision"]
+    return "float32" if precision.startswith("amp-") else _DTYPES[precision]
+
+
+def _product(budget: Budget, count: int, purpose: str) -> str | None:
+    width = 4 if _dtype(budget) == "float32" else 2
+    return f"{count:,} x {width} B" if count * width == budget.breakdown[purpose] else None

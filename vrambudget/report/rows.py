@@ -1,0 +1,77 @@
+"""Rows of named columns in the format that was asked for: table, JSON, CSV or Markdown.
+
+    render_rows(columns, rows, "csv")
+
+JSON and CSV carry the values as they are (bytes as integers); a table and Markdown carry the texts
+that `Column.show` makes of them. tabulate would reformat what looks like a number: it may not.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Format = Literal["table", "json", "csv", "markdown"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its key in JSON and CSV, its heading elsewhere, and how a value is shown."""
+
+    key: str
+    heading: str
+    align: Literal["left", "right"] = "left"
+    show: Callable[[Any], str] = str
+
+
+def render_rows(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], output: Format
+) -> str:
+    """Return the rows as text that ends without a newline."""
+    if output == "json":
+        records = [{column.key: row[column.key] for column in columns} for row in rows]
+        return json.dumps(records, indent=2, ensure_ascii=False)
+    if output == "csv":
+        return csv_text([c.key for c in columns], [[row[c.key] for c in columns] for row in rows])
+    shown = [[column.show(row[column.key]) for column in columns] for row in rows]
+    headings = [column.heading for column in columns]
+    return grid(shown, headings, [c.align for c in columns], markdown=output == "markdown")
+
+
+def csv_text(keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a CSV: a line of keys, then the rows."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(keys)
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+def grid(
+    rows: Sequence[Sequence[str]],
+    headings: Sequence[str],
+    align: Sequence[str],
+    *,
+    markdown: bool = False,
+) -> str:
+    """Return texts in aligned columns, as they are."""
+    from tabulate import tabulate  # noqa: PLC0415 - JSON needs none
+
+    cells = [[printable(cell, markdown=markdown) for cell in row] for row in rows]
+    return tabulate(
+        cells,
+        headings,
+        tablefmt="github" if markdown else "simple",
+        disable_numparse=True,
+        colalign=align if cells else None,
+        preserve_whitespace=True,
+    )
+
+
+def printable(text: str, *, markdown: bool = False) -> str:
+    """Return `text` without what would move a terminal's cursor or break a Markdown table."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text.replace("|", "\\|") if markdown else text
