@@ -87,7 +87,7 @@ def _safe_softmax(x: Tensor) -> Tensor:
     y = empty_like(x)
     masked = empty(x.shape, bool_)
     masked_rows = empty((*x.shape[:-1], 1), bool_)
-    with_partial_sums(masked_rows.numel, x.shape[-1], on_last=True, row=x.shape[-1])
+    with_partial_sums(masked, (-1,), accumulator=1)
     zero = empty((), x.dtype)
     del zero, masked_rows, masked
     kept = keep(y, when=x.requires_grad)

@@ -84,7 +84,7 @@ def _delta(B: int, H: int, Sq: int, Dv: int, dtype: DType) -> Tensor:
     casts = [empty(shape, float32) for _ in range(2)] if dtype is not float32 else []
     product = empty(shape, float32)
     summed = empty((B, Sq, H), float32)
-    with_partial_sums(B * Sq * H, Dv, on_last=True, row=Dv)
+    with_partial_sums(product, (-1,))
     delta = summed if H == 1 or Sq == 1 else empty((B, H, Sq), float32)
     del summed, product, casts
     return delta
