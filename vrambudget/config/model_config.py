@@ -26,11 +26,11 @@ Not modelled: models that hold other models (`text_config`, `vision_config`).
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
-from vrambudget.config.job import Job
+from vrambudget.config.job import Job, Task
 from vrambudget.config.settings import Settings, Size, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
@@ -94,6 +94,9 @@ class ModelConfig(Settings):
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of this family's files that decide no memory, beside `IGNORED_KEYS`."""
 
+    tasks: ClassVar[tuple[Task, ...]] = ("causal-lm",)
+    """What the family has heads for; the first is taken where a job names none."""
+
     @property
     def default_block(self) -> int | None:
         """Tokens per sequence where a job names none: the model's own limit."""
@@ -104,6 +107,15 @@ class ModelConfig(Settings):
     def learned_positions(self) -> int | None:
         """The longest sequence that the model has positions for; None where they are computed."""
         return None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of the images that the model reads; None for text."""
+        return None
+
+    def build(self, task: Task) -> Any:
+        """Return the model with the head for `task` (one of `tasks`), its weights allocated."""
+        raise NotImplementedError
 
     def for_job(self, job: Job) -> Self:
         """Return the configuration as `job` trains it: with its dropout everywhere."""
@@ -149,7 +161,12 @@ def load_config(
         )
     if not isinstance(model_type, str):
         raise VramBudgetError(f"model_type is {show(model_type)}; it should be text", where=where)
-    return family(model_type).parse(values, where=where)
+    try:
+        config_class = family(model_type)
+    except NotModelledError as error:
+        error.where = where
+        raise
+    return config_class.parse(values, where=where)
 
 
 def unknown_model_type(model_type: str, known: Iterable[str]) -> NotModelledError:

@@ -1,0 +1,127 @@
+"""Model cards: each one whole, sourced, and with the parameter count of the real class."""
+
+import tomllib
+from collections import Counter
+
+import pytest
+
+from vrambudget.config import Card, Job, card_names, load_card, load_config
+from vrambudget.config.cards import cards_folder, read_card
+from vrambudget.errors import VramBudgetError
+from vrambudget.models import config_class, model_types
+
+CARDS = {name: load_card(name) for name in card_names()}
+OF_MODELLED_FAMILIES = [
+    n for n, card in CARDS.items() if card.config["model_type"] in model_types()
+]
+OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] != "nanogpt"]
+HEADS = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "image-cls": "AutoModelForImageClassification",
+}
+
+WHOLE = """
+name = "toy"
+title = "Toy"
+source = "https://example.org/toy"
+parameters = 1
+
+[config]
+model_type = "toy"
+sliding_window = "null"
+
+[job]
+clip = 1.0
+"""
+
+
+def test_there_are_cards_of_every_size_of_gpt2_and_of_nanogpt():
+    assert {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2"} <= CARDS.keys()
+    assert {"nanogpt", "nanogpt-shakespeare-char"} <= CARDS.keys()
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_called_like_its_file(name):
+    assert CARDS[name].name == name == name.lower()
+
+
+def test_a_repository_belongs_to_one_card():
+    counts = Counter(each.lower() for card in CARDS.values() for each in card.repositories)
+
+    assert [repository for repository, cards in counts.items() if cards > 1] == []
+
+
+@pytest.mark.parametrize("name", OF_MODELLED_FAMILIES)
+def test_every_key_of_a_card_has_a_rule(name):
+    config = load_config(CARDS[name].config, config_class, where=name)
+
+    assert config.unknown_keys == ()
+    assert Job.with_defaults({}, CARDS[name].job).resolve(config.for_job(Job())).block
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_the_parameter_count_is_that_of_the_real_class(name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    card = CARDS[name]
+    head = getattr(transformers, HEADS[card.job.get("task", "causal-lm")])
+
+    with torch.device("meta"):
+        model = head.from_config(transformers.AutoConfig.for_model(**card.config))
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == card.parameters
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "nanogpt-shakespeare-char"])
+def test_the_parameter_count_of_nanogpt_is_the_sum_of_its_weights(name):
+    config = CARDS[name].config
+    C, T, V = config["n_embd"], config["block_size"], config["vocab_size"]
+
+    # [V, C] shared with the head, [T, C]; a layer: [3C, C], [C, C], [4C, C], [C, 4C], 2 norms [C]
+    layer = 3 * C * C + C * C + 4 * C * C + 4 * C * C + 2 * C
+    assert CARDS[name].parameters == V * C + T * C + config["n_layer"] * layer + C
+
+
+def test_a_card_reads_null_as_none(tmp_path):
+    file = tmp_path / "toy.toml"
+    file.write_text(WHOLE, encoding="utf-8")
+
+    assert read_card(file).config == {"model_type": "toy", "sliding_window": None}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ('title = "Toy"', "", "title is missing"),
+        ("https://", "somewhere/", "source is 'somewhere/example.org/toy'"),
+        ("parameters = 1", "parameters = 0", "parameters is 0; it should be greater"),
+        ("parameters = 1", "parametres = 1", "parametres is not known"),
+        ('model_type = "toy"', "", "config.model_type is missing"),
+        ("clip = 1.0", "clip = -1.0", "[job]: clip is -1.0; it should be greater than 0"),
+        ("clip = 1.0", "clip 1.0", "this is no TOML"),
+    ],
+)
+def test_a_broken_card_is_named_with_its_mistake(tmp_path, right, wrong, words):
+    file = tmp_path / "toy.toml"
+    file.write_text(WHOLE.replace(right, wrong), encoding="utf-8")
+
+    with pytest.raises(VramBudgetError) as error:
+        read_card(file)
+
+    assert words in error.value.message
+    assert error.value.where == str(file)
+
+
+def test_a_card_that_is_not_there_names_the_nearest():
+    with pytest.raises(VramBudgetError, match="there is no model card 'gpt3'") as error:
+        load_card("gpt3")
+
+    assert "'gpt2'" in error.value.hint
+
+
+def test_the_parts_of_every_card_come_in_the_same_order():
+    for file in cards_folder().glob("*.toml"):
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        assert list(tables) == [field for field in Card.model_fields if field in tables], file.name

@@ -1,0 +1,279 @@
+"""A job: its defaults, what it refuses and how it says so, and the job of a measured record."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from vrambudget.config import Job
+from vrambudget.errors import NotModelledError, VramBudgetError
+
+RECORDS = Path(__file__).parent / "records" / "reference.jsonl"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The three things that a job asks of a model."""
+
+    default_block: int | None = 1024
+    learned_positions: int | None = 1024
+    tasks: tuple[str, ...] = ("causal-lm", "seq2seq-lm")
+
+
+def record(**fields):
+    return {"id": "made-up", "model": {"model_type": "gpt2"}, "batch": 2, "block": 64, **fields}
+
+
+def test_the_defaults_are_those_of_a_plain_training_run():
+    job = Job()
+
+    assert (job.batch, job.block, job.mode, job.steps, job.grad_accum) == (1, None, "train", 3, 1)
+    assert (job.precision, job.optimizer, job.optimizer_impl) == ("amp-bf16", "adamw", None)
+    assert (job.attention, job.checkpointing, job.dropout, job.clip) == ("sdpa", "none", None, None)
+    assert job.keep_outputs is True
+    assert (job.torch, job.transformers) == ("2.11", "5.17")
+
+
+def test_every_field_has_one_line_of_help():
+    for name, field in Job.model_fields.items():
+        assert field.description, name
+        assert "\n" not in field.description, name
+
+
+@pytest.mark.parametrize("spelling", ["batch", "batch_size"])
+def test_a_batch_may_be_spelled_as_trainers_spell_it(spelling):
+    assert Job.parse({spelling: 64}).batch == 64
+
+
+@pytest.mark.parametrize("spelling", ["block", "seq_len", "sequence_length"])
+def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
+    assert Job.parse({spelling: 512}).block == 512
+
+
+def test_a_job_cannot_be_changed_and_can_be_a_key():
+    job = Job(batch=4)
+
+    with pytest.raises(ValidationError):
+        job.batch = 5
+    assert {job: "seen"}[Job(batch=4)] == "seen"
+
+
+def test_a_numpy_integer_is_an_integer():
+    numpy = pytest.importorskip("numpy")
+
+    batch = Job.parse({"batch": numpy.int64(8)}).batch
+
+    assert (batch, type(batch)) == (8, int)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        pytest.param("batch", 0, "batch is 0; it should be greater than or equal to 1", id="zero"),
+        pytest.param("batch", -3, "batch is -3; it should be greater", id="negative"),
+        pytest.param("batch", True, "batch is True; it should be a valid integer", id="true"),
+        pytest.param("batch", "8", "batch is '8'; it should be a valid integer", id="text"),
+        pytest.param("batch", 2.5, "batch is 2.5; it should be a valid integer", id="half"),
+        pytest.param("batch", None, "batch is None; it should be a valid integer", id="none"),
+        pytest.param("batch", 2**31 + 1, "less than or equal to 2147483648", id="absurd"),
+        pytest.param(
+            "batch",
+            10 ** (sys.get_int_max_str_digits() + 1),
+            "batch is a number of thousands of digits; it should be less than",
+            id="beyond printing",
+        ),
+        pytest.param("block", 0, "block is 0; it should be greater", id="no tokens"),
+        pytest.param("steps", 101, "steps is 101; it should be less", id="endless"),
+        pytest.param("mode", "infer", "mode is 'infer'; it should be 'train' or 'eval'", id="mode"),
+        pytest.param(
+            "precision", "fp8", "it should be 'fp32', 'bf16', 'fp16', 'amp-bf16'", id="precision"
+        ),
+        pytest.param("dropout", 1.0, "dropout is 1.0; it should be less than 1", id="drop all"),
+        pytest.param("dropout", -0.1, "dropout is -0.1; it should be greater", id="below 0"),
+        pytest.param("dropout", math.nan, "dropout is nan; it should be a finite", id="NaN"),
+        pytest.param("clip", math.inf, "clip is inf; it should be a finite number", id="infinite"),
+        pytest.param("clip", 0.0, "clip is 0.0; it should be greater than 0", id="clip to 0"),
+        pytest.param("keep_outputs", 1, "keep_outputs is 1; it should be a valid bool", id="1"),
+        pytest.param("lora_rank", 0, "lora_rank is 0; it should be greater", id="rank 0"),
+        pytest.param("lora_targets", "q.*", "lora_targets is 'q.*'; it should be", id="regex"),
+        pytest.param("lora_targets", [], "lora_targets is []; it should be", id="no targets"),
+        pytest.param("lora_targets", [1], "lora_targets is [1]; it should be", id="numbers"),
+        pytest.param("torch", "new", "torch is 'new'; it should be a version", id="version"),
+        pytest.param("torch", 2.11, "torch is 2.11; it should be a version as text", id="float"),
+        pytest.param("optimizer", "x" * 99, "'xxxxx", id="long text"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(field, value, words):
+    with pytest.raises(VramBudgetError) as error:
+        Job.parse({field: value})
+
+    assert words in error.value.message
+    assert "pydantic" not in error.value.render()
+    assert len(error.value.message) < 200
+
+
+def test_an_unknown_option_is_named_with_the_nearest_known_one():
+    with pytest.raises(VramBudgetError) as error:
+        Job.parse({"bacth": 4}, where="job.json")
+
+    assert error.value.render() == (
+        "error: bacth is not known\n  in   job.json\n  tip: did you mean 'batch'?"
+    )
+
+
+def test_several_mistakes_are_reported_together():
+    with pytest.raises(VramBudgetError) as error:
+        Job.parse({"seq_len": 0, "clip": "tight", "colour": "blue"})
+
+    assert error.value.message.splitlines() == [
+        "3 mistakes:",
+        "  seq_len is 0; it should be greater than or equal to 1",  # as it was written
+        "  clip is 'tight'; it should be a valid number",
+        "  colour is not known",
+    ]
+
+
+def test_two_spellings_that_disagree_are_an_error_and_two_that_agree_are_not():
+    assert Job.parse({"batch": 2, "batch_size": 2}).batch == 2
+    with pytest.raises(VramBudgetError, match="batch is given twice"):
+        Job.parse({"batch": 2, "batch_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": "adafactor", "optimizer_impl": "fused"}, "Adafactor does not have"),
+        ({"optimizer": "none", "precision": "amp-fp16", "clip": 1.0}, "clip needs an optimizer"),
+    ],
+)
+def test_what_torch_does_not_have_is_refused(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        Job.parse(fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("all-linear", "all-linear"),
+        ("q_proj,v_proj", ("q_proj", "v_proj")),
+        (["q_proj"], ("q_proj",)),
+    ],
+)
+def test_lora_targets_are_all_linear_or_names(given, kept):
+    assert Job.parse({"lora_targets": given}).lora_targets == kept
+
+
+@pytest.mark.parametrize("version", ["2.11", "2.11.0", "2.11.0+cu130", "2.11.1a0"])
+def test_a_version_is_known_by_its_first_two_numbers(version):
+    job = Job.parse({"torch": version})
+
+    assert job.torch == "2.11"
+    assert job.torch_version == (2, 11)
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "autocast"),
+    [
+        ("fp32", "fp32", None),
+        ("bf16", "bf16", None),
+        ("fp16", "fp16", None),
+        ("amp-bf16", "fp32", "bf16"),
+        ("amp-fp16", "fp32", "fp16"),
+    ],
+)
+def test_a_precision_is_a_dtype_of_weights_and_one_of_autocast(precision, weights, autocast):
+    job = Job(precision=precision)
+
+    assert (job.weight_dtype, job.autocast_dtype) == (weights, autocast)
+
+
+def test_what_is_given_wins_over_a_cards_defaults_in_any_spelling():
+    card = {"batch": 64, "clip": 1.0}
+
+    assert Job.with_defaults({}, card).batch == 64
+    assert Job.with_defaults({"batch_size": 2}, card) == Job(batch=2, clip=1.0)
+    assert Job.with_defaults({"clip": None}, card) == Job(batch=64)
+
+
+def test_an_open_block_becomes_the_models_own_limit():
+    assert Job().resolve(Limits()).block == 1024
+    assert Job(block=7).resolve(Limits()).block == 7
+
+
+def test_a_block_longer_than_the_models_positions_is_refused():
+    with pytest.raises(VramBudgetError, match="block is 1025; the model has positions for 1024"):
+        Job(block=1025).resolve(Limits())
+
+
+def test_computed_positions_have_no_end():
+    assert Job(block=1025).resolve(Limits(learned_positions=None)).block == 1025
+
+
+def test_a_model_without_a_limit_needs_a_block():
+    with pytest.raises(VramBudgetError, match="names no limit"):
+        Job().resolve(Limits(default_block=None, learned_positions=None))
+
+
+def test_a_target_is_as_long_as_the_block_unless_said():
+    job = Job(task="seq2seq-lm", block=512)
+
+    assert job.resolve(Limits()).target_len == 512
+    assert job.model_copy(update={"target_len": 64}).resolve(Limits()).target_len == 64
+    assert Job(block=512).resolve(Limits()).target_len is None
+
+
+def test_an_open_task_becomes_the_familys_own():
+    assert Job().resolve(Limits(tasks=("masked-lm", "seq-cls"))).task == "masked-lm"
+    assert Job(task="seq-cls").resolve(Limits(tasks=("masked-lm", "seq-cls"))).task == "seq-cls"
+
+
+def test_a_task_without_a_head_is_refused_and_the_others_are_named():
+    with pytest.raises(NotModelledError, match="'image-cls' is not modelled") as caught:
+        Job(task="image-cls").resolve(Limits())
+
+    assert caught.value.hint == "it has causal-lm, seq2seq-lm"
+
+
+def test_every_reference_record_is_a_job():
+    for line in RECORDS.read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        job = Job.from_record(values)
+
+        assert (job.batch, job.block) == (values["batch"], values["block"])
+        assert job.precision == values.get("precision", "fp32")
+        assert job.target_len == values.get("target")
+        assert job.torch == "2.11"
+
+
+def test_a_record_that_leaves_precision_open_ran_in_float32():
+    assert Job.from_record(record()).precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"mode": "inference"}, "mode", "eval"),
+        ({"clip": 0}, "clip", None),
+        ({"lora_rank": 0}, "lora_rank", None),
+        ({"lora_targets": None}, "lora_targets", "all-linear"),
+        ({"target": 16}, "target_len", 16),
+        ({"versions": {"torch": "2.13.0+cu130"}}, "torch", "2.13"),
+        ({"versions": {"transformers": "5.20.1"}}, "transformers", "5.20"),
+        ({"model": "nanogpt"}, "dropout", 0.0),  # it builds nanoGPT without, unless told
+        ({"model": {"model_type": "nanogpt"}, "dropout": 0.2}, "dropout", 0.2),
+        ({}, "dropout", None),
+    ],
+)
+def test_a_records_words_are_read_as_its_loop_reads_them(fields, name, value):
+    assert getattr(Job.from_record(record(**fields)), name) == value
+
+
+def test_a_record_that_is_no_job_is_named_by_its_id():
+    with pytest.raises(VramBudgetError) as error:
+        Job.from_record(record(batch=-1))
+
+    assert error.value.where == "record 'made-up'"
