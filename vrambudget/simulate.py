@@ -10,6 +10,7 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine import dtypes
 from vrambudget.engine.context import Device, Options, context, recording
 from vrambudget.engine.tape import Phase, Tape
+from vrambudget.training.inputs import inputs_of
 from vrambudget.training.loop import Loop, evaluate, train
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -25,7 +26,7 @@ class Recording:
 
 
 def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
-    """Return the recording of `job` (its block resolved) on `device`."""
+    """Return the recording of `job` (resolved) on `device`."""
     config = config.for_job(job)
     options = Options(
         dtype=_DTYPES[job.weight_dtype],
@@ -35,7 +36,7 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
         builds_causal_mask=job.causal_mask == "built",
     )
     loop = Loop(
-        inputs=_inputs(job),
+        inputs=inputs_of(job, config.image_shape),
         steps=job.steps,
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
         optimizer=job.optimizer,
@@ -45,7 +46,8 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
         keep_outputs=job.keep_outputs,
     )
     with recording(device, options) as tape:
-        model = config.build()
+        assert job.task is not None  # noqa: S101 - resolved by the caller
+        model = config.build(job.task)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
@@ -54,9 +56,3 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
         (train if options.training else evaluate)(model, loop)
         del model
     return Recording(tape, total, trainable)
-
-
-def _inputs(job: Job) -> dict[str, tuple[tuple[int, ...], dtypes.DType]]:
-    assert job.block is not None  # noqa: S101 - resolved by the caller
-    shape = (job.batch, job.block)
-    return {"input_ids": (shape, dtypes.int64), "labels": (shape, dtypes.int64)}

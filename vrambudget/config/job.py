@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import BeforeValidator, Field
 
 from vrambudget.config.settings import Probability, Settings, Size, canonical
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 
 Mode = Literal["train", "eval"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
@@ -32,8 +32,12 @@ _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(\+\w+)?")
 _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
-class Positions(Protocol):
+class Limits(Protocol):
     """What a job asks of a model's configuration when it is resolved."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What the family has heads for; the first is its own purpose."""
 
     @property
     def default_block(self) -> int | None:
@@ -107,7 +111,10 @@ class Job(Settings):
     steps: Annotated[Size, Field(le=100)] = Field(
         3, description="optimizer steps that are followed; the peak settles by the third"
     )
-    task: Task = Field("causal-lm", description="what the model is trained for: decides its head")
+    task: Task | None = Field(
+        None,
+        description="what the model is trained for: decides its head (default: the family's own)",
+    )
     target_len: Size | None = Field(
         None, description="tokens per target sequence for seq2seq-lm (default: as block)"
     )
@@ -155,7 +162,8 @@ class Job(Settings):
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Return the job of a measured record; gaps are as the measuring loop has them."""
-        values = {"precision": "fp32", **{k: record[k] for k in record if k in cls.model_fields}}
+        given = {k: record[k] for k in record if k in cls.model_fields}
+        values = {"precision": "fp32", "task": "causal-lm", **given}
         values["mode"] = (
             "eval" if values.get("mode") == "inference" else values.get("mode", "train")
         )
@@ -177,8 +185,21 @@ class Job(Settings):
         if self.precision == "amp-fp16" and self.clip is not None and self.optimizer == "none":
             yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
 
-    def resolve(self, config: Positions) -> Self:
-        """Return the job with its block set. Raises VramBudgetError if too long."""
+    def resolve(self, config: Limits) -> Self:
+        """Return the job with task and block set.
+
+        Raises VramBudgetError for a block that is too long, NotModelledError for a task that the
+        family has no head for.
+        """
+        task = self.task or config.tasks[0]
+        if task not in config.tasks:
+            raise NotModelledError(
+                f"task {task!r} is not modelled for this architecture",
+                hint=f"it has {', '.join(config.tasks)}",
+            )
+        return self.model_copy(update={"task": task, **self._lengths(task, config)})
+
+    def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         block = self.block if self.block is not None else config.default_block
         if block is None:
             raise VramBudgetError("the model names no limit of its own", hint="say --block")
@@ -188,9 +209,9 @@ class Job(Settings):
                 hint=f"take --block {config.learned_positions} or less",
             )
         target_len = self.target_len
-        if self.task == "seq2seq-lm" and target_len is None:
+        if task == "seq2seq-lm" and target_len is None:
             target_len = block
-        return self.model_copy(update={"block": block, "target_len": target_len})
+        return {"block": block, "target_len": target_len}
 
     @property
     def torch_version(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ Not modelled: cross-attention, `scale_attn_by_inverse_layer_idx` (changes no ten
 from collections.abc import Iterator
 from typing import Literal
 
+from vrambudget.config.job import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
@@ -199,6 +200,7 @@ class GPT2Config(ModelConfig):
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
 
-    def build(self) -> GPT2LMHeadModel:
+    def build(self, task: Task) -> GPT2LMHeadModel:
         """Return the model, its weights allocated."""
+        del task  # there is one
         return GPT2LMHeadModel(self)

@@ -9,6 +9,7 @@ Not modelled: RoPE scaling beyond its tables (it changes values, not sizes), ten
 from collections.abc import Iterator
 from typing import Literal
 
+from vrambudget.config.job import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
@@ -197,6 +198,7 @@ class LlamaConfig(ModelConfig):
         if self.num_attention_heads % self.kv_heads:
             yield from divides(self, "num_key_value_heads", into="num_attention_heads")
 
-    def build(self) -> LlamaForCausalLM:
+    def build(self, task: Task) -> LlamaForCausalLM:
         """Return the model, its weights allocated."""
+        del task  # there is one
         return LlamaForCausalLM(self)

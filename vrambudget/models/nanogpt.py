@@ -8,7 +8,7 @@ they come (16 bit under autocast). The head shares the embedding's weight.
 from collections.abc import Iterator
 from typing import Literal, Self
 
-from vrambudget.config.job import Job
+from vrambudget.config.job import Job, Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for
@@ -139,6 +139,7 @@ class NanoGPTConfig(ModelConfig):
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
 
-    def build(self) -> GPT:
+    def build(self, task: Task) -> GPT:
         """Return the model, its weights allocated."""
+        del task  # there is one
         return GPT(self)

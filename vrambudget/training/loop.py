@@ -12,6 +12,7 @@ The first step differs from the second: the optimizer makes its states at its en
 outputs of an earlier step. From the third on nothing changes but how the allocator lays it out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vrambudget.engine import dtypes
@@ -21,10 +22,10 @@ from vrambudget.engine.context import context, made_for, no_grad
 from vrambudget.engine.dtypes import DType
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Phase, Purpose
-from vrambudget.engine.tensor import Shape, Tensor
-from vrambudget.ops.creation import made
+from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.training.clip import clip_grad_norm
+from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.scaler import GradScaler
 
@@ -36,7 +37,7 @@ _STEADY = 2  # the first step that can be a copy of the one before it
 class Loop:
     """What decides the loop's memory besides the model: a job, reduced to what the loop reads."""
 
-    inputs: dict[str, tuple[Shape, DType]]
+    inputs: Mapping[str, Input]
     steps: int
     autocast: DType | None
     optimizer: str
@@ -48,10 +49,7 @@ class Loop:
     def batch(self) -> dict[str, Tensor]:
         """Return a batch on the device, as the data loader hands it over."""
         with made_for(Purpose.INPUTS):
-            return {
-                name: made("to_device", shape, dtype)
-                for name, (shape, dtype) in self.inputs.items()
-            }
+            return {name: on_device(value) for name, value in self.inputs.items()}
 
 
 def train(model: Module, loop: Loop) -> None:

@@ -1,0 +1,49 @@
+"""The batch that a job feeds its model, by task.
+
+    causal-lm, masked-lm    input_ids [B, T], labels [B, T]
+    seq2seq-lm              input_ids [B, T], labels [B, target]
+    seq-cls                 input_ids [B, T], labels [B]
+    image-cls               pixel_values [B, channels, height, width], labels [B]
+
+Indices are int64. Images come to the device in float32 and are then cast to the weights' dtype.
+"""
+
+from dataclasses import dataclass
+
+from vrambudget.config.job import Job
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import DType, float32, int64
+from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.ops.creation import made
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One tensor of a batch, as it comes from the host."""
+
+    shape: Shape
+    dtype: DType
+
+
+def inputs_of(job: Job, image_shape: tuple[int, int, int] | None) -> dict[str, Input]:
+    """Return the tensors that a resolved job feeds, in the order in which they are made."""
+    assert job.block is not None  # noqa: S101 - resolved by the caller
+    per_sequence = Input((job.batch,), int64)
+    if image_shape is not None:
+        return {
+            "pixel_values": Input((job.batch, *image_shape), float32),
+            "labels": per_sequence,
+        }
+    per_token = Input((job.batch, job.block), int64)
+    if job.task == "seq-cls":
+        return {"input_ids": per_token, "labels": per_sequence}
+    if job.target_len is not None and job.task == "seq2seq-lm":
+        return {"input_ids": per_token, "labels": Input((job.batch, job.target_len), int64)}
+    return {"input_ids": per_token, "labels": per_token}
+
+
+def on_device(value: Input) -> Tensor:
+    """Return the tensor on the device, in the type that the model reads."""
+    x = made("to_device", value.shape, value.dtype)
+    return to(x, context.options.dtype) if value.dtype.is_floating_point else x
