@@ -106,8 +106,11 @@ class Block(CheckpointedLayer):
         self.ln_2 = LayerNorm(config.hidden_size)
         self.mlp = MLP(config)
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None, *, position_ids: Tensor
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
+        del position_ids
         residual = hidden_states
         hidden_states = self.ln_1(hidden_states)
         attn_output = self.attn(hidden_states, mask)
@@ -137,7 +140,7 @@ class Transformer(Module):
         mask = causal_mask(inputs_embeds, position_ids)
         hidden_states = self.drop(hidden_states)
         for block in self.h:
-            hidden_states = block(hidden_states, mask)
+            hidden_states = block(hidden_states, mask, position_ids=position_ids)
         return self.ln_f(hidden_states)
 
 

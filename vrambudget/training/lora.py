@@ -1,0 +1,121 @@
+"""LoRA as PEFT does it: the weights are frozen, each target gets two small linear layers.
+
+    y = base(x) + B(A(x)) * scaling        A [r, I], B [O, r], always float32
+
+A 16-bit input is cast to float32 for A at every target, and that copy is kept; a frozen weight keeps
+none of its inputs. With checkpointing the embeddings' output is made to want a gradient, or no layer
+would run again (enable_input_require_grads); that gradient stays with it.
+
+Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
+_maybe_include_all_linear_layers).
+Not modelled: LoRA dropout, DoRA, rsLoRA's other scaling (values only), modules_to_save.
+"""
+
+from collections.abc import Iterator
+
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import float32
+from vrambudget.engine.module import Module
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Tensor, empty_like
+from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.models.layers import Conv1D, Embedding, Linear
+from vrambudget.ops.elementwise import add, mul_scalar
+
+ALL_LINEAR = "all-linear"
+_OUTPUT_EMBEDDINGS = ("lm_head", "embed_out")
+
+
+class LoraLinear(Module):
+    """peft's lora.Linear around a linear layer."""
+
+    def __init__(self, base: Linear | Conv1D, rank: int) -> None:
+        out_features, features = base.weight.shape
+        if isinstance(base, Conv1D):
+            features, out_features = out_features, features
+        self.base_layer = base
+        self.lora_A = Linear(features, rank, bias=False)
+        self.lora_B = Linear(rank, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        result = self.base_layer(x)
+        result_dtype = result.dtype
+        x = to(x, self.lora_A.weight.dtype)
+        result = add(result, mul_scalar(self.lora_B(self.lora_A(x))))
+        return to(result, result_dtype)
+
+
+class _RequiringGradient(Module):
+    """Embeddings whose output wants a gradient."""
+
+    def __init__(self, embeddings: Embedding) -> None:
+        self.embeddings = embeddings
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """[...] -> [..., C]."""
+        y: Tensor = self.embeddings(indices)
+        y.requires_grad = True
+        return y
+
+
+def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
+    """Freeze `model` and put adapters of `rank` around its targets (get_peft_model)."""
+    for p in model.parameters():
+        p.requires_grad = False
+    found = [
+        (parent, name)
+        for parent, name, child in _places(model)
+        if isinstance(child, Linear | Conv1D) and _is_target(model, parent, name, targets)
+    ]
+    if not found:
+        names = {name for _, name, child in _places(model) if isinstance(child, Linear | Conv1D)}
+        near = did_you_mean(str(targets[0]), names)
+        raise VramBudgetError(
+            f"no module is called {' or '.join(map(repr, targets))}",
+            hint=near or f"there are {', '.join(sorted(names))}",
+        )
+    adapters = []
+    for parent, name in found:
+        adapter = LoraLinear(getattr(parent, name), rank)
+        setattr(parent, name, adapter)
+        adapters.append(adapter)
+    for adapter in adapters:
+        for layer in (adapter.lora_A, adapter.lora_B):
+            _cast_to_float32(layer)
+    if context.options.checkpointing:
+        _make_inputs_require_grads(model)
+
+
+def _places(model: Module) -> Iterator[tuple[Module, str, object]]:
+    for module in model.modules():
+        for name, child in list(vars(module).items()):
+            yield module, name, child
+
+
+def _is_target(
+    model: Module, parent: Module, name: str, targets: str | tuple[str, ...]
+) -> bool:
+    if targets == ALL_LINEAR:
+        return not (parent is model and name in _OUTPUT_EMBEDDINGS)
+    return name in targets
+
+
+def _cast_to_float32(layer: Linear) -> None:
+    """cast_adapter_dtype: 16-bit adapters become float32 once they are on the device."""
+    if layer.weight.dtype is not float32:
+        weight = layer.weight
+        context.operation = "cast_adapter_dtype"
+        copy = empty_like(weight, float32)
+        copy.storage.purpose = Purpose.WEIGHTS
+        weight.dtype, weight.storage = float32, copy.storage
+
+
+def _make_inputs_require_grads(model: Module) -> None:
+    for parent, name, child in _places(model):
+        if isinstance(child, Embedding):
+            setattr(parent, name, _RequiringGradient(child))
+            return
+
+
