@@ -238,17 +238,6 @@ def test_a_task_without_a_head_is_refused_and_the_others_are_named():
     assert caught.value.hint == "it has causal-lm, seq2seq-lm"
 
 
-def test_an_open_task_becomes_the_familys_own():
-    assert Job().resolve(Limits(tasks=("masked-lm", "seq-cls"))).task == "masked-lm"
-
-
-def test_a_task_without_a_head_is_refused_with_those_there_are():
-    with pytest.raises(NotModelledError, match="task 'image-cls' is not modelled") as error:
-        Job(task="image-cls").resolve(Limits())
-
-    assert error.value.hint == "it has causal-lm, seq2seq-lm"
-
-
 def test_every_reference_record_is_a_job():
     for line in RECORDS.read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
