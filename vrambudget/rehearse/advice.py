@@ -38,8 +38,8 @@ def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:
             yield f"{_at(file, line)} makes a shape from values, which are zero here: {text}"
         elif Path(file).name == "masking_utils.py":
             yield (
-                f"{_at(file, line)} decides from values whether sequences are packed, and"
-                " builds a causal mask that a real GPU skips: expect a little less memory there"
+                f"{_at(file, line)} decides from values whether an attention mask is needed, and"
+                " builds one that a real GPU may leave out: expect a little less memory there"
             )
     rest = [r for r in reads if not r[-1] and Path(r[0]).name != "masking_utils.py"]
     if rest:

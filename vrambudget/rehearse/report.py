@@ -28,7 +28,7 @@ def render(result: Rehearsal) -> str:
 def _lines(result: Rehearsal) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     capacity = format_bytes(result.capacity_bytes, "GiB")
-    yield f"rehearsed on a virtual {result.gpu} ({capacity}); {versions}"
+    yield f"rehearsed on a virtual GPU: {result.gpu} ({capacity}); {versions}"
     yield (
         f"the script {_ENDINGS[result.ended]}: {result.steps} optimizer steps,"
         f" {result.seconds:.1f} s, exit code {result.exit_code}"

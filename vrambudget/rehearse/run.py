@@ -119,7 +119,7 @@ def _rehearse(command: tuple[str, ...], gpu: Gpu, options: Options) -> Rehearsal
             options.timeout,
             snapshot=options.snapshot is not None,
         )
-        options.say(f"PyTorch {build.version} on a virtual {gpu.name}")
+        options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(
             command, gpu, plan, watch=Progress(folder, options.say), quiet=options.quiet
         )

@@ -209,8 +209,7 @@ class Recorder:
         at = place(frames[-1]) if frames else ["(inside backward)", 0, "", ""]
         key = (at[0], at[1])
         if key not in self.reads:
-            shape = [n for n in native_callers() if any(part in n for part in SHAPE_FROM_DATA)]
-            self.reads[key] = [*at, 0, 0, bool(shape)]
+            self.reads[key] = [*at, 0, 0, any(map(_makes_shape, native_callers()))]
         entry = self.reads[key]
         entry[4] += 1
         entry[5] = max(entry[5], count)
@@ -294,6 +293,11 @@ class TorchFinder(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = run_then  # type: ignore[method-assign]
         return spec
+
+
+def _makes_shape(name: str) -> bool:
+    """Tell whether a C++ function reads its output's shape (`is_nonzero` reads a truth value)."""
+    return "is_nonzero" not in name and any(part in name for part in SHAPE_FROM_DATA)
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
