@@ -13,24 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vrambudget.engine.autograd import record
-from vrambudget.engine.context import context
+from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.dtypes import DType, float32
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor, empty_like
-
-
-class Autocast:
-    """One region: its 16-bit type and the copies that it caches."""
-
-    __slots__ = ("cache", "dtype")
-
-    def __init__(self, dtype: DType) -> None:
-        self.dtype = dtype
-        self.cache: dict[int, Tensor] = {}
-
-    def again(self) -> Autocast:
-        """Return a new region of the same type."""
-        return Autocast(self.dtype)
 
 
 @contextmanager

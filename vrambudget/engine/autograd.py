@@ -198,13 +198,20 @@ def _dependencies(root: Node) -> dict[Node, int]:
 
 
 def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
-    """Run one node. Its incoming gradients die first, then what it saved (call_function)."""
+    """Run one node. Its incoming gradients die first, then what it saved (call_function).
+
+    What a checkpoint recomputed is handed out once, so it dies as soon as backward returns.
+    """
     context.operation = node.name + "_backward"
     context.purpose = node.purpose
-    _recompute_if_checkpointed(node)
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")
+    holders = [saved for saved in node.saved if isinstance(saved, Holder)]
+    if holders:
+        holders[0].frame.recompute()
     result = node.backward(*grads)
+    for holder in holders:
+        holder.storage = None
     outgoing = list(result) if isinstance(result, tuple) else [result]
     del result
     for i, edge in enumerate(node.edges):
@@ -219,13 +226,6 @@ def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     grads.clear()
     node.saved, node.backward = (), None
     return outgoing
-
-
-def _recompute_if_checkpointed(node: Node) -> None:
-    for saved in node.saved:
-        if isinstance(saved, Holder):
-            saved.frame.recompute()
-            return
 
 
 def _fit(gradient: Tensor, shape: tuple[int, ...], dtype: dtypes.DType) -> Tensor:

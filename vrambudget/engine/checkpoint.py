@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vrambudget.engine.context import context
+from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.tape import Purpose, Storage
-
-if TYPE_CHECKING:
-    from vrambudget.engine.autocast import Autocast
-
 
 class Holder:
     """The place of one saved tensor: empty until the frame is recomputed."""
@@ -39,11 +35,12 @@ class _StopRecomputation(BaseException):
 class Frame:
     """One checkpointed call: how to run it again, and the holders to fill when it is."""
 
-    __slots__ = ("again", "autocast", "holders", "is_recomputed")
+    __slots__ = ("again", "autocast_dtype", "holders", "is_recomputed")
 
     def __init__(self, again: Callable[[], Any]) -> None:
         self.again = again  # holds the inputs
-        self.autocast: Autocast | None = context.autocast
+        # Not the region itself: its cache ends with forward.
+        self.autocast_dtype = None if context.autocast is None else context.autocast.dtype
         self.holders: list[weakref.ref[Holder]] = []
         self.is_recomputed = False
 
@@ -63,7 +60,8 @@ class Frame:
         context.frame = Recomputation(self.holders)
         context.grad_enabled = True
         # The region of forward is over: recomputation enters one like it, with a cache of its own.
-        context.autocast = None if self.autocast is None else self.autocast.again()
+        dtype = self.autocast_dtype
+        context.autocast = None if dtype is None else Autocast(dtype)
         try:
             self.again()
         except _StopRecomputation:

@@ -14,8 +14,8 @@ from vrambudget.engine.dtypes import DType, float32
 from vrambudget.engine.tape import Purpose, Storage, Tape
 
 if TYPE_CHECKING:
-    from vrambudget.engine.autocast import Autocast
     from vrambudget.engine.checkpoint import Frame, Recomputation
+    from vrambudget.engine.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,16 @@ class Options:
     checkpointing: bool = False
     training: bool = True
     builds_causal_mask: bool = True
+
+
+class Autocast:
+    """One autocast region: its 16-bit type, and the copies of weights that it keeps to its end."""
+
+    __slots__ = ("cache", "dtype")
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+        self.cache: dict[int, Tensor] = {}  # by the weight's id
 
 
 class Context:
