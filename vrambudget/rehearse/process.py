@@ -128,7 +128,7 @@ def _wait(
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_POLL_SECONDS)
             watch()
-            return cut
+            return "interrupt" if interrupt.is_set() else None
         watch()
         if interrupt.is_set() and cut is None:
             cut, limit = "interrupt", time.monotonic() + GRACE_SECONDS

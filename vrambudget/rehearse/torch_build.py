@@ -57,11 +57,6 @@ class TorchBuild:
         """The part of CUDA's version that decides the structures' layout."""
         return int(self.cuda.split(".")[0])
 
-    @property
-    def release(self) -> str:
-        """The part of the version that decides: "2.11"."""
-        return ".".join(self.version.split(".")[:2])
-
 
 def find_torch(command: Sequence[str], *, any_torch: bool = False) -> TorchBuild:
     """Return the PyTorch of the command's Python. Raises VramBudgetError without a fit one."""
@@ -79,14 +74,13 @@ def find_torch(command: Sequence[str], *, any_torch: bool = False) -> TorchBuild
         raise VramBudgetError(
             f"this PyTorch ({version}) is not a CUDA build", where=python, hint=INSTALL_HINT
         )
-    build = _open(found, version, cuda)
-    if build.release not in TRIED and not any_torch:
+    if ".".join(version.split(".")[:2]) not in TRIED and not any_torch:
         raise VramBudgetError(
             f"rehearsing was not tried with PyTorch {version}, only with {', '.join(TRIED)}",
             where=python,
             hint="add --any-torch to try it all the same",
         )
-    return build
+    return _open(found, version, cuda)
 
 
 def python_of(command: Sequence[str]) -> str:
@@ -113,7 +107,7 @@ def _probe(python: str) -> dict[str, str]:
     )
     if done.returncode:
         raise VramBudgetError(
-            f"this Python does not start: {done.stderr.strip().splitlines()[-1:]}", where=python
+            f"this Python does not start: {done.stderr.strip()[-200:]}", where=python
         )
     answer: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return answer

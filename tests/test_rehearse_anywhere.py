@@ -1,0 +1,403 @@
+"""Rehearsals, as far as they can be tested without PyTorch: messages, C code, history, process."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vrambudget.config.gpus import find_gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.rehearse import card, process, stand_in, torch_build
+from vrambudget.rehearse.elf import c_names, read_library
+from vrambudget.rehearse.record import Rehearsal
+from vrambudget.rehearse.report import render
+from vrambudget.rehearse.run import command_of, rehearse
+from vrambudget.rehearse.timeline import read_timeline
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="rehearsals need Linux")
+COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) here")
+T4 = find_gpu("t4")
+
+
+def fake_python(folder, **answer):
+    """Return a 'python' that answers the probe with this."""
+    program = folder / "python3"
+    found = {"python": str(program), "prefix": "/", "torch": None, "triton": None, **answer}
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(found)}'\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+# ---- what cannot be rehearsed is said ---------------------------------------------------------
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        pytest.param({}, "has no PyTorch", id="no torch"),
+        pytest.param({"torch": "/t", "version": "2.11.0+cpu", "cuda": None}, "CUDA", id="cpu"),
+        pytest.param({"torch": "/t", "version": "1.13.1", "cuda": "11.7"}, "1.13.1", id="old"),
+    ],
+)
+def test_a_python_without_a_fit_pytorch_is_refused_by_name(tmp_path, answer, words):
+    with pytest.raises(VramBudgetError, match=words) as caught:
+        rehearse([fake_python(tmp_path, **answer), "train.py"], gpu=T4)
+    assert caught.value.hint
+
+
+@LINUX
+def test_an_untried_version_names_the_tried_ones(tmp_path):
+    python = fake_python(tmp_path, torch="/t", version="9.9.0", cuda="19.0")
+    with pytest.raises(VramBudgetError) as caught:
+        torch_build.find_torch([python])
+    assert all(version in caught.value.message for version in ("9.9.0", *torch_build.TRIED))
+
+
+def test_other_systems_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(VramBudgetError, match="darwin"):
+        rehearse([sys.executable, "train.py"], gpu=T4)
+
+
+@LINUX
+def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(VramBudgetError, match="no C compiler") as caught:
+        stand_in.cc("-c", "x.c")
+    assert "gcc" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"steps": 0}, "steps", id="no steps"),
+        pytest.param({"timeout": -1.0}, "time limit", id="negative timeout"),
+        pytest.param({"timeout": float("nan")}, "time limit", id="timeout is no number"),
+        pytest.param({"snapshot": "/no/such/folder/x.pickle"}, "no such folder", id="snapshot"),
+        pytest.param({"gpu": "gtx-nothing"}, "gtx-nothing", id="unknown GPU"),
+    ],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(VramBudgetError, match=words):
+        rehearse("train.py", **{"gpu": T4, **options})
+
+
+def test_an_empty_command_and_an_unknown_one_are_named():
+    with pytest.raises(VramBudgetError, match="nothing to rehearse"):
+        rehearse([], gpu=T4)
+    if sys.platform == "linux":
+        with pytest.raises(VramBudgetError, match="no-such-command"):
+            rehearse(["no-such-command"], gpu=T4)
+
+
+def module_level():
+    """Stand for a user's function."""
+
+
+def test_a_script_a_command_and_a_function_become_commands(monkeypatch):
+    monkeypatch.setenv("VRAMBUDGET_PYTHON", "/py")
+    assert command_of("train.py") == ("/py", "train.py")
+    assert command_of(["python", "train.py", "-x"]) == ("python", "train.py", "-x")
+    python, flag, _, file, name = command_of(module_level)
+    assert (python, flag, Path(file).name, name) == (
+        "/py",
+        "-c",
+        Path(__file__).name,
+        "module_level",
+    )
+
+
+def test_a_lambda_is_refused():
+    with pytest.raises(VramBudgetError, match="another process"):
+        command_of(lambda: None)
+
+
+@LINUX
+def test_the_python_of_a_command_is_its_own_or_that_of_its_first_line(tmp_path):
+    python = fake_python(tmp_path)
+    script = tmp_path / "launcher"
+    script.write_text(f"#!{python}\n")
+    script.chmod(0o755)
+    assert torch_build.python_of([python]) == python
+    assert torch_build.python_of([str(script)]) == python
+
+
+# ---- the C code ------------------------------------------------------------------------------
+
+
+@LINUX
+@COMPILER
+@pytest.mark.parametrize("cuda", ["12", "13"])
+@pytest.mark.parametrize("source", sorted(p.name for p in stand_in.NATIVE.glob("*.c")))
+def test_the_c_code_compiles_without_a_warning(tmp_path, cuda, source):
+    numbers = (f"-DCUDA_MAJOR={cuda}", f"-DCUDA_VERSION={cuda}000", f"-DCUBLAS_VERSION={cuda}0100")
+    out = tmp_path / "out.o"
+    stand_in.cc(*stand_in.FLAGS, *numbers, "-c", stand_in.NATIVE / source, "-o", out)
+    assert read_library(out).functions
+
+
+ACCOUNTS = """
+import ctypes, sys
+rt = ctypes.CDLL(sys.argv[1])
+def room():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    rt.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
+def take(n):
+    address = ctypes.c_void_p()
+    return rt.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(n)), address
+MIB = 2**20
+assert room() == (8 * MIB, 10 * MIB), room()
+code, first = take(3 * MIB)             # pages of 2 MiB: 4 MiB
+assert code == 0 and room()[0] == 4 * MIB
+code, none = take(4 * MIB + 1)          # would be 6 MiB
+assert code == 2 and none.value is None and room()[0] == 4 * MIB
+assert rt.cudaGetLastError() == 2 and rt.cudaGetLastError() == 0
+assert take(2**64 - 1)[0] == 2          # no overflow
+code, second = take(4 * MIB)
+assert code == 0 and room()[0] == 0 and second.value > first.value
+rt.cudaFree(first)
+assert room()[0] == 4 * MIB
+code, third = take(1)
+assert third.value > second.value       # addresses are never handed out again
+seen = []
+callback = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(seen.append)
+rt.virtual_gpu_on_read(callback)
+host = ctypes.create_string_buffer(b"xxxx", 4)
+rt.cudaMemcpy(third, host, ctypes.c_size_t(4), 1)
+assert host.raw == b"xxxx" and not seen
+rt.cudaMemcpy(host, third, ctypes.c_size_t(4), 2)
+assert host.raw == b"\\0" * 4 and seen == [4]
+print("accounts hold")
+"""
+
+
+@LINUX
+@COMPILER
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_the_runtime_accounts_for_each_page_and_reads_zeros(tmp_path, cuda):
+    library = tmp_path / "libcudart.so"
+    sources = [stand_in.NATIVE / name for name in ("memory.c", "cudart.c")]
+    numbers = (f"-DCUDA_MAJOR={cuda}", f"-DCUDA_VERSION={cuda}000")
+    stand_in.cc(*stand_in.FLAGS, *numbers, "-shared", *sources, "-o", library, "-ldl")
+    small = replace(T4, capacity_bytes=10 * 2**20, context_bytes=2 * 2**20)
+    done = subprocess.run(
+        [sys.executable, "-c", ACCOUNTS, str(library)],
+        env={**os.environ, **card.environment(small)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "accounts hold\n", done.stderr
+
+
+@LINUX
+@COMPILER
+def test_a_library_says_what_it_needs_and_exports(tmp_path):
+    source = tmp_path / "x.c"
+    source.write_text(
+        'double cos(double); const char *n = "cuMemX"; double f(double x) { return cos(x); }'
+    )
+    library = tmp_path / "libx.so.7"
+    flags = (
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libx.so.7",
+        "-Wl,--no-as-needed",
+        "-Wl,-rpath,$ORIGIN/y",
+    )
+    stand_in.cc(source, "-o", library, *flags, "-lm")
+    found = read_library(library)
+    assert found.soname == "libx.so.7"
+    assert "f" in found.functions
+    assert "cos" in found.undefined
+    assert any(name.startswith("libm.") for name in found.needed)
+    assert found.folders == (tmp_path / "y",)
+    assert c_names(library, r"cu[A-Z]\w+") == {"cuMemX"}
+
+
+def test_a_file_that_is_no_library_is_named(tmp_path):
+    file = tmp_path / "x.so"
+    file.write_text("no library")
+    with pytest.raises(VramBudgetError, match="ELF"):
+        read_library(file)
+
+
+def test_an_unlisted_architecture_takes_the_limits_of_the_nearest_older_one():
+    numbers = [
+        card.environment(replace(T4, compute_capability=cc))["VRAMBUDGET_GPU"].split()[6:]
+        for cc in ((8, 0), (8, 8), (8, 7), (3, 5), (7, 0))
+    ]
+    assert numbers[0] == [str(163 * 1024), "2048", "32"]
+    assert numbers[1] == numbers[2]
+    assert numbers[3] == numbers[4]
+
+
+# ---- the command's process ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return process.Plan(tmp_path, (tmp_path / "libcuda.so.1",))
+
+
+@LINUX
+def test_the_exit_code_is_the_commands_own(plan):
+    assert process.run(["sh", "-c", "exit 7"], T4, plan).exit_code == 7
+    assert process.run(["sh", "-c", "kill -9 $$"], T4, plan).exit_code == 128 + 9
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # a zombie that nobody has waited for yet is dead all the same
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def pids(file):
+    return [int(word) for word in file.read_text().split()]
+
+
+@LINUX
+def test_what_outlives_its_time_is_killed_with_its_children(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
+    file = tmp_path / "pids"
+    script = f"trap '' INT; sleep 60 & echo $$ $! > {file}; wait; sleep 60"
+    ended = process.run(["sh", "-c", script], T4, replace(plan, timeout=0.5))
+    assert ended.cut == "timeout"
+    assert ended.seconds < 10
+    assert not any(map(is_alive, pids(file)))
+
+
+@LINUX
+def test_an_interrupt_is_handed_on_and_leaves_no_process(plan, tmp_path):
+    file = tmp_path / "pids"
+
+    def interrupt():
+        while not file.exists() or not file.read_text().endswith("\n"):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    ended = process.run(["sh", "-c", f"echo $$ > {file}; exec sleep 60"], T4, plan)
+    assert (ended.cut, ended.exit_code) == ("interrupt", 128 + signal.SIGINT)
+    assert not any(map(is_alive, pids(file)))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ---- the history -------------------------------------------------------------------------------
+
+MIB = 2**20
+
+
+def history(*events):
+    """Return a record's columns from (action, address, bytes, number of the stack)."""
+    actions, addresses, sizes, stacks = zip(*events, strict=True)
+    lines = [("", "", [["/u/model.py", 5, "build"]]), ("", "", []), ("", "", [["/u/t.py", 9, "f"]])]
+    return {
+        "action": actions,
+        "address": addresses,
+        "bytes": sizes,
+        "stream": [0] * len(events),
+        "stack": stacks,
+        "stacks": lines,
+    }
+
+
+def record(**changes):
+    """One training step: weight 1, activation 2, gradient 3, temporary 4, state 5; then 6."""
+    full = {
+        "history": history(
+            ("alloc", 1, 10 * MIB, 0),
+            ("alloc", 2, 20 * MIB, 2),
+            ("alloc", 3, 10 * MIB, 1),
+            ("alloc", 4, 5 * MIB, 1),  # the peak: 45
+            ("free_requested", 4, 5 * MIB, 1),
+            ("free_requested", 2, 20 * MIB, 1),
+            ("alloc", 5, 20 * MIB, 2),  # 40
+            ("free_requested", 3, 10 * MIB, 2),
+            ("alloc", 6, 8 * MIB, 2),  # 38
+        ),
+        "marks": [
+            ["backward", 2, 0, {}],
+            ["forward", 4, 2, {}],
+            ["optimizer_step", 4, 2, {"parameter": [1], "gradient": [3]}],
+            ["forward", 5, 2, {"optimizer_state": [5]}],
+        ],
+        "counts": [6, 3],
+    }
+    return {**full, **changes}
+
+
+def test_the_peak_is_split_by_what_its_blocks_turn_out_to_be():
+    peak = read_timeline(record()).peak
+    assert (peak.step, peak.phase, peak.line) == (0, "backward", "(inside backward)")
+    assert peak.requested_bytes == 45 * MIB == sum(peak.by_category.values())
+    assert peak.by_category["parameter"] == 10 * MIB
+    assert peak.by_category["gradient"] == 10 * MIB
+    assert peak.by_category["activation"] == 20 * MIB
+    assert peak.by_category["temporary"] == 5 * MIB
+    assert peak.largest[0].line == "t.py:9 f"
+
+
+def test_each_phase_of_each_step_has_its_peak():
+    phases = {(p.step, p.phase): p.requested_bytes // MIB for p in read_timeline(record()).phases}
+    assert phases == {
+        (0, "forward"): 30,
+        (0, "backward"): 45,
+        (0, "optimizer_step"): 40,
+        (1, "forward"): 40,
+    }
+
+
+def test_a_history_that_lost_its_beginning_says_so():
+    timeline = read_timeline(record(counts=[106, 103], marks=[["optimizer_step", 104, 102, {}]]))
+    assert not timeline.complete
+    assert read_timeline(record()).complete
+
+
+def test_a_script_without_optimizer_has_a_peak_too():
+    peak = read_timeline(record(marks=[], parameters=[1])).peak
+    assert peak.phase == "build"
+    assert peak.by_category["parameter"] == 10 * MIB
+    assert peak.by_category["other"] == 35 * MIB
+
+
+def test_the_report_names_the_verdict_the_parts_and_the_warnings():
+    timeline = read_timeline(record())
+    result = Rehearsal(
+        command=("python", "t.py"),
+        gpu=T4.name,
+        capacity_bytes=T4.capacity_bytes,
+        context_bytes=100 * MIB,
+        versions={"torch": "2.11.0"},
+        ended="finished",
+        exit_code=0,
+        error=None,
+        seconds=1.0,
+        steps=1,
+        peak_requested_bytes=45 * MIB,
+        peak_allocated_bytes=45 * MIB,
+        peak_reserved_bytes=60 * MIB,
+        peak=timeline.peak,
+        phases=timeline.phases,
+        out_of_memory=(),
+        warnings=("values are zero",),
+    )
+    text = render(result)
+    assert "ran to its end: 1 optimizer steps" in text
+    assert f"{160 * MIB:,}" in text  # reserved and context
+    assert "warning: values are zero" in text
+    assert "GiB" in text.splitlines()[0]
+    assert json.loads(json.dumps(result.to_dict()))["device_peak_bytes"] == 160 * MIB
