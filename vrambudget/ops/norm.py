@@ -1,39 +1,91 @@
-"""Layer normalisation.
+"""Layer normalisation and RMS normalisation over the last dimension.
 
-    x           [..., C]   kept; under autocast a float32 copy
-    mean, rstd  [rows]     kept, float32
+    x           [..., C]   kept; layer_norm under autocast: a float32 copy
+    weight      [C]        kept
+    bias        [C]        kept
+    mean, rstd  [rows]     kept, float32 (rms_norm has no mean)
     y           [..., C]
 
-Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu; derivatives.yaml (native_layer_norm).
+backward makes dx, then dweight and dbias. Where there are many rows of few features, dweight and
+dbias are first summed in parts [parts, C], which takes a second result and a sum's buffers.
+
+Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (LayerNormBackwardKernelImplInternal,
+ConfigureAndLaunchGammaBetaBackwardKernel); layer_norm.cpp (rms_norm_symint); derivatives.yaml
+(native_layer_norm, _fused_rms_norm).
+Not modelled: layer_norm of an x and a weight of two types (PyTorch refuses it); rms_norm of two
+types (PyTorch composes it of other operations).
 """
 
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import float32
-from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.engine.tensor import ShapeError, Tensor, empty
+from vrambudget.errors import NotModelledError
+from vrambudget.ops.reduce import sum_to_size
 from vrambudget.ops.shape import contiguous
+
+_WARP = 32
+_MANY_ROWS = 64 * 1024
+_ROWS_PER_PART = 32
+_MOST_WARPS = 32768  # parts times warps of features
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return x normalised over its last dimension, times weight, plus bias."""
-    x = contiguous(full_precision(x))
-    weight = None if weight is None else full_precision(weight)
+    """Return x normalised, times weight, plus bias. Raises ShapeError."""
+    # Casts run in the order in which C++ evaluates arguments: from the last.
     bias = None if bias is None else full_precision(bias)
-    kept = keep(x), keep(weight)
-    context.operation = "layer_norm"
+    weight = None if weight is None else full_precision(weight)
+    return _normalised("layer_norm", full_precision(x), weight, bias, statistics=2)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Return x divided by its root mean square, times weight. Raises ShapeError."""
+    if weight is not None and weight.dtype is not x.dtype:
+        raise NotModelledError(
+            f"rms_norm of {x.dtype} by a weight of {weight.dtype} is not modelled",
+            hint="give the weight the type of the activations",
+        )
+    return _normalised("rms_norm", x, weight, None, statistics=1)
+
+
+def _normalised(
+    name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, statistics: int
+) -> Tensor:
+    features = x.shape[-1]
+    for parameter in (weight, bias):
+        if parameter is not None and parameter.shape != (features,):
+            raise ShapeError(f"{name} of {list(x.shape)} by {list(parameter.shape)}")
+    kept = [keep(x), keep(weight), keep(bias)]
+    context.operation = name
+    must_copy = not x.is_contiguous
+    copy = empty(x.shape, x.dtype) if must_copy else None
     y = empty(x.shape, x.dtype)
-    rows = x.numel // x.shape[-1]
-    mean, rstd = empty((rows,), float32), empty((rows,), float32)
-    kept = *kept, keep(mean), keep(rstd)
-    shape, dtype = x.shape, x.dtype
-    needs_x = x.requires_grad
+    rows = x.numel // features
+    saved = [empty((rows,), float32) for _ in range(statistics)]
+    del copy
+    kept += [keep(statistic) for statistic in saved]
+    shape, dtype, needs_x = x.shape, x.dtype, x.requires_grad
     affine = [p is not None and p.requires_grad for p in (weight, bias)]
-    width = x.shape[-1]
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        copy = empty(shape, dtype) if must_copy else None
         dx = empty(shape, dtype) if needs_x else None
-        dweight, dbias = (empty((width,), dtype) if needed else None for needed in affine)
-        return dx, dweight, dbias
+        dparameters = [empty((features,), dtype) if needed else None for needed in affine]
+        rows_of_dy = contiguous(dy)
+        _sum_in_parts(rows, features, dparameters)
+        del copy, rows_of_dy
+        return dx, *dparameters
 
-    return record("layer_norm", y, inputs=(x, weight, bias), saved=kept, backward=backward)
+    return record(name, y, inputs=(x, weight, bias), saved=kept, backward=backward)
+
+
+def _sum_in_parts(rows: int, features: int, gradients: list[Tensor | None]) -> None:
+    """Replace gradients [C] of weight and bias by sums over parts, if rows are many for C."""
+    if rows <= _MANY_ROWS or features // _WARP >= context.device.multiprocessors // 2:
+        return
+    parts = min(-(-rows // _ROWS_PER_PART), _MOST_WARPS // -(-features // _WARP))
+    partial = [g if g is None else empty((parts, features), g.dtype) for g in gradients]
+    for i, part in enumerate(partial):
+        if part is not None:
+            gradients[i] = sum_to_size(part, (features,))
