@@ -5,9 +5,13 @@ from importlib import import_module
 from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
+    "bert": ("bert", "BertConfig"),
     "gpt2": ("gpt2", "GPT2Config"),
     "llama": ("llama", "LlamaConfig"),
+    "mistral": ("mistral", "MistralConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
+    "qwen2": ("qwen2", "Qwen2Config"),
+    "qwen3": ("qwen3", "Qwen3Config"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 

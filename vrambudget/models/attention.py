@@ -1,6 +1,9 @@
 """How transformers' models attend: by torch's sdpa, or by single operations (`eager`).
 
-    query [B, H, Sq, D], key and value [B, Hkv, Sk, D] -> [B, Sq, H, D]
+    query [B, H, Sq, D], key and value [B, Hkv, Sk, D] -> [B, Sq, H, D], weights [B, H, Sq, Sk]
+
+`eager` hands its weights (the probabilities) out as well, and so does each attention module: the
+layer binds them to `_`, so they live until the layer's forward returns.
 
 Source: integrations/sdpa_attention.py; `eager_attention_forward` of modeling_llama.py, which most
 families share. A family whose own differs hands it in.
@@ -19,19 +22,22 @@ from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import contiguous, expand, reshape, transpose, unsqueeze
 from vrambudget.ops.softmax import softmax
 
+Attended = tuple[Tensor, Tensor | None]
+"""The output, and the weights where they exist."""
+
 
 class EagerAttention(Protocol):
     """A family's eager_attention_forward."""
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
-    ) -> Tensor:
-        """[B, H, Sq, D] -> [B, Sq, H, D]."""
+    ) -> Attended:
+        """[B, H, Sq, D] -> [B, Sq, H, D] and the weights."""
 
 
 def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
-) -> Tensor:
+) -> Attended:
     """Scores and probabilities [B, H, Sq, Sk], the softmax in float32."""
     groups = query.shape[1] // key.shape[1]
     key_states = repeat_kv(key, groups)
@@ -42,7 +48,7 @@ def eager_attention(
     weights = to(softmax(weights, dtype=float32), query.dtype)
     weights = dropout(weights, dropout_p, training=context.options.training)
     output = matmul(weights, value_states)
-    return contiguous(transpose(output, 1, 2))
+    return contiguous(transpose(output, 1, 2)), weights
 
 
 def attend(
@@ -54,11 +60,11 @@ def attend(
     dropout_p: float,
     is_causal: bool = True,
     eager: EagerAttention = eager_attention,
-) -> Tensor:
+) -> Attended:
     """Attend by the job's implementation."""
     if context.options.attention == "eager":
         return eager(query, key, value, mask, dropout_p=dropout_p)
-    return _sdpa(query, key, value, mask, dropout_p=dropout_p, is_causal=is_causal)
+    return _sdpa(query, key, value, mask, dropout_p=dropout_p, is_causal=is_causal), None
 
 
 def _sdpa(

@@ -18,7 +18,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.attention import attend
+from vrambudget.models.attention import Attended, attend
 from vrambudget.models.layers import (
     CheckpointedLayer,
     Conv1D,
@@ -39,7 +39,7 @@ from vrambudget.ops.softmax import softmax
 
 def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
-) -> Tensor:
+) -> Attended:
     """GPT-2's own: the softmax in the scores' dtype, the result not made contiguous."""
     weights = mul_scalar(matmul(query, transpose(key, -1, -2)))
     if mask is not None:
@@ -48,7 +48,7 @@ def eager_attention(
     weights = to(weights, value.dtype)
     weights = dropout(weights, dropout_p, training=context.options.training)
     output = matmul(weights, value)
-    return transpose(output, 1, 2)
+    return transpose(output, 1, 2), weights
 
 
 class Attention(Module):
@@ -62,17 +62,19 @@ class Attention(Module):
         self.attn_pdrop = config.attn_pdrop
         self.resid_dropout = Dropout(config.resid_pdrop)
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
+        """[B, T, C] -> [B, T, C] and the weights."""
         query, key, value = split(self.c_attn(hidden_states), self.width, dim=2)
         key = self._heads(key)
         value = self._heads(value)
         query = self._heads(query)
         dropout_p = self.attn_pdrop if context.options.training else 0.0
-        output = attend(query, key, value, mask, dropout_p=dropout_p, eager=eager_attention)
+        output, weights = attend(
+            query, key, value, mask, dropout_p=dropout_p, eager=eager_attention
+        )
         output = contiguous(reshape(output, *output.shape[:-2], self.width))
         output = self.c_proj(output)
-        return self.resid_dropout(output)
+        return self.resid_dropout(output), weights
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, H, T, D]."""
@@ -113,7 +115,7 @@ class Block(CheckpointedLayer):
         del position_ids
         residual = hidden_states
         hidden_states = self.ln_1(hidden_states)
-        attn_output = self.attn(hidden_states, mask)
+        attn_output, _ = self.attn(hidden_states, mask)
         hidden_states = add(attn_output, residual)
         residual = hidden_states
         hidden_states = self.ln_2(hidden_states)

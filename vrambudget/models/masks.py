@@ -2,8 +2,8 @@
 
 A decoder called without an attention mask looks whether its rows are packed (several sequences in
 one row): it takes differences of the position ids and *reads the result back*. Rows that are not
-packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says what
-that look found; True is what a GPU whose memory reads as zeros finds.
+packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says
+what that look found; True is what a GPU whose memory reads as zeros finds.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.shape import expand, view
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk]) -> bool mask that broadcasts to [B,1,Sq,Sk]."""
+"""From batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk] to what broadcasts to [B,1,Sq,Sk]."""
 
 
 def positions(length: int) -> Tensor:
@@ -25,15 +25,28 @@ def positions(length: int) -> Tensor:
 
 
 def causal_mask(embeddings: Tensor, position_ids: Tensor) -> Tensor | None:
-    """create_causal_mask for embeddings [B, T, C]: bool [B, 1, T, T] for sdpa, additive for eager."""
+    """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive."""
+    return _unpadded_mask(embeddings, position_ids, _not_after, skippable=True)
+
+
+def sliding_window_mask(embeddings: Tensor, position_ids: Tensor, window: int) -> Tensor | None:
+    """create_sliding_window_causal_mask: each token sees itself and the window - 1 before it."""
+    function = and_masks(_within_window, _not_after)
+    skippable = embeddings.shape[1] < window
+    return _unpadded_mask(embeddings, position_ids, function, skippable=skippable)
+
+
+def _unpadded_mask(
+    embeddings: Tensor, position_ids: Tensor, function: MaskFunction, *, skippable: bool
+) -> Tensor | None:
+    """Return the mask of a model called without a padding mask; sdpa skips what is_causal says."""
     batch, length = embeddings.shape[:2]
     packed = _packed_sequence_mask(expand(position_ids, batch, length))
-    functions: list[MaskFunction] = [_not_after]
     if packed is not None:
-        functions = [_not_after, _same_sequence(packed)]
-    if context.options.attention == "sdpa":
-        return None if packed is None else _sdpa_mask(batch, length, functions)
-    return _eager_mask(batch, length, functions, embeddings)
+        function = and_masks(function, _same_sequence(packed))
+    if context.options.attention == "eager":
+        return _eager_mask(batch, length, function, embeddings)
+    return None if packed is None and skippable else _sdpa_mask(batch, length, function)
 
 
 def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
@@ -58,9 +71,17 @@ def _not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return made("le", (1, 1, query.shape[2], key.shape[3]), bool_)
 
 
+def _within_window(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    del batch
+    oldest = made("sub", query.shape, int64)
+    seen = made("gt", (1, 1, query.shape[2], key.shape[3]), bool_)  # key > query - window
+    del oldest
+    return seen
+
+
 def _same_sequence(packed: Tensor) -> MaskFunction:
     def same(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        # packed[batch, query] == packed[batch, key]
+        # packed at (batch, query) against packed at (batch, key)
         of_query = _indexed(packed, batch.shape[0], query.shape[2])
         of_key = _indexed(packed, batch.shape[0], key.shape[3])
         equal = made("eq", (batch.shape[0], 1, query.shape[2], key.shape[3]), bool_)
@@ -79,7 +100,7 @@ def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
     return result
 
 
-def _sdpa_mask(batch: int, length: int, functions: list[MaskFunction]) -> Tensor:
+def _sdpa_mask(batch: int, length: int, function: MaskFunction) -> Tensor:
     """Return the bool mask [B, 1, T, T] that sdpa gets; True marks what is attended to."""
     batch_arange = arange(batch)
     head_arange = arange(1)
@@ -90,19 +111,23 @@ def _sdpa_mask(batch: int, length: int, functions: list[MaskFunction]) -> Tensor
         view(q_arange, 1, 1, length, 1),
         view(kv_arange, 1, 1, 1, length),
     )
-    mask = functions[0](*index) if len(functions) == 1 else _and_masks(functions, index)
+    mask = function(*index)
     del head_arange
     return expand(mask, batch, 1, length, length)
 
 
-def _and_masks(functions: list[MaskFunction], index: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """and_masks: starts from a scalar True; each `&` is a new tensor."""
-    result = made("new_ones", (), bool_)
-    for function in functions:
-        part = function(*index)
-        result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
-        del part
-    return result
+def and_masks(*functions: MaskFunction) -> MaskFunction:
+    """Return the mask of what all functions allow: from a scalar True on, each `&` a new tensor."""
+
+    def every(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        result = made("new_ones", (), bool_)
+        for function in functions:
+            part = function(batch, query, key)
+            result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
+            del part
+        return result
+
+    return every
 
 
 def _offset_arange(length: int) -> Tensor:
@@ -113,11 +138,9 @@ def _offset_arange(length: int) -> Tensor:
     return result
 
 
-def _eager_mask(
-    batch: int, length: int, functions: list[MaskFunction], embeddings: Tensor
-) -> Tensor:
+def _eager_mask(batch: int, length: int, function: MaskFunction, embeddings: Tensor) -> Tensor:
     """Return the additive mask of eager attention in the embeddings' dtype."""
-    mask = _sdpa_mask(batch, length, functions)
+    mask = _sdpa_mask(batch, length, function)
     zero = made("tensor", (), embeddings.dtype)
     minimum = made("where", (), embeddings.dtype)
     additive = made("where", mask.shape, embeddings.dtype)

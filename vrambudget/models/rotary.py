@@ -15,6 +15,9 @@ from vrambudget.ops.elementwise import add, mul, neg
 from vrambudget.ops.linear import cublas_workspace
 from vrambudget.ops.shape import cat, slice_last, view
 
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin [1, T, D]."""
+
 
 class RotaryEmbedding(Module):
     """Inverse frequencies [dim / 2] in float32, twice: the buffer and its original."""

@@ -10,8 +10,10 @@ tools/autograd/derivatives.yaml.
 
 from collections.abc import Sequence
 
+from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import record, record_many
 from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, contiguous_strides, empty, numel
 
 
@@ -93,8 +95,14 @@ def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
 
 
 def slice_last(x: Tensor, length: int) -> Tensor:
-    """Return a view of `length` elements of the last dimension; backward pads with zeros."""
+    """Return a view of `length` elements of the last dimension; backward pads with zeros.
+
+    A slice of everything is an alias: its gradient is passed on as it is (TensorIndexing.h,
+    applySlice).
+    """
     source, dtype = x.shape, x.dtype
+    if length == source[-1]:
+        return _share(x, "alias", source, x.strides, lambda dy: dy)
 
     def backward(dy: Tensor) -> Tensor:
         return empty(source, dtype)  # slice_backward: zeros, then the gradient is copied in
@@ -103,8 +111,24 @@ def slice_last(x: Tensor, length: int) -> Tensor:
     return record("slice", y, inputs=(x,), backward=backward)
 
 
+def select(x: Tensor, dim: int) -> Tensor:
+    """Return x at one index of `dim`: a view without that dimension; backward pads with zeros."""
+    source, dtype, strides = x.shape, x.dtype, x.actual_strides()
+
+    def backward(dy: Tensor) -> Tensor:
+        return empty(source, dtype)  # select_backward: zeros, then the gradient is copied in
+
+    shape, rest = source[:dim] + source[dim + 1 :], strides[:dim] + strides[dim + 1 :]
+    return _share(x, "select", shape, rest, backward)
+
+
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy."""
+    """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy.
+
+    Under autocast all are cast to the widest type first (autocast_mode.h, promote).
+    """
+    if context.autocast is not None and any(x.dtype is float32 for x in tensors):
+        tensors = [to(x, float32) for x in tensors]
     first = tensors[0]
     dim %= first.ndim
     lengths = [x.shape[dim] for x in tensors]
