@@ -20,3 +20,9 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
         logits = view(logits, -1, vocab_size)
         shift_labels = view(shift_labels, -1)
         return cross_entropy(logits, shift_labels)
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """CrossEntropyLoss of logits [..., K], in the dtype they come in, for labels [...]."""
+    with made_for(Purpose.LOGITS_AND_LOSS):
+        return cross_entropy(view(logits, -1, logits.shape[-1]), view(labels, -1))

@@ -21,7 +21,8 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
     """Return the mean loss of logits [N, V] for class indices [N]. Raises ShapeError."""
     if x.shape[0] != target.shape[0]:
         raise ShapeError(f"cross_entropy of {list(x.shape)} for targets {list(target.shape)}")
-    return nll_loss(log_softmax(x, dtype=x.dtype), target)
+    log_probabilities = log_softmax(x, dtype=x.dtype)
+    return nll_loss(log_probabilities, target)  # the caller's frame holds them meanwhile
 
 
 def nll_loss(x: Tensor, target: Tensor) -> Tensor:
