@@ -1,0 +1,34 @@
+"""Does this PyTorch job fit on this GPU? What takes the memory, and what to change.
+
+    budget = vrambudget.estimate("gpt2", batch=8, block=1024, gpu="12GB")
+    budget.fits, budget.peak.allocated_bytes, budget.breakdown
+
+Names are looked up when they are used: importing the package costs nothing, and never torch. No
+module has a public function's name, which it would hide once it is imported.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Budget": "vrambudget.budget",
+    "NotModelledError": "vrambudget.errors",
+    "VramBudgetError": "vrambudget.errors",
+    "estimate": "vrambudget.estimator",
+    "find_gpu": "vrambudget.config.gpus",
+}
+
+__all__ = ["Budget", "NotModelledError", "VramBudgetError", "estimate", "find_gpu"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vrambudget' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimate import Task
+from vrambudget.estimator import Task
 from vrambudget.replay import replay, replay_on
 from vrambudget.simulate import simulate
 
