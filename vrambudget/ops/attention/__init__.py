@@ -8,6 +8,8 @@
     layout.py      where results lie in memory
 
 Source: aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention).
+Not modelled: cuDNN's kernel; kernels switched off by the user (torch.nn.attention.sdpa_kernel);
+q, k and v of three dimensions; a gradient for the mask alone, which PyTorch refuses.
 """
 
 from vrambudget.engine.autocast import lower_precision

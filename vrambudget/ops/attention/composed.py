@@ -10,6 +10,7 @@
 
 Source: aten/src/ATen/native/transformers/attention.cpp (_scaled_dot_product_attention_math,
 _safe_softmax); aten/src/ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out). Torch 2.11.
+Not modelled: torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp.
 """
 
 from vrambudget.engine.autocast import autocast, to

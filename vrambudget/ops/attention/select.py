@@ -20,7 +20,7 @@ from typing import Literal
 
 from vrambudget.engine.context import Device, context
 from vrambudget.engine.dtypes import bfloat16, float16, float32
-from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.tensor import ShapeError, Tensor
 
 Kernel = Literal["flash", "efficient", "math"]
 
@@ -38,28 +38,42 @@ def select_kernel(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Kernel:
-    """Return the kernel that PyTorch takes on the current card for q, k, v [B, H, S, D]."""
-    if not _usable(q, k, v, mask):
+    """Return the kernel that PyTorch takes on the current card for q, k, v [B, H, S, D].
+
+    Raises ShapeError where PyTorch would refuse them.
+    """
+    _check(q, k, v, mask, enable_gqa=enable_gqa)
+    if any(x.actual_strides()[-1] != 1 for x in (q, k, v, mask) if x is not None):
         return "math"
-    same_heads = q.shape[1] == k.shape[1] == v.shape[1]
-    if (
-        same_heads or (enable_gqa and k.shape[1] == v.shape[1] and not q.shape[1] % k.shape[1])
-    ) and (mask is None and _flash_takes(q, k, v, dropout, is_causal=is_causal)):
+    same_heads = q.shape[1] == k.shape[1]
+    if mask is None and _flash_takes(q, k, v, dropout, is_causal=is_causal):
         return "flash"
-    return "efficient" if same_heads and _efficient_takes(q, k, v) else "math"
+    return "efficient" if same_heads and _efficient_takes(q, v) else "math"
 
 
 def prefers_cudnn(device: Device) -> bool:
-    """Whether PyTorch's default there is cuDNN's kernel, whose workspaces are not modelled."""
+    """Whether PyTorch's default there, in 16 bit, is cuDNN's kernel, which is not modelled."""
     return device.compute_capability[0] in {9, 10}
 
 
-def _usable(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, enable_gqa: bool) -> None:
+    shapes = f"attention of q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:  # noqa: PLR2004
-        return False
-    if not q.dtype is k.dtype is v.dtype or not q.shape[0] == k.shape[0] == v.shape[0]:
-        return False
-    return all(x.actual_strides()[-1] == 1 for x in (q, k, v, mask) if x is not None)
+        raise ShapeError(f"{shapes}: expected [batch, heads, length, head_dim]")
+    if q.shape[3] != k.shape[3] or q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
+        raise ShapeError(f"{shapes} does not fit together")
+    if q.shape[1] % k.shape[1] or (q.shape[1] != k.shape[1] and not enable_gqa):
+        raise ShapeError(
+            f"{shapes}: query heads must be as many as key heads, or with enable_gqa a multiple"
+        )
+    if not q.dtype is k.dtype is v.dtype:
+        raise ShapeError(f"{shapes} with dtypes {q.dtype}, {k.dtype}, {v.dtype}")
+    if mask is None:
+        return
+    scores = (*q.shape[:3], k.shape[2])
+    fits = zip(reversed(mask.shape), reversed(scores), strict=False)
+    if mask.ndim > len(scores) or not all(have in {1, want} for have, want in fits):
+        raise ShapeError(f"an attention mask {list(mask.shape)} for scores {list(scores)}")
 
 
 def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, *, is_causal: bool) -> bool:
@@ -67,7 +81,7 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, *, is_causal: 
     head_dim = q.shape[3]
     if q.dtype not in {float16, bfloat16} or capability < _AMPERE or head_dim > _FLASH_WIDEST:
         return False
-    if not head_dim == k.shape[3] == v.shape[3] or (is_causal and q.shape[2] != k.shape[2]):
+    if head_dim != v.shape[3] or (is_causal and q.shape[2] != k.shape[2]):
         return False
     wants_grad = context.grad_enabled and any(x.requires_grad for x in (q, k, v))
     small_shared_memory = (8, 6) <= capability <= (8, 9) or capability[0] == 12  # noqa: PLR2004
@@ -76,9 +90,9 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, *, is_causal: 
     return True
 
 
-def _efficient_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _efficient_takes(q: Tensor, v: Tensor) -> bool:
     ampere = context.device.compute_capability >= _AMPERE
     alignment = (4 if ampere else 1) if q.dtype is float32 else 8
     if q.dtype is bfloat16 and not ampere:
         return False
-    return q.shape[3] == k.shape[3] and not q.shape[3] % alignment and not v.shape[3] % alignment
+    return not q.shape[3] % alignment and not v.shape[3] % alignment

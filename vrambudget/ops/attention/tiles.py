@@ -7,7 +7,7 @@ takes the head dimension and fits the card's shared memory. Its thread blocks me
     dk, dv   float32 [columns, D up to rows] each, for every split of the keys, if they are staged:
              16-bit tensors whose head dimension may be wider than `rows`
 
-The keys are split over thread blocks to fill the card; where dk and dv are staged, less so.
+Each of the `heads` (batch x heads) has its own.
 
 Source: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h (the lists; of
 kernels with the same tile one stands here), kernel_backward.h (Params, GradQTempStorage),
@@ -21,8 +21,7 @@ from vrambudget.engine.context import Device
 from vrambudget.engine.dtypes import DType, float32
 
 _LOCK_BYTES = 16
-_MOST_STAGED = 200  # thread blocks that may stage dk and dv in memory
-_MANY_HEADS = 256  # thread blocks without a split that fill any card
+_MOST_STAGED = 200  # thread blocks that stage dk and dv, over all heads
 _LARGE_FLOAT32 = 121_344  # bytes of shared memory of the tile 128 x 64 in float32
 _LARGE_16_BIT = 133_632  # of 128 x 128 in 16 bit
 _LARGE_16_BIT_DROPOUT = 152_064
@@ -38,13 +37,8 @@ class Tile:
     makes_delta: bool = True
 
     def splits(self, heads: int, Sk: int) -> int:
-        """Return over how many thread blocks the keys of each of `heads` (batch x heads) go."""
-        splits = -(-Sk // self.columns)
-        if heads >= _MANY_HEADS and Sk <= 2 * self.columns:
-            splits = 1
-        if self.stages_dkv:
-            splits = min(splits, _MOST_STAGED // heads)
-        return max(splits, 1)
+        """Return over how many thread blocks that stage dk and dv one head's keys go."""
+        return max(1, min(-(-Sk // self.columns), _MOST_STAGED // heads))
 
     def workspace_bytes(self, heads: int, Sq: int, Sk: int, D: int, Dv: int) -> int:
         """Return the workspace of all heads."""
@@ -58,7 +52,15 @@ class Tile:
 
 def shared_memory(device: Device) -> int:
     """Return the bytes of shared memory that one thread block may ask for."""
-    kib = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
+    kib = {
+        (7, 0): 96,
+        (7, 5): 64,
+        (8, 0): 163,
+        (8, 7): 163,
+        (9, 0): 227,
+        (10, 0): 227,
+        (10, 3): 227,
+    }
     return 1024 * kib.get(device.compute_capability, 99)
 
 
