@@ -1,0 +1,193 @@
+"""The command line is a thin twin of the API: same names, clear mistakes, three exit codes."""
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+import vrambudget
+from vrambudget.budget import Budget
+from vrambudget.cli import main
+from vrambudget.cli.job_options import add_job_options
+from vrambudget.cli.parser import COMMANDS, Parser
+from vrambudget.config.job import Job
+
+SMALL = ("gpt2", "--batch", "1", "--block", "64")
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def _options():
+    parser = Parser()
+    add_job_options(parser)
+    return [action for action in parser._actions if action.dest != "help"]  # noqa: SLF001
+
+
+def test_options_are_the_fields_of_a_job():
+    assert {action.dest for action in _options()} == set(Job.model_fields)
+
+
+def test_an_option_that_is_not_given_leaves_the_field_open():
+    assert all(action.default is argparse.SUPPRESS for action in _options())
+
+
+@pytest.mark.parametrize("action", _options(), ids=lambda action: action.dest)
+def test_an_option_is_spelled_as_its_field_and_explained(action):
+    name = action.dest.replace("_", "-")
+    expected = "--discard-outputs" if action.dest == "keep_outputs" else f"--{name}"
+    assert expected in action.option_strings
+    assert action.help
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["--batch", "8", "--seq-len", "256"], {"batch": 8, "block": 256}),
+        (["--batch-size", "8"], {"batch": 8}),
+        (["--clip", "0.5", "--dropout", "0"], {"clip": 0.5, "dropout": 0.0}),
+        (["--discard-outputs"], {"keep_outputs": False}),
+        (["--optimizer-impl", "for-loop"], {"optimizer_impl": "for-loop"}),
+        (["--gradient-accumulation-steps", "4"], {"grad_accum": 4}),
+        (["--torch", "2.11.0+cu130"], {"torch": "2.11"}),
+    ],
+)
+def test_words_become_the_job_that_the_same_keywords_make(words, fields):
+    parser = Parser()
+    add_job_options(parser)
+    given = vars(parser.parse_args(words))
+    assert Job.parse(given) == Job.parse(given | fields)
+    assert set(given) == set(fields)
+
+
+def test_json_is_the_api_s_budget(run):
+    code, out, _ = run(*SMALL, "--gpu", "12GB", "--format", "json")
+    assert code == 0
+    assert Budget.from_json(out) == vrambudget.estimate("gpt2", batch=1, block=64, gpu="12GB")
+
+
+def test_a_job_that_does_not_fit_exits_with_one(run):
+    code, out, err = run(*SMALL, "--gpu", "500MiB")
+    assert (code, err) == (1, "")
+    assert out.startswith("DOES NOT FIT: ")
+    assert "out of memory in step" in out
+
+
+def test_the_table_ends_with_the_next_thing_to_try(run):
+    code, out, _ = run("gpt2", "--batch", "4096", "--block", "64", "--gpu", "12GB")
+    last = out.splitlines()[-1]
+    assert code == 1
+    assert last.startswith("next: --batch ")
+    batch = last.split()[2]
+    assert run("gpt2", "--batch", batch, "--block", "64", "--gpu", "12GB")[0] == 0
+
+
+def test_the_default_command_may_be_named(run):
+    assert run("estimate", *SMALL, "--format", "csv") == run(*SMALL, "--format", "csv")
+
+
+def test_options_may_come_first(run):
+    assert run("--batch", "1", "--block", "64", "gpt2")[0] == 0
+
+
+def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_path):
+    file = tmp_path / "budget.json"
+    code, out, err = run(*SMALL, "-o", str(file))
+    assert (code, out, err) == (0, "", f"wrote {file}\n")
+    assert Budget.from_json(file.read_text()).model == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "tip"),
+    [
+        (["gtp2"], "there is no model 'gtp2'", "did you mean 'gpt2'"),
+        ([*SMALL, "--gpu", "rtx 3061"], "not a GPU", "did you mean 'rtx-3060'"),
+        ([*SMALL, "--gpu", "0GB"], "more than 0", ""),
+        (["gpt2", "--bacth", "8"], "unrecognized arguments: --bacth 8", "did you mean '--batch'"),
+        (["gpt2", "--batch", "0"], "batch is 0", ""),
+        (["gpt2", "--batch", "-1"], "batch is -1", ""),
+        (["gpt2", "--batch", "x"], "invalid int value: 'x'", "--help"),
+        (["gpt2", "--batch", "1.5"], "invalid int value", "--help"),
+        (["gpt2", "--batch", "9" * 30], "batch is", ""),
+        (["gpt2", "--clip", "nan"], "clip is nan", ""),
+        (["gpt2", "--dropout", "1"], "dropout is 1.0", ""),
+        (["gpt2", "--block", "2048"], "positions for 1024", "--block 1024"),
+        (["gpt2", "--precision", "fp23"], "invalid choice: 'fp23'", "--help"),
+        (["gpt2", "--torch", "new"], "torch is 'new'", ""),
+        (["--batch", "8"], "required: model", "--help"),
+        (["gpt2", "gpt2"], "unrecognized arguments: gpt2", "--help"),
+        ([""], "no model ''", ""),
+        ([*SMALL, "-o", "/nowhere/x.json"], "cannot write", ""),
+        (["gpus", "--format", "xml"], "invalid choice: 'xml'", "vrambudget gpus --help"),
+        (["validate", "/nowhere.jsonl"], "cannot read the records", ""),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_two_lines_and_exit_code_two(run, words, message, tip):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert tip in err
+    assert "Traceback" not in err
+
+
+def test_a_config_with_mistakes_names_file_and_key(run, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "gpt2", "n_head": 5}))
+    code, _, err = run(str(file))
+    assert code == 2
+    assert str(file) in err
+    assert "n_head" in err
+
+
+@pytest.mark.parametrize("command", ["gpus", "models"])
+def test_lists_come_in_every_format(run, command):
+    table = run(command)[1]
+    records = json.loads(run(command, "--format", "json")[1])
+    rows = list(csv.DictReader(io.StringIO(run(command, "--format", "csv")[1])))
+    assert len(table.splitlines()) == len(records) + 2 == len(rows) + 2
+    assert "source" in records[0]
+    assert run(command, "--format", "markdown")[1].startswith("| ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: vrambudget" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_help_lists_all_commands(capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"vrambudget {vrambudget.__version__}\n"
+
+
+def test_a_closed_pipe_is_quiet():
+    command = f"{sys.executable} -m vrambudget gpus | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)  # noqa: S607
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("--gpu")

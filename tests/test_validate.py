@@ -1,0 +1,166 @@
+"""Predictions are held against records; what cannot be compared is listed and hides nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vrambudget.cli import main
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.replay import replay
+from vrambudget.simulate import simulate
+from vrambudget.validate import Check, read_records, relative_error, summarise, validate
+
+MODEL = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}
+FIELDS = {"batch": 2, "block": 8, "precision": "fp32", "steps": 1}
+RECORD = {"id": "tiny", "model": MODEL, **FIELDS, "card": "a100-80gb", "source": "virtual"}
+
+
+def _measured(**changes):
+    task = resolve(MODEL, gpu="a100-80gb", **FIELDS)
+    found = replay(simulate(task.config, task.job, task.device).tape)
+    facts = {
+        "peak_requested": found.peak.requested_bytes,
+        "peak_allocated": found.peak.allocated_bytes,
+        "peak_reserved": found.peak.reserved_bytes,
+        "weights": found.weights_bytes,
+        "after_forward_0": found.steps[0].after_forward_bytes,
+    }
+    return {key: round(value * changes.get(key, 1)) for key, value in facts.items()}
+
+
+def _record(**changes):
+    return {**RECORD, "measured": _measured(**changes)}
+
+
+def test_an_exact_prediction_is_exact_in_every_counter():
+    (check,) = validate([_record()])
+    assert check.problem is None
+    assert {check.error(c) for c in ("requested", "allocated", "reserved", "course")} == {0}
+
+
+def test_errors_are_relative_to_what_was_measured():
+    (check,) = validate([_record(peak_allocated=2, after_forward_0=0.5)])
+    assert check.error("allocated") == pytest.approx(-0.5, rel=1e-6)
+    assert check.error("course") == pytest.approx(1, rel=1e-3)
+    assert check.error("requested") == 0
+
+
+def test_the_course_is_where_it_is_farthest_off():
+    (check,) = validate([_record(weights=0.99, after_forward_0=0.9)])
+    assert check.error("course") == pytest.approx(1 / 9, rel=1e-2)
+
+
+def _check(predicted, measured):
+    return Check("x", "real", {"allocated": predicted}, {"allocated": measured})
+
+
+def test_the_summary_tells_median_worst_exact_and_under():
+    checks = [_check(100, 100), _check(110, 100), _check(80, 100), _check(101, 100)]
+    (summary,) = summarise(checks)
+    assert (summary.counter, summary.records) == ("allocated", 4)
+    assert summary.median == pytest.approx(0.055)  # of 0, 0.01, 0.1, 0.2
+    assert summary.worst == pytest.approx(-0.2)
+    assert (summary.exact, summary.under) == (0.25, 0.25)
+
+
+def test_nothing_compared_is_no_summary():
+    assert summarise([Check("x", "real", problem="no")]) == []
+
+
+@pytest.mark.parametrize(("pair", "error"), [((0, 0), 0), ((5, 0), float("inf")), ((3, 4), -0.25)])
+def test_relative_error(pair, error):
+    assert relative_error(*pair) == error
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"model_type": "rwkv"}}, "rwkv"),
+        ({"model": None}, "a model is a name"),
+        ({"batch": 0}, "batch is 0"),
+        ({"card": "a card of tomorrow"}, "not a GPU"),
+        ({"versions": 3}, ""),
+        ({"measured": {"error": "driver"}}, "measurement itself failed"),
+    ],
+)
+def test_a_record_that_cannot_be_compared_says_why_and_hides_no_other(changes, words):
+    bad, good = validate([{**_record(), **changes}, _record()])
+    assert words in bad.problem
+    assert not bad.predicted
+    assert good.error("allocated") == 0
+
+
+@pytest.mark.parametrize(("card", "foreseen"), [("1MiB", True), ("a100-80gb", False)])
+def test_a_measured_out_of_memory_is_foreseen_or_not(card, foreseen):
+    (check,) = validate([{**RECORD, "card": card, "measured": {"oom": "CUDA out of memory."}}])
+    assert check.ran_out_of_memory
+    assert check.foreseen is foreseen
+    assert check.problem is None
+
+
+@pytest.fixture
+def records(tmp_path):
+    file = tmp_path / "records.jsonl"
+    other = {**_record(), "id": "no-such-model", "model": {"model_type": "rwkv"}}
+    file.write_text("\n".join(json.dumps(r) for r in (_record(), other)) + "\n\n")
+    return file
+
+
+def test_the_command_shows_records_then_gaps_then_the_summary(records, capsys):
+    assert main(["validate", str(records)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:2] == ["tiny", "requested"]
+    assert lines[2].endswith("exact")
+    assert any(line.startswith("not compared: no-such-model: ") for line in lines)
+    assert lines[-1].split() == ["course", "1", "0.0000%", "exact", "100%", "0%"]
+
+
+def test_the_command_s_json_has_records_and_summary(records, capsys):
+    assert main(["validate", str(records), "--format", "json"]) == 0
+    saved = json.loads(capsys.readouterr().out)
+    assert saved["records"][0]["error"]["allocated"] == 0
+    assert saved["records"][1]["problem"]
+    assert saved["summary"][1]["exact"] == 1
+
+
+def test_csv_names_the_record_on_every_line(records, capsys):
+    assert main(["validate", str(records), "--format", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "id,counter,predicted,measured,error"
+    assert [line.split(",")[0] for line in lines[1:]] == ["tiny"] * 4
+
+
+def test_nothing_to_compare_is_exit_code_two(tmp_path, capsys):
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps({**RECORD, "measured": {"error": "driver"}}))
+    assert main(["validate", str(file)]) == 2
+    assert "not compared: tiny" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no records"),
+        (b"\n\n", "no records"),
+        (b"{", "no JSON"),
+        (b"[]", "no JSON object"),
+        (b"{}", "has no `measured`"),
+        (b'{"measured": 3}', "has no `measured`"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "no JSON"),
+    ],
+)
+def test_a_file_that_holds_no_records_is_refused(tmp_path, data, words):
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(data)
+    with pytest.raises(VramBudgetError, match=words) as caught:
+        read_records(file)
+    assert str(file) in caught.value.where
+
+
+def test_a_folder_or_a_missing_file_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing.jsonl"):
+        with pytest.raises(VramBudgetError, match="cannot read the records"):
+            read_records(Path(path))

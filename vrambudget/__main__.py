@@ -1,0 +1,7 @@
+"""`python -m vrambudget`."""
+
+import sys
+
+from vrambudget.cli import main
+
+sys.exit(main())

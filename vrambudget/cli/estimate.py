@@ -1,0 +1,54 @@
+"""`vrambudget MODEL ...`: what a job takes at its worst moment, and whether a card holds it."""
+
+import argparse
+
+from vrambudget.budget import Budget
+from vrambudget.cli import DOES_NOT_FIT, DONE
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
+from vrambudget.estimator import Task, estimate_task, resolve
+from vrambudget.planning.fit import largest_batch
+from vrambudget.report import render
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "estimate",
+        usage="vrambudget MODEL [--batch N] [--block N] [--gpu CARD] ...",
+        description=__doc__,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", help="a name that `vrambudget models` lists, a config.json, or a hub id org/name"
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="CARD",
+        help="a name ('RTX 3060'), a size as sold (12GB), an exact one (11.69GiB), or auto",
+    )
+    add_job_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the budget. Returns 0 where it fits or no card was named, else 1."""
+    task = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    budget = estimate_task(task)
+    output = chosen_format(args)
+    advice = _advice(task, budget) if output in ("table", "markdown") else None
+    emit(render(budget, output, advice=advice, colour=wants_colour(args)), args)
+    return DONE if budget.fits else DOES_NOT_FIT
+
+
+def _advice(task: Task, budget: Budget) -> str:
+    """Return the next thing to try."""
+    if budget.device is None:
+        return "name a card, for example --gpu 12GB, to see whether it fits"
+    batch, _ = largest_batch(task)
+    if batch == 0:
+        return "not even --batch 1 fits: a shorter --block, or --checkpointing full"
+    if batch == task.job.batch:
+        return f"batch {batch} is the largest that fits"
+    return f"--batch {batch} is the largest that fits"

@@ -1,0 +1,37 @@
+"""`vrambudget gpus`: the cards that are known by name, with where each number comes from."""
+
+import argparse
+from dataclasses import asdict
+from functools import partial
+
+from vrambudget.cli import DONE
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.config.gpus import all_gpus
+from vrambudget.report.rows import Column, render_rows
+from vrambudget.units import format_bytes
+
+_GIB = partial(format_bytes, unit="GiB")
+_COLUMNS = [
+    Column("key", "--gpu"),
+    Column("sold_gb", "sold as", "right", lambda gb: f"{gb} GB"),
+    Column("capacity_bytes", "capacity", "right", _GIB),
+    Column("context_bytes", "context", "right", _GIB),
+    Column("compute_capability", "sm", "right", lambda cc: "{}.{}".format(*cc)),
+    Column("name", "the driver's name"),
+]
+_MORE = [Column(key, key) for key in ("multiprocessors", "l2_bytes", "source", "context_source")]
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("gpus", description=__doc__, allow_abbrev=False)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table of GPUs; JSON and CSV say the source of each number too."""
+    output = chosen_format(args)
+    columns = _COLUMNS + (_MORE if output in ("json", "csv") else [])
+    emit(render_rows(columns, [asdict(gpu) for gpu in all_gpus()], output), args)
+    return DONE

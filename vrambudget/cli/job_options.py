@@ -1,0 +1,71 @@
+"""The options of a job, made from the fields of `Job`: same names, same choices, same defaults.
+
+An option that is not given is absent from the result, so that a model card's habits can fill it.
+"""
+
+import argparse
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from vrambudget.config.job import Job
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for every field of `Job`."""
+    group = parser.add_argument_group("job")
+    for name, field in Job.model_fields.items():
+        if name == "keep_outputs":
+            group.add_argument(
+                "--discard-outputs",
+                dest=name,
+                action="store_false",
+                default=argparse.SUPPRESS,
+                help="the loop drops the last outputs before the next forward runs",
+            )
+            continue
+        group.add_argument(
+            *_spellings(name), dest=name, default=argparse.SUPPRESS, **_reading(field)
+        )
+
+
+def job_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that were given."""
+    return {name: value for name, value in vars(args).items() if name in Job.model_fields}
+
+
+def _spellings(name: str) -> list[str]:
+    aliases = [alias for alias, field in Job.aliases.items() if field == name]
+    return [f"--{spelling.replace('_', '-')}" for spelling in (name, *aliases)]
+
+
+def _reading(field: FieldInfo) -> dict[str, Any]:
+    """Return how argparse reads the field: its choices, or int, float or text."""
+    help_text = (field.description or "").replace("%", "%%")
+    if field.default is not None:
+        help_text += f" (default: {field.default})"
+    kinds = list(_kinds(field.annotation))
+    choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
+    if choices and str not in kinds:
+        return {"choices": choices, "help": help_text}
+    number = next((kind for kind in kinds if kind in (int, float)), None)
+    metavar = {"int": "N", "float": "X"}.get(getattr(number, "__name__", ""), "TEXT")
+    reading: dict[str, Any] = {"help": help_text, "metavar": metavar}
+    return reading | ({"type": number} if number else {})
+
+
+def _kinds(annotation: Any) -> Any:
+    """Yield the types in an annotation; a Literal is yielded as the tuple of its choices."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _kinds(part)
+    elif origin is Literal:
+        yield get_args(annotation)
+    elif origin is tuple:
+        yield str  # names, separated by commas
+    else:
+        yield annotation

@@ -1,0 +1,34 @@
+"""`vrambudget models`: the models that are known by name. Any config.json of theirs will do too."""
+
+import argparse
+
+from vrambudget.cli import DONE
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.config.cards import card_names, load_card
+from vrambudget.report.rows import Column, render_rows
+
+_COLUMNS = [
+    Column("name", "name"),
+    Column("model_type", "family"),
+    Column("parameters", "parameters", "right", lambda n: f"{n:,}"),
+    Column("title", "what it is"),
+]
+_MORE = [Column("source", "source")]
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("models", description=__doc__, allow_abbrev=False)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the model cards; JSON and CSV say where each was published."""
+    output = chosen_format(args)
+    rows = [
+        {**card.model_dump(), "model_type": card.config["model_type"]}
+        for card in map(load_card, card_names())
+    ]
+    emit(render_rows(_COLUMNS + (_MORE if output in ("json", "csv") else []), rows, output), args)
+    return DONE

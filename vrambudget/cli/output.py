@@ -1,0 +1,48 @@
+"""Where a command's result goes: stdout, or the file of `-o`, in the format that was asked for."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.report import FORMATS, Format
+
+_SUFFIXES: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "markdown"}
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add --format and -o."""
+    parser.add_argument("--format", choices=FORMATS, help="(default: by -o's suffix, else table)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
+
+
+def chosen_format(args: argparse.Namespace) -> Format:
+    """Return the format that was asked for, or that of the file's suffix."""
+    if args.format:
+        asked: Format = args.format
+        return asked
+    return _SUFFIXES.get(args.output.suffix.lower(), "table") if args.output else "table"
+
+
+def wants_colour(args: argparse.Namespace) -> bool:
+    """Return whether the result goes to a terminal that may be coloured (https://no-color.org)."""
+    return not args.output and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def emit(text: str, args: argparse.Namespace) -> None:
+    """Write a result. Raises VramBudgetError where the file cannot be written."""
+    if args.output:
+        try:
+            args.output.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise VramBudgetError(
+                f"cannot write the result: {error.strerror}", where=str(args.output)
+            ) from error
+        sys.stderr.write(f"wrote {args.output}\n")
+        return
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; Python's own flush at exit must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

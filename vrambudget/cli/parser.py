@@ -1,0 +1,61 @@
+"""From words to a command's arguments, importing that command's module alone."""
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from vrambudget import __version__
+from vrambudget.errors import VramBudgetError, did_you_mean
+
+DEFAULT = "estimate"
+COMMANDS = {
+    "estimate": ("vrambudget.cli.estimate", "what a job takes, and whether a card holds it"),
+    "validate": ("vrambudget.cli.validate", "hold predictions against measured records"),
+    "explain": ("vrambudget.planning.explain_command", "what an out-of-memory message means"),
+    "rehearse": ("vrambudget.rehearse.command", "run any PyTorch script on a virtual GPU"),
+    "models": ("vrambudget.cli.models", "list the models that are known by name"),
+    "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
+}
+"""name: (module, what it does). A new command is its module and its line here."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are ours: two lines, exit code 2, the nearest option named."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise VramBudgetError."""
+        near = None
+        if message.startswith("unrecognized arguments: "):
+            word = message.split()[2].partition("=")[0]
+            near = did_you_mean(word, self._option_string_actions)
+        prog = self.prog.removesuffix(f" {DEFAULT}")
+        raise VramBudgetError(message, hint=near or f"`{prog} --help` shows what there is")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of the command that `argv` names; `estimate` where it names none."""
+    if not argv or argv[0] in ("-h", "--help", "--version"):
+        overview().parse_args(argv or ["--help"])
+    name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
+    program = Parser(prog="vrambudget")
+    subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
+    import_module(COMMANDS[name][0]).add_parser(subparsers)
+    command = subparsers.choices[name]
+    return command.parse_args(words)
+
+
+def overview() -> argparse.ArgumentParser:
+    """Return the parser of the program itself: its help lists the commands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {does}" for name, (_, does) in COMMANDS.items()]
+    parser = Parser(
+        prog="vrambudget",
+        usage="vrambudget MODEL [--batch N] [--block N] [--gpu CARD] ...\n"
+        "       vrambudget COMMAND ...",
+        description="Does this PyTorch job fit on this GPU? What takes the memory?",
+        epilog="commands (each has --help):\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vrambudget {__version__}")
+    return parser

@@ -1,0 +1,100 @@
+"""`vrambudget validate RECORDS.jsonl`: predict every record, show how far off, sum it up."""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vrambudget.cli import DONE, FAILED
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.report.rows import Column, render_rows
+from vrambudget.validate import COUNTERS, Check, Summary, read_records, summarise, validate
+
+
+def _error(error: float | None) -> str:
+    if error is None:
+        return "-"
+    return "exact" if error == 0 else f"{error:+.4%}"
+
+
+def _bytes(n: int | None) -> str:
+    return "-" if n is None else f"{n:,}"
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}"
+
+
+_COLUMNS = [
+    Column("id", "record"),
+    Column("counter", "bytes"),
+    Column("predicted", "predicted", "right", _bytes),
+    Column("measured", "measured", "right", _bytes),
+    Column("error", "error", "right", _error),
+]
+_SUMMARY = [
+    Column("counter", "bytes"),
+    Column("records", "records", "right"),
+    Column("median", "median", "right", lambda error: f"{error:.4%}"),
+    Column("worst", "worst", "right", _error),
+    Column("exact", "exact", "right", _share),
+    Column("under", "under-estimated", "right", _share),
+]
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("validate", description=__doc__, allow_abbrev=False)
+    parser.add_argument("records", type=Path, metavar="RECORDS.jsonl", help="one record a line")
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison. Returns 2 where no record could be compared."""
+    checks = list(validate(read_records(args.records)))
+    summaries = summarise(checks)
+    emit(_render(checks, summaries, chosen_format(args)), args)
+    return DONE if any(check.problem is None for check in checks) else FAILED
+
+
+def _render(checks: Sequence[Check], summaries: Sequence[Summary], output: Any) -> str:
+    if output == "json":
+        records = [{**asdict(check), "error": _errors(check)} for check in checks]
+        summary = [asdict(summary) for summary in summaries]
+        return json.dumps({"records": records, "summary": summary}, indent=2, ensure_ascii=False)
+    rows = [row for check in checks for row in _rows(check, repeat_id=output == "csv")]
+    if output == "csv":
+        return render_rows(_COLUMNS, rows, output)
+    parts = [
+        render_rows(_COLUMNS, rows, output) if rows else "",
+        "\n".join(_remarks(checks)),
+        render_rows(_SUMMARY, [asdict(summary) for summary in summaries], output),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _errors(check: Check) -> dict[str, float]:
+    return {c: error for c in COUNTERS if (error := check.error(c)) is not None}
+
+
+def _rows(check: Check, *, repeat_id: bool) -> Iterator[dict[str, Any]]:
+    for n, (counter, error) in enumerate(_errors(check).items()):
+        yield {
+            "id": check.id if repeat_id or n == 0 else "",
+            "counter": counter,
+            "predicted": check.predicted[counter],
+            "measured": check.measured[counter],
+            "error": error,
+        }
+
+
+def _remarks(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield what the tables cannot hold: out of memory, and what could not be compared."""
+    for check in checks:
+        if check.ran_out_of_memory:
+            yield f"{check.id}: out of memory, {'' if check.foreseen else 'NOT '}foreseen"
+        if check.problem is not None:
+            yield f"not compared: {check.id}: {check.problem}"

@@ -1,0 +1,184 @@
+"""Hold predictions against measured records: how far off, how often exact, what can't be modelled.
+
+A record is a line of JSON: a job's fields, `model` (a card's name or a configuration), `card` (the
+GPU), `source` ("virtual" or "real"), `versions`, and `measured`, bytes as PyTorch's counters showed
+them. tests/records/reference.jsonl holds forty-five.
+
+    error   (predicted - measured) / measured, for requested, allocated and reserved peaks
+    course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`), where it is
+            farthest off
+
+A record that ran out of memory is held against whether that was foreseen.
+
+Not modelled: predictions are those of a card that is large enough; where the card was so small that
+a measured job's cache was given back, reserved is over-estimated.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import load_config
+from vrambudget.config.source import find_model
+from vrambudget.engine.tape import Tape
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Task
+from vrambudget.models import config_class
+from vrambudget.replay import Replay, replay, replay_on
+from vrambudget.simulate import simulate
+
+PEAKS = ("requested", "allocated", "reserved")
+COUNTERS = (*PEAKS, "course")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One record: predicted and measured bytes by counter, or why there is no comparison."""
+
+    id: str
+    source: str
+    predicted: Mapping[str, int] = field(default_factory=dict)
+    measured: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
+    ran_out_of_memory: bool = False
+    foreseen: bool = False  # that it would
+
+    def error(self, counter: str) -> float | None:
+        """Return (predicted - measured) / measured, None where one is missing."""
+        if counter not in self.predicted or counter not in self.measured:
+            return None
+        return relative_error(self.predicted[counter], self.measured[counter])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How the errors of one counter lie; shares are of the records that have it."""
+
+    counter: str
+    records: int
+    median: float  # of the errors' absolute values
+    worst: float  # the error that is farthest from zero
+    exact: float
+    under: float
+
+
+def validate(records: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
+    """Yield a check for every record; one that cannot be checked says why."""
+    for record in records:
+        name, source = str(record.get("id", "no id")), str(record.get("source", "unknown"))
+        try:
+            yield _checked(name, source, record)
+        except VramBudgetError as error:
+            yield Check(name, source, problem=error.message)
+        except Exception as error:  # noqa: BLE001 - one bad record must not hide the others
+            yield Check(name, source, problem=f"{type(error).__name__}: {error}")
+
+
+def summarise(checks: Sequence[Check]) -> list[Summary]:
+    """Return how each counter's errors lie, for the counters that were compared."""
+    found = {
+        counter: [e for check in checks if (e := check.error(counter)) is not None]
+        for counter in COUNTERS
+    }
+    return [_summary(counter, errors) for counter, errors in found.items() if errors]
+
+
+def _summary(counter: str, errors: Sequence[float]) -> Summary:
+    return Summary(
+        counter=counter,
+        records=len(errors),
+        median=median(map(abs, errors)),
+        worst=max(errors, key=abs),
+        exact=sum(error == 0 for error in errors) / len(errors),
+        under=sum(error < 0 for error in errors) / len(errors),
+    )
+
+
+def relative_error(predicted: int, measured: int) -> float:
+    """Return how much of what was measured the prediction is off; positive: too much."""
+    if measured == predicted:
+        return 0.0
+    return (predicted - measured) / measured if measured else float("inf")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file. Raises VramBudgetError that names the line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise VramBudgetError(f"cannot read the records: {reason}", where=str(path)) from None
+    records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        raise VramBudgetError(
+            "there are no records", where=str(path), hint="`vrambudget measure` writes some"
+        )
+    return records
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise VramBudgetError(f"this line is no JSON: {error}", where=where) from None
+    if not isinstance(record, dict):
+        raise VramBudgetError("this line is no JSON object", where=where)
+    if not isinstance(record.get("measured"), dict):
+        raise VramBudgetError(
+            "this record has no `measured`",
+            where=where,
+            hint="a record holds a job, its `card`, and what was measured",
+        )
+    return record
+
+
+def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
+    facts: dict[str, Any] = record["measured"]
+    if "error" in facts:
+        return Check(name, source, problem="the measurement itself failed")
+    task = _task(record)
+    tape = simulate(task.config, task.job, task.device).tape
+    if "oom" in facts:
+        return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(task.gpu, tape))
+    predicted, measured = _peaks(replay(tape), facts)
+    return Check(name, source, predicted, measured)
+
+
+def _task(record: Mapping[str, Any]) -> Task:
+    found = find_model(record.get("model", ""))
+    config = load_config(found.values, config_class, where=found.where)
+    job = Job.from_record(record)
+    gpu = find_gpu(str(record.get("card") or record["measured"].get("device", "")))
+    return Task(found.name, config, job.resolve(config.for_job(job)), gpu)
+
+
+def _is_full(gpu: Gpu | None, tape: Tape) -> bool:
+    return gpu is not None and replay_on(tape, gpu.capacity_bytes - gpu.context_bytes) is not None
+
+
+def _peaks(replayed: Replay, facts: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return predicted and measured bytes by counter; "course" is where they differ most."""
+    peak = replayed.peak
+    predicted = dict(
+        zip(PEAKS, (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes), strict=True)
+    )
+    measured = {
+        counter: facts[f"peak_{counter}"] for counter in PEAKS if f"peak_{counter}" in facts
+    }
+    along = [(n, facts[key]) for key, n in _along(replayed) if n is not None and key in facts]
+    if along:
+        farthest = max(along, key=lambda pair: abs(relative_error(*pair)))
+        predicted["course"], measured["course"] = farthest
+    return predicted, measured
+
+
+def _along(replayed: Replay) -> Iterator[tuple[str, int | None]]:
+    yield "weights", replayed.weights_bytes
+    for k, step in enumerate(replayed.steps):
+        yield f"after_forward_{k}", step.after_forward_bytes
+        yield f"after_backward_{k}", step.after_backward_bytes
