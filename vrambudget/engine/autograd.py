@@ -29,7 +29,7 @@ from vrambudget.engine import dtypes
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tape import Purpose, Storage
-from vrambudget.engine.tensor import Tensor, empty, empty_like
+from vrambudget.engine.tensor import Tensor, cast, empty, empty_like
 
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]
@@ -235,7 +235,7 @@ def _fit(gradient: Tensor, shape: tuple[int, ...], dtype: dtypes.DType) -> Tenso
 
         gradient = sum_to_size(gradient, shape)
     if gradient.dtype is not dtype:
-        gradient = empty_like(gradient, dtype)
+        gradient = cast(gradient, dtype)
     return gradient
 
 

@@ -4,6 +4,7 @@
     sizes       bytes that storage i asked for
     purposes    what storage i is for (one of PURPOSES)
     operations  the operation that made storage i
+    contents    shape and dtype of the tensor that storage i was made for, None for raw bytes
     marks       where in `events` a phase begins, and where the loop does something that only
                 the allocator sees (empty_cache, reset_peak_memory_stats)
 
@@ -14,6 +15,10 @@ allocator makes of them is `vrambudget.allocator`'s business.
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from vrambudget.engine.dtypes import DType
+
+Content = tuple[tuple[int, ...], DType] | None
 
 
 class Purpose(StrEnum):
@@ -58,6 +63,7 @@ class Tape:
     sizes: list[Any] = field(default_factory=list)
     purposes: list[Purpose] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
     def close(self) -> None:
@@ -90,6 +96,7 @@ class Tape:
         self.sizes += self.sizes[first:]
         self.purposes += self.purposes[first:]
         self.operations += self.operations[first:]
+        self.contents += self.contents[first:]
         return True
 
     def _role(self, storage: int) -> tuple[Any, Purpose, str]:
@@ -105,13 +112,19 @@ class Storage:
 
     __slots__ = ("events", "index", "purposes")
 
-    def __init__(self, tape: Tape, nbytes: Any, purpose: Purpose, operation: str) -> None:
+    def __init__(
+        self, tape: Tape, nbytes: Any, purpose: Purpose, operation: str, content: Content = None
+    ) -> None:
+        if nbytes.__class__ is int and not nbytes:  # the allocator is not asked for nothing
+            self.events, self.purposes, self.index = [], [purpose], 0
+            return
         self.events = tape.events
         self.purposes = tape.purposes
         self.index = index = len(tape.sizes)
         tape.sizes.append(nbytes)
         tape.purposes.append(purpose)
         tape.operations.append(operation)
+        tape.contents.append(content)
         tape.events.append(index)
 
     def __del__(self) -> None:

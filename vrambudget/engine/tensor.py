@@ -130,7 +130,7 @@ def empty(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
     n: Any = dtype.itemsize
     for size in shape:
         n = n * size
-    storage = Storage(context.tape, n, context.purpose, context.operation)
+    storage = Storage(context.tape, n, context.purpose, context.operation, (shape, dtype))
     return Tensor(shape, dtype, storage, strides)
 
 
@@ -138,6 +138,14 @@ def empty_like(x: Tensor, dtype: DType | None = None) -> Tensor:
     """Allocate a tensor like `x`; the dimensions lie in x's order (preserve_format)."""
     strides = None if x.strides is None else _dense_strides(x.shape, x.strides)
     return empty(x.shape, dtype or x.dtype, strides)
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
+    """Allocate a copy of `x` as `dtype`; unlike `empty_like`, contiguous where x has gaps.
+
+    Source: aten/src/ATen/native/TensorConversions.cpp (_to_copy, preserve_format).
+    """
+    return empty(x.shape, dtype, x.strides if x.is_dense else None)
 
 
 def _dense_strides(shape: Shape, strides: Shape) -> Shape | None:
@@ -167,6 +175,6 @@ class Parameter(Tensor):
 
     def __init__(self, shape: Shape, dtype: DType) -> None:
         nbytes = numel(shape) * dtype.itemsize
-        storage = Storage(context.tape, nbytes, Purpose.WEIGHTS, "parameter")
+        storage = Storage(context.tape, nbytes, Purpose.WEIGHTS, "parameter", (shape, dtype))
         super().__init__(shape, dtype, storage)
         self.requires_grad = True
