@@ -6,12 +6,16 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
     "bert": ("bert", "BertConfig"),
+    "distilbert": ("distilbert", "DistilBertConfig"),
+    "gemma": ("gemma", "GemmaConfig"),
+    "gemma2": ("gemma2", "Gemma2Config"),
     "gpt2": ("gpt2", "GPT2Config"),
     "llama": ("llama", "LlamaConfig"),
     "mistral": ("mistral", "MistralConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "qwen2": ("qwen2", "Qwen2Config"),
     "qwen3": ("qwen3", "Qwen3Config"),
+    "roberta": ("roberta", "RobertaConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 

@@ -46,7 +46,6 @@ def efficient_attention(
         rows = -(-Sq // _LOGSUMEXP_ALIGNMENT) * _LOGSUMEXP_ALIGNMENT
         logsumexp = empty((B, H, rows), float32)
         kept += (keep(logsumexp),)
-        del logsumexp
     if dtype is not float32 and max(D, Dv) > _WIDEST_IN_REGISTERS:
         accumulator = empty((B, Sq, H, Dv), float32)
         del accumulator
