@@ -1,7 +1,7 @@
 """Start the recorder in a rehearsed Python, then the environment's own sitecustomize.
 
 Python imports a module of this name by itself when it starts; the rehearsal puts this folder first
-in PYTHONPATH.
+in PYTHONPATH. It stays in `sys.path`, from which programs make the PYTHONPATH of their children.
 """
 
 import contextlib
@@ -12,9 +12,10 @@ from pathlib import Path
 
 if "VRAMBUDGET_REHEARSAL" in os.environ and __name__ == "sitecustomize":
     ours = sys.modules.pop("sitecustomize")
-    recorder = importlib.import_module("vrambudget_hook.recorder")
+    importlib.import_module("vrambudget_hook.recorder").install(os.environ["VRAMBUDGET_REHEARSAL"])
+    everywhere = sys.path[:]
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
-    recorder.install(os.environ["VRAMBUDGET_REHEARSAL"])
     with contextlib.suppress(ImportError):
         importlib.import_module("sitecustomize")
+    sys.path[:] = everywhere
     sys.modules.setdefault("sitecustomize", ours)

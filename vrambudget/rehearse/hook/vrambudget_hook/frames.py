@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import linecache
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+_NODE = re.compile(r"(\w+?Backward\d*)")  # torch::autograd::generated::MmBackward0::apply
 _HERE = str(Path(__file__).parent)
 
 
@@ -94,9 +96,7 @@ def _stack(frames: list[dict[str, Any]], *, cplusplus: bool) -> Any:
     if not cplusplus:
         return ("", "", lines)
     names = [f["name"].split("(")[0] for f in frames]
-    nodes = (
-        n.split("::")[-2] if "apply" in n or "release" in n else n for n in names if "Backward" in n
-    )
+    nodes = (m[1] for m in map(_NODE.search, names) if m)
     operations = [
         n.replace("at::_ops::", "").rsplit("::", 1)[0] for n in names if n.startswith("at::_ops::")
     ]

@@ -1,0 +1,238 @@
+"""Rehearsals with a CUDA build of PyTorch, on a machine that needs no GPU.
+
+They use the PyTorch of VRAMBUDGET_PYTHON, or of the Python that runs the tests.
+"""
+
+import importlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.rehearse import rehearse
+from vrambudget.rehearse.events import rehearse_job
+from vrambudget.rehearse.torch_build import find_torch
+
+PYTHON = os.environ.get("VRAMBUDGET_PYTHON", sys.executable)
+RECORDS = Path(__file__).parent / "records" / "reference.jsonl"
+MIB = 2**20
+
+
+def why_not():
+    """Say why nothing can be rehearsed here, or None."""
+    try:
+        find_torch([PYTHON])
+    except VramBudgetError as error:
+        return f"{error.message} ({error.where})"
+    return None
+
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.virtual_gpu,
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+
+TRAIN = """
+import sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False), torch.nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(5):
+    x = torch.zeros(256, 1024, device="cuda")
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if "read" in sys.argv: print(loss.item())
+    if "select" in sys.argv: x[x > 0].sum()
+    if "fail" in sys.argv: raise ValueError("my own reasons")
+    if "big" in sys.argv: torch.empty(2**30, device="cuda")
+print("end")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return file
+
+
+def run(script, *arguments, gpu="a100-80gb", **options):
+    return rehearse([PYTHON, str(script), *arguments], gpu=gpu, quiet=True, **options)
+
+
+def test_bytes_and_categories_are_those_that_arithmetic_says(script):
+    result = run(script)
+    assert (result.ended, result.exit_code, result.steps) == ("finished", 0, 5)
+    peak = result.peak
+    assert peak.requested_bytes == result.peak_requested_bytes == sum(peak.by_category.values())
+    assert peak.by_category["parameter"] == 4 * MIB  # 1024 x 1024 float32
+    assert peak.by_category["optimizer_state"] == 4 * MIB  # momentum
+    assert result.peak_reserved_bytes % (2 * MIB) == 0
+    assert result.device_peak_bytes == result.peak_reserved_bytes + result.context_bytes
+
+
+def test_it_stops_after_the_steps_asked_for(script):
+    result = run(script, steps=2)
+    assert (result.ended, result.exit_code, result.steps) == ("steps", 0, 2)
+
+
+def test_it_stops_after_the_seconds_asked_for(tmp_path):
+    endless = tmp_path / "endless.py"
+    endless.write_text("import torch, time\ntorch.empty(9, device='cuda')\ntime.sleep(600)\n")
+    result = run(endless, timeout=4)
+    assert (result.ended, result.exit_code) == ("timeout", 0)
+    assert result.peak_requested_bytes == 36
+    assert result.seconds < 15
+
+
+def test_a_script_that_fails_keeps_its_exit_code_and_error(script):
+    result = run(script, "fail")
+    assert (result.ended, result.exit_code) == ("failed", 1)
+    assert result.error == "ValueError: my own reasons"
+
+
+def test_output_and_traceback_are_the_scripts_own(script):
+    code = "import sys; from vrambudget.rehearse import rehearse; rehearse(sys.argv[1:], gpu='t4')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, PYTHON, str(script), "read", "fail"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "0.0\n"
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: my own reasons\n")
+
+
+def test_out_of_memory_says_where_and_for_how_much(script):
+    result = run(script, "big", gpu="1GiB")
+    (event,) = result.out_of_memory
+    assert result.ended == "out of memory"
+    assert not result.fits
+    assert event.requested_bytes == 4 * 2**30
+    assert event.allocated_bytes + event.free_bytes <= result.capacity_bytes
+    assert not event.handled
+    assert 'torch.empty(2**30, device="cuda")' in event.stack[-1]
+
+
+@pytest.mark.parametrize(("size", "fits"), [("100TB", True), ("100MiB", False)])
+def test_cards_of_any_size_behave(script, size, fits):
+    assert run(script, gpu=size, steps=1).fits is fits
+
+
+def test_values_that_are_read_are_warned_of_and_shapes_made_of_them(script):
+    warnings = run(script, "read", "select").warnings
+    assert any("train.py:11" in w and "zero" in w for w in warnings)
+    assert any("train.py:12 makes a shape" in w for w in warnings)
+    assert not run(script).warnings
+
+
+def test_expandable_segments_grow_where_plain_ones_pile_up(tmp_path, monkeypatch):
+    file = tmp_path / "grow.py"
+    file.write_text(
+        "import torch\nfor n in (21, 41, 61, 81):\n"
+        "    torch.empty(n * 2**20, dtype=torch.uint8, device='cuda')\n"
+    )
+    plain = run(file)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "expandable_segments:True")
+    expandable = run(file)
+    assert plain.peak_requested_bytes == expandable.peak_requested_bytes
+    assert plain.peak_reserved_bytes == (22 + 42 + 62 + 82) * MIB  # each rounded up to 2 MiB
+    assert expandable.peak_reserved_bytes == 100 * MIB  # 81 in pages of 20 MiB
+
+
+def test_a_snapshot_is_written_for_the_visualiser(script, tmp_path):
+    file = tmp_path / "snapshot.pickle"
+    run(script, steps=1, snapshot=file)
+    with file.open("rb") as opened:
+        assert {"segments", "device_traces"} <= set(pickle.load(opened))  # noqa: S301 - our own
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_at_once_that_both_build_the_libraries_agree(script, tmp_path):
+    code = (
+        "import sys, json; from vrambudget.rehearse import rehearse;"
+        "r = rehearse(sys.argv[1:], gpu='t4', quiet=True); print(r.peak_reserved_bytes, r.ended)"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "XDG_CACHE_HOME": str(tmp_path / "a cache"),  # with a blank, too
+    }
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, PYTHON, str(script)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    first, second = (process.communicate()[0] for process in both)
+    assert first == second
+    assert first.endswith("finished\n")
+    assert not list((tmp_path / "a cache" / "vrambudget" / "virtual_gpu").glob(".building-*"))
+
+
+def test_a_function_is_rehearsed_in_another_process(monkeypatch, tmp_path):
+    (tmp_path / "my_training.py").write_text(
+        "import torch\n\n\ndef train():\n    torch.zeros(100, device='cuda')\n\n\n"
+        "if __name__ == '__main__':\n    raise SystemExit('only imported')\n"
+    )
+    monkeypatch.setenv("VRAMBUDGET_PYTHON", PYTHON)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # only the other process has it
+    train = importlib.import_module("my_training").train
+    result = rehearse(train, gpu="t4", quiet=True)
+    assert (result.exit_code, result.peak_requested_bytes) == (0, 400)
+
+
+def test_a_script_that_uses_no_gpu_is_told_so(tmp_path):
+    file = tmp_path / "cpu.py"
+    file.write_text("import torch\ntorch.zeros(3)\n")
+    assert run(file).warnings == ("the script never used the GPU",)
+
+
+def records(*ids):
+    found = map(json.loads, RECORDS.read_text().splitlines())
+    return [pytest.param(record, id=record["id"]) for record in found if record["id"] in ids]
+
+
+@pytest.mark.parametrize(
+    "record", records("nanogpt-shakespeare", "gpt2-eval", "bert-base-mlm-amp", "tinyllama-lora")
+)
+def test_a_rehearsal_equals_the_record_to_the_byte(record):
+    measured = record.pop("measured")
+    found = rehearse_job(record, gpu=record["card"], events=False, python=PYTHON)
+    if found.versions["torch"] != record["versions"]["torch"]:
+        pytest.skip(f"the record is of torch {record['versions']['torch']}")
+    assert {key: found.measured[key] for key in measured} == measured
+
+
+def test_events_add_up_to_what_the_allocator_says():
+    (parameter,) = records("nanogpt-shakespeare")
+    job = {**parameter.values[0], "steps": 2}
+    found = rehearse_job(job, gpu="a100-80gb", python=PYTHON)
+    live = highest = 0
+    for event in found.events:
+        live += event.bytes if event.action == "alloc" else 0
+        live -= event.bytes if event.action == "free_requested" else 0
+        highest = max(highest, live)
+    assert highest == found.measured["peak_requested"]
+    phases = list(dict.fromkeys(event.phase for event in found.events))
+    assert phases[0] == "build"
+    assert phases[1:4] == ["0:forward", "0:backward", "0:optimizer"]
+    forward = [e for e in found.events if (e.phase, e.action) == ("0:forward", "alloc")]
+    assert {"scaled_dot_product_attention", "linear"} <= {e.operation for e in forward}
+    backward = [e for e in found.events if (e.phase, e.action) == ("0:backward", "alloc")]
+    assert any(e.node == "NllLossBackward0" for e in backward)
