@@ -13,6 +13,7 @@ _CONFIG_CLASSES = {
     "llama": ("llama", "LlamaConfig"),
     "mistral": ("mistral", "MistralConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
+    "phi3": ("phi3", "Phi3Config"),
     "qwen2": ("qwen2", "Qwen2Config"),
     "qwen3": ("qwen3", "Qwen3Config"),
     "roberta": ("roberta", "RobertaConfig"),

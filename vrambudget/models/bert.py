@@ -15,10 +15,10 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models import encoder
 from vrambudget.models.encoder import (
-    Encoder,
     EncoderConfig,
-    Pooler,
+    Model,
     PositionBuffers,
     tie_decoder,
     token_types,
@@ -29,7 +29,7 @@ from vrambudget.models.outputs import Outputs
 from vrambudget.ops.elementwise import ACTIVATIONS, add
 
 
-class Embeddings(Module):
+class Embeddings(encoder.Embeddings):
     """BertEmbeddings."""
 
     def __init__(self, config: "BertConfig") -> None:
@@ -54,23 +54,6 @@ class Embeddings(Module):
         embeddings = self.LayerNorm(embeddings)
         dropped: Tensor = self.dropout(embeddings)
         return dropped
-
-
-class Model(Module):
-    """BertModel: hidden states [B, T, C] and, with a pooler, its output [B, C]."""
-
-    def __init__(self, config: "BertConfig", *, pooler: bool) -> None:
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config.hidden_size) if pooler else None
-        self.embeddings.buffers.initialise()
-
-    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[B, T] -> [B, T, C], [B, C]."""
-        embedding_output = self.embeddings(input_ids)
-        sequence_output = self.encoder(embedding_output)
-        pooled_output = None if self.pooler is None else self.pooler(sequence_output)
-        return sequence_output, pooled_output
 
 
 class Transform(Module):
@@ -109,7 +92,7 @@ class BertForMaskedLM(Module):
     """BERT with a masked language modelling head."""
 
     def __init__(self, config: "BertConfig") -> None:
-        self.bert = Model(config, pooler=False)
+        self.bert = Model(config, Embeddings(config), pooler=False)
         self.cls = Predictions(config)
         if config.tie_word_embeddings:
             tie_decoder(self.cls.decoder, self.bert.embeddings.word_embeddings, self.cls.bias)
@@ -126,7 +109,7 @@ class BertForSequenceClassification(Module):
     """BERT with a classifier of the first token."""
 
     def __init__(self, config: "BertConfig") -> None:
-        self.bert = Model(config, pooler=True)
+        self.bert = Model(config, Embeddings(config), pooler=True)
         self.dropout = Dropout(config.head_dropout)
         self.classifier = Linear(config.hidden_size, config.num_labels)
 
@@ -146,11 +129,6 @@ class BertConfig(EncoderConfig):
 
     model_type: Literal["bert"] = "bert"
     vocab_size: Size = 30522
-
-    @property
-    def learned_positions(self) -> int:
-        """Rows of the table of positions."""
-        return self.max_position_embeddings
 
     def build(self, task: Task) -> BertForMaskedLM | BertForSequenceClassification:
         """Return the model, its weights allocated."""

@@ -49,6 +49,11 @@ class EncoderConfig(ModelConfig):
     ignored_keys = frozenset({"position_embedding_type"})
 
     @property
+    def learned_positions(self) -> int:
+        """Rows of the table of positions."""
+        return self.max_position_embeddings
+
+    @property
     def head_dropout(self) -> float:
         """Dropout before a classifier."""
         own = self.classifier_dropout
@@ -217,10 +222,34 @@ class Pooler(Module):
         return tanh(pooled_output)
 
 
-def tie_decoder(decoder: Linear, embeddings: Embedding, bias: Parameter | None) -> None:
-    """tie_weights: share the embeddings' weight (and a bias); each time the bias is padded by nothing.
+class Model(Module):
+    """BertModel: hidden states [B, T, C] and, with a pooler, its output [B, C]."""
 
-    A pad makes a new tensor: biases move to other places in memory.
+    def __init__(self, config: EncoderConfig, embeddings: "Embeddings", *, pooler: bool) -> None:
+        self.embeddings = embeddings
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config.hidden_size) if pooler else None
+        self.embeddings.buffers.initialise()
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[B, T] -> [B, T, C], [B, C]."""
+        embedding_output = self.embeddings(input_ids)  # held until this returns
+        sequence_output = self.encoder(embedding_output)
+        pooled_output = None if self.pooler is None else self.pooler(sequence_output)
+        return sequence_output, pooled_output
+
+
+class Embeddings(Module):
+    """What a family's embeddings have for others to use."""
+
+    word_embeddings: Embedding
+    buffers: PositionBuffers
+
+
+def tie_decoder(decoder: Linear, embeddings: Embedding, bias: Parameter | None) -> None:
+    """tie_weights: share the embeddings' weight, and a bias; after each the bias is padded by nothing.
+
+    A pad makes a new tensor: the bias moves to another place in memory.
     """
     decoder.weight = embeddings.weight
     _pad(decoder)
