@@ -29,6 +29,8 @@ LAYERS = [
 EXCEPTIONS = {("engine/autograd.py", "ops")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
 MAY_BE_HEAVY = {"measure", "rehearse"}
+# A sweep's vector of sizes is an array; only a sweep imports it.
+MAY_IMPORT = {"planning/size_vector.py": {"numpy"}}
 
 MODULES = sorted(
     path
@@ -87,7 +89,8 @@ def test_nothing_heavy_is_imported_with_a_module(path):
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     at_once = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
-    assert not HEAVY & {name.partition(".")[0] for name in _imports(at_once)}
+    allowed = MAY_IMPORT.get(path.relative_to(PACKAGE).as_posix(), set())
+    assert HEAVY & {name.partition(".")[0] for name in _imports(at_once)} <= allowed
 
 
 @each_module

@@ -16,7 +16,7 @@ from vrambudget.validate import COUNTERS, Check, Summary, read_records, summaris
 def _error(error: float | None) -> str:
     if error is None:
         return "-"
-    return "exact" if error == 0 else f"{error:+.4%}"
+    return "exact" if error == 0 else f"{100 * error:+.2g} %"
 
 
 def _bytes(n: int | None) -> str:
@@ -24,7 +24,7 @@ def _bytes(n: int | None) -> str:
 
 
 def _share(share: float) -> str:
-    return f"{share:.0%}"
+    return f"{100 * share:.0f} %"
 
 
 _COLUMNS = [
@@ -37,7 +37,7 @@ _COLUMNS = [
 _SUMMARY = [
     Column("counter", "bytes"),
     Column("records", "records", "right"),
-    Column("median", "median", "right", lambda error: f"{error:.4%}"),
+    Column("median", "median", "right", lambda error: f"{100 * error:.2g} %"),
     Column("worst", "worst", "right", _error),
     Column("exact", "exact", "right", _share),
     Column("under", "under-estimated", "right", _share),
