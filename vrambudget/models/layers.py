@@ -63,9 +63,9 @@ class Embedding(Module):
 class LayerNorm(Module):
     """torch.nn.LayerNorm over the last dimension."""
 
-    def __init__(self, width: int, *, bias: bool = True) -> None:
-        self.weight = Parameter((width,), context.options.dtype)
-        self.bias = Parameter((width,), context.options.dtype) if bias else None
+    def __init__(self, width: int, *, bias: bool = True, affine: bool = True) -> None:
+        self.weight = Parameter((width,), context.options.dtype) if affine else None
+        self.bias = Parameter((width,), context.options.dtype) if affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
@@ -90,6 +90,7 @@ class CheckpointedLayer(Module):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward, checkpointed if the job says so."""
         if context.options.checkpointing and context.options.training:
             call = super().__call__
             return checkpoint(lambda *inputs: call(*inputs, **kwargs), *args)

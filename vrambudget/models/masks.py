@@ -13,6 +13,7 @@ from vrambudget.engine.dtypes import bool_, int64
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
+from vrambudget.ops.reduce import count_true
 from vrambudget.ops.shape import expand, view
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -34,6 +35,32 @@ def sliding_window_mask(embeddings: Tensor, position_ids: Tensor, window: int) -
     function = and_masks(_within_window, _not_after)
     skippable = embeddings.shape[1] < window
     return _unpadded_mask(embeddings, position_ids, function, skippable=skippable)
+
+
+def padded_causal_mask(embeddings: Tensor, padding: Tensor) -> Tensor | None:
+    """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
+
+    Sdpa reads back whether all are ones, and goes without a mask if so. `options.builds_causal_mask`
+    says that the answer was no; then it is asked again for the part of the queries.
+    """
+    batch, length = padding.shape
+    padding = made("to_dtype", padding.shape, bool_)
+    if context.options.attention == "sdpa":
+        _all_ones(padding)
+        if not context.options.builds_causal_mask:
+            return None
+        _all_ones(padding)
+    function = and_masks(_not_after, _is_token(padding))
+    if context.options.attention == "eager":
+        return _eager_mask(batch, length, function, embeddings)
+    return _sdpa_mask(batch, length, function)
+
+
+def _all_ones(mask: Tensor) -> None:
+    """fast_all: mask.sum() == mask.numel(), read back."""
+    total = count_true(mask)
+    equal = made("eq", (), bool_)
+    del total, equal
 
 
 def _unpadded_mask(
@@ -89,6 +116,15 @@ def _same_sequence(packed: Tensor) -> MaskFunction:
         return equal
 
     return same
+
+
+def _is_token(padding: Tensor) -> MaskFunction:
+    def token(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        del query
+        rows = _indexed(padding, batch.shape[0], key.shape[3])
+        return view(rows, batch.shape[0], 1, 1, key.shape[3])
+
+    return token
 
 
 def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:

@@ -7,7 +7,7 @@ Source: aten/src/ATen/native/ReduceOps.cpp; ExpandUtils.h (sum_to); derivatives.
 
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
+from vrambudget.engine.dtypes import DType, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.reduce_buffers import reduction_buffers
 
@@ -59,3 +59,13 @@ def mean_last(x: Tensor) -> Tensor:
         return empty(shape, dy.dtype)  # the gradient expanded, divided by C
 
     return record("mean", y, inputs=(x,), backward=backward)
+
+
+def count_true(x: Tensor) -> Tensor:
+    """Return the sum of a bool tensor: int64, for which its elements are cast first."""
+    context.operation = "sum"
+    y = empty((), int64)
+    integers = empty(x.shape, int64)
+    with_partial_sums(integers, tuple(range(x.ndim)), accumulator=int64.itemsize)
+    del integers
+    return y

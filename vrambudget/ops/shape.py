@@ -9,11 +9,11 @@ tools/autograd/derivatives.yaml.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
-from vrambudget.engine.autocast import to
-from vrambudget.engine.autograd import record, record_many
+from vrambudget.engine.autograd import Backward, record, record_many
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import float32
+from vrambudget.engine.dtypes import promote
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, contiguous_strides, empty, numel
 
 
@@ -105,6 +105,7 @@ def slice_last(x: Tensor, length: int) -> Tensor:
         return _share(x, "alias", source, x.strides, lambda dy: dy)
 
     def backward(dy: Tensor) -> Tensor:
+        del dy
         return empty(source, dtype)  # slice_backward: zeros, then the gradient is copied in
 
     y = narrowed(x, x.ndim - 1, length)
@@ -116,6 +117,7 @@ def select(x: Tensor, dim: int) -> Tensor:
     source, dtype, strides = x.shape, x.dtype, x.actual_strides()
 
     def backward(dy: Tensor) -> Tensor:
+        del dy
         return empty(source, dtype)  # select_backward: zeros, then the gradient is copied in
 
     shape, rest = source[:dim] + source[dim + 1 :], strides[:dim] + strides[dim + 1 :]
@@ -125,16 +127,15 @@ def select(x: Tensor, dim: int) -> Tensor:
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy.
 
-    Under autocast all are cast to the widest type first (autocast_mode.h, promote).
+    Of several types the widest is the result's; the kernel casts as it copies.
     """
-    if context.autocast is not None and any(x.dtype is float32 for x in tensors):
-        tensors = [to(x, float32) for x in tensors]
     first = tensors[0]
+    dtype = reduce(promote, (x.dtype for x in tensors))
     dim %= first.ndim
     lengths = [x.shape[dim] for x in tensors]
     shape = (*first.shape[:dim], sum(lengths), *first.shape[dim + 1 :])
     context.operation = "cat"
-    y = empty(shape, first.dtype)
+    y = empty(shape, dtype)
 
     def backward(dy: Tensor) -> tuple[Tensor, ...]:
         return tuple(narrowed(dy, dim, length) for length in lengths)
@@ -175,7 +176,7 @@ def expand(x: Tensor, *shape: int) -> Tensor:
     return _share(x, "expand", shape, strides, backward)
 
 
-def _share(x: Tensor, name: str, shape: Shape, strides: Shape | None, backward) -> Tensor:  # type: ignore[no-untyped-def]
+def _share(x: Tensor, name: str, shape: Shape, strides: Shape | None, backward: Backward) -> Tensor:
     return record(name, x.viewed(shape, strides), inputs=(x,), backward=backward)
 
 
