@@ -7,7 +7,7 @@ from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import made
 from vrambudget.ops.loss import cross_entropy
-from vrambudget.ops.shape import view
+from vrambudget.ops.shape import contiguous, view
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
@@ -16,7 +16,8 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
         logits = to(logits, float32)
         B, T = labels.shape
         labels = made("pad", (B, T + 1), int64)
-        shift_labels = made("contiguous", (B, T), int64)
+        # labels[..., 1:].contiguous(): of a single row the slice is contiguous as it is
+        shift_labels = contiguous(labels.viewed((B, T), (T + 1, 1)))
         logits = view(logits, -1, vocab_size)
         shift_labels = view(shift_labels, -1)
         return cross_entropy(logits, shift_labels)

@@ -1,0 +1,55 @@
+"""Predictions against what PyTorch's own allocator said, to the byte: peaks, and along the way.
+
+Every job record of tests/records is predicted. A record that is not exact is in `KNOWN`, with the
+largest error that it may have and the first event that differs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vrambudget.validate import COUNTERS, Check, read_records, validate
+
+RECORDS = Path(__file__).parent / "records"
+
+KNOWN: dict[str, tuple[float, str]] = {}
+"""id: (largest relative error, first event that differs)."""
+
+
+def job_records() -> list[Any]:
+    found = []
+    for file in sorted(RECORDS.glob("*.jsonl")):
+        with file.open() as lines:
+            if "measured" not in json.loads(lines.readline()):
+                continue  # single operations or messages
+        found += [pytest.param(record, id=record["id"]) for record in read_records(file)]
+    return found
+
+
+def check(record: dict[str, Any]) -> Check:
+    (found,) = validate([record])
+    assert found.problem is None, found.problem
+    return found
+
+
+@pytest.mark.parametrize("record", job_records())
+def test_a_prediction_equals_what_pytorch_said(record: dict[str, Any]) -> None:
+    found = check(record)
+
+    if found.ran_out_of_memory:
+        assert found.foreseen
+        return
+    errors = {counter: found.error(counter) for counter in COUNTERS}
+    assert None not in errors.values(), errors
+    bound, _ = KNOWN.get(found.id, (0.0, ""))
+    off = {counter: error for counter, error in errors.items() if abs(error or 0) > bound}
+    assert not off, (off, found.predicted, found.measured)
+
+
+def test_the_known_residues_are_residues_still() -> None:
+    records = {param.id: param.values[0] for param in job_records()}
+    for name in KNOWN:
+        found = check(records[name])
+        assert any(found.error(counter) for counter in COUNTERS), f"{name} is exact now: rejoice"
