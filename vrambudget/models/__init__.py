@@ -29,7 +29,7 @@ def model_types() -> list[str]:
 
 
 def config_class(model_type: str) -> type[ModelConfig]:
-    """Return the configuration class of an architecture. Raises NotModelledError for an unknown one."""
+    """Return an architecture's configuration class. Raises NotModelledError if there is none."""
     if model_type not in _CONFIG_CLASSES:
         raise unknown_model_type(model_type, _CONFIG_CLASSES)
     module, name = _CONFIG_CLASSES[model_type]

@@ -40,8 +40,8 @@ def sliding_window_mask(embeddings: Tensor, position_ids: Tensor, window: int) -
 def padded_causal_mask(embeddings: Tensor, padding: Tensor) -> Tensor | None:
     """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
 
-    Sdpa reads back whether all are ones, and goes without a mask if so. `options.builds_causal_mask`
-    says that the answer was no; then it is asked again for the part of the queries.
+    Sdpa reads back whether all are ones, and goes without a mask if so. If the answer was no, as
+    `options.builds_causal_mask` says, it is asked again for the part of the queries.
     """
     batch, length = padding.shape
     padding = made("to_dtype", padding.shape, bool_)
