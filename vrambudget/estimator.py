@@ -3,7 +3,7 @@
     config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,16 @@ from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.source import find_model
 from vrambudget.engine import context as engine
 from vrambudget.models import config_class
+from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.replay import Replay, replay, replay_on
 from vrambudget.simulate import Recording, simulate
 
 DEFAULT_GPU = "a100-80gb"
 """The card whose kernels and workspaces are taken where none is named."""
+
+
+CHECKED_VERSIONS = {"torch": ("2.11",), "transformers": ("5.17",)}
+"""The versions whose rules were held against events; the last is followed where another is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def estimate_task(task: Task) -> Budget:
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=tuple(f"config key {key!r}" for key in task.config.unknown_keys),
+        not_modelled=tuple(_not_modelled(task)),
         warnings=_warnings(task),
     )
 
@@ -100,10 +105,33 @@ def _on_card(
 
 
 def _warnings(task: Task) -> tuple[str, ...]:
-    warnings = []
+    return tuple(_assumptions(task))
+
+
+def _assumptions(task: Task) -> Iterator[str]:
+    """Yield what the estimate takes for granted and a user may know better."""
+    job = task.job
     if task.gpu is None:
         name = find_gpu(DEFAULT_GPU).name
-        warnings.append(f"no GPU was named: kernels and workspaces are those of an {name}")
+        yield f"no GPU was named: kernels and workspaces are those of an {name}"
     elif task.gpu.assumed:
-        warnings.append(task.gpu.assumed)
-    return tuple(warnings)
+        yield task.gpu.assumed
+    if job.attention == "sdpa":
+        if task.config.looks_for_packed_rows and job.causal_mask == "built":
+            yield (
+                "transformers builds a causal mask if the position ids, read back from the GPU,"
+                " look packed: counted as built; see --causal-mask skipped"
+            )
+        if prefers_cudnn(task.device) and job.precision != "fp32":
+            yield (
+                "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
+                " TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
+            )
+
+
+def _not_modelled(task: Task) -> Iterator[str]:
+    yield from (f"config key {key!r}" for key in task.config.unknown_keys)
+    for package, checked in CHECKED_VERSIONS.items():
+        asked = getattr(task.job, package)
+        if asked not in checked:
+            yield f"{package} {asked}: the rules followed are those of {checked[-1]}"

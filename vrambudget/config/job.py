@@ -174,6 +174,8 @@ class Job(Settings):
             values["lora_targets"] = ALL_LINEAR
         if _is_nanogpt(record.get("model")):
             values["dropout"] = values.get("dropout") or 0.0
+        if record.get("source") == "real":  # there the position ids are what they are
+            values.setdefault("causal_mask", "skipped")
         versions = record.get("versions") or {}
         values |= {k: versions[k] for k in ("torch", "transformers") if k in versions}
         return cls.parse(values, where=f"record {record.get('id', 'without an id')!r}")

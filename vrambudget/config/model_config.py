@@ -97,6 +97,9 @@ class ModelConfig(Settings):
     tasks: ClassVar[tuple[Task, ...]] = ("causal-lm",)
     """What the family has heads for; the first is taken where a job names none."""
 
+    looks_for_packed_rows: ClassVar[bool] = False
+    """Whether its modelling code decides from position ids, read back, to build a causal mask."""
+
     @property
     def default_block(self) -> int | None:
         """Tokens per sequence where a job names none: the model's own limit."""

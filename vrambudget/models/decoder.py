@@ -221,6 +221,7 @@ class DecoderConfig(ModelConfig):
     attention_dropout: Probability = 0.0
     tie_word_embeddings: bool = False
 
+    looks_for_packed_rows = True
     ignored_keys = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
 
     @property

@@ -189,6 +189,7 @@ class GPTNeoXConfig(ModelConfig):
     rotary_pct: Annotated[float, Field(gt=0, le=1)] = 0.25
     tie_word_embeddings: bool = False
 
+    looks_for_packed_rows = True
     ignored_keys = frozenset(
         {"rotary_emb_base", "rope_theta", "rope_scaling", "rope_parameters", "classifier_dropout"}
     )
