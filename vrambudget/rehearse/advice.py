@@ -23,7 +23,7 @@ def warnings_of(
     if not record["cuda"]:
         yield "the script never used the GPU"
         return
-    if len([r for r in records if r["cuda"]]) > 1:
+    if sum(r.get("peaks", (0,))[-1] > 0 for r in records) > 1:
         yield "several processes used the card, each all of it; the highest peak is shown"
     if not complete:
         yield "the history was too long: what was alive is that of its end (use --steps)"

@@ -1,6 +1,6 @@
 """The stand-in libraries: compiled on first use with the system's compiler, kept in a cache.
 
-Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, and the driver. What
+Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, the driver and NVML. What
 matters is written in `native/*.c`; every other function that the real library exports (or, for the
 driver, that PyTorch and Triton ask for) is accepted and returns 0, which means success. No CUDA
 headers or toolkit are needed.
@@ -28,6 +28,7 @@ NATIVE = Path(__file__).parent / "native"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC")
 HIDDEN = "-fvisibility=hidden"
 
+_NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
 _DRIVER_NAME = r"cu[A-Z][A-Za-z0-9]{3,60}(?:_v\d)?"
 # Called by name from compiled kernels and by libraries that no list below covers.
 _DRIVER_ALWAYS = (
@@ -52,6 +53,7 @@ class _Part:
     soname: str
     sources: tuple[str, ...]
     functions: frozenset[str]
+    answer: int = 0  # of the functions that are accepted and do nothing
     version_node: str | None = None  # PyTorch binds to e.g. cudaMalloc@libcudart.so.13
 
 
@@ -67,8 +69,8 @@ def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> 
     if not folder.is_dir():
         say(f"building the virtual GPU for PyTorch {build.version} (once)")
         _build_into(folder, build)
-    names = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname, "libcuda.so.1")
-    return tuple(folder / name for name in names)
+    real = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname)
+    return tuple(folder / name for name in (*real, "libcuda.so.1", "libnvidia-ml.so.1"))
 
 
 def _fingerprint(build: TorchBuild) -> str:
@@ -114,8 +116,10 @@ def _parts(build: TorchBuild) -> Iterable[_Part]:
     )
     for library, name, sources in real:
         node = f"{name}.so.{build.cuda_major}"
-        yield _Part(library.soname, sources, library.functions, node)
+        yield _Part(library.soname, sources, library.functions, version_node=node)
     yield _Part("libcuda.so.1", ("driver.c",), frozenset(driver_functions(build)))
+    asked = c_names(build.folder / "lib" / "libc10_cuda.so", r"nvml[A-Z]\w+")
+    yield _Part("libnvidia-ml.so.1", ("nvml.c",), frozenset(asked), answer=_NOT_SUPPORTED)
 
 
 def driver_functions(build: TorchBuild) -> set[str]:
@@ -138,7 +142,7 @@ def _compile(part: _Part, folder: Path, definitions: tuple[str, ...]) -> None:
     own = {name for item in objects for name in read_library(item).functions}
     rest = folder / f"{part.soname}.rest.c"
     accepted = sorted(n for n in part.functions - own if re.fullmatch(r"[A-Za-z]\w*|__cuda\w+", n))
-    rest.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in accepted))
+    rest.write_text("".join(f"int {name}(void) {{ return {part.answer}; }}\n" for name in accepted))
     link: list[str | Path] = [f"-Wl,-soname,{part.soname}", "-shared", "-o", folder / part.soname]
     if part.version_node:
         script = folder / f"{part.soname}.map"

@@ -20,7 +20,7 @@ from pathlib import Path
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.elf import Library, read_library
 
-TRIED = ("2.11",)
+TRIED = ("2.6", "2.11", "2.13")
 """Releases of PyTorch whose rehearsals were compared with records (tests/records)."""
 
 

@@ -1,0 +1,46 @@
+/* A stand-in for NVML, the driver's library of questions: what the card holds, and who uses it.
+ *
+ * PyTorch asks it before it maps expandable segments, and for the sentence on processes in an out-of-memory message.
+ * Whatever is not answered here is "not supported", 3. */
+#include "virtual_gpu.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, INSUFFICIENT_SIZE = 7 };
+typedef void *device;
+
+EXPORT int nvmlInit_v2(void) { return SUCCESS; }
+EXPORT int nvmlShutdown(void) { return SUCCESS; }
+EXPORT const char *nvmlErrorString(int error) { return error ? "not supported by the virtual GPU" : "success"; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return SUCCESS; }
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out) { (void)index; *out = (device)0x10; return SUCCESS; }
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, device *out) { (void)id; *out = (device)0x10; return SUCCESS; }
+EXPORT int nvmlDeviceGetName(device of, char *text, unsigned room) {
+  (void)of; snprintf(text, room, "%s", virtual_card()->name); return SUCCESS;
+}
+
+struct memory { unsigned long long total, free, used; };
+EXPORT int nvmlDeviceGetMemoryInfo(device of, struct memory *out) {
+  size_t total = virtual_card()->total, left = virtual_free_bytes();
+  (void)of;
+  *out = (struct memory){total, left, total - left};
+  return SUCCESS;
+}
+
+/* No link to other cards' memory: PyTorch then takes plain handles for expandable segments. */
+struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique; unsigned char state; };
+EXPORT int nvmlDeviceGetGpuFabricInfoV(device of, struct fabric *out) {
+  (void)of; out->status = SUCCESS; out->clique = 0; out->state = 0; return SUCCESS;
+}
+
+/* This process is the only one on the card. */
+struct process { unsigned pid; unsigned long long used; };
+EXPORT int nvmlDeviceGetComputeRunningProcesses(device of, unsigned *count, struct process *out) {
+  (void)of;
+  unsigned room = *count;
+  *count = 1;
+  if (room < 1) return INSUFFICIENT_SIZE;
+  *out = (struct process){(unsigned)getpid(), virtual_card()->total - virtual_free_bytes()};
+  return SUCCESS;
+}
