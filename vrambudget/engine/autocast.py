@@ -16,7 +16,7 @@ from vrambudget.engine.autograd import record
 from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.dtypes import DType, float32
 from vrambudget.engine.tape import Purpose
-from vrambudget.engine.tensor import Tensor, cast
+from vrambudget.engine.tensor import Tensor, empty_like
 
 
 @contextmanager
@@ -34,11 +34,11 @@ def to(x: Tensor, dtype: DType) -> Tensor:
     if x.dtype is dtype:
         return x
     context.operation = "to_copy"
-    y = cast(x, dtype)
+    y = empty_like(x, dtype)
     source = x.dtype
 
     def backward(dy: Tensor) -> Tensor:
-        return cast(dy, source)
+        return empty_like(dy, source)
 
     return record("to_copy", y, inputs=(x,), backward=backward)
 

@@ -29,7 +29,7 @@ from vrambudget.engine import dtypes
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tape import Purpose, Storage
-from vrambudget.engine.tensor import Tensor, cast, empty, empty_like
+from vrambudget.engine.tensor import Tensor, empty, empty_like
 
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]
@@ -43,6 +43,7 @@ class Node:
 
     __slots__ = (
         "__weakref__",
+        "attributes",
         "backward",
         "edges",
         "name",
@@ -69,6 +70,7 @@ class Node:
         self.backward = backward
         self.outputs = outputs
         self.purpose = context.purpose  # what backward makes is for what forward made
+        self.attributes: tuple[Storage, ...] = ()  # as a Python function's ctx: die with the graph
         self.variable: Tensor | None = None  # the leaf of an accumulating node
 
 
@@ -235,7 +237,7 @@ def _fit(gradient: Tensor, shape: tuple[int, ...], dtype: dtypes.DType) -> Tenso
 
         gradient = sum_to_size(gradient, shape)
     if gradient.dtype is not dtype:
-        gradient = cast(gradient, dtype)
+        gradient = empty_like(gradient, dtype)
     return gradient
 
 

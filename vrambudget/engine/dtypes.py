@@ -15,6 +15,7 @@ class DType:
         return self.name
 
 
+float64 = DType("float64", 8)
 float32 = DType("float32", 4)
 bfloat16 = DType("bfloat16", 2)
 float16 = DType("float16", 2)
@@ -31,5 +32,7 @@ def promote(a: DType, b: DType) -> DType:
     if a.is_floating_point != b.is_floating_point:
         return a if a.is_floating_point else b
     if a.is_floating_point:
+        if float64 in {a, b}:
+            return float64
         return float32  # float32 with a 16-bit type, or bfloat16 with float16
     return max(a, b, key=lambda dtype: dtype.itemsize)

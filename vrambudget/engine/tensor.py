@@ -140,14 +140,6 @@ def empty_like(x: Tensor, dtype: DType | None = None) -> Tensor:
     return empty(x.shape, dtype or x.dtype, strides)
 
 
-def cast(x: Tensor, dtype: DType) -> Tensor:
-    """Allocate a copy of `x` as `dtype`; unlike `empty_like`, contiguous where x has gaps.
-
-    Source: aten/src/ATen/native/TensorConversions.cpp (_to_copy, preserve_format).
-    """
-    return empty(x.shape, dtype, x.strides if x.is_dense else None)
-
-
 def _dense_strides(shape: Shape, strides: Shape) -> Shape | None:
     """Return strides without gaps for dimensions in the order of `strides`.
 
