@@ -25,8 +25,6 @@ LAYERS = [
     {"validate", "planning", "measure", "rehearse", "report"},
     {"cli", "__main__"},
 ]
-# Autograd sums the gradients of what was broadcast, and a sum is an operation.
-EXCEPTIONS = {("engine/autograd.py", "ops")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
 MAY_BE_HEAVY = {"measure", "rehearse"}
 # A sweep's vector of sizes is an array; only a sweep imports it.
@@ -74,9 +72,8 @@ def _parts_imported(path: Path) -> set[str]:
 
 @each_module
 def test_a_module_imports_from_its_own_layer_or_a_lower_one(path):
-    own, file = _layer(_part(path)), path.relative_to(PACKAGE).as_posix()
-    above = {part for part in _parts_imported(path) if _layer(part) > own}
-    assert above <= {part for name, part in EXCEPTIONS if name == file}
+    own = _layer(_part(path))
+    assert not {part for part in _parts_imported(path) if _layer(part) > own}
 
 
 def test_every_part_of_the_package_has_a_layer():

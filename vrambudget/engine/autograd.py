@@ -29,11 +29,23 @@ from vrambudget.engine import dtypes
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tape import Purpose, Storage
-from vrambudget.engine.tensor import Tensor, empty, empty_like
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
 
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]
 Edge = tuple["Node", int, tuple[int, ...], dtypes.DType]
+
+_sum_to_size: list[Callable[[Tensor, Shape], Tensor]] = []
+
+
+def sums_gradients(function: Callable[[Tensor, Shape], Tensor]) -> Callable[[Tensor, Shape], Tensor]:
+    """Make `function` the sum by which gradients come to their input's shape (at::sum_to).
+
+    An operation like others, with buffers of its own: it lives in ops, which sit above the engine.
+    """
+    _sum_to_size[:] = [function]
+    return function
+
 
 _ACCUMULATE = 1 << 62  # AccumulateGrad's sequence number is the largest (function.h)
 
@@ -233,9 +245,7 @@ def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
 def _fit(gradient: Tensor, shape: tuple[int, ...], dtype: dtypes.DType) -> Tensor:
     """Sum a gradient to its input's shape and cast it to its dtype (engine.cpp, validate_outputs)."""
     if gradient.shape != shape:
-        from vrambudget.ops.reduce import sum_to_size  # noqa: PLC0415 - ops sit above the engine
-
-        gradient = sum_to_size(gradient, shape)
+        gradient = _sum_to_size[0](gradient, shape)
     if gradient.dtype is not dtype:
         gradient = empty_like(gradient, dtype)
     return gradient
