@@ -14,6 +14,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.reduce import count_true
+from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import expand, view
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -25,8 +26,11 @@ def positions(length: int) -> Tensor:
     return view(_offset_arange(length), 1, length)
 
 
-def causal_mask(embeddings: Tensor, position_ids: Tensor) -> Tensor | None:
-    """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive."""
+def causal_mask(embeddings: Tensor, position_ids: Tensor | None) -> Tensor | None:
+    """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive.
+
+    A model without position ids does not look for packed rows.
+    """
     return _unpadded_mask(embeddings, position_ids, _not_after, skippable=True)
 
 
@@ -64,11 +68,13 @@ def _all_ones(mask: Tensor) -> None:
 
 
 def _unpadded_mask(
-    embeddings: Tensor, position_ids: Tensor, function: MaskFunction, *, skippable: bool
+    embeddings: Tensor, position_ids: Tensor | None, function: MaskFunction, *, skippable: bool
 ) -> Tensor | None:
     """Return the mask of a model called without a padding mask; sdpa skips what is_causal says."""
     batch, length = embeddings.shape[:2]
-    packed = _packed_sequence_mask(expand(position_ids, batch, length))
+    packed = None
+    if position_ids is not None:
+        packed = _packed_sequence_mask(expand(position_ids, batch, length))
     if packed is not None:
         function = and_masks(function, _same_sequence(packed))
     if context.options.attention == "eager":
@@ -84,9 +90,8 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
     difference = made("diff", (B, T), int64)
     del padded
     starts = made("ne", (B, T), bool_)
-    indices = made("cumsum", (B, T), int64)
-    as_integers = made("cumsum", (B, T), int64)
-    del as_integers, starts
+    indices = cumsum(starts, int64)
+    del starts
     last = made("eq", (B,), bool_)
     every = made("all", (), bool_)
     del last, every, first, difference
@@ -128,9 +133,9 @@ def _is_token(padding: Tensor) -> MaskFunction:
 
 
 def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
-    """packed[b, t]: the two index tensors are expanded to each other and copied first."""
-    rows = made("index", (batch, length), int64)
-    columns = made("index", (batch, length), int64)
+    """packed[b, t]: an index tensor that must be expanded to the other's shape is copied first."""
+    rows = made("index", (batch, length), int64) if length > 1 else None
+    columns = made("index", (batch, length), int64) if batch > 1 else None
     result = made("index", (batch, length), packed.dtype)
     del rows, columns
     return result

@@ -26,6 +26,7 @@ from vrambudget.models.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
+from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import contiguous, reshape, transpose, view
 
 _FIRST_POSITION = 2
@@ -160,7 +161,7 @@ class Decoder(Module):
 def _positions(attention_mask: Tensor) -> Tensor:
     """(cumsum(mask) * mask - 1).long(): [B, T]."""
     shape = attention_mask.shape
-    counts = made("cumsum", shape, float32)
+    counts = cumsum(attention_mask, float32)
     products = made("mul", shape, float32)
     differences = made("sub", shape, float32)
     del products

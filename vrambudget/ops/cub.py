@@ -17,6 +17,8 @@ from vrambudget.engine.context import context
 
 _ALIGNMENT = 256
 _SCAN_TILE = 896
+_SCAN_TILE_OF_4_BYTES = 1920
+_LONG = 8
 
 
 def sort_pairs_bytes(n: int) -> int:
@@ -40,6 +42,13 @@ def unique_by_key_bytes(n: int) -> int:
 def exclusive_sum_bytes(n: int) -> int:
     """Return the temporary storage of DeviceScan::ExclusiveSum."""
     return _storage(_tile_states(n, _SCAN_TILE), 1)
+
+
+def inclusive_sum_bytes(n: int, itemsize: int) -> int:
+    """Return the temporary storage of DeviceScan::InclusiveScan, less for 4-byte items."""
+    if itemsize == _LONG:
+        return exclusive_sum_bytes(n)
+    return _storage(8 * (_ceil_div(n, _SCAN_TILE_OF_4_BYTES) + 32), 1)
 
 
 def _tile_states(n: int, tile: int) -> int:
