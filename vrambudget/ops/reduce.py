@@ -5,13 +5,15 @@
 Source: aten/src/ATen/native/ReduceOps.cpp; ExpandUtils.h (sum_to); derivatives.yaml (sum, mean).
 """
 
-from vrambudget.engine.autograd import record
+from vrambudget.engine.autocast import full_precision
+from vrambudget.engine.autograd import record, sums_gradients
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.reduce_buffers import reduction_buffers
 
 
+@sums_gradients
 def sum_to_size(x: Tensor, shape: Shape) -> Tensor:
     """Sum the broadcast dimensions of a gradient away (at::sum_to). Unknown to autograd."""
     lead = x.ndim - len(shape)
@@ -59,6 +61,24 @@ def mean_last(x: Tensor) -> Tensor:
         return empty(shape, dy.dtype)  # the gradient expanded, divided by C
 
     return record("mean", y, inputs=(x,), backward=backward)
+
+
+def sum_dim(x: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
+    """Return the sum over `dim`: float32 under autocast; backward repeats the gradient."""
+    x = full_precision(x)
+    dim %= x.ndim
+    context.operation = "sum"
+    tail = x.shape[dim + 1 :]
+    y = empty((*x.shape[:dim], *((1,) if keepdim else ()), *tail), x.dtype)
+    with_partial_sums(x, (dim,))
+    shape = x.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        strides = dy.actual_strides()
+        rest = strides[dim + 1 :] if keepdim else strides[dim:]
+        return dy.viewed(shape, (*strides[:dim], 0, *rest))
+
+    return record("sum", y, inputs=(x,), backward=backward)
 
 
 def count_true(x: Tensor) -> Tensor:
