@@ -13,12 +13,15 @@ _CONFIG_CLASSES = {
     "gpt_neox": ("gpt_neox", "GPTNeoXConfig"),
     "llama": ("llama", "LlamaConfig"),
     "mistral": ("mistral", "MistralConfig"),
+    "mixtral": ("mixtral", "MixtralConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "opt": ("opt", "OPTConfig"),
     "phi3": ("phi3", "Phi3Config"),
     "qwen2": ("qwen2", "Qwen2Config"),
     "qwen3": ("qwen3", "Qwen3Config"),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig"),
     "roberta": ("roberta", "RobertaConfig"),
+    "t5": ("t5", "T5Config"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 

@@ -11,3 +11,5 @@ class Outputs:
 
     loss: Tensor
     logits: Tensor
+    others: tuple[object, ...] = ()
+    """What else the model returns and so keeps alive: an encoder's states, a cache."""

@@ -52,6 +52,27 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return record("mul", y, inputs=(a, b), saved=kept, backward=backward)
 
 
+def where_scalar(condition: Tensor, a: Tensor) -> Tensor:
+    """Return a where a bool condition holds, elsewhere a Python number (a scalar on the device)."""
+    kept = keep(condition, when=a.requires_grad)
+    layout = _layout(condition)
+    y = _where(layout, a)
+
+    def backward(dy: Tensor) -> Tensor:
+        return _where(layout, dy)
+
+    return record("where", y, inputs=(a,), saved=(kept,), backward=backward)
+
+
+def _where(condition: Tensor, a: Tensor) -> Tensor:
+    context.operation = "where"
+    number = empty((), a.dtype)
+    shape = broadcast(condition.shape, a.shape)
+    y = empty(shape, a.dtype, iterated_strides(shape, (condition, a)))
+    del number
+    return y
+
+
 def mul_scalar(a: Tensor) -> Tensor:
     """Return a times a Python number (also a / number); backward multiplies too."""
     context.operation = "mul"

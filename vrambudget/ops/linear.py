@@ -33,9 +33,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x = lower_precision(x)
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear of {list(x.shape)} by a weight {list(weight.shape)}")
+    if bias is None:
+        weight = _transposed(weight)
     rows = flatten_rows(x)
     y = _product(rows, weight, bias, weight.shape[0], transposed=True)
     return view(y, *x.shape[:-1], weight.shape[0])
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    """Return a leaf's weight.t(), for autograd's order alone; its dimensions stay.
+
+    Without a bias it is made before x is flattened: in backward x's gradient moves on before the
+    weight's, which matters where that is added to one of an earlier pass.
+    """
+    if weight.node is not None or not weight.requires_grad:
+        return weight
+    t = weight.viewed(weight.shape, weight.strides)
+    return record("t", t, inputs=(weight,), backward=lambda dy: dy)
 
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
