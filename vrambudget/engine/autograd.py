@@ -38,16 +38,15 @@ Edge = tuple["Node", int, tuple[int, ...], dtypes.DType]
 _sum_to_size: list[Callable[[Tensor, Shape], Tensor]] = []
 
 
-def sums_gradients(function: Callable[[Tensor, Shape], Tensor]) -> Callable[[Tensor, Shape], Tensor]:
+def sums_gradients(
+    function: Callable[[Tensor, Shape], Tensor],
+) -> Callable[[Tensor, Shape], Tensor]:
     """Make `function` the sum by which gradients come to their input's shape (at::sum_to).
 
     An operation like others, with buffers of its own: it lives in ops, which sit above the engine.
     """
     _sum_to_size[:] = [function]
     return function
-
-
-_ACCUMULATE = 1 << 62  # AccumulateGrad's sequence number is the largest (function.h)
 
 
 class Node:
@@ -103,7 +102,7 @@ def _edge(x: Tensor | None) -> Edge | None:
         return None
     node = x.node or (x.accumulator() if x.accumulator is not None else None)
     if node is None:  # a leaf's first use in this graph; the graph keeps the node
-        node = Node("accumulate_grad", _ACCUMULATE, (), (), None)
+        node = Node("accumulate_grad", 0, (), (), None)
         node.variable = x
         x.accumulator = weakref.ref(node)
     return node, x.slot, x.shape, x.dtype
@@ -168,13 +167,10 @@ def _run(root: Node, seed: Tensor, slot: int) -> None:
     del first
     pushed = 0
     ready = [(-root.sequence, pushed, root)]
+    leaves: list[tuple[Tensor, list[Tensor | None]]] = []
     while ready:
         node = heapq.heappop(ready)[2]
-        grads = buffers.pop(node)
-        if node.variable is not None:
-            _accumulate_grad(node.variable, grads)
-            continue
-        outgoing = _call(node, grads)
+        outgoing = _call(node, buffers.pop(node))
         for i, edge in enumerate(node.edges):
             gradient, outgoing[i] = outgoing[i], None
             if edge is None:
@@ -192,8 +188,13 @@ def _run(root: Node, seed: Tensor, slot: int) -> None:
             del gradient
             waiting[target] -= 1
             if not waiting[target] and target in buffers:
-                pushed += 1
-                heapq.heappush(ready, (-target.sequence, pushed, target))
+                if target.variable is not None:
+                    leaves.append((target.variable, buffers.pop(target)))
+                else:
+                    pushed += 1
+                    heapq.heappush(ready, (-target.sequence, pushed, target))
+        while leaves:  # before any other node: AccumulateGrad's sequence number is the largest
+            _accumulate_grad(*leaves.pop())
 
 
 def _dependencies(root: Node) -> dict[Node, int]:
