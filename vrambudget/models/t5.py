@@ -25,6 +25,7 @@ from vrambudget.models.losses import class_loss
 from vrambudget.models.masks import causal_mask
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.t5_attention import Attention, AttentionSizes, Cache
+from vrambudget.ops.clamp import any_infinite, choose_number, clamp
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import (
     ACTIVATIONS,
@@ -32,6 +33,7 @@ from vrambudget.ops.elementwise import (
     add_scalar,
     mul,
     mul_scalar,
+    neg,
     pow_scalar,
     rsqrt,
 )
@@ -189,20 +191,30 @@ class Block(CheckpointedLayer):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """[B, T, C] -> [B, T, C] and both position biases."""
         hidden_states, self_bias, _ = self.layer[0](hidden_states, mask, position_bias, cache)
-        hidden_states = _clamp(hidden_states)
+        bound = _bound(hidden_states)  # held until the next or the end
+        hidden_states = _clamped(hidden_states, bound)
         cross_bias = None
         if encoder_hidden_states is not None:
             hidden_states, cross_bias, _ = self.layer[1](
                 hidden_states, encoder_hidden_states, encoder_decoder_position_bias, cache
             )
-            hidden_states = _clamp(hidden_states)
+            bound = _bound(hidden_states)
+            hidden_states = _clamped(hidden_states, bound)
         hidden_states = self.layer[-1](hidden_states)
-        hidden_states = _clamp(hidden_states)
+        bound = _bound(hidden_states)
+        hidden_states = _clamped(hidden_states, bound)
         return hidden_states, self_bias, cross_bias
 
 
-def _clamp(hidden_states: Tensor) -> Tensor:
-    return hidden_states
+def _bound(hidden_states: Tensor) -> Tensor | None:
+    """The largest number that float16 states may have: a little less where one is infinite."""
+    if hidden_states.dtype is not float16:
+        return None
+    return choose_number(any_infinite(hidden_states))
+
+
+def _clamped(hidden_states: Tensor, bound: Tensor | None) -> Tensor:
+    return hidden_states if bound is None else clamp(hidden_states, neg(bound), bound)
 
 
 class Stack(Module):
@@ -211,9 +223,7 @@ class Stack(Module):
     def __init__(self, config: "T5Config", *, is_decoder: bool, layers: int) -> None:
         self.is_decoder = is_decoder
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.block = [
-            Block(config, is_decoder=is_decoder, is_first=i == 0) for i in range(layers)
-        ]
+        self.block = [Block(config, is_decoder=is_decoder, is_first=i == 0) for i in range(layers)]
         self.final_layer_norm = Norm(config.hidden_size)
         self.dropout = Dropout(config.dropout_rate)
 
