@@ -86,6 +86,8 @@ class CachingAllocator:
         self._requested_bytes = self._peak_requested_bytes = 0
         self._next_address = 0
         self._segments: dict[int, int] = {}  # size by address
+        # Segments that came (+size) and went (-size), by address, in bytes.
+        self.segment_changes: list[tuple[int, int]] = []
         self._blocks: list[int] = []  # by storage: the block it got last, 0 before that
         # Free blocks: sorted by pool, and by where they start and end, to find neighbours.
         self._small: list[int] = []
@@ -126,6 +128,14 @@ class CachingAllocator:
     def block_bytes(self, storage: int) -> int:
         """Return what `storage` counts for in allocated bytes from its allocation to its end."""
         return self._blocks[storage] >> _SIZE_SHIFT << _UNIT_BITS
+
+    def address_of(self, storage: int) -> int:
+        """Return where the block of `storage` lies; the first segment begins at 0."""
+        return (self._blocks[storage] & _ADDRESS_MASK) << _UNIT_BITS
+
+    def segments(self) -> dict[int, int]:
+        """Return the sizes of the segments that are reserved now, by address, in bytes."""
+        return {at << _UNIT_BITS: size << _UNIT_BITS for at, size in self._segments.items()}
 
     def reset_peaks(self) -> None:
         """Let the peaks be what is there now: `torch.cuda.reset_peak_memory_stats()`."""
@@ -246,6 +256,7 @@ class CachingAllocator:
         address = self._next_address
         self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
         self._segments[address] = size
+        self.segment_changes.append((address << _UNIT_BITS, size << _UNIT_BITS))
         self._reserved += size
         self._peak_reserved = max(self._peak_reserved, self._reserved)
         return (size << _SIZE_SHIFT) + address
@@ -259,6 +270,7 @@ class CachingAllocator:
         if self._segments.get(address) != size:
             return False
         del self._segments[address], self._by_start[address], self._by_end[address + size]
+        self.segment_changes.append((address << _UNIT_BITS, -(size << _UNIT_BITS)))
         self._reserved -= size
         return True
 

@@ -14,6 +14,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.source import find_model
 from vrambudget.engine import context as engine
+from vrambudget.engine.tape import Tape
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.replay import Replay, replay, replay_on
@@ -43,6 +44,21 @@ class Task:
         return engine.Device(gpu.compute_capability, gpu.multiprocessors, self.job.torch_version)
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A task followed to its end: what a picture of it needs."""
+
+    task: Task
+    tape: Tape
+    budget: Budget
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What the card has for PyTorch, None without a card."""
+        gpu = self.task.gpu
+        return gpu.capacity_bytes - gpu.context_bytes if gpu else None
+
+
 def estimate(
     model: str | Path | Mapping[str, Any], *, gpu: str | Gpu | None = None, **fields: Any
 ) -> Budget:
@@ -66,10 +82,15 @@ def resolve(
 
 def estimate_task(task: Task) -> Budget:
     """Return the budget of a resolved task."""
+    return follow(task).budget
+
+
+def follow(task: Task) -> Followed:
+    """Return the budget of a resolved task with the tape that it was made of, for pictures."""
     recording = simulate(task.config, task.job, task.device)
     replayed = replay(recording.tape)
     device, out_of_memory = _on_card(task.gpu, recording, replayed)
-    return Budget(
+    budget = Budget(
         model=task.model,
         job=task.job.model_dump(),
         parameters=Parameters(recording.parameters, recording.trainable),
@@ -81,6 +102,7 @@ def estimate_task(task: Task) -> Budget:
         not_modelled=tuple(_not_modelled(task)),
         warnings=_warnings(task),
     )
+    return Followed(task, recording.tape, budget)
 
 
 def _on_card(

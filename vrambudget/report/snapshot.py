@@ -1,0 +1,165 @@
+"""The prediction as a snapshot of PyTorch's allocator, for the viewer that people know.
+
+    snapshot(followed)      what torch.cuda.memory._snapshot() would return
+    snapshot_bytes(followed)    the file that torch.cuda.memory._dump_snapshot() would write
+
+pytorch.org/memory_viz and `python -m torch.cuda._memory_viz` open it. A stack reads, from the top:
+the operation, the tensor that it made, what that is for, the phase and step. Colours are purposes.
+On a card that is too small the history ends with the request that failed.
+
+Source: torch/cuda/memory.py (_snapshot), torch/cuda/_memory_viz.py, torch/utils/viz/MemoryViz.js.
+Its reader knows pickle's protocols 2 to 4, and stops at a history in which some entries have a
+category and none is "unknown": segments are.
+
+Not modelled: time; an entry's time_us is its number.
+"""
+
+import pickle
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from vrambudget.engine.tape import Tape
+from vrambudget.estimator import Followed
+from vrambudget.replay import moment
+from vrambudget.report.course import tensor_name
+from vrambudget.trace import Action, Trace, trace
+
+_BASE = 0x7F00_0000_0000  # where a driver's addresses lie; 0 is no address
+_SMALL_SEGMENT = 2 * 2**20
+_PROTOCOL = 4
+
+Entry = dict[str, Any]
+
+
+def snapshot_bytes(followed: Followed) -> bytes:
+    """Return the pickled snapshot."""
+    return pickle.dumps(snapshot(followed), protocol=_PROTOCOL)
+
+
+def snapshot(followed: Followed) -> dict[str, Any]:
+    """Return the snapshot at the end of the job, or where its card is full."""
+    tape = followed.tape
+    traced = trace(tape)
+    if followed.budget.out_of_memory is not None:
+        traced = trace(tape, followed.room_bytes)
+    capacity = followed.room_bytes or 0
+    frames = _Frames(tape)
+    entries = enumerate(_entries(traced, frames, capacity))
+    history = [{**entry, "stream": 0, "time_us": n} for n, entry in entries]
+    return {
+        "segments": [_segment(at, size, traced, frames) for at, size in traced.segments.items()],
+        "device_traces": [history],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+        "external_annotations": [],
+    }
+
+
+class _Frames:
+    """Stacks that say what Python's and C++'s would: who asked for a block, and when."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self._when = cache(self._phase_frame)
+        self._born: dict[int, list[Entry]] = {}
+
+    def at_birth(self, storage: int, event: int) -> list[Entry]:
+        """Return the stack of the request for a storage."""
+        tape = self.tape
+        made = _frame(tape.operations[storage], "operation")
+        of = _frame(tensor_name(tape, storage), "tensor")
+        purpose = _frame(str(tape.purposes[storage]), "purpose")
+        self._born[storage] = [made, of, purpose, self.when(event)]
+        return self._born[storage]
+
+    def of(self, storage: int) -> list[Entry]:
+        """Return the stack with which a storage was asked for."""
+        return self._born[storage]
+
+    def when(self, event: int) -> Entry:
+        """Return the frame that names the phase."""
+        mark, _ = moment(self.tape, event)
+        return self._when(mark.step, str(mark.phase))
+
+    def _phase_frame(self, step: int, phase: str) -> Entry:
+        return _frame(phase.replace("_", " "), f"step {step + 1}")
+
+
+def _frame(name: str, filename: str) -> Entry:
+    return {"name": name, "filename": filename, "line": 0}
+
+
+def _entries(traced: Trace, frames: _Frames, capacity: int) -> Iterator[Entry]:
+    tape = frames.tape
+    for action in traced.actions:
+        event = tape.events[action.event]
+        storage = event if event >= 0 else ~event
+        if action.kind == "alloc":
+            stack = frames.at_birth(storage, action.event)
+            yield _entry("alloc", action, stack, str(tape.purposes[storage]))
+        elif action.kind == "free":
+            for word in ("free_requested", "free_completed"):
+                yield _entry(word, action, frames.of(storage))
+        elif action.kind == "oom":
+            stack = frames.at_birth(storage, action.event)
+            free = max(capacity - action.reserved_bytes, 0)
+            yield {"action": "oom", "size": action.size_bytes, "frames": stack, "device_free": free}
+        else:
+            yield _entry(action.kind, action, [frames.when(action.event)], "unknown")
+
+
+def _entry(word: str, action: Action, frames: list[Entry], category: str | None = None) -> Entry:
+    entry: Entry = {
+        "action": word,
+        "addr": _BASE + action.address,
+        "size": action.size_bytes,
+        "frames": frames,
+    }
+    return entry | ({"category": category} if category else {})
+
+
+def _segment(address: int, total: int, traced: Trace, frames: _Frames) -> Entry:
+    inside = sorted(at for at in traced.blocks if address <= at < address + total)
+    blocks = list(_blocks(address, total, inside, traced, frames))
+    active = [block for block in blocks if block["state"] == "active_allocated"]
+    used = sum(block["size"] for block in active)
+    return {
+        "device": 0,
+        "address": _BASE + address,
+        "total_size": total,
+        "allocated_size": used,
+        "active_size": used,
+        "requested_size": sum(block["requested_size"] for block in active),
+        "stream": 0,
+        "segment_type": "small" if total == _SMALL_SEGMENT else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _blocks(
+    address: int, total: int, inside: list[int], traced: Trace, frames: _Frames
+) -> Iterator[Entry]:
+    """Yield the blocks of a segment in order, free ones between those that are in use."""
+    end = address
+    for at in inside:
+        if at > end:
+            yield _block(end, at - end, 0, "inactive", [])
+        storage, size = traced.blocks[at]
+        asked = frames.tape.sizes[storage]
+        yield _block(at, size, asked, "active_allocated", frames.of(storage))
+        end = at + size
+    if end < address + total:
+        yield _block(end, address + total - end, 0, "inactive", [])
+
+
+def _block(address: int, size: int, asked: int, state: str, frames: list[Entry]) -> Entry:
+    return {
+        "address": _BASE + address,
+        "size": size,
+        "requested_size": asked,
+        "state": state,
+        "frames": frames,
+    }

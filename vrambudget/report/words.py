@@ -1,0 +1,72 @@
+"""The sentences of a report: one wording for the table, Markdown, HTML and the notebook.
+
+verdict     "FITS", "33.55 of 79.25 GiB on NVIDIA A100-SXM4-80GB: 45.70 GiB left"
+job         what was counted
+moments     when the peak comes, when the card is full
+notes       what is not modelled, what was assumed
+"""
+
+from collections.abc import Iterator
+
+from vrambudget.budget import Budget
+from vrambudget.report.ledger import Ledger
+from vrambudget.units import format_bytes
+
+
+def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
+    """Return the verdict's word and sentence, in the numbers that the ledger prints."""
+    printed = {line.name: lines.amounts.text(abs(line.hundredths)) for line in lines.lines}
+    unit, device = lines.amounts.unit, budget.device
+    least = "at least " if budget.not_modelled else ""
+    if device is None:
+        reserved, allocated = printed["peak reserved"], printed["peak allocated"]
+        return "PEAK", f"{least}{reserved} {unit} reserved, {allocated} {unit} allocated"
+    total, capacity, left = printed["device total"], printed["capacity"], printed["left"]
+    needs = f"{least}{total} of {capacity} {unit} on {device.name}"
+    if not device.fits:
+        return "DOES NOT FIT", f"{needs}: {left} {unit} short"
+    if device.headroom_bytes < 0:
+        return "FITS", f"{needs}, just: PyTorch gives cached segments back to get there"
+    return "FITS", f"{needs}: {left} {unit} left"
+
+
+def job_text(budget: Budget) -> str:
+    """Return the model and the job in a sentence."""
+    job = budget.job
+    words = [f"batch {job['batch']}", f"block {job['block']}", job["mode"], job["precision"]]
+    if job["mode"] == "train":
+        implementation = job["optimizer_impl"] or "PyTorch's default"
+        words.append(f"{job['optimizer']} ({implementation})")
+        words += [f"clip {job['clip']}"] if job["clip"] is not None else []
+        words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
+        words += ["checkpointing"] if job["checkpointing"] == "full" else []
+        words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
+    words += [f"{job['attention']} attention", f"torch {job['torch']}"]
+    return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"
+
+
+def moments(budget: Budget) -> Iterator[str]:
+    """Yield when the peak comes, and when the card is full."""
+    peak, steps, failure = budget.peak, len(budget.steps), budget.out_of_memory
+    when = f"step {peak.step + 1} of {steps}, {phase_text(peak.phase)}, {peak.operation}"
+    yield f"the peak comes in {when}"
+    if failure is not None:
+        asked = format_bytes(failure.requested_bytes)
+        held = format_bytes(failure.allocated_bytes)
+        yield (
+            f"out of memory in step {failure.step + 1}, {phase_text(failure.phase)}:"
+            f" {failure.operation} asks for {asked} with {held} allocated"
+        )
+
+
+def phase_text(phase: str) -> str:
+    """Return a phase as people read it."""
+    return phase.replace("_", " ")
+
+
+def notes(budget: Budget) -> Iterator[str]:
+    """Yield what is not modelled and what was assumed."""
+    for missing in budget.not_modelled:
+        yield f"not modelled: {missing}: the numbers are a lower bound"
+    for warning in budget.warnings:
+        yield f"note: {warning}"
