@@ -18,9 +18,9 @@ element.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from vrambudget.engine.context import Device
+from vrambudget.engine.sizes import pure
 from vrambudget.engine.tensor import Shape, contiguous_strides
 
 _WARP = 32
@@ -48,7 +48,7 @@ class Buffers:
     kernels: tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=4096)
+@pure
 def reduction_buffers(
     device: Device,
     shape: Shape,
