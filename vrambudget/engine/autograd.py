@@ -230,26 +230,31 @@ def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     outgoing = list(result) if isinstance(result, tuple) else [result]
     del result
     for i, edge in enumerate(node.edges):
-        gradient = outgoing[i]
-        if gradient is None:
+        if outgoing[i] is None:
             continue
         if edge is None:  # nobody asked: a rule that is generous, not an error
             outgoing[i] = None
         else:
-            outgoing[i] = _fit(gradient, edge[2], edge[3])
-        del gradient
+            _fit(outgoing, i, edge[2], edge[3])
     grads.clear()
     node.saved, node.backward = (), None
     return outgoing
 
 
-def _fit(gradient: Tensor, shape: tuple[int, ...], dtype: dtypes.DType) -> Tensor:
-    """Sum a gradient to its input's shape and cast it to its dtype (engine.cpp, validate_outputs)."""
+def _fit(
+    gradients: list[Tensor | None], i: int, shape: tuple[int, ...], dtype: dtypes.DType
+) -> None:
+    """Sum a gradient to its input's shape and cast it to its dtype (engine.cpp, validate_outputs).
+
+    What is summed dies before the cast, so nobody else may hold it.
+    """
+    gradient, gradients[i] = gradients[i], None
+    assert gradient is not None  # noqa: S101 - the caller saw it
     if gradient.shape != shape:
         gradient = _sum_to_size[0](gradient, shape)
     if gradient.dtype is not dtype:
         gradient = empty_like(gradient, dtype)
-    return gradient
+    gradients[i] = gradient
 
 
 def _unshared(x: Tensor, holders: int) -> bool:

@@ -151,7 +151,7 @@ class Model(Module):
     def __init__(self, config: "DecoderConfig", norm: Norm, embedding: type[Embedding]) -> None:
         self.config = config
         self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
-        self.layers = [config.layer() for _ in range(config.num_hidden_layers)]
+        self.layers = config.make_layers()
         self.norm = norm(config.hidden_size)
         self.rotary_emb = RotaryEmbedding(config.rotary_width)
 
@@ -260,6 +260,10 @@ class DecoderConfig(ModelConfig):
             yield from divides(self, "num_attention_heads", into="hidden_size")
         if self.num_attention_heads % self.kv_heads:
             yield from divides(self, "num_key_value_heads", into="num_attention_heads")
+
+    def make_layers(self) -> list[Module]:
+        """Return all layers, their weights allocated."""
+        return [self.layer() for _ in range(self.num_hidden_layers)]
 
     def layer(self) -> Module:
         """Return one layer, its weights allocated; families say of which parts."""

@@ -4,7 +4,7 @@ Each asks once for all its arrays, every one rounded up to 256 bytes, plus 255 b
 first. Tiles (items that one thread block handles) depend on the card's architecture. Keys and
 values are int64 here, as indices are.
 
-    sort         8 passes of 256 digits, 8-byte counts; 256 counters of 4 bytes a tile; 8 counters
+    sort         a pass for 8 bits: 256 digits, 8-byte counts; 256 counters of 4 bytes a tile
     unique, sum  16-byte tile states, 32 more than there are tiles; 256 bytes more
 
 Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
@@ -19,17 +19,22 @@ _ALIGNMENT = 256
 _SCAN_TILE = 896
 _SCAN_TILE_OF_4_BYTES = 1920
 _LONG = 8
+_SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
 
 
-def sort_pairs_bytes(n: int) -> int:
+def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
     """Return the temporary storage of DeviceRadixSort::SortPairs; it does not hold keys or values.
 
-    The sort must not overwrite its input, so it has a spare buffer for keys and one for values.
+    A pass sorts by 8 bits of the keys. The sort must not overwrite its input, so if there are more
+    than one it has a spare buffer for keys and one for values. Few items are sorted by
+    one thread block without any.
     """
+    if n <= _SINGLE_TILE:
+        return 1
     capability = context.device.compute_capability
     tile = 2816 if capability < (8, 0) else 3840 if capability < (9, 0) else 4608
-    spare = 8 * n
-    return _storage(8 * 256 * 8, 256 * 4 * _ceil_div(n, tile), spare, spare, 8 * 4)
+    spare = (8 * n, 8 * n) if passes > 1 else ()
+    return _storage(passes * 256 * 8, 256 * 4 * _ceil_div(n, tile), *spare, passes * 4)
 
 
 def unique_by_key_bytes(n: int) -> int:

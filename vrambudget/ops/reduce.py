@@ -81,6 +81,20 @@ def sum_dim(x: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     return record("sum", y, inputs=(x,), backward=backward)
 
 
+def sum_all(x: Tensor) -> Tensor:
+    """Return the sum of all elements: float32 under autocast; backward repeats the gradient."""
+    x = full_precision(x)
+    context.operation = "sum"
+    y = empty((), x.dtype)
+    with_partial_sums(x, tuple(range(x.ndim)))
+    shape = x.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        return dy.viewed(shape, (0,) * len(shape))
+
+    return record("sum", y, inputs=(x,), backward=backward)
+
+
 def count_true(x: Tensor) -> Tensor:
     """Return the sum of a bool tensor: int64, for which its elements are cast first."""
     context.operation = "sum"

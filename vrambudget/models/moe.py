@@ -1,0 +1,129 @@
+"""What decoders with experts have in common: their block, their head, the load-balancing loss.
+
+With `output_router_logits` the head adds to its loss how unevenly the routers spread tokens, and
+its output holds every layer's router logits [N, E].
+
+Source: models/mixtral/modeling_mixtral.py (load_balancing_loss_func, MixtralForCausalLM) and its
+copy in qwen3_moe; transformers 5.17.
+Not modelled: a padding mask in the load-balancing loss.
+"""
+
+from collections.abc import Iterator
+
+from vrambudget.config.job import Task
+from vrambudget.config.settings import Size
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.dtypes import float32
+from vrambudget.engine.module import Module
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models.decoder import CausalLM
+from vrambudget.models.experts import Experts
+from vrambudget.models.outputs import Outputs
+from vrambudget.models.windows import SlidingConfig
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import add, mul, mul_scalar
+from vrambudget.ops.fill import add_
+from vrambudget.ops.ordering import bincount, topk
+from vrambudget.ops.reduce import sum_all, sum_dim
+from vrambudget.ops.shape import reshape, unsqueeze
+from vrambudget.ops.softmax import softmax
+
+
+class Router(Module):
+    """A linear layer from tokens to experts; families say how they weigh the best."""
+
+    def __init__(self, experts: int, width: int, top_k: int) -> None:
+        self.top_k = top_k
+        self.weight = Parameter((experts, width), context.options.dtype)
+        self.is_captured = False
+        self.captured: Tensor | None = None
+
+    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
+        result: tuple[Tensor, Tensor, Tensor] = super().__call__(hidden_states)
+        if self.is_captured:
+            self.captured = result[0]
+        return result
+
+
+class MoeCausalLM(CausalLM):
+    """MixtralForCausalLM."""
+
+    def __init__(self, config: "MoeConfig") -> None:
+        super().__init__(config)
+        self.moe_config = config
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+        """[B, T], [B, T] -> loss and logits [B, T, V]."""
+        if not self.moe_config.output_router_logits:
+            return super().forward(input_ids, labels)
+        routers = [module for module in self.modules() if isinstance(module, Router)]
+        for router in routers:
+            router.is_captured = True
+        outputs = super().forward(input_ids, labels)
+        router_logits = tuple(_release(router) for router in routers)
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            aux_loss = load_balancing_loss(
+                router_logits, self.moe_config.experts, self.moe_config.num_experts_per_tok
+            )
+            loss = add_(outputs.loss, mul_scalar(aux_loss))
+        return Outputs(loss, outputs.logits, (aux_loss, router_logits))
+
+
+def _release(router: Router) -> Tensor:
+    logits = router.captured
+    assert logits is not None  # noqa: S101 - every layer has run
+    router.captured, router.is_captured = None, False
+    return logits
+
+
+def load_balancing_loss(gate_logits: tuple[Tensor, ...], experts: int, top_k: int) -> Tensor:
+    """load_balancing_loss_func: logits [N, E] of each layer -> a scalar."""
+    tokens_per_expert_sum = made("zeros", (experts,), float32)
+    router_prob_sum = made("zeros", (experts,), float32)
+    for layer_gate in gate_logits:
+        routing_weights = softmax(layer_gate)
+        _, selected_experts = topk(routing_weights, top_k)
+        tokens_per_expert_sum = add(
+            tokens_per_expert_sum,
+            to(bincount(reshape(selected_experts, -1), experts), float32),
+        )
+        router_prob_sum = add(router_prob_sum, sum_dim(to(routing_weights, float32), 0))
+    tokens_per_expert = mul_scalar(tokens_per_expert_sum)
+    router_prob_per_expert = mul_scalar(router_prob_sum)
+    overall_loss = sum_all(mul(tokens_per_expert, unsqueeze(router_prob_per_expert, 0)))
+    return mul_scalar(overall_loss)
+
+
+class MoeConfig(SlidingConfig):
+    """The keys that both families share."""
+
+    num_experts_per_tok: Size
+    output_router_logits: bool = False
+
+    ignored_keys = SlidingConfig.ignored_keys | {"router_aux_loss_coef"}
+
+    @property
+    def experts(self) -> int:
+        """How many experts a layer has; each family has a name for it."""
+        raise NotImplementedError
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.num_experts_per_tok > self.experts:
+            yield (
+                f"num_experts_per_tok is {self.num_experts_per_tok},"
+                f" but there are {self.experts} experts"
+            )
+
+    def make_experts(self, inner: int) -> Experts:
+        """Return the experts of one layer, `inner` wide inside."""
+        return Experts(self.experts, self.hidden_size, inner, self.hidden_act)
+
+    def build(self, task: Task) -> MoeCausalLM:
+        """Return the model, its weights allocated."""
+        del task  # there is one
+        return MoeCausalLM(self)
