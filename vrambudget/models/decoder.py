@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from vrambudget.config.job import Task
-from vrambudget.config.model_config import ModelConfig, divides
+from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
@@ -32,6 +32,7 @@ from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, positions, sliding_window_mask
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.rotary import Rotary, RotaryEmbedding, rotate
+from vrambudget.models.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import (
     ACTIVATIONS,
     Activation,
@@ -153,7 +154,7 @@ class Model(Module):
         self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
         self.layers = config.make_layers()
         self.norm = norm(config.hidden_size)
-        self.rotary_emb = RotaryEmbedding(config.rotary_width)
+        self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
@@ -206,7 +207,7 @@ class CausalLM(Module):
         return y
 
 
-class DecoderConfig(ModelConfig):
+class DecoderConfig(RotaryConfig):
     """The keys that these families share; each gives them its own defaults."""
 
     vocab_size: Size
@@ -222,7 +223,6 @@ class DecoderConfig(ModelConfig):
     tie_word_embeddings: bool = False
 
     looks_for_packed_rows = True
-    ignored_keys = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
 
     @property
     def kv_heads(self) -> int:
@@ -256,6 +256,7 @@ class DecoderConfig(ModelConfig):
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
+        yield from super().problems()
         if self.head_dim is None:
             yield from divides(self, "num_attention_heads", into="hidden_size")
         if self.num_attention_heads % self.kv_heads:

@@ -3,7 +3,7 @@
 Llama with embeddings times a scalar that lies on the device, an RMSNorm whose product with
 (1 + weight) is in float32 too, and heads of a width of their own.
 
-Not modelled: `use_bidirectional_attention`; RoPE scaling (it changes values, not sizes).
+Not modelled: `use_bidirectional_attention`.
 """
 
 from typing import Literal

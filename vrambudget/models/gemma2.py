@@ -3,7 +3,7 @@
 Gemma with norms after each part too, layers that alternate between a window and all, and tanh
 (soft-capping) over the logits and, with eager attention, over the scores.
 
-Not modelled: `use_bidirectional_attention`; RoPE scaling (it changes values, not sizes).
+Not modelled: `use_bidirectional_attention`.
 """
 
 from collections.abc import Iterator

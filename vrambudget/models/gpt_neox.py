@@ -2,8 +2,6 @@
 
 LayerNorm, one projection for q, k and v whose heads lie one after another, rotary positions over
 `rotary_pct` of a head, attention and MLP side by side on the same input.
-
-Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vrambudget.config.job import Task
-from vrambudget.config.model_config import ModelConfig, divides
+from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
@@ -24,6 +22,7 @@ from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, positions
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.rotary import Rotary, RotaryEmbedding, rotate_half
+from vrambudget.models.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul
 from vrambudget.ops.shape import (
     cat,
@@ -135,7 +134,7 @@ class Model(Module):
         self.emb_dropout = Dropout(config.hidden_dropout)
         self.layers = [Layer(config) for _ in range(config.num_hidden_layers)]
         self.final_layer_norm = LayerNorm(config.hidden_size)
-        self.rotary_emb = RotaryEmbedding(config.rotary_width)
+        self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
@@ -171,7 +170,7 @@ class GPTNeoXForCausalLM(Module):
         return Outputs(loss, logits)
 
 
-class GPTNeoXConfig(ModelConfig):
+class GPTNeoXConfig(RotaryConfig):
     """transformers' GPTNeoXConfig, with its defaults."""
 
     model_type: Literal["gpt_neox"] = "gpt_neox"
@@ -190,9 +189,7 @@ class GPTNeoXConfig(ModelConfig):
     tie_word_embeddings: bool = False
 
     looks_for_packed_rows = True
-    ignored_keys = frozenset(
-        {"rotary_emb_base", "rope_theta", "rope_scaling", "rope_parameters", "classifier_dropout"}
-    )
+    ignored_keys = RotaryConfig.ignored_keys | {"rotary_emb_base", "classifier_dropout"}
 
     @property
     def head_width(self) -> int:
@@ -202,10 +199,11 @@ class GPTNeoXConfig(ModelConfig):
     @property
     def rotary_width(self) -> int:
         """How many of a head's elements carry positions."""
-        return int(self.head_width * self.rotary_pct)
+        return int(self.head_width * self.partial_rotary_factor_of(self.rotary_pct))
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
+        yield from super().problems()
         yield from divides(self, "num_attention_heads", into="hidden_size")
 
     def build(self, task: Task) -> GPTNeoXForCausalLM:

@@ -1,8 +1,6 @@
 """Llama as transformers writes it (models/llama/modeling_llama.py).
 
 Llama 1 to 3, TinyLlama, SmolLM2. Its parts are those of `decoder.py`, which are modelled on it.
-
-Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from typing import Literal

@@ -1,8 +1,6 @@
 """Mistral as transformers writes it (models/mistral/modeling_mistral.py): Mistral 7B, Nemo, Small.
 
 Llama without biases; all layers see a window of `sliding_window` tokens if it is set.
-
-Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from typing import Literal

@@ -138,7 +138,12 @@ class Phi3Config(SlidingConfig):
     @property
     def rotary_width(self) -> int:
         """How many of a head's elements carry positions."""
-        return int(self.head_width * self.partial_rotary_factor)
+        return int(self.head_width * self.partial_rotary_factor_of(self.partial_rotary_factor))
+
+    @property
+    def rope_type(self) -> str:
+        """A key of FREQUENCIES; older files say otherwise."""
+        return {"su": "longrope", "yarn": "longrope"}.get(super().rope_type, super().rope_type)
 
     def layer(self) -> Phi3Layer:
         """Phi3DecoderLayer."""

@@ -2,8 +2,6 @@
 
 Llama with biases at q, k and v; with `use_sliding_window` the layers from `max_window_layers` on
 see a window only.
-
-Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from typing import Literal

@@ -1,8 +1,6 @@
 """Qwen3, dense, as transformers writes it (models/qwen3/modeling_qwen3.py).
 
 Llama with an RMSNorm over each head of q and k, and heads of a width of their own.
-
-Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from typing import Literal

@@ -3,13 +3,17 @@
     cos, sin    [1, T, D] in the embeddings' dtype, made once per forward without autograd
     rotation    q * cos + rotate_half(q) * sin for q [B, H, T, D], each a new tensor
 
-Source: modeling_llama.py (LlamaRotaryEmbedding, rotate_half, apply_rotary_pos_emb).
+Source: modeling_llama.py (LlamaRotaryEmbedding, rotate_half, apply_rotary_pos_emb),
+modeling_rope_utils.py (dynamic_rope_update).
+Not modelled: what `dynamic` and `longrope` compute anew, a few hundred bytes, for sequences beyond
+the original length.
 """
 
 from vrambudget.engine.context import no_grad
-from vrambudget.engine.dtypes import DType, float32, int64
+from vrambudget.engine.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
 from vrambudget.ops.linear import cublas_workspace
@@ -22,17 +26,20 @@ Rotary = tuple[Tensor, Tensor]
 class RotaryEmbedding(Module):
     """Inverse frequencies [dim / 2] in float32, twice: the buffer and its original."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, rope_type: str = "default") -> None:
+        frequencies = FREQUENCIES[rope_type]
         self.dim = dim
-        self.inv_freq = _inverse_frequencies(dim)
+        self.rope_type = rope_type
+        self.inv_freq = frequencies(dim)
         self.original_inv_freq = made("clone", (dim // 2,), float32)
         # _init_weights computes the frequencies once more and copies them in.
-        again = _inverse_frequencies(dim)
+        again = frequencies(dim)
         del again
 
     def forward(self, length: int, dtype: DType) -> tuple[Tensor, Tensor]:
         """Return cos and sin [1, T, D]."""
         with no_grad():
+            self._update()
             positions = made("to_dtype", (1, 1, length), float32)
             freqs = made("bmm", (1, self.dim // 2, length), float32)
             cublas_workspace()
@@ -43,20 +50,21 @@ class RotaryEmbedding(Module):
             del positions, freqs
             return result
 
-
-def _inverse_frequencies(dim: int) -> Tensor:
-    """1.0 / (base ** (arange(0, dim, 2) / dim)): five small tensors, one of which stays."""
-    half = (dim // 2,)
-    steps = made("arange", half, float32)
-    exponents = made("div", half, float32)
-    del steps
-    powers = made("pow", half, float32)
-    base = made("pow", (), int64)
-    del base, exponents
-    reciprocal = made("reciprocal", half, float32)
-    frequencies = made("mul", half, float32)
-    del reciprocal, powers
-    return frequencies
+    def _update(self) -> None:
+        """dynamic_rope_update: compare the highest position with the original length."""
+        if self.rope_type not in {"dynamic", "longrope"}:
+            return
+        highest = made("max", (), int64)
+        sequence_length = made("add", (), int64)
+        del highest
+        is_longer = made("gt", (), bool_)
+        del is_longer
+        if self.rope_type == "dynamic":
+            is_shorter = made("lt", (), bool_)
+            del is_shorter
+        else:  # not longer: the buffer is the original from now on
+            self.inv_freq = self.original_inv_freq
+        del sequence_length
 
 
 def _scaled(name: str, x: Tensor) -> Tensor:
