@@ -84,7 +84,7 @@ def _dimensions(
             zip(shape, strides, contiguous_strides(kept), strict=True)
         )
     ]
-    return _joined(_sorted(dims[::-1]))
+    return _joined(_sorted(dims[::-1])) or [Dimension(1, itemsize, 0)]
 
 
 def _sorted(dims: list[Dimension]) -> list[Dimension]:

@@ -1,0 +1,68 @@
+"""Gradient clipping: what torch.nn.utils.clip_grad_norm_ allocates. Gradients are scaled in place.
+
+    per type   partial norms   float32 [gradients x chunks of the largest], a chunk is 65,536
+               norms           one scalar per gradient, in its type
+    then       norms stacked, their norm (returned), and four scalars on the way to the factor
+
+Source: torch/nn/utils/clip_grad.py; aten/src/ATen/native/cuda/ForeachReduceOp.cu (_foreach_norm).
+Not modelled: foreach=False, norms other than 2.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+from vrambudget.engine.context import context, no_grad
+from vrambudget.engine.dtypes import DType, float32, promote
+from vrambudget.engine.tensor import Parameter, Tensor, empty
+from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.training.optimizer_base import by_type
+
+_CHUNK = 65536  # kChunkSize
+
+
+def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
+    """Clip the gradients and return their norm, None where there is no gradient."""
+    with_grad = [p for p in parameters if p.grad is not None]
+    if not with_grad:
+        return None
+    with no_grad():
+        total_norm = _total_norm(with_grad)
+        _clip_coefficient(total_norm.dtype)
+    return total_norm
+
+
+def _total_norm(parameters: list[Parameter]) -> Tensor:
+    norms: list[Tensor] = []
+    for group in by_type(parameters):
+        norms += _foreach_norm(group)
+    dtype = reduce(promote, (norm.dtype for norm in norms))
+    context.operation = "stack"
+    stacked = empty((len(norms),), dtype)
+    context.operation = "linalg_vector_norm"
+    total_norm = empty((), dtype)
+    with_partial_sums(stacked, (0,))
+    return total_norm
+
+
+def _foreach_norm(group: list[Parameter]) -> list[Tensor]:
+    """Return the norms of gradients of one type; a gradient has its parameter's shape and type."""
+    context.operation = "_foreach_norm"
+    chunks = max(-(-parameter.numel // _CHUNK) for parameter in group)
+    partial = empty((len(group) * chunks,), float32)
+    norms = [empty((), parameter.dtype) for parameter in group]
+    del partial
+    return norms
+
+
+def _clip_coefficient(dtype: DType) -> None:
+    """max_norm / (total_norm + 1e-6), at most 1."""
+    context.operation = "add"
+    total = empty((), dtype)
+    context.operation = "reciprocal"
+    reciprocal = empty((), dtype)
+    context.operation = "mul"
+    coefficient = empty((), dtype)
+    del reciprocal, total
+    context.operation = "clamp"
+    clamped = empty((), dtype)
+    del coefficient, clamped

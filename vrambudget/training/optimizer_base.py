@@ -1,0 +1,55 @@
+"""What all optimizers share: which parameters they step, their states, groups of one type.
+
+Parameters without a gradient get no states and no update.
+
+Source: torch/optim/optimizer.py (zero_grad); torch/utils/_foreach_utils.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from vrambudget.engine.context import context, made_for, no_grad
+from vrambudget.engine.dtypes import DType
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import Parameter, Tensor, empty
+
+Implementation = Literal["foreach", "fused", "for-loop"]
+
+
+class Optimizer:
+    """What torch.optim.Optimizer is to the loop: `step` and `zero_grad`."""
+
+    def __init__(self, parameters: Sequence[Parameter], implementation: Implementation) -> None:
+        self.parameters = list(parameters)
+        self.implementation = implementation
+
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        with no_grad():
+            self._update([p for p in self.parameters if p.grad is not None])
+
+    def zero_grad(self) -> None:
+        """Let all gradients go (set_to_none=True)."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _update(self, parameters: list[Parameter]) -> None:
+        raise NotImplementedError
+
+
+def new_state(operation: str, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """Allocate what an optimizer keeps from its first step on."""
+    context.operation = operation
+    with made_for(Purpose.OPTIMIZER_STATES):
+        return empty(shape, dtype)
+
+
+def by_type(tensors: Sequence[Parameter]) -> Iterator[list[Parameter]]:
+    """Yield groups of one type, in PyTorch's order: the type that was seen last comes first.
+
+    _group_tensors_by_device_and_dtype returns a hash map that is read from its newest entry on.
+    """
+    groups: dict[DType, list[Parameter]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    yield from reversed(groups.values())
