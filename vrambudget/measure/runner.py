@@ -30,6 +30,9 @@ from typing import Any
 
 import torch
 
+from vrambudget.measure.optimizers import make_optimizer
+from vrambudget.measure.quantised import load_quantised
+
 Job = Mapping[str, Any]
 OnPhase = Callable[[int, str], None]
 
@@ -100,8 +103,11 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
         for name in filter(lambda name: hasattr(config, name), _DROPOUTS):
             setattr(config, name, job["dropout"])
     build = getattr(transformers, _CLASSES[job.get("task", "causal-lm")]).from_config
-    with torch.device("cuda"):
-        model = build(config, attn_implementation=job.get("attention", "sdpa"), dtype=dtype)
+    if job.get("quant"):
+        model = load_quantised(job, config, build)
+    else:
+        with torch.device("cuda"):
+            model = build(config, attn_implementation=job.get("attention", "sdpa"), dtype=dtype)
     model.config.use_cache = False
     return model
 
@@ -109,7 +115,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
 def _prepared(model: Any, job: Job) -> Any:
     """Return the model with checkpointing and adapters, switched on in the usual order."""
     full = job.get("checkpointing", "none") == "full"
-    if full:
+    if full and not job.get("quant"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if job.get("lora_rank"):
         import peft  # noqa: PLC0415 - only LoRA needs it
@@ -130,28 +136,6 @@ def _prepared(model: Any, job: Job) -> Any:
     return model
 
 
-def make_optimizer(job: Job, parameters: list[Any]) -> Any:
-    """Return the job's optimizer; None for "none"."""
-    implementation = job.get("optimizer_impl")
-    options: dict[str, Any] = {"lr": 1e-4}
-    if implementation in ("fused", "foreach"):
-        options[implementation] = True
-    elif implementation == "for-loop":
-        options["foreach"] = False
-    name = job.get("optimizer", "adamw")
-    if name == "none":
-        return None
-    if name == "sgd-momentum":
-        options["momentum"] = 0.9
-    kinds = {
-        "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
-        "sgd-momentum": torch.optim.SGD,
-        "adafactor": torch.optim.Adafactor,
-    }
-    return kinds[name](parameters, **options)
-
-
 class Loop:
     """The user's loop. Its names are attributes, so that they live as long as a script's would."""
 
@@ -167,7 +151,7 @@ class Loop:
         self.model.train()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.result["trainable"] = sum(p.numel() for p in self.parameters)
-        self.optimizer = make_optimizer(job, self.parameters)
+        self.optimizer = make_optimizer(job, self.model, self.parameters)
         scaled = job.get("precision") == "amp-fp16"
         self.scaler = torch.amp.GradScaler("cuda", enabled=scaled)
         for step in range(job.get("steps", 3)):
@@ -243,14 +227,15 @@ class Loop:
             dtype = next(self.model.parameters()).dtype
             pixels = torch.zeros(count, 3, size, size).cuda().to(dtype)
             return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).cuda()}
-        ids = torch.ones(count, job["block"], dtype=torch.long).cuda()
-        if task == "seq-cls":
-            return {"input_ids": ids, "labels": torch.zeros(count, dtype=torch.long).cuda()}
+        batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).cuda()}
+        if job.get("attention_mask") == "padding":
+            mask = torch.ones(count, job["block"], dtype=torch.long)
+            mask[:, -1] = 0
+            batch["attention_mask"] = mask.cuda()
         length = job.get("target_len") or job.get("target") or job["block"]
-        return {
-            "input_ids": ids,
-            "labels": torch.ones(count, length, dtype=torch.long).cuda(),
-        }
+        labels = (count,) if task == "seq-cls" else (count, length)
+        batch["labels"] = torch.full(labels, int(task != "seq-cls")).cuda()
+        return batch
 
 
 def _totals() -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""A model in 4 bit, as QLoRA's users load it: bitsandbytes through transformers, prepared by PEFT.
+
+    from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True, ...))
+    prepare_model_for_kbit_training(model)        # where the job trains
+
+The checkpoint is made up: tensors of the right shape and type in main memory. Weights are loaded
+and computed with in the job's 16-bit type (float32 for a job without one).
+"""
+
+from typing import Any
+
+import torch
+
+_LOADED_AS = {
+    "bf16": torch.bfloat16,
+    "amp-bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "amp-fp16": torch.float16,
+}
+
+
+def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
+    """Return the model on the GPU, its linear layers in 4 bit."""
+    import transformers  # noqa: PLC0415 - only such jobs need it
+
+    dtype = _LOADED_AS.get(job.get("precision", "fp32"), torch.float32)
+    with torch.device("meta"):
+        model = from_config(config, dtype=dtype)
+    shared = set(model.all_tied_weights_keys)
+    checkpoint = {
+        name: torch.empty(x.shape, dtype=x.dtype)
+        for name, x in model.state_dict().items()
+        if name not in shared
+    }
+    quantisation = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=job["quant"],
+        bnb_4bit_use_double_quant=job.get("double_quant", True),
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = type(model).from_pretrained(
+        None,
+        config=config,
+        state_dict=checkpoint,
+        dtype=dtype,
+        quantization_config=quantisation,
+        attn_implementation=job.get("attention", "sdpa"),
+        device_map={"": 0},
+    )
+    return _prepared(model, job) if job.get("mode", "train") == "train" else model
+
+
+def _prepared(model: Any, job: Any) -> Any:
+    import peft  # noqa: PLC0415 - only such jobs need it
+
+    return peft.prepare_model_for_kbit_training(
+        model,
+        use_gradient_checkpointing=job.get("checkpointing", "none") == "full",
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
