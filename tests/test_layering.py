@@ -22,7 +22,7 @@ LAYERS = [
     {"allocator", "budget"},
     {"simulate", "replay"},
     {"estimator"},
-    {"validate", "planning", "measure", "rehearse", "report"},
+    {"validate", "planning", "measure", "rehearse", "report", "compare"},
     {"cli", "__main__"},
 ]
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}

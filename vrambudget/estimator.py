@@ -1,10 +1,10 @@
 """`estimate`: a model, a job and a card in, a `Budget` out.
 
-    config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
+config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ DEFAULT_GPU = "a100-80gb"
 
 
 CHECKED_VERSIONS = {"torch": ("2.11",), "transformers": ("5.17",)}
-"""The versions whose rules were held against events; the last is followed where another is asked."""
+"""Versions whose rules were held against events; for others the last one's are followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Task:
     config: ModelConfig
     job: Job
     gpu: Gpu | None
+    values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
 
     @property
     def device(self) -> engine.Device:
@@ -77,7 +78,7 @@ def resolve(
     config = load_config(found.values, config_class, where=found.where)
     job = Job.with_defaults(fields, found.job_defaults)
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    return Task(found.name, config, job.resolve(config.for_job(job)), card)
+    return Task(found.name, config, job.resolve(config.for_job(job)), card, found.values)
 
 
 def estimate_task(task: Task) -> Budget:

@@ -3,7 +3,7 @@
     weights       allocated once the model is built and the cache is emptied
     steps         allocated after forward and backward, and the peaks up to the end of each step
     peak          the highest requested, allocated and reserved bytes, and the event of the second
-    breakdown     what is alive at that event, by purpose; the allocator's rounding is a part of its own
+    breakdown     what is alive at that event, by purpose; the allocator's rounding is one of them
 
 On a card that is too small the replay ends where the card is full.
 """
@@ -96,6 +96,13 @@ def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
             allocated_bytes=full.allocated_bytes,
         )
     return None
+
+
+def fits(tape: Tape, peak: Peak, room_bytes: int) -> bool:
+    """Return whether a tape of this peak runs on a card with `room_bytes` for segments."""
+    if peak.reserved_bytes <= room_bytes:
+        return True
+    return peak.requested_bytes <= room_bytes and replay_on(tape, room_bytes) is None
 
 
 def moment(tape: Tape, event: int) -> tuple[Mark, str]:

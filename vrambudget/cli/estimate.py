@@ -1,14 +1,17 @@
 """`vrambudget MODEL ...`: what a job takes at its worst moment, and whether a card holds it."""
 
 import argparse
+import sys
 
 from vrambudget.budget import Budget
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
-from vrambudget.estimator import Task, estimate_task, resolve
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Task, estimate_task, follow, resolve
 from vrambudget.planning.fit import largest_batch
 from vrambudget.report import render
+from vrambudget.report.pictures import is_picture, save
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,11 +38,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 where it fits or no card was named, else 1."""
     task = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    if is_picture(args.output):
+        return _draw(task, args)
     budget = estimate_task(task)
     output = chosen_format(args)
     advice = _advice(task, budget) if output in ("table", "markdown") else None
     emit(render(budget, output, advice=advice, colour=wants_colour(args)), args)
     return DONE if budget.fits else DOES_NOT_FIT
+
+
+def _draw(task: Task, args: argparse.Namespace) -> int:
+    if args.format:
+        raise VramBudgetError(
+            f"--format {args.format} and the picture {args.output} exclude each other",
+            hint="leave --format out, or take -o with another suffix",
+        )
+    followed = follow(task)
+    save(followed, args.output)
+    sys.stderr.write(f"wrote {args.output}\n")
+    return DONE if followed.budget.fits else DOES_NOT_FIT
 
 
 def _advice(task: Task, budget: Budget) -> str:

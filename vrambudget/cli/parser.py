@@ -13,6 +13,8 @@ COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "what a job takes, and whether a card holds it"),
     "validate": ("vrambudget.cli.validate", "hold predictions against measured records"),
     "explain": ("vrambudget.planning.explain_command", "what an out-of-memory message means"),
+    "measure": ("vrambudget.cli.measure", "run a job for real on this GPU, write its record"),
+    "compare": ("vrambudget.cli.compare", "estimate, rehearsal and measurement side by side"),
     "rehearse": ("vrambudget.rehearse.command", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),

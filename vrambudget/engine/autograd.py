@@ -6,13 +6,13 @@ An operation calls
     y = empty(...)
     return record("relu", y, inputs=(x,), saved=(kept,), backward=lambda dy: ...)
 
-`backward` gets the gradients of the outputs and returns one gradient (or None) per input; it closes
-over shapes and dtypes only: a tensor captured there would never die.
+`backward` gets the gradients of the outputs and returns one gradient (or None) per input; it
+closes over shapes and dtypes only: a tensor captured there would never die.
 
-The engine follows torch/csrc/autograd/engine.cpp: of the nodes that are ready, the newest runs first
-(accumulation into .grad before all others); after a node ran, its incoming gradients die, then what
-it saved, then its outgoing gradients move on; a second gradient for the same input is added into the
-first in place if nobody else holds it (input_buffer.cpp, accumulate).
+The engine follows torch/csrc/autograd/engine.cpp: of the nodes that are ready, the newest runs
+first (accumulation into .grad before all others); after a node ran, its incoming gradients die,
+then what it saved, then its outgoing gradients move on; a second gradient for the same input is
+added into the first in place if nobody else holds it (input_buffer.cpp, accumulate).
 
 Not modelled: hooks, higher-order gradients, retain_graph.
 """
@@ -34,6 +34,8 @@ from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]
 Edge = tuple["Node", int, tuple[int, ...], dtypes.DType]
+
+_OWN_REFERENCES = 2  # a local name and getrefcount's own argument
 
 _sum_to_size: list[Callable[[Tensor, Shape], Tensor]] = []
 
@@ -72,6 +74,7 @@ class Node:
         edges: Sequence[Edge | None],
         saved: Sequence[Saved],
         backward: Backward | None,
+        *,
         outputs: int = 1,
     ) -> None:
         self.name = name
@@ -139,7 +142,7 @@ def record_many(
         return
     edges = [_edge(x) for x in inputs]
     if any(edges):
-        node = Node(name, context.sequence, edges, saved, backward, len(outputs))
+        node = Node(name, context.sequence, edges, saved, backward, outputs=len(outputs))
         context.sequence += 1
         for slot, output in enumerate(outputs):
             output.requires_grad, output.node, output.slot = True, node, slot
@@ -183,7 +186,7 @@ def _run(root: Node, seed: Tensor, slot: int) -> None:
                 if buffer[slot] is None:
                     buffer[slot] = gradient
                 else:
-                    _add_into(buffer, slot, gradient)
+                    _add_into(buffer, slot)
                 del buffer
             del gradient
             waiting[target] -= 1
@@ -194,7 +197,7 @@ def _run(root: Node, seed: Tensor, slot: int) -> None:
                     pushed += 1
                     heapq.heappush(ready, (-target.sequence, pushed, target))
         while leaves:  # before any other node: AccumulateGrad's sequence number is the largest
-            _accumulate_grad(*leaves.pop())
+            _accumulate_grad(*leaves.pop(0))
 
 
 def _dependencies(root: Node) -> dict[Node, int]:
@@ -259,10 +262,13 @@ def _fit(
 
 def _unshared(x: Tensor, holders: int) -> bool:
     """Whether `holders` references to x are all there are, and x alone holds its storage."""
-    return sys.getrefcount(x) <= holders + 2 and sys.getrefcount(x.storage) <= 2
+    if sys.getrefcount(x) > holders + _OWN_REFERENCES:
+        return False
+    return sys.getrefcount(x.storage) <= _OWN_REFERENCES
 
 
-def _add_into(buffer: list[Tensor | None], slot: int, gradient: Tensor) -> None:
+def _add_into(buffer: list[Tensor | None], slot: int) -> None:
+    """Add a second gradient to the first: only a new tensor is an event."""
     old = buffer[slot]
     assert old is not None  # noqa: S101 - the caller saw it
     # A view counts as shared: what it is a view of is kept by it (can_accumulate_inplace).
@@ -276,7 +282,7 @@ def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
     gradient = grads.pop()
     assert gradient is not None  # noqa: S101 - a node without gradients is never ready
     if variable.grad is None:
-        if sys.getrefcount(gradient) > 2 or not gradient.is_contiguous:  # noqa: PLR2004
+        if sys.getrefcount(gradient) > _OWN_REFERENCES or not gradient.is_contiguous:
             context.operation = "clone"
             gradient = empty(gradient.shape, gradient.dtype)
         gradient.storage.purpose = Purpose.GRADIENTS

@@ -1,9 +1,10 @@
 """Activation checkpointing as torch.utils.checkpoint(use_reentrant=False) does it.
 
-Forward runs the function and keeps none of what its operations save: each saved tensor is a `Holder`.
-The first node of the function whose backward needs one runs the function again, from its inputs,
-inside backward; the recomputation stops as soon as all holders are filled (early stop). Each node
-lets its own tensors go after it ran, as without checkpointing; the inputs go with the last of them.
+Forward runs the function and keeps none of what its operations save: each saved tensor is a
+`Holder`. The first node of the function whose backward needs one runs the function again, from its
+inputs, inside backward; the recomputation stops as soon as all holders are filled (early stop).
+Each node lets its own tensors go after it ran, as without checkpointing; the inputs go with the
+last of them.
 
 Source: torch/utils/checkpoint.py (_CheckpointFrame, _checkpoint_hook, _recomputation_hook).
 Not modelled: nested checkpoints.
@@ -17,6 +18,7 @@ from typing import Any
 
 from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.tape import Purpose, Storage
+
 
 class Holder:
     """The place of one saved tensor: empty until the frame is recomputed."""

@@ -56,7 +56,7 @@ class Autocast:
 
 
 class Context:
-    """The state that operations read; `operation` names what is being run, for the tape's labels."""
+    """The state that operations read; `operation` names what runs, for the tape's labels."""
 
     __slots__ = (
         "autocast",
@@ -94,7 +94,7 @@ context = Context()
 
 
 @contextmanager
-def recording(device: Device, options: Options = Options()) -> Iterator[Tape]:  # noqa: B008 - frozen
+def recording(device: Device, options: Options = Options()) -> Iterator[Tape]:
     """Record what runs inside on a fresh tape.
 
     Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,

@@ -16,6 +16,7 @@ class Module:
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`."""
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

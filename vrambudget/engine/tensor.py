@@ -58,7 +58,7 @@ class Tensor:
         return f"Tensor({list(self.shape)}, {self.dtype})"
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> Any:
         """Elements."""
         return numel(self.shape)
 
@@ -82,7 +82,7 @@ class Tensor:
 
     @property
     def is_dense(self) -> bool:
-        """Whether elements fill their memory without gaps or overlaps, in any order of dimensions."""
+        """Whether elements fill their memory without gaps, in any order of dimensions."""
         if self.strides is None:
             return True
         expected = 1

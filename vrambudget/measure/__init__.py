@@ -1,1 +1,1 @@
-"""Measure: real steps of a job on the GPU that PyTorch sees."""
+"""Jobs run for real on the GPU that PyTorch sees: `measure`, and the loop that defines a job."""

@@ -47,7 +47,7 @@ def make_optimizer(job: Mapping[str, Any], model: Any, parameters: list[Any]) ->
 
 
 class MuonAndAdamW:
-    """Two optimizers that step one after the other."""
+    """Two optimizers that step one after the other; one alone where the other has nothing to do."""
 
     def __init__(self, model: Any, parameters: list[Any], options: dict[str, Any]) -> None:
         outer = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
@@ -58,15 +58,19 @@ class MuonAndAdamW:
             outer.add(id(head.weight))
         hidden = [p for p in parameters if p.ndim == 2 and id(p) not in outer]  # noqa: PLR2004
         known = set(map(id, hidden))
-        self.muon = torch.optim.Muon(hidden, lr=options["lr"])
-        self.adamw = torch.optim.AdamW([p for p in parameters if id(p) not in known], **options)
+        others = [p for p in parameters if id(p) not in known]
+        self.optimizers: list[Any] = []
+        if hidden:
+            self.optimizers.append(torch.optim.Muon(hidden, lr=options["lr"]))
+        if others:
+            self.optimizers.append(torch.optim.AdamW(others, **options))
 
     def step(self) -> None:
         """Step both."""
-        self.muon.step()
-        self.adamw.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Let all gradients go."""
-        self.muon.zero_grad(set_to_none=set_to_none)
-        self.adamw.zero_grad(set_to_none=set_to_none)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=set_to_none)

@@ -96,7 +96,8 @@ class MLP(Module):
         hidden_states = self.c_fc(hidden_states)
         hidden_states = self.act(hidden_states)
         hidden_states = self.c_proj(hidden_states)
-        return self.dropout(hidden_states)
+        y: Tensor = self.dropout(hidden_states)
+        return y
 
 
 class Block(CheckpointedLayer):
@@ -143,7 +144,8 @@ class Transformer(Module):
         hidden_states = self.drop(hidden_states)
         for block in self.h:
             hidden_states = block(hidden_states, mask, position_ids=position_ids)
-        return self.ln_f(hidden_states)
+        y: Tensor = self.ln_f(hidden_states)
+        return y
 
 
 class GPT2LMHeadModel(Module):

@@ -1,8 +1,8 @@
 """nanoGPT's GPT (karpathy/nanoGPT, model.py): the same operations, in the same order.
 
 LayerNorm and linear layers with an optional bias, one fused projection for q, k, v, attention by
-torch's scaled_dot_product_attention, the exact GELU in one kernel, and cross-entropy on the logits as
-they come (16 bit under autocast). The head shares the embedding's weight.
+torch's scaled_dot_product_attention, the exact GELU in one kernel, and cross-entropy on the logits
+as they come (16 bit under autocast). The head shares the embedding's weight.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,8 @@ class Attention(Module):
         dropout_p = self.p if context.options.training else 0.0
         y = scaled_dot_product_attention(q, k, v, dropout=dropout_p, is_causal=True)
         y = view(contiguous(transpose(y, 1, 2)), B, T, C)
-        return self.drop(self.proj(y))
+        projected: Tensor = self.drop(self.proj(y))
+        return projected
 
 
 class MLP(Module):
@@ -60,7 +61,8 @@ class MLP(Module):
         x = self.fc(x)
         x = gelu(x)
         x = self.proj(x)
-        return self.drop(x)
+        y: Tensor = self.drop(x)
+        return y
 
 
 class Block(Module):
@@ -131,7 +133,7 @@ class NanoGPTConfig(ModelConfig):
         return self.block_size
 
     def for_job(self, job: Job) -> Self:
-        """Return the configuration that trains `job`: the table of positions is as long as its block."""
+        """Return the configuration that trains `job`: its block is the table of positions."""
         config = super().for_job(job)
         return config if job.block is None else config.model_copy(update={"block_size": job.block})
 

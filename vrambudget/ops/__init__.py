@@ -1,0 +1,1 @@
+"""Operations: what each allocates, keeps for backward, and makes in backward."""

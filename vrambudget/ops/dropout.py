@@ -2,8 +2,8 @@
 
 With p = 0 or outside training the input itself comes back.
 
-Source: aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), cuda/Dropout.cu (dropout_cuda);
-derivatives.yaml (native_dropout).
+Source: aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), cuda/Dropout.cu
+(dropout_cuda); derivatives.yaml (native_dropout).
 """
 
 from vrambudget.engine.autograd import keep, record

@@ -5,20 +5,23 @@
     bias    [O]        never kept                        (dbias = dy summed over rows)
     y       [..., O]   whoever reads y decides whether it is kept
 
-Under autocast all operands are read as low-precision copies, and those are kept. The copies are made
-from the last argument to the first: so the compiler evaluates the arguments of the wrapped call.
+Under autocast all operands are read as low-precision copies, and those are kept. The copies are
+made from the last argument to the first: so the compiler evaluates the wrapped call's arguments.
 
-`linear` with a bias and a contiguous x runs as addmm, else as a matrix product and an add. The order
-of gradients is that of the generated code: alphabetical by argument name (addmm: mat1, mat2, then
-the bias, which the engine sums; mm and bmm: mat2 before self).
+`linear` with a bias and a contiguous x runs as addmm, else as a matrix product and an add. The
+order of gradients is that of the generated code: alphabetical by argument name (addmm: mat1, mat2,
+then the bias, which the engine sums; mm and bmm: mat2 before self).
 
 Source: aten/src/ATen/native/Linear.cpp, LinearAlgebra.cpp (matmul); tools/autograd/derivatives.yaml
 (addmm, mm, bmm); aten/src/ATen/cuda/CublasHandlePool.cpp and cuda/Blas.cpp (workspaces).
 """
 
+from collections.abc import Callable
+
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import Saved, keep, record
 from vrambudget.engine.context import context, made_for
+from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_bytes
 from vrambudget.ops.shape import expand, flatten_rows, reshape, view
@@ -62,6 +65,15 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return _product(x, weight, bias, weight.shape[1], transposed=False)
 
 
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product [n, k] @ [k, m] -> [n, m] (torch.matmul of two matrices)."""
+    b = lower_precision(b)
+    a = lower_precision(a)
+    if a.shape[1] != b.shape[0]:
+        raise ShapeError(f"product of {list(a.shape)} and {list(b.shape)}")
+    return _product(a, b, None, b.shape[1], transposed=False)
+
+
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, features: int, *, transposed: bool
 ) -> Tensor:
@@ -84,7 +96,7 @@ def _product(
 
     if bias is None:
 
-        def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        def backward(_dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
             dweight = weight_gradient() if needs_weight else None
             dx = _gradient(x_shape, dtype) if needs_x else None
             return dx, dweight
@@ -99,7 +111,7 @@ def _product(
     return record(name, y, inputs=(x, weight, bias), saved=kept, backward=backward_with_bias)
 
 
-def _gradient(shape: Shape, dtype) -> Tensor:  # type: ignore[no-untyped-def]
+def _gradient(shape: Shape, dtype: DType) -> Tensor:
     gradient = empty(shape, dtype)
     cublas_workspace()
     return gradient
@@ -127,7 +139,7 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
     a_shape, b_shape, dtype = a.shape, b.shape, a.dtype
     needs_a, needs_b = a.requires_grad, b.requires_grad
 
-    def backward(dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(_dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         db = _gradient(b_shape, dtype) if needs_b else None
         da = _gradient(a_shape, dtype) if needs_a else None
         return da, db
@@ -146,7 +158,7 @@ def cublas_workspace(*, epilogue: bool = False) -> None:
         _workspace("cublaslt", cublaslt_workspace_bytes)
 
 
-def _workspace(library: str, nbytes) -> None:  # type: ignore[no-untyped-def]
+def _workspace(library: str, nbytes: Callable[[], int]) -> None:
     key = context.thread, library
     if key not in context.workspaces:
         with made_for(Purpose.WORKSPACES):

@@ -11,7 +11,7 @@ cuda/Loss.cu; autocast_mode.h (nll_loss is on the float32 list, cross_entropy_lo
 """
 
 from vrambudget.engine.autocast import full_precision
-from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.autograd import Saved, keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
 from vrambudget.ops.softmax import log_softmax
@@ -28,13 +28,16 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
 def nll_loss(x: Tensor, target: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of log-probabilities [N, V]."""
     x = full_precision(x)
-    kept = keep(x, when=x.requires_grad), keep(target, when=x.requires_grad)
+    kept: tuple[Saved, ...] = (
+        keep(x, when=x.requires_grad),
+        keep(target, when=x.requires_grad),
+    )
     context.operation = "nll_loss"
     loss, total_weight = empty((), x.dtype), empty((), x.dtype)
     kept = *kept, keep(total_weight, when=x.requires_grad)
     shape, dtype = x.shape, x.dtype
 
-    def backward(dy: Tensor) -> Tensor:
+    def backward(_dy: Tensor) -> Tensor:
         return empty(shape, dtype)
 
     return record("nll_loss", loss, inputs=(x,), saved=kept, backward=backward)

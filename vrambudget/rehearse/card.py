@@ -48,4 +48,7 @@ def environment(gpu: Gpu) -> Mapping[str, str]:
         limits.threads,
         limits.blocks,
     )
-    return {"VRAMBUDGET_GPU_NAME": gpu.name, "VRAMBUDGET_GPU": " ".join(map(str, numbers))}
+    described = {"VRAMBUDGET_GPU_NAME": gpu.name, "VRAMBUDGET_GPU": " ".join(map(str, numbers))}
+    if major in (9, 10):  # cuDNN, which would attend there by default, is not virtual
+        described["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
+    return described

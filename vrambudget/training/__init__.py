@@ -1,0 +1,1 @@
+"""The loop around a model: optimizers, clipping, scaling, adapters."""

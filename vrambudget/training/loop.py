@@ -26,9 +26,9 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import Input, on_device
+from vrambudget.training.muon import embeddings_and_head
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.scaler import GradScaler
-
 
 _STEADY = 2  # the first step that can be a copy of the one before it
 
@@ -56,7 +56,9 @@ def train(model: Module, loop: Loop) -> None:
     """Run the training steps on the current tape."""
     tape = context.tape
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(loop.optimizer, loop.optimizer_impl, parameters)
+    optimizer = make_optimizer(
+        loop.optimizer, loop.optimizer_impl, parameters, embeddings_and_head(model)
+    )
     scaler = GradScaler(enabled=loop.autocast is dtypes.float16)
     batch = outputs = loss = None
     for step in range(loop.steps):
@@ -103,3 +105,4 @@ def evaluate(model: Module, loop: Loop) -> None:
                 outputs = None
             tape.mark(step, Phase.STEP_END)
         tape.close()
+    del outputs

@@ -2,9 +2,9 @@
 
     y = base(x) + B(A(x)) * scaling        A [r, I], B [O, r], always float32
 
-A 16-bit input is cast to float32 for A at every target, and that copy is kept; a frozen weight keeps
-none of its inputs. With checkpointing the embeddings' output is made to want a gradient, or no layer
-would run again (enable_input_require_grads); that gradient stays with it.
+A 16-bit input is cast to float32 for A at every target, and that copy is kept; a frozen weight
+keeps none of its inputs. With checkpointing the embeddings' output is made to want a gradient, or
+no layer would run again (enable_input_require_grads); that gradient stays with it.
 
 Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
 _maybe_include_all_linear_layers).
@@ -22,6 +22,7 @@ from vrambudget.engine.tensor import Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.models.layers import Conv1D, Embedding, Linear
 from vrambudget.ops.elementwise import add, mul_scalar
+from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 
 ALL_LINEAR = "all-linear"
 _OUTPUT_EMBEDDINGS = ("lm_head", "embed_out")
@@ -64,26 +65,31 @@ def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
     """Freeze `model` and put adapters of `rank` around its targets (get_peft_model)."""
     for p in model.parameters():
         p.requires_grad = False
+    chosen = parameter_targets(model, targets)
     found = [
         (parent, name)
         for parent, name, child in _places(model)
-        if isinstance(child, Linear | Conv1D) and _is_target(model, parent, name, targets)
+        if isinstance(child, Linear | Conv1D)
+        and name not in chosen
+        and _is_target(model, parent, name, targets)
     ]
-    if not found:
+    if not found and not chosen:
         names = {name for _, name, child in _places(model) if isinstance(child, Linear | Conv1D)}
         near = did_you_mean(str(targets[0]), names)
         raise VramBudgetError(
             f"no module is called {' or '.join(map(repr, targets))}",
             hint=near or f"there are {', '.join(sorted(names))}",
         )
-    adapters = []
+    adapters: list[LoraLinear | LoraParameter] = []
     for parent, name in found:
         adapter = LoraLinear(getattr(parent, name), rank)
         setattr(parent, name, adapter)
         adapters.append(adapter)
-    for adapter in adapters:
-        for layer in (adapter.lora_A, adapter.lora_B):
-            _cast_to_float32(layer)
+    adapters += wrap_parameters(model, rank, chosen)
+    layers = [layer for adapter in adapters for layer in (adapter.lora_A, adapter.lora_B)]
+    for module in model.modules():  # adapters around one another: the inner one first
+        if isinstance(module, Linear) and module in layers:
+            _cast_to_float32(module)
     if context.options.checkpointing:
         _make_inputs_require_grads(model)
 
@@ -94,9 +100,7 @@ def _places(model: Module) -> Iterator[tuple[Module, str, object]]:
             yield module, name, child
 
 
-def _is_target(
-    model: Module, parent: Module, name: str, targets: str | tuple[str, ...]
-) -> bool:
+def _is_target(model: Module, parent: Module, name: str, targets: str | tuple[str, ...]) -> bool:
     if targets == ALL_LINEAR:
         return not (parent is model and name in _OUTPUT_EMBEDDINGS)
     return name in targets
@@ -117,5 +121,3 @@ def _make_inputs_require_grads(model: Module) -> None:
         if isinstance(child, Embedding):
             setattr(parent, name, _RequiringGradient(child))
             return
-
-

@@ -96,8 +96,10 @@ class Recorder:
 
     def _cuda_starts(self) -> None:
         if self.plan["stacks"] != "none":
+            # Stacks of allocations only: gathering one at a free that an exception causes would
+            # lose the exception, and a checkpoint's recomputation ends by one.
             self.torch.cuda.memory._record_memory_history(
-                max_entries=self.plan["events"], context="all", stacks=self.plan["stacks"]
+                max_entries=self.plan["events"], context="alloc", stacks=self.plan["stacks"]
             )
         self.torch._C._cuda_attach_out_of_memory_observer(self._ran_out)
         self.on_read = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._was_read)

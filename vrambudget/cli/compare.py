@@ -1,0 +1,90 @@
+"""`vrambudget compare MODEL ...`: the estimate, a rehearsal, and (where a GPU is) a measurement.
+
+A rehearsal needs PyTorch's CUDA build, no GPU; VRAMBUDGET_PYTHON names the Python that has it.
+`--events` shows the first event in which estimate and rehearsal differ. Exit code 0: equal to the
+byte; 1: they differ; 2: it could not be compared.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from vrambudget.cli import DOES_NOT_FIT, DONE
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.compare import Allocation, first_difference, of_events, of_tape
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import DEFAULT_GPU, Task, resolve
+from vrambudget.measure.record import measure_job, record_of
+from vrambudget.rehearse.events import rehearse_job
+from vrambudget.replay import replay
+from vrambudget.report.rows import Column, render_rows
+from vrambudget.simulate import simulate
+
+_CONTEXT = 6  # allocations shown before the first that differs
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("compare", description=__doc__, allow_abbrev=False)
+    parser.add_argument("model", help="a card's name, a config.json, or a hub id")
+    parser.add_argument("--gpu", default=DEFAULT_GPU, metavar="CARD", help="the virtual card")
+    parser.add_argument("--events", action="store_true", help="show the first event that differs")
+    parser.add_argument("--measure", action="store_true", help="run on this machine's GPU as well")
+    add_job_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare and print."""
+    task = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    assert task.gpu is not None  # noqa: S101 - the option has a default
+    tape = simulate(task.config, task.job, task.device).tape
+    job = record_of(task)
+    rehearsal = rehearse_job(job, gpu=task.gpu, events=args.events)
+    if "oom" in rehearsal.measured:
+        raise VramBudgetError("the rehearsal ran out of memory", hint="name a larger --gpu")
+    peak = replay(tape).peak
+    predicted = {k: getattr(peak, f"{k}_bytes") for k in ("requested", "allocated", "reserved")}
+    rows = [
+        {"peak": k, "estimate": n, "rehearsal": rehearsal.measured[f"peak_{k}"]}
+        for k, n in predicted.items()
+    ]
+    if args.measure:
+        measured = measure_job(job)["measured"]
+        for row in rows:
+            row["measurement"] = measured.get(f"peak_{row['peak']}")
+    text = render_rows(_columns(args.measure), rows, chosen_format(args))
+    if args.events:
+        text += "\n\n" + _told(task, of_tape(tape), of_events(rehearsal.events))
+    emit(text, args)
+    return DONE if all(row["estimate"] == row["rehearsal"] for row in rows) else DOES_NOT_FIT
+
+
+def _columns(measured: bool) -> list[Column]:  # noqa: FBT001 - private
+    names = ["estimate", "rehearsal", *(["measurement"] if measured else [])]
+    return [Column("peak", "peak bytes"), *(Column(n, n, "right", _bytes) for n in names)]
+
+
+def _bytes(n: int | None) -> str:
+    return "-" if n is None else f"{n:,}"
+
+
+def _told(task: Task, ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> str:
+    found = first_difference(ours, theirs)
+    if found is None:
+        return f"all {len(ours):,} allocations of {task.job.steps} steps are equal, in order"
+    start = max(found.index - _CONTEXT, 0)
+    lines = [f"allocation {found.index:,} differs; before it, equal in both:"]
+    lines += [f"  {a.bytes:>15,} B  {a.label}" for a in theirs[start : found.index]]
+    lines += _side("estimate", found.ours, found.ours_alive_bytes)
+    lines += _side("rehearsal", found.theirs, found.theirs_alive_bytes)
+    return "\n".join(lines)
+
+
+def _side(name: str, allocation: Allocation | None, alive_bytes: int) -> list[str]:
+    if allocation is None:
+        return [f"{name}: no more allocations"]
+    lines = [f"{name}: {alive_bytes:,} B alive, then"]
+    lines += [f"  freed {label}" for label in allocation.freed]
+    return [*lines, f"  {allocation.bytes:>15,} B  {allocation.label}"]

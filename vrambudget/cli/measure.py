@@ -1,0 +1,63 @@
+"""`vrambudget measure MODEL ...`: run a job for real on this machine's GPU and write its record.
+
+Each job runs in a process of its own. Records go to stdout, or are appended to a file by -o; a line
+for each job goes to stderr. `--jobs FILE` runs every line of a file of records.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from vrambudget.cli import DONE, FAILED
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.measure.record import measure_job, record_of
+from vrambudget.units import format_bytes
+from vrambudget.validate import read_records
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("measure", description=__doc__, allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="a card's name, a config.json, or a hub id")
+    parser.add_argument("--jobs", type=Path, metavar="FILE", help="one record a line")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="append records there")
+    add_job_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Returns 2 where a job could not be measured."""
+    if (args.model is None) == (args.jobs is None):
+        raise VramBudgetError("name a model, or a file of jobs by --jobs: one of them")
+    if args.jobs is not None:
+        jobs = read_records(args.jobs)
+    else:
+        jobs = [record_of(resolve(args.model, **job_fields(args)))]
+    failed = 0
+    for job in jobs:
+        try:
+            record = measure_job(job)
+        except VramBudgetError as error:
+            failed += 1
+            print(error.render(), file=sys.stderr)  # noqa: T201 - talk
+            continue
+        print(_told(record), file=sys.stderr, flush=True)  # noqa: T201 - talk
+        line = json.dumps(record) + "\n"
+        if args.output is None:
+            sys.stdout.write(line)
+        else:
+            with args.output.open("a", encoding="utf-8") as file:
+                file.write(line)
+    return FAILED if failed else DONE
+
+
+def _told(record: dict[str, object]) -> str:
+    measured = record["measured"]
+    assert isinstance(measured, dict)  # noqa: S101 - measure_job made it
+    if "oom" in measured:
+        return f"{record['id']}: out of memory"
+    allocated, reserved = (format_bytes(measured[f"peak_{k}"]) for k in ("allocated", "reserved"))
+    return f"{record['id']}: {allocated} allocated, {reserved} reserved on {record['card']}"

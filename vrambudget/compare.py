@@ -1,0 +1,94 @@
+"""Estimate, rehearsal and measurement of one job, side by side; and where they part.
+
+`first_difference` walks two lists of allocations, those of a tape and the events of a rehearsal,
+and stops at the first allocation that differs in size, or before which more or less is alive. It
+is how a new architecture is brought to the byte: the rule that explains the difference is missing.
+
+The order of frees between two allocations does not matter: it leaves the allocator the same.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from vrambudget.engine.tape import Tape
+from vrambudget.rehearse.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One allocation, and what was freed since the one before. Bytes as asked for."""
+
+    bytes: int
+    label: str  # phase, operation and where
+    freed_bytes: int
+    freed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first allocation that differs; `ours` or `theirs` is None where one list ends."""
+
+    index: int
+    ours: Allocation | None
+    theirs: Allocation | None
+    ours_alive_bytes: int  # just before it
+    theirs_alive_bytes: int
+
+
+def of_tape(tape: Tape) -> list[Allocation]:
+    """Return the allocations of an estimate, up to the end of its last step."""
+    marks = iter([*tape.marks, None])
+    following = next(marks)
+    phase = "build"
+    end = tape.marks[-1].position if tape.marks else len(tape.events)
+
+    def labelled() -> Iterator[tuple[bool, int, str]]:
+        nonlocal following, phase
+        for position, event in enumerate(tape.events[:end]):
+            while following is not None and following.position <= position:
+                phase = f"{following.step}:{following.phase}"
+                following = next(marks)
+            storage = event if event >= 0 else ~event
+            label = f"{phase} {tape.operations[storage]} ({tape.purposes[storage]})"
+            yield event >= 0, tape.sizes[storage], label
+
+    return _grouped(labelled())
+
+
+def of_events(events: Iterable[Event]) -> list[Allocation]:
+    """Return the allocations of a rehearsal."""
+    return _grouped(
+        (e.action == "alloc", e.bytes, f"{e.phase} {e.node or e.operation} {e.line}".strip())
+        for e in events
+        if e.action in ("alloc", "free_completed")
+    )
+
+
+def _grouped(events: Iterable[tuple[bool, int, str]]) -> list[Allocation]:
+    result: list[Allocation] = []
+    freed_bytes, freed = 0, list[str]()
+    for is_allocation, size, label in events:
+        if not size:
+            continue
+        if is_allocation:
+            result.append(Allocation(size, label, freed_bytes, tuple(freed)))
+            freed_bytes, freed = 0, []
+        else:
+            freed_bytes += size
+            freed.append(f"{size:,} B {label}")
+    return result
+
+
+def first_difference(ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> Difference | None:
+    """Return where the lists part, None where they agree to the end of `ours`."""
+    alive = [0, 0]
+    for index, mine in enumerate(ours):
+        other = theirs[index] if index < len(theirs) else None
+        alive[0] -= mine.freed_bytes
+        if other is None:
+            return Difference(index, mine, None, *alive)
+        alive[1] -= other.freed_bytes
+        if mine.bytes != other.bytes or alive[0] != alive[1]:
+            return Difference(index, mine, other, *alive)
+        alive = [live + mine.bytes for live in alive]
+    return None

@@ -1,0 +1,105 @@
+"""Measure a job in a process of its own, and write the record that predictions are held against.
+
+A record is a line of JSON: the job (`record_of`), `card`, `source` ("real", or "virtual" for what
+`vrambudget rehearse` runs), `versions`, `machine` (capacity, what is taken beside PyTorch's
+allocator) and `measured`, the allocator's own numbers. Out of memory is a result.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Task
+
+_JOB_KEYS = (
+    *("batch", "block", "precision", "optimizer", "optimizer_impl", "attention", "checkpointing"),
+    *("dropout", "clip", "grad_accum", "keep_outputs", "mode", "steps", "task", "lora_rank"),
+)
+_NANOGPT = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+    "vocab_size": "vocab_size",
+    "bias": "bias",
+}
+
+_LOOK = """
+import importlib.metadata as m, json, torch
+if not torch.cuda.is_available(): raise SystemExit("PyTorch sees no GPU")
+torch.empty(1, device="cuda")
+free, total = torch.cuda.mem_get_info()
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return None
+print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total,
+  "outside_bytes": total - free - torch.cuda.memory_reserved(),
+  "versions": {n: v for n in ("transformers", "peft") if (v := version(n))}
+  | {"torch": torch.__version__, "cuda": torch.version.cuda}}))
+"""
+
+
+def record_of(task: Task) -> dict[str, Any]:
+    """Return a task as the job of a record: what `measure.runner` runs."""
+    dump = task.job.model_dump()
+    job = {key: dump[key] for key in _JOB_KEYS if dump[key] is not None}
+    if task.job.target_len is not None:
+        job["target"] = task.job.target_len
+    if task.job.lora_rank is not None and task.job.lora_targets != "all-linear":
+        job["lora_targets"] = list(task.job.lora_targets)
+    model: dict[str, Any] = {"model_type": task.config.model_type}
+    if task.config.model_type == "nanogpt":
+        model |= {name: getattr(task.config, field) for name, field in _NANOGPT.items()}
+    else:
+        model |= task.values
+    name = f"{task.model}-{task.job.precision}-b{task.job.batch}-t{task.job.block}"
+    return {"id": name, "model": model, **job}
+
+
+def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict[str, Any]:
+    """Run a record's job on the GPU and return the whole record. Raises VramBudgetError."""
+    machine = _look(python)
+    with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps(dict(job)))
+        files = [str(folder / "job.json"), str(folder / "result.json")]
+        ended = _run([python, "-m", "vrambudget.measure.runner", *files])
+        if ended.returncode or not (folder / "result.json").exists():
+            raise VramBudgetError(
+                f"the job failed: {_last_line(ended.stderr)}", where=str(job.get("id", "job"))
+            )
+        measured = json.loads((folder / "result.json").read_text())
+    kept = {k: v for k, v in job.items() if k not in ("measured", "card", "source", "versions")}
+    return {
+        **kept,
+        "measured": measured,
+        "card": machine["card"],
+        "source": "real",
+        "versions": machine["versions"],
+        "machine": {k: machine[k] for k in ("capacity_bytes", "outside_bytes")},
+    }
+
+
+def _look(python: str) -> dict[str, Any]:
+    """Ask PyTorch, in a process of its own, for its GPU and versions."""
+    ended = _run([python, "-c", _LOOK])
+    if ended.returncode:
+        raise VramBudgetError(
+            f"cannot measure: {_last_line(ended.stderr)}",
+            hint="`vrambudget rehearse` needs no GPU; an estimate needs neither GPU nor PyTorch",
+        )
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"
