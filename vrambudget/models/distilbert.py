@@ -43,9 +43,9 @@ class Embeddings(Module):
         position_embeddings = self.position_embeddings(position_ids)
         embeddings = add(inputs_embeds, position_embeddings)
         embeddings = self.LayerNorm(embeddings)
-        embeddings = self.dropout(embeddings)
+        dropped: Tensor = self.dropout(embeddings)
         del inputs_embeds, position_embeddings  # held until here
-        return embeddings
+        return dropped
 
 
 class SelfAttention(Module):
@@ -103,9 +103,9 @@ class Block(CheckpointedLayer):
         attention_output, weights = self.attention(hidden_states)
         attention_output = self.sa_layer_norm(add(attention_output, hidden_states))
         ffn_output = self.ffn(attention_output)
-        ffn_output = self.output_layer_norm(add(ffn_output, attention_output))
+        output: Tensor = self.output_layer_norm(add(ffn_output, attention_output))
         del weights  # held until here
-        return ffn_output
+        return output
 
 
 class Transformer(Module):

@@ -247,9 +247,9 @@ class Embeddings(Module):
 
 
 def tie_decoder(decoder: Linear, embeddings: Embedding, bias: Parameter | None) -> None:
-    """tie_weights: share the embeddings' weight, and a bias; after each the bias is padded by nothing.
+    """tie_weights: share the embeddings' weight, and a bias.
 
-    A pad makes a new tensor: the bias moves to another place in memory.
+    Each time the bias is padded by nothing. A pad makes a new tensor: it moves to another place.
     """
     decoder.weight = embeddings.weight
     _pad(decoder)

@@ -1,7 +1,7 @@
 """RoBERTa as transformers writes it (models/roberta/modeling_roberta.py): BERT's layers.
 
-Positions are counted from the tokens that are no padding, so token types are gathered for every row,
-and the first positions of the table are padding's; the classifier has its own layer, no pooler.
+Positions are counted from the tokens that are no padding, so token types are gathered for every
+row, and the first positions of the table are padding's; the classifier has its own layer.
 
 Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a classification.
 """
@@ -60,7 +60,7 @@ class Embeddings(encoder.Embeddings):
 
 
 def _count_positions(B: int, T: int) -> Tensor:
-    """create_position_ids_from_input_ids: cumsum(is a token) * (is a token) + padding_idx, [B, T]."""
+    """create_position_ids_from_input_ids: cumsum(is token) * (is token) + padding_idx, [B, T]."""
     is_token = made("ne", (B, T), bool_)
     mask = made("to_copy", (B, T), int32)
     del is_token

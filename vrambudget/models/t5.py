@@ -207,7 +207,7 @@ class Block(CheckpointedLayer):
 
 
 def _bound(hidden_states: Tensor) -> Tensor | None:
-    """The largest number that float16 states may have: a little less where one is infinite."""
+    """Return the largest number that float16 states may have: less where one is infinite."""
     if hidden_states.dtype is not float16:
         return None
     return choose_number(any_infinite(hidden_states))

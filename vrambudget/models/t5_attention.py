@@ -99,12 +99,12 @@ class Attention(Module):
 
     def _bias(self, query: Tensor, Sk: int) -> Tensor:
         if self.relative_attention_bias is not None:
-            return self._computed_bias(query.shape[2], Sk)
+            return self._computed_bias(self.relative_attention_bias, query.shape[2], Sk)
         zeros = made("zeros", (1, self.sizes.heads, query.shape[2], Sk), query.dtype)
         zeros.requires_grad = context.options.checkpointing and context.options.training
         return zeros
 
-    def _computed_bias(self, Sq: int, Sk: int) -> Tensor:
+    def _computed_bias(self, table: Embedding, Sq: int, Sk: int) -> Tensor:
         """compute_bias: [1, H, Sq, Sk], heads innermost in memory."""
         plain = arange(Sq)
         context_position = made("add", (Sq, 1), int64)
@@ -113,7 +113,7 @@ class Attention(Module):
         relative_position = made("sub", (Sq, Sk), int64)
         bucket = _bidirectional_buckets if not self.is_decoder else _causal_buckets
         buckets = bucket(Sq, Sk)
-        values = self.relative_attention_bias(buckets)  # type: ignore[misc] - the caller looked
+        values = table(buckets)
         del context_position, memory_position, relative_position  # held until here
         return unsqueeze(permute(values, 2, 0, 1), 0)
 

@@ -4,7 +4,7 @@
     y           like x
     backward    two bools and a result for each element, a zero
 
-Source: tools/autograd/derivatives.yaml (clamp.Tensor), FunctionsManual.cpp (clamp_backward_min_max);
+Source: derivatives.yaml (clamp.Tensor), FunctionsManual.cpp (clamp_backward_min_max);
 aten/src/ATen/native/TensorCompare.cpp (isinf: abs, then a comparison).
 """
 
