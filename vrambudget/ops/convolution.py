@@ -8,8 +8,8 @@
 Source: aten/src/ATen/native/Convolution.cpp (convolution_backward), cudnn/ConvShared.cpp
 (cudnn_convolution_backward); derivatives.yaml (convolution).
 Not modelled: cuDNN's workspaces. They come and go within the first operation of forward and the
-last of backward, where little else is alive; with `torch.backends.cudnn.enabled = False` PyTorch's own
-kernel takes [I * p * q, h / p * w / q] there instead.
+last of backward, where little else is alive. Without cuDNN, PyTorch's own kernel takes a buffer
+[I * p * q, h / p * w / q] there instead.
 """
 
 from vrambudget.engine.autocast import lower_precision
