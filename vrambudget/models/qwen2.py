@@ -23,6 +23,8 @@ class Qwen2Config(LaterLayersSlide):
     num_key_value_heads: Size | None = 32
     max_position_embeddings: Size = 32768
 
+    ignored_keys = LaterLayersSlide.ignored_keys | {"use_mrope"}
+
     def layer(self) -> DecoderLayer:
         """Qwen2DecoderLayer."""
         attention = Attention(self, qkv_bias=True, out_bias=False)

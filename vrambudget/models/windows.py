@@ -76,6 +76,12 @@ class LaterLayersSlide(LayerTypesConfig):
     sliding_window: Size | None = 4096
     max_window_layers: int = Field(28, ge=0)
 
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if "sliding_attention" in (self.layer_types or ()) and not self.use_sliding_window:
+            yield "layer_types names sliding layers, but use_sliding_window is false"
+
     @property
     def usual_layer_kinds(self) -> list[LayerType]:
         """Full attention up to `max_window_layers`."""

@@ -150,10 +150,20 @@ def gelu_new(a: Tensor) -> Tensor:
     return mul(half, add_scalar(tanh(mul_scalar(add(a, mul_scalar(pow_scalar(a)))))))
 
 
-Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"]
+def gelu_fast(a: Tensor) -> Tensor:
+    """Return GELU as transformers' FastGELUActivation composes it (activations.py).
+
+    0.5 * a * (1 + tanh(a * c * (1 + 0.044715 * a * a)))
+    """
+    half = mul_scalar(a)
+    return mul(half, add_scalar(tanh(mul(mul_scalar(a), add_scalar(mul(mul_scalar(a), a))))))
+
+
+Activation = Literal["gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
+    "gelu_fast": gelu_fast,
     "gelu_new": gelu_new,
     "gelu_pytorch_tanh": gelu,
     "relu": relu,
