@@ -33,6 +33,7 @@ from vrambudget.replay import Replay, replay, replay_on
 from vrambudget.simulate import simulate
 
 PEAKS = ("requested", "allocated", "reserved")
+KINDS = ("family", "method", "precision", "optimizer", "card", "source")
 COUNTERS = (*PEAKS, "course")
 
 
@@ -47,6 +48,7 @@ class Check:
     problem: str | None = None
     ran_out_of_memory: bool = False
     foreseen: bool = False  # that it would
+    kinds: Mapping[str, str] = field(default_factory=dict)  # family, method, card, source
 
     def error(self, counter: str) -> float | None:
         """Return (predicted - measured) / measured, None where one is missing."""
@@ -77,6 +79,44 @@ def validate(records: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
             yield Check(name, source, problem=error.message)
         except Exception as error:  # noqa: BLE001 - one bad record must not hide the others
             yield Check(name, source, problem=f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The records of one kind, in one row; `worst_record` has the largest error of its peaks."""
+
+    kind: str
+    records: int
+    exact: float  # the share whose three peaks are all exact
+    allocated: float  # the error farthest from zero
+    reserved: float
+    worst_record: str  # "" where all are exact
+
+
+def grouped(checks: Sequence[Check], by: str) -> list[Group]:
+    """Return a row for each kind of record, and one for all of them."""
+    compared = [check for check in checks if check.error("allocated") is not None]
+    kinds = sorted({check.kinds[by] for check in compared})
+    rows = [_group(kind, [c for c in compared if c.kinds[by] == kind]) for kind in kinds]
+    return [*rows, _group("all", compared)] if compared else []
+
+
+def _group(kind: str, checks: Sequence[Check]) -> Group:
+    def farthest(counter: str) -> float:
+        return max((check.error(counter) or 0.0 for check in checks), key=abs)
+
+    def error(check: Check) -> float:
+        return max(abs(check.error(counter) or 0.0) for counter in PEAKS)
+
+    worst = max(checks, key=error)
+    return Group(
+        kind=kind,
+        records=len(checks),
+        exact=sum(error(check) == 0 for check in checks) / len(checks),
+        allocated=farthest("allocated"),
+        reserved=farthest("reserved"),
+        worst_record=worst.id if error(worst) else "",
+    )
 
 
 def summarise(checks: Sequence[Check]) -> list[Summary]:
@@ -146,7 +186,24 @@ def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
     if "oom" in facts:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(task.gpu, tape))
     predicted, measured = _peaks(replay(tape), facts)
-    return Check(name, source, predicted, measured)
+    return Check(name, source, predicted, measured, kinds=_kinds(task, source))
+
+
+def _kinds(task: Task, source: str) -> dict[str, str]:
+    job = task.job
+    method = "training" if job.mode == "train" else "evaluation"
+    if job.lora_rank is not None:
+        method = "LoRA"
+    if job.checkpointing == "full":
+        method += ", checkpointing"
+    return {
+        "family": task.config.model_type,
+        "method": method,
+        "precision": job.precision,
+        "optimizer": job.optimizer if job.mode == "train" else "none",
+        "card": task.gpu.name if task.gpu else "none",
+        "source": source,
+    }
 
 
 def _task(record: Mapping[str, Any]) -> Task:

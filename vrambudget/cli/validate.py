@@ -10,7 +10,16 @@ from typing import Any
 from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.report.rows import Column, render_rows
-from vrambudget.validate import COUNTERS, Check, Summary, read_records, summarise, validate
+from vrambudget.validate import (
+    COUNTERS,
+    KINDS,
+    Check,
+    Summary,
+    grouped,
+    read_records,
+    summarise,
+    validate,
+)
 
 
 def _error(error: float | None) -> str:
@@ -44,19 +53,36 @@ _SUMMARY = [
 ]
 
 
+_GROUPS = [
+    Column("kind", "records of"),
+    Column("records", "", "right"),
+    Column("exact", "all exact", "right", _share),
+    Column("allocated", "allocated", "right", _error),
+    Column("reserved", "reserved", "right", _error),
+    Column("worst_record", "worst record"),
+]
+
+
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = subparsers.add_parser("validate", description=__doc__, allow_abbrev=False)
-    parser.add_argument("records", type=Path, metavar="RECORDS.jsonl", help="one record a line")
+    parser.add_argument(
+        "records", type=Path, nargs="+", metavar="RECORDS.jsonl", help="one record a line"
+    )
+    parser.add_argument("--by", choices=KINDS, help="one row for each kind of record instead")
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison. Returns 2 where no record could be compared."""
-    checks = list(validate(read_records(args.records)))
-    summaries = summarise(checks)
-    emit(_render(checks, summaries, chosen_format(args)), args)
+    checks = list(validate(record for file in args.records for record in read_records(file)))
+    if args.by:
+        rows = [asdict(group) for group in grouped(checks, args.by)]
+        text = render_rows(_GROUPS, rows, chosen_format(args))
+    else:
+        text = _render(checks, summarise(checks), chosen_format(args))
+    emit(text, args)
     return DONE if any(check.problem is None for check in checks) else FAILED
 
 
