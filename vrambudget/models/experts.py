@@ -14,8 +14,8 @@ Not modelled: expert parallelism, other implementations (deepgemm, sonicmoe), bi
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import bool_, int32, int64
-from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models.parametrised import Parametrised
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import ACTIVATIONS, mul
 from vrambudget.ops.fill import masked_fill, masked_fill_
@@ -26,10 +26,11 @@ from vrambudget.ops.reduce import sum_dim
 from vrambudget.ops.shape import reshape, split, unsqueeze, view
 
 
-class Experts(Module):
+class Experts(Parametrised):
     """MixtralExperts and its namesakes: gate and up projections are one tensor."""
 
     def __init__(self, experts: int, width: int, inner: int, hidden_act: str) -> None:
+        super().__init__()
         dtype = context.options.dtype
         self.gate_up_proj = Parameter((experts, 2 * inner, width), dtype)
         self.down_proj = Parameter((experts, width, inner), dtype)
@@ -49,11 +50,13 @@ class Experts(Module):
         tokens_per_expert = count_each(histc_input, experts)
         offsets = running_sum(tokens_per_expert)
         sentinel_mask = unsqueeze(made("ge", expert_ids_g.shape, bool_), 1)
+        selected_weights = self.value("gate_up_proj")
         selected_hidden_states_g = masked_fill_(selected_hidden_states_g, sentinel_mask)
-        proj_out = grouped_linear(selected_hidden_states_g, self.gate_up_proj, offsets)
+        proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets)
         proj_out = masked_fill(proj_out, sentinel_mask)
         proj_out = self._apply_gate(proj_out)
-        proj_out = grouped_linear(proj_out, self.down_proj, offsets)
+        selected_weights = self.value("down_proj")
+        proj_out = grouped_linear(proj_out, selected_weights, offsets)
         proj_out = masked_fill(proj_out, sentinel_mask)
         weighted_out = mul(proj_out, unsqueeze(sample_weights_g, 1))
         inv_perm = _inverse(perm)

@@ -32,7 +32,7 @@ class TopKRouter(Router):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
         hidden_states = reshape(hidden_states, -1, hidden_states.shape[-1])
-        router_logits = linear(hidden_states, self.weight)
+        router_logits = linear(hidden_states, self.value("weight"))
         router_probs = softmax(to(router_logits, float32))
         router_top_value, router_indices = topk(router_probs, self.top_k)
         router_top_value = div_(router_top_value, sum_dim(router_top_value, -1, keepdim=True))

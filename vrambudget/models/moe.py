@@ -15,12 +15,12 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.dtypes import float32
-from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.decoder import CausalLM
 from vrambudget.models.experts import Experts
 from vrambudget.models.outputs import Outputs
+from vrambudget.models.parametrised import Parametrised
 from vrambudget.models.windows import SlidingConfig
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, mul_scalar
@@ -31,10 +31,11 @@ from vrambudget.ops.shape import reshape, unsqueeze
 from vrambudget.ops.softmax import softmax
 
 
-class Router(Module):
+class Router(Parametrised):
     """A linear layer from tokens to experts; families say how they weigh the best."""
 
     def __init__(self, experts: int, width: int, top_k: int) -> None:
+        super().__init__()
         self.top_k = top_k
         self.weight = Parameter((experts, width), context.options.dtype)
         self.is_captured = False

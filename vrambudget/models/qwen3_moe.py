@@ -40,7 +40,7 @@ class TopKRouter(Router):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
         hidden_states = reshape(hidden_states, -1, hidden_states.shape[-1])
-        router_logits = linear(hidden_states, self.weight)
+        router_logits = linear(hidden_states, self.value("weight"))
         router_probs = softmax(router_logits, dtype=float32)
         router_top_value, router_indices = topk(router_probs, self.top_k)
         if self.norm_topk_prob:
