@@ -1,0 +1,121 @@
+"""LoRA on parameters that no linear layer holds: experts and routers (peft's ParamWrapper).
+
+    each forward reads W + B @ A * scaling: a tensor as large as all experts, kept for backward
+
+PEFT knows the projections of a mixture of experts by their old names and translates them:
+
+    Mixtral      gate, w1 and w3 (rank doubled, for both are one tensor), w2
+    Qwen3-MoE    gate, gate_proj and up_proj (likewise), down_proj: no longer a dense layer's
+
+The factors are cast to the weights' type at every forward. Where alpha is the rank, as for rank 16,
+gradients need no scaling.
+
+Source: peft 0.21, tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters),
+utils/transformers_weight_conversion.py.
+Not modelled: several adapters, other names of targets than these.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.engine.autocast import to
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter
+from vrambudget.errors import VramBudgetError
+from vrambudget.models.experts import Experts
+from vrambudget.models.layers import Linear
+from vrambudget.models.moe import MoeCausalLM, Router
+from vrambudget.models.parametrised import Parametrised, StandIn
+from vrambudget.ops.elementwise import add, mul_scalar
+from vrambudget.ops.linear import mm
+from vrambudget.ops.low_rank import add_low_rank
+from vrambudget.ops.shape import permute, reshape
+
+ALPHA = 16
+
+_PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "mixtral": {
+        "gate": "weight",
+        "w1": "gate_up_proj",
+        "w3": "gate_up_proj",
+        "w2": "down_proj",
+    },
+    "qwen3_moe": {
+        "gate": "weight",
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+        "down_proj": "down_proj",
+    },
+}
+"""model_type: {a target's name: the parameter that holds it now}."""
+
+
+def parameter_targets(model: Module, targets: str | tuple[str, ...]) -> Mapping[str, str]:
+    """Return the targets that PEFT translates, with the parameters that they mean.
+
+    Raises VramBudgetError for one half of a tensor without the other.
+    """
+    if not isinstance(model, MoeCausalLM):
+        return {}
+    names = _PARAMETERS[model.moe_config.model_type]
+    if isinstance(targets, str):  # all-linear
+        return names
+    chosen = {name: names[name] for name in targets if name in names}
+    missing = [n for n, p in names.items() if p in chosen.values() and n not in chosen]
+    if missing:
+        halves = [n for n in chosen if names[n] == names[missing[0]]]
+        raise VramBudgetError(
+            f"LoRA on {halves[0]} alone: {' and '.join((*halves, *missing))} are one tensor",
+            hint=f"name {missing[0]} too",
+        )
+    return chosen
+
+
+def wrap_parameters(model: Module, rank: int, chosen: Mapping[str, str]) -> "list[LoraParameter]":
+    """Put adapters around the parameters that `parameter_targets` chose."""
+    ranks = {p: rank * [*chosen.values()].count(p) for p in chosen.values()}
+    scaling = ALPHA / rank
+    adapters = []
+    for parent in list(model.modules()):
+        for place, owner in list(vars(parent).items()):
+            wrapped = owner
+            for name in ("weight", "gate_up_proj", "down_proj"):
+                if isinstance(owner, Router | Experts) and name in ranks and hasattr(owner, name):
+                    wrapped = LoraParameter(wrapped, owner, name, ranks[name], scaling)
+                    adapters.append(wrapped)
+            setattr(parent, place, wrapped)
+    return adapters
+
+
+class LoraParameter(Module):
+    """peft's ParamWrapper: runs `base_layer` with an update of one parameter of `owner`."""
+
+    def __init__(
+        self, base: Module, owner: Parametrised, name: str, rank: int, scaling: float
+    ) -> None:
+        shape = getattr(owner, name).shape
+        experts, out_features, features = shape if len(shape) == 3 else (1, *shape)  # noqa: PLR2004
+        self.base_layer = base
+        self.lora_A = Linear(features, rank * experts, bias=False)
+        self.lora_B = Linear(rank * experts, out_features, bias=False)
+        # Not among the attributes that make the tree of modules: `base_layer` is above it.
+        self.target = (owner, name)
+        self.experts = experts
+        self.scaling = scaling
+
+    def forward(self, *args: Any) -> Any:
+        """Whatever the layer below does."""
+        owner, name = self.target
+        stand_in = self._stand_in(getattr(owner, name))
+        with owner.parametrised(name, stand_in):
+            return self.base_layer(*args)
+
+    def _stand_in(self, parameter: Parameter) -> StandIn:
+        if self.experts == 1:
+            delta = to(mul_scalar(mm(self.lora_B.weight, self.lora_A.weight)), parameter.dtype)
+            return lambda weight: add(weight, delta)
+        weight_a, weight_b = self.lora_A.weight, self.lora_B.weight
+        stack_a = reshape(weight_a, self.experts, -1, weight_a.shape[1])
+        stack_b = permute(reshape(weight_b, weight_b.shape[0], -1, self.experts), 2, 0, 1)
+        lhs, rhs = to(stack_b, parameter.dtype), to(stack_a, parameter.dtype)
+        return lambda weight: add_low_rank(weight, lhs, rhs, scaling=self.scaling)
