@@ -20,7 +20,19 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 
 Mode = Literal["train", "eval"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
-Optimizer = Literal["adamw", "sgd", "sgd-momentum", "adafactor", "none"]
+Optimizer = Literal[
+    "adamw",
+    "adam",
+    "sgd",
+    "sgd-momentum",
+    "adafactor",
+    "muon",
+    "lion",
+    "lion-8bit",
+    "adamw-8bit",
+    "paged-adamw-8bit",
+    "none",
+]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 Attention = Literal["sdpa", "eager"]
 Checkpointing = Literal["none", "full"]
@@ -28,6 +40,8 @@ Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
 CausalMask = Literal["built", "skipped"]
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
+_BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
+_MUON_SINCE = (2, 9)
 _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(\+\w+)?")
 _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -81,13 +95,15 @@ class Job(Settings):
 
     batch: Size = Field(1, description="sequences per forward pass on this GPU")
     block: Size | None = Field(
-        None, description="tokens per sequence (default: the model's own limit)"
+        None, description="tokens per sequence (default: the model's own limit; none for images)"
     )
     mode: Mode = Field("train", description="train, or evaluate under no_grad")
     precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
     )
-    optimizer: Optimizer = Field("adamw", description="optimizer, as torch.optim has it")
+    optimizer: Optimizer = Field(
+        "adamw", description="optimizer, as torch.optim has it, or bitsandbytes (lion, ...-8bit)"
+    )
     optimizer_impl: OptimizerImpl | None = Field(
         None, description="the optimizer's implementation (default: what PyTorch takes)"
     )
@@ -181,11 +197,21 @@ class Job(Settings):
         return cls.parse(values, where=f"record {record.get('id', 'without an id')!r}")
 
     def problems(self) -> Iterable[str]:
-        """Yield what torch.optim does not have."""
+        """Yield what there is not."""
         if self.optimizer == "adafactor" and self.optimizer_impl == "fused":
             yield "optimizer_impl is 'fused', which torch.optim.Adafactor does not have"
+        if self.optimizer in _BITSANDBYTES and self.optimizer_impl is not None:
+            yield f"optimizer_impl is {self.optimizer_impl!r}; bitsandbytes has one implementation"
+        if self.optimizer == "muon":
+            yield from self._problems_of_muon()
         if self.precision == "amp-fp16" and self.clip is not None and self.optimizer == "none":
             yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
+
+    def _problems_of_muon(self) -> Iterable[str]:
+        if self.torch_version < _MUON_SINCE:
+            yield f"torch is {self.torch!r}; torch.optim.Muon came with 2.9"
+        if self.precision == "amp-fp16":
+            yield "muon under amp-fp16 is not modelled: two optimizers would share a GradScaler"
 
     def resolve(self, config: Limits) -> Self:
         """Return the job with task and block set.
@@ -202,7 +228,9 @@ class Job(Settings):
         return self.model_copy(update={"task": task, **self._lengths(task, config)})
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
-        block = self.block if self.block is not None else config.default_block
+        block = self.block
+        if block is None or task == "image-cls":
+            block = config.default_block  # an image's patches are as many as they are
         if block is None:
             raise VramBudgetError("the model names no limit of its own", hint="say --block")
         if config.learned_positions is not None and block > config.learned_positions:

@@ -17,7 +17,7 @@ Not modelled: amsgrad, maximize, capturable, differentiable, nesterov, and the w
 and SGD, which makes a copy of the gradients (AdamW's does not).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vrambudget.engine.context import context
@@ -25,6 +25,8 @@ from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.training.adafactor import Adafactor
+from vrambudget.training.bitsandbytes import KINDS, BitsAndBytes
+from vrambudget.training.muon import MuonAndAdamW
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
 
 
@@ -108,12 +110,17 @@ class SGD(Optimizer):
 
 
 def make_optimizer(
-    name: str, implementation: str | None, parameters: Sequence[Parameter]
+    name: str,
+    implementation: str | None,
+    parameters: Sequence[Parameter],
+    outer: Collection[Parameter] = (),
 ) -> Optimizer | None:
     """Return the optimizer of that name, None for "none".
 
+    `outer`: the embeddings and the head, which Muon leaves to AdamW.
+
     Without an implementation PyTorch takes foreach for all but Adafactor, which takes its for-loop.
-    Raises VramBudgetError for names and combinations that torch.optim does not have.
+    Raises VramBudgetError for names and combinations that there are not.
     """
     if implementation not in {None, "foreach", "fused", "for-loop"}:
         raise VramBudgetError(
@@ -130,7 +137,11 @@ def make_optimizer(
             return Adafactor(parameters, chosen if implementation else "for-loop")
         case "none":
             return None
-    known = ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "none")
+        case "muon":
+            return MuonAndAdamW(parameters, outer, lambda rest: Adam(rest, chosen))
+    if name in KINDS:
+        return BitsAndBytes(parameters, KINDS[name])
+    known = ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "muon", *KINDS, "none")
     raise VramBudgetError(
         f"optimizer {name!r} is not known",
         hint=did_you_mean(name, known) or f"known are {', '.join(known)}",
