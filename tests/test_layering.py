@@ -20,15 +20,20 @@ LAYERS = [
     {"models"},
     {"training"},
     {"allocator", "budget"},
-    {"simulate", "replay"},
+    {"simulate", "replay", "trace"},
     {"estimator"},
     {"validate", "planning", "measure", "rehearse", "report", "compare"},
+    {"integrations"},
     {"cli", "__main__"},
 ]
+# Jupyter and print ask a budget to show itself; the reports that it asks are above it.
+EXCEPTIONS = {("budget.py", "report")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
 MAY_BE_HEAVY = {"measure", "rehearse"}
 # A sweep's vector of sizes is an array; only a sweep imports it.
-MAY_IMPORT = {"planning/size_vector.py": {"numpy"}}
+MAY_IMPORT = {
+    f"planning/{name}.py": {"numpy"} for name in ("size_vector", "shared_tape", "sweep_points")
+}
 
 MODULES = sorted(
     path
@@ -72,8 +77,9 @@ def _parts_imported(path: Path) -> set[str]:
 
 @each_module
 def test_a_module_imports_from_its_own_layer_or_a_lower_one(path):
-    own = _layer(_part(path))
-    assert not {part for part in _parts_imported(path) if _layer(part) > own}
+    own, file = _layer(_part(path)), path.relative_to(PACKAGE).as_posix()
+    above = {part for part in _parts_imported(path) if _layer(part) > own}
+    assert above <= {part for name, part in EXCEPTIONS if name == file}
 
 
 def test_every_part_of_the_package_has_a_layer():

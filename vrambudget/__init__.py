@@ -16,11 +16,12 @@ _HOMES = {
     "Budget": "vrambudget.budget",
     "NotModelledError": "vrambudget.errors",
     "VramBudgetError": "vrambudget.errors",
+    "draw": "vrambudget.report.pictures",
     "estimate": "vrambudget.estimator",
     "find_gpu": "vrambudget.config.gpus",
 }
 
-__all__ = ["Budget", "NotModelledError", "VramBudgetError", "estimate", "find_gpu"]
+__all__ = ["Budget", "NotModelledError", "VramBudgetError", "draw", "estimate", "find_gpu"]
 
 
 def __getattr__(name: str) -> Any:

@@ -96,6 +96,22 @@ class Budget:
         """Whether the job runs on its card; True where no card was named."""
         return self.device is None or self.device.fits
 
+    def __str__(self) -> str:
+        from vrambudget.report import render  # noqa: PLC0415 - to show itself, upwards
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from vrambudget.report.notebook import budget_html  # noqa: PLC0415 - upwards, too
+
+        return budget_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: FBT001 - IPython's own
+        """Print what IPython shows in a terminal."""
+        del cycle
+        printer.text(str(self))
+
     def check(self) -> "Budget":
         """Return self. Raises AssertionError where a number contradicts another."""
         for problem in self._contradictions():

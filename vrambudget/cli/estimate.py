@@ -31,7 +31,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="a name ('RTX 3060'), a size as sold (12GB), an exact one (11.69GiB), or auto",
     )
     add_job_options(parser)
-    add_output_options(parser)
+    add_output_options(
+        parser, writes="write to FILE; .html, .png, .svg and .pickle are pictures of the steps"
+    )
     parser.set_defaults(run=run)
 
 

@@ -11,10 +11,10 @@ from vrambudget.report import FORMATS, Format
 _SUFFIXES: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "markdown"}
 
 
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add --format and -o."""
+def add_output_options(parser: argparse.ArgumentParser, *, writes: str = "write to FILE") -> None:
+    """Add --format and -o; `writes` is the help of -o."""
     parser.add_argument("--format", choices=FORMATS, help="(default: by -o's suffix, else table)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=writes)
 
 
 def chosen_format(args: argparse.Namespace) -> Format:

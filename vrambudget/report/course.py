@@ -20,7 +20,7 @@ from vrambudget.trace import Action, trace
 from vrambudget.units import format_bytes
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
-_COLUMNS = 1200
+_COLUMNS = 720
 _LEAST = 2  # columns of a phase, however short
 _LARGEST = 8  # groups that a column names
 

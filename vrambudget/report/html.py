@@ -1,0 +1,120 @@
+"""One self-contained page: verdict, breakdown, the timeline of the steps, every part counted.
+
+The page needs no network and, but for pointing at moments of the timeline, no script. `page.css`
+and `page.js` lie beside this file and are put into it whole.
+"""
+
+import json
+from collections.abc import Iterator
+from html import escape
+from importlib.resources import files
+
+from vrambudget import __version__
+from vrambudget.budget import Budget
+from vrambudget.estimator import Followed
+from vrambudget.report.bar import bar, pieces
+from vrambudget.report.colours import COLOURS, OTHERS, css, slug
+from vrambudget.report.course import PARTS, Course, course
+from vrambudget.report.ledger import Ledger, ledger
+from vrambudget.report.plot import plot
+from vrambudget.report.words import job_text, moments, notes, phase_text, verdict
+from vrambudget.units import bytes_in
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script type="application/json" id="course">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page(followed: Followed) -> str:
+    """Return the page."""
+    budget = followed.budget
+    lines = ledger(budget)
+    drawn = course(followed.tape, followed.room_bytes if budget.out_of_memory else None)
+    colours = [*COLOURS.items(), *OTHERS.items()]
+    return _PAGE.format(
+        title=escape(f"{budget.model}: {_headline(budget, lines)}"),
+        style=css(colours) + _beside("page.css"),
+        body="\n".join(_body(followed, lines, drawn)),
+        data=_data(drawn, lines),
+        script=_beside("page.js"),
+    )
+
+
+def _beside(name: str) -> str:
+    return files("vrambudget.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _headline(budget: Budget, lines: Ledger) -> str:
+    return ": ".join(verdict(budget, lines))
+
+
+def _body(followed: Followed, lines: Ledger, drawn: Course) -> Iterator[str]:
+    budget = followed.budget
+    word, sentence = verdict(budget, lines)
+    kind = "peak" if budget.device is None else "fits" if budget.fits else "fails"
+    yield f'<h1 class="{kind}">{word}</h1><p class="verdict">{escape(sentence)}</p>'
+    yield f'<p class="job">{escape(job_text(budget))}</p>'
+    yield f"<section><h2>At the peak</h2>{bar(budget, lines, lambda n: f'var(--{slug(n)})')}"
+    yield f"{_legend(budget, lines)}</section>"
+    yield "<section><h2>Along the steps</h2>"
+    yield plot(drawn, lines.amounts.unit, followed.room_bytes)
+    yield "</section>"
+    yield f"<section><h2>How it is counted</h2>{_table(lines)}</section>"
+    told = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
+    yield f'<ul class="notes">{told}</ul>'
+    yield f"<footer>Predicted by vrambudget {__version__}; no GPU was used.</footer>"
+
+
+def _legend(budget: Budget, lines: Ledger) -> str:
+    items = "".join(
+        f'<li><i style="background:var(--{slug(piece.name)})"></i>{escape(piece.name)}'
+        f"<b>{piece.amount}</b></li>"
+        for piece in pieces(budget, lines)[0]
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _table(lines: Ledger) -> str:
+    rows = "".join(
+        f"<tr{' class=total' if line.is_total else ''}><th scope=row>{escape(line.name)}</th>"
+        f"<td>{lines.amounts.text(line.hundredths)}</td><td>{escape(line.counted)}</td></tr>"
+        for line in lines.lines
+    )
+    return (
+        f"<table><thead><tr><th>at the peak</th><th>{lines.amounts.unit}</th><th>how counted</th>"
+        f"</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _data(drawn: Course, lines: Ledger) -> str:
+    """Return what the script shows of each moment, as JSON that cannot end its element."""
+    unit = lines.amounts.unit
+    values = {
+        "unit": unit,
+        "unitBytes": bytes_in(unit),
+        "parts": list(PARTS),
+        "order": [PARTS.index(name) for name in COLOURS],
+        "peak": drawn.peak,
+        "spans": [(s.step + 1, phase_text(s.phase), s.start, s.stop) for s in drawn.spans],
+        "groups": [(g.purpose, g.operation, g.tensor, g.size_bytes) for g in drawn.groups],
+        "columns": [
+            (c.operation, c.allocated_bytes, c.reserved_bytes, c.parts, c.largest)
+            for c in drawn.columns
+        ],
+    }
+    return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")

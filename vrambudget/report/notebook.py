@@ -1,0 +1,55 @@
+"""A budget as a notebook shows it: the verdict, the bar, and the parts that are not zero.
+
+The fragment brings its few styles along. Text takes the notebook's own colour, so that light and
+dark themes both do.
+"""
+
+from html import escape
+
+from vrambudget.budget import Budget
+from vrambudget.report.bar import bar, pieces
+from vrambudget.report.colours import COLOURS, OTHERS
+from vrambudget.report.ledger import Ledger, ledger
+from vrambudget.report.words import job_text, moments, notes, verdict
+
+_STYLE = (
+    "<style scoped>"
+    ".vrambudget{max-width:720px;font:14px/1.45 system-ui,sans-serif}"
+    ".vrambudget .bar{position:relative;display:flex;height:22px;margin:8px 0;"
+    "background:rgba(128,128,128,.15);border-radius:3px}"
+    ".vrambudget .edge{position:absolute;top:-4px;bottom:-4px;width:2px;background:currentColor}"
+    ".vrambudget table{border-collapse:collapse;margin:0;font-size:inherit}"
+    ".vrambudget td{padding:1px 14px 1px 0;text-align:left;border:0;background:none}"
+    ".vrambudget td.n{text-align:right;font-variant-numeric:tabular-nums}"
+    "</style>"
+)
+_GOOD, _BAD, _QUIET = "#2a9d63", "#d9463d", "opacity:.7"
+
+
+def budget_html(budget: Budget) -> str:
+    """Return the budget as an HTML fragment."""
+    lines = ledger(budget)
+    word, sentence = verdict(budget, lines)
+    ink = "inherit" if budget.device is None else _GOOD if budget.fits else _BAD
+    told = "".join(
+        f'<div style="{_QUIET}">{escape(text)}</div>' for text in (*moments(budget), *notes(budget))
+    )
+    return (
+        f'{_STYLE}<div class="vrambudget"><b style="color:{ink};font-size:17px">{word}</b> '
+        f'{escape(sentence)}<div style="{_QUIET}">{escape(job_text(budget))}</div>'
+        f"{bar(budget, lines, _colour)}{_table(budget, lines)}{told}</div>"
+    )
+
+
+def _table(budget: Budget, lines: Ledger) -> str:
+    rows = "".join(
+        f'<tr><td><span style="color:{_colour(piece.name)}">&#9632;</span>'
+        f" {escape(piece.name)}</td>"
+        f'<td class="n">{piece.amount}</td></tr>'
+        for piece in pieces(budget, lines)[0]
+    )
+    return f"<table>{rows}</table>"
+
+
+def _colour(name: str) -> str:
+    return (COLOURS | OTHERS)[name].light

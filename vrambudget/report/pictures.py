@@ -1,0 +1,68 @@
+"""Pictures by the suffix of their file. They need a job's tape, not its budget alone.
+
+.html      a page: verdict, breakdown, timeline, table; opens anywhere
+.png .svg  the timeline, with matplotlib
+.pickle    a snapshot for PyTorch's own memory viewer
+"""
+
+from pathlib import Path
+from typing import Any
+
+from vrambudget.budget import Budget
+from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Followed, follow, resolve
+
+SUFFIXES = (".html", ".png", ".svg", ".pickle")
+
+
+def draw(path: str | Path, model: Any, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
+    """Estimate as `vrambudget.estimate` does, write the picture that `path` names, too.
+
+    Raises VramBudgetError for a suffix that no picture has, and where the file cannot be written.
+    """
+    path = Path(path)
+    _check(path)
+    followed = follow(resolve(model, gpu=gpu, **fields))
+    save(followed, path)
+    return followed.budget
+
+
+def is_picture(path: Path | None) -> bool:
+    """Return whether a file of this name holds a picture."""
+    return path is not None and path.suffix.lower() in SUFFIXES
+
+
+def save(followed: Followed, path: Path) -> None:
+    """Write the picture that `path` names."""
+    _check(path)
+    content = _picture(followed, path.suffix.lower())
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise VramBudgetError(
+            f"cannot write the picture: {error.strerror}", where=str(path)
+        ) from error
+
+
+def _check(path: Path) -> None:
+    if not is_picture(path):
+        raise VramBudgetError(
+            f"there is no picture of the kind {path.suffix!r}",
+            where=str(path),
+            hint=f"take {', '.join(SUFFIXES)}",
+        )
+
+
+def _picture(followed: Followed, suffix: str) -> bytes:
+    if suffix == ".html":
+        from vrambudget.report.html import page  # noqa: PLC0415 - each kind needs its own
+
+        return page(followed).encode()
+    if suffix == ".pickle":
+        from vrambudget.report.snapshot import snapshot_bytes  # noqa: PLC0415
+
+        return snapshot_bytes(followed)
+    from vrambudget.report.timeline import timeline  # noqa: PLC0415
+
+    return timeline(followed, "svg" if suffix == ".svg" else "png")

@@ -1,0 +1,154 @@
+"""The timeline as inline SVG with HTML labels: purposes stacked, one column for each moment.
+
+The drawing stretches with the page, its labels do not: they are placed in percent of its width, by
+`data-from` and `data-to` in columns, which the page's script uses too when it shows one step alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from vrambudget.report.colours import COLOURS, slug
+from vrambudget.report.course import PARTS, Course, Span
+from vrambudget.report.words import phase_text
+from vrambudget.units import bytes_in, format_bytes
+
+_HEIGHT = 4000  # of the drawing, in its own units
+_AIR = 1.04  # above the highest line
+_CARD_IN_SIGHT = 1.4  # a card larger than this many times the peak would flatten the picture
+_TICKS = 6
+
+
+def plot(drawn: Course, unit: str, room_bytes: int | None) -> str:
+    """Return the figure: zoom buttons, the drawing, its labels, and room for what is pointed at."""
+    top = _top(drawn, room_bytes)
+    count = len(drawn.columns)
+    labels = "".join(
+        (
+            *_ticks(top, unit),
+            *_phases(drawn),
+            *_steps(drawn),
+            *_markers(drawn, top, unit, room_bytes),
+        )
+    )
+    return (
+        f'<div id="zoom">{_buttons(drawn)}<span>dashed: reserved</span></div>'
+        f'<figure id="timeline" data-columns="{count}">'
+        f'<svg viewBox="0 0 {count} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(_areas(drawn, top))}{_reserved(drawn, top)}{_borders(drawn)}</svg>"
+        f'{labels}<div id="cursor"></div></figure>'
+        f'<div id="moment">{_moment(drawn, unit)}</div>'
+    )
+
+
+def _top(drawn: Course, room_bytes: int | None) -> float:
+    highest = max(column.reserved_bytes for column in drawn.columns)
+    if room_bytes is not None and room_bytes <= _CARD_IN_SIGHT * highest:
+        highest = max(highest, room_bytes)
+    return highest * _AIR
+
+
+def _areas(drawn: Course, top: float) -> Iterator[str]:
+    """Yield one path for each part, on top of the parts before it."""
+    below = [0] * len(drawn.columns)
+    for name in COLOURS:
+        part = PARTS.index(name)
+        above = [low + column.parts[part] for low, column in zip(below, drawn.columns, strict=True)]
+        if above != below:
+            outline = f"{_line(above, top)}L{_line(below, top, back=True)[1:]}Z"
+            yield f'<path d="{outline}" fill="var(--{slug(name)})"/>'
+        below = above
+
+
+def _line(values: Sequence[int], top: float, *, back: bool = False) -> str:
+    """Return a path of level steps, one unit wide each, without points that change nothing."""
+    heights = [round(_HEIGHT * (1 - value / top)) for value in values]
+    corners = []
+    for x, y in enumerate(heights):
+        if x == 0 or y != heights[x - 1]:
+            corners += [(x, heights[x - 1])] if x else []
+            corners.append((x, y))
+    corners.append((len(heights), heights[-1]))
+    return "M" + " ".join(f"{x},{y}" for x, y in (reversed(corners) if back else corners))
+
+
+def _reserved(drawn: Course, top: float) -> str:
+    line = _line([column.reserved_bytes for column in drawn.columns], top)
+    return f'<path d="{line}" class="reserved"/>'
+
+
+def _borders(drawn: Course) -> str:
+    path = "".join(f"M{span.start},0V{_HEIGHT}" for span in drawn.spans[1:])
+    return f'<path d="{path}" class="border"/>'
+
+
+def _ticks(top: float, unit: str) -> Iterator[str]:
+    size = bytes_in(unit)
+    step = _round_step(top / size / _TICKS)
+    for i in range(int(top / size / step) + 1):
+        text = f"{i * step:g} {unit}" if i else "0"
+        yield f'<div class="tick" style="bottom:{i * step * size / top:.2%}">{text}</div>'
+
+
+def _round_step(least: float) -> float:
+    """Return the smallest of 1, 2, 5 times a power of ten that is not below `least`."""
+    power = 10.0 ** (len(f"{least:.0f}") - 1) if least >= 1 else 0.1
+    return next((k * power for k in (1, 2, 5) if k * power >= least), 10 * power)
+
+
+def _phases(drawn: Course) -> Iterator[str]:
+    for span in drawn.spans:
+        text = phase_text(span.phase)
+        yield f'<div class="phase" {_place(span.start, span.stop)} title="{text}">{text}</div>'
+
+
+def _steps(drawn: Course) -> Iterator[str]:
+    for step, start, stop in _step_spans(drawn):
+        text = f"step {step + 1}"
+        yield f'<div class="step" {_place(start, stop)}>{text}</div>'
+
+
+def _step_spans(drawn: Course) -> list[tuple[int, int, int]]:
+    spans: dict[int, list[Span]] = {}
+    for span in drawn.spans:
+        spans.setdefault(span.step, []).append(span)
+    return [(step, found[0].start, found[-1].stop) for step, found in spans.items()]
+
+
+def _markers(drawn: Course, top: float, unit: str, room_bytes: int | None) -> Iterator[str]:
+    peak = drawn.columns[drawn.peak]
+    text = f"peak {format_bytes(peak.allocated_bytes, unit)}"
+    yield _marker("peak", drawn.peak, peak.allocated_bytes / top, text)
+    if room_bytes is not None and room_bytes <= top:
+        text = f"room for PyTorch on this card: {format_bytes(room_bytes, unit)}"
+        yield f'<div class="room" style="bottom:{room_bytes / top:.2%}"><b>{text}</b></div>'
+    if drawn.out_of_memory is not None and room_bytes is not None:
+        yield _marker("full", drawn.out_of_memory, room_bytes / top, "out of memory here")
+
+
+def _marker(kind: str, column: int, height: float, text: str) -> str:
+    place = _place(column, column + 1)
+    return f'<div class="marker {kind}" {place} data-height="{height:.4f}"><b>{text}</b></div>'
+
+
+def _place(start: int, stop: int) -> str:
+    return f'data-from="{start}" data-to="{stop}"'
+
+
+def _buttons(drawn: Course) -> str:
+    whole = f'<button {_place(0, len(drawn.columns))} aria-pressed="true">all steps</button>'
+    return whole + "".join(
+        f"<button {_place(start, stop)}>step {step + 1}</button>"
+        for step, start, stop in _step_spans(drawn)
+    )
+
+
+def _moment(drawn: Course, unit: str) -> str:
+    """Return the peak's moment, which is shown until another is pointed at."""
+    column, span = drawn.columns[drawn.peak], drawn.span_of(drawn.peak)
+    rows = "".join(
+        f"<li>{count} x {escape(group.operation)}, {escape(group.tensor)}:"
+        f" {format_bytes(count * group.size_bytes, unit)}</li>"
+        for group, count in ((drawn.groups[g], n) for g, n in column.largest)
+    )
+    where = f"step {span.step + 1}, {phase_text(span.phase)}, {escape(column.operation)}"
+    return f"<p>{where}</p><ul>{rows}</ul>"

@@ -1,0 +1,138 @@
+"""The memory timeline as a PNG or SVG file, with matplotlib (an extra; nothing else needs it)."""
+
+import io
+from importlib import import_module
+from typing import Any, Literal
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Followed
+from vrambudget.report.colours import COLOURS
+from vrambudget.report.course import PARTS, Course, course
+from vrambudget.report.ledger import ledger
+from vrambudget.report.words import job_text, phase_text, verdict
+from vrambudget.units import bytes_in, format_bytes
+
+_INCHES = (11.0, 5.2)
+_DOTS_PER_INCH = 150
+_CARD_IN_SIGHT = 1.4  # a card larger than this many times the peak would flatten the picture
+_AIR = 1.06  # above the highest line
+_INK, _QUIET, _BAD = "#1c2128", "#5a6472", "#b3261e"
+_WIDE = 0.055  # share of the width that a phase needs for its name
+
+
+def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
+    """Return the picture. Raises VramBudgetError where matplotlib is missing."""
+    budget = followed.budget
+    lines = ledger(budget)
+    drawn = course(followed.tape, followed.room_bytes if budget.out_of_memory else None)
+    figure = _figure()
+    axes = figure.subplots()
+    _stack(axes, drawn, bytes_in(lines.amounts.unit))
+    axes.set_ylabel(lines.amounts.unit)
+    axes.spines[["top", "right"]].set_visible(b=False)
+    _name_phases(axes, drawn)
+    _mark_peak(axes, drawn, lines.amounts.unit)
+    _mark_card(axes, drawn, followed.room_bytes, lines.amounts.unit)
+    _legend(axes)
+    word, sentence = verdict(budget, lines)
+    axes.set_title(f"{word}: {sentence}", loc="left", fontsize=12, fontweight="bold", pad=20)
+    axes.text(0, 1.015, job_text(budget), transform=axes.transAxes, fontsize=7.5, color=_QUIET)
+    out = io.BytesIO()
+    figure.savefig(out, format=kind, dpi=_DOTS_PER_INCH, metadata=_UNDATED[kind])
+    return out.getvalue()
+
+
+_UNDATED: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
+
+
+def _figure() -> Any:
+    try:
+        figure = import_module("matplotlib.figure")
+    except ImportError:
+        raise VramBudgetError(
+            "a timeline as PNG or SVG needs matplotlib, which is not installed",
+            hint="pip install 'vrambudget[pictures]', or take -o report.html, which needs nothing",
+        ) from None
+    return figure.Figure(figsize=_INCHES, layout="constrained")
+
+
+def _stack(axes: Any, drawn: Course, unit_bytes: int) -> None:
+    count = len(drawn.columns)
+    last = drawn.columns[-1]
+    columns = [*drawn.columns, last]  # where the last column ends
+    names = [name for name in COLOURS if any(c.parts[PARTS.index(name)] for c in drawn.columns)]
+    axes.stackplot(
+        range(count + 1),
+        [[c.parts[PARTS.index(name)] / unit_bytes for c in columns] for name in names],
+        colors=[COLOURS[name].light for name in names],
+        labels=names,
+        step="post",
+        linewidth=0,
+    )
+    reserved = [column.reserved_bytes / unit_bytes for column in columns]
+    axes.step(
+        range(count + 1),
+        reserved,
+        where="post",
+        color=_INK,
+        lw=0.9,
+        ls="--",
+        alpha=0.7,
+        label="reserved",
+    )
+    axes.set_xlim(0, count)
+    axes.set_ylim(0, _AIR * max(reserved))
+
+
+def _name_phases(axes: Any, drawn: Course) -> None:
+    wide = [s for s in drawn.spans if s.stop - s.start >= _WIDE * len(drawn.columns)]
+    middles = [(span.start + span.stop) / 2 for span in wide]
+    names = [f"{phase_text(span.phase)}\nstep {span.step + 1}" for span in wide]
+    axes.set_xticks(middles, names, fontsize=7.5)
+    axes.tick_params(axis="x", length=0)
+    for span in drawn.spans[1:]:
+        axes.axvline(span.start, color=_QUIET, lw=0.6, alpha=0.35)
+
+
+def _mark_peak(axes: Any, drawn: Course, unit: str) -> None:
+    peak = drawn.columns[drawn.peak].allocated_bytes
+    text = f"peak {format_bytes(peak, unit)}"
+    _point(axes, drawn.peak, peak / bytes_in(unit), _INK, text)
+
+
+def _mark_card(axes: Any, drawn: Course, room_bytes: int | None, unit: str) -> None:
+    """Draw what the card has for PyTorch, where that is in sight, and where it is full."""
+    highest = drawn.columns[-1].reserved_bytes
+    if room_bytes is None or room_bytes > _CARD_IN_SIGHT * highest:
+        return
+    room = room_bytes / bytes_in(unit)
+    axes.axhline(room, color=_BAD, lw=1.4, label="room on the card")
+    axes.set_ylim(0, max(axes.get_ylim()[1], _AIR * room))
+    if drawn.out_of_memory is not None:
+        _point(axes, drawn.out_of_memory, room, _BAD, "out of memory here")
+
+
+def _legend(axes: Any) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(
+        handles[::-1],
+        names[::-1],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def _point(axes: Any, column: int, height: float, colour: str, text: str) -> None:
+    axes.plot([column + 0.5], [height], "o", color=colour, ms=4.5, mec="white", mew=1)
+    axes.annotate(
+        text,
+        (column + 0.5, height),
+        (0, 6),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8.5,
+        fontweight="bold",
+        color=colour,
+    )
