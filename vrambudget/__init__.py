@@ -18,10 +18,14 @@ _HOMES = {
     "VramBudgetError": "vrambudget.errors",
     "draw": "vrambudget.report.pictures",
     "estimate": "vrambudget.estimator",
+    "find_executable_batch_size": "vrambudget.planning.batch_finder",
     "find_gpu": "vrambudget.config.gpus",
+    "max_batch": "vrambudget.planning.fit",
+    "max_block": "vrambudget.planning.fit",
+    "sweep": "vrambudget.planning.sweep",
 }
 
-__all__ = ["Budget", "NotModelledError", "VramBudgetError", "draw", "estimate", "find_gpu"]
+__all__ = ["Budget", "NotModelledError", "VramBudgetError", "draw", "estimate", "find_gpu", "find_executable_batch_size", "max_batch", "max_block", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

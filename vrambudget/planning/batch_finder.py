@@ -1,0 +1,48 @@
+"""accelerate's `find_executable_batch_size`, begun at the batch that fits.
+
+    @find_executable_batch_size(model="gpt2", block=1024)       # the free memory of this GPU now
+    def train(batch_size): ...
+
+    train()
+
+accelerate's own begins at 128 and halves the batch at every crash. This one begins at the largest
+batch that the job's prediction leaves room for; should that crash all the same, accelerate goes on
+as it does.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.planning.fit import max_batch
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    *,
+    model: str | Path | Mapping[str, Any],
+    gpu: str | Gpu = "auto",
+    margin: int | str = 0,
+    **fields: Any,
+) -> Callable[..., Any]:
+    """Return accelerate's decorator, or the decorated function; the rest as for `max_batch`.
+
+    Raises VramBudgetError where not even a batch of 1 fits, and where accelerate is missing.
+    """
+    try:
+        from accelerate.utils import find_executable_batch_size as search  # noqa: PLC0415 - extra
+    except ImportError as error:
+        raise VramBudgetError(
+            "find_executable_batch_size needs accelerate",
+            hint="pip install accelerate, or start your own search at vrambudget.max_batch(...)",
+        ) from error
+    batch = max_batch(model, gpu=gpu, margin=margin, **fields)
+    if batch == 0:
+        raise VramBudgetError(
+            "not even a batch of 1 fits",
+            hint="`vrambudget MODEL --advise` says what helps",
+        )
+    decorated: Callable[..., Any] = search(function, starting_batch_size=batch)
+    return decorated

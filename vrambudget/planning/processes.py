@@ -1,0 +1,62 @@
+"""Run pieces of work side by side, one process for each CPU, where the system can fork.
+
+Elsewhere, in a process that may have no children, and for a single piece, they run one after the
+other: a child that does not fork imports its parent's script, which then must be written for that.
+The progress bar is tqdm's, on stderr, if that is a terminal and tqdm is installed.
+"""
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+
+def cpu_count() -> int:
+    """Return how many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def side_by_side(
+    function: Callable[[Piece], Result], pieces: Sequence[Piece]
+) -> Iterator[tuple[Piece, Result]]:
+    """Yield (piece, function(piece)) as they are done."""
+    workers = min(cpu_count(), len(pieces))
+    if workers < 2 or not _can_fork():  # noqa: PLR2004
+        yield from ((piece, function(piece)) for piece in pieces)
+        return
+    with warnings.catch_warnings():
+        # Python warns of threads in the parent; NumPy's wait for work and hold no lock.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            waiting = {pool.submit(function, piece): piece for piece in pieces}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+
+
+def _can_fork() -> bool:
+    return (
+        "fork" in multiprocessing.get_all_start_methods()
+        and not multiprocessing.current_process().daemon
+    )
+
+
+@contextmanager
+def progress(total: int, unit: str) -> Iterator[Callable[[int], Any]]:
+    """Give a function that is told how many more of `total` are done."""
+    try:
+        from tqdm import tqdm  # noqa: PLC0415 - an extra
+    except ImportError:
+        yield lambda _: None
+        return
+    with tqdm(total=total, unit=f" {unit}", file=sys.stderr, disable=None, leave=False) as bar:
+        yield bar.update

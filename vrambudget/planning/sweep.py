@@ -1,0 +1,107 @@
+"""What a model takes at many settings: every combination of the values that are given.
+
+    sweep("gpt2", batch=[1, 2, 4], precision=["fp32", "amp-bf16"], gpu=["RTX 3060", "RTX 4090"])
+
+returns a list of records (dicts of plain values, the same keys in each), which pandas, polars and
+pyarrow take as they are. Work that is the same is done once: cards with the same kernels share a
+tape, points (batch, block) that a model's rules treat alike share a walk over the model.
+
+    by="replay"      requested, allocated and reserved peaks of each point and whether it fits on
+                     each card, as `estimate` says
+    by="requested"   the peak of requested bytes alone, without a replay of the allocator: for grids
+                     of many thousand points. A point whose requests alone exceed a card does not
+                     fit there; for the others `fits` is None
+
+Needs NumPy.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.config.settings import show
+from vrambudget.errors import VramBudgetError
+from vrambudget.planning.processes import progress, side_by_side
+from vrambudget.planning.sweep_plan import Cards, ModelSource, Place, Plan, make_plan, room_bytes
+
+By = Literal["replay", "requested"]
+Record = dict[str, Any]
+
+
+def sweep(
+    model: ModelSource, *, gpu: Cards = None, by: By = "replay", **fields: Any
+) -> list[Record]:
+    """Return a record for every combination; a field of `Job` may have one value or many.
+
+    The order is that of nested loops: fields of the job, then batch, block and card. Raises
+    VramBudgetError for a value that makes no sense.
+    """
+    if by not in get_args(By):
+        raise VramBudgetError(f"by is {show(by)}", hint="it is 'replay' or 'requested'")
+    plan = make_plan(model, gpu, fields)
+    return list(_records(plan, by, _results(plan, by)))
+
+
+def _results(plan: Plan, by: By) -> list[list[Any]]:
+    """Return what each point comes to in each setting: an Outcome, or requested bytes."""
+    try:
+        from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
+    except ImportError as error:
+        raise VramBudgetError(
+            "a sweep needs NumPy", hint="pip install 'vrambudget[sweep]'"
+        ) from error
+    found: list[list[Any]] = [[None] * len(plan.points) for _ in plan.settings]
+    pieces = [
+        portion
+        for number, setting in enumerate(plan.settings)
+        for portion in work.portions(number, setting, plan.points, replays=by == "replay")
+    ]
+    function: Callable[[Any], list[Any]] = work.replayed if by == "replay" else work.requested
+    with progress(len(found) * len(plan.points), "points") as done:
+        for portion, results in side_by_side(function, pieces):
+            for index, result in zip(portion.indices.tolist(), results, strict=True):
+                found[portion.number][index] = result
+            done(len(portion.indices))
+    return found
+
+
+def _records(plan: Plan, by: By, found: list[list[Any]]) -> Iterator[Record]:
+    measures = _replayed if by == "replay" else _requested
+    for places in plan.combinations:
+        task = plan.settings[places[0].setting].task
+        settings = {name: _plain(getattr(task.job, name)) for name in plan.columns}
+        columns = [(_of_card(place.card), place, found[place.setting]) for place in places]
+        for index, (batch, block) in enumerate(plan.points):
+            point = {"model": task.model, "batch": batch, "block": block, **settings}
+            for card, place, results in columns:
+                yield {**point, **card, **measures(place, results[index])}
+
+
+def _plain(value: Any) -> Any:
+    return ",".join(value) if isinstance(value, tuple) else value
+
+
+def _of_card(card: Gpu | None) -> Record:
+    return {
+        "gpu": card.name if card else None,
+        "capacity_bytes": card.capacity_bytes if card else None,
+    }
+
+
+def _requested(place: Place, requested_bytes: int) -> Record:
+    cannot = place.card is not None and requested_bytes > room_bytes(place.card)
+    return {"peak_requested_bytes": requested_bytes, "fits": False if cannot else None}
+
+
+def _replayed(place: Place, outcome: Any) -> Record:
+    peak, card = outcome.peak, place.card
+    return {
+        "peak_requested_bytes": peak.requested_bytes,
+        "peak_allocated_bytes": peak.allocated_bytes,
+        "peak_reserved_bytes": peak.reserved_bytes,
+        "peak_step": peak.step,
+        "peak_phase": peak.phase,
+        "peak_operation": peak.operation,
+        "headroom_bytes": room_bytes(card) - peak.reserved_bytes if card else None,
+        "fits": outcome.fits[place.position] if card else None,
+    }

@@ -1,0 +1,135 @@
+"""What a sweep has to compute, and in which order its records come.
+
+    fields of the job, each with one value or many    every combination is a job
+    cards                                             those with the same kernels share a setting
+    batches x blocks                                  the points of every setting
+
+Values are checked here, all of them, before anything is computed.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.job import Job
+from vrambudget.config.settings import canonical, show
+from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.estimator import Task, resolve
+
+ModelSource = str | Path | Mapping[str, Any]
+Cards = str | Gpu | Iterable[str | Gpu] | None
+
+_ALWAYS = ("mode", "precision", "optimizer", "optimizer_impl", "attention", "checkpointing")
+"""Fields of the job that every record has, besides batch, block and what the sweep was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything but batch and block; `cards` share the kernels of the task's."""
+
+    task: Task
+    cards: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a card's numbers are: the setting, and the card's place among the setting's."""
+
+    setting: int
+    card: Gpu | None
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be computed, and in which order the records come."""
+
+    settings: tuple[Setting, ...]
+    combinations: tuple[tuple[Place, ...], ...]  # the cards, in order, for each combination
+    points: tuple[tuple[int, int], ...]  # (batch, block)
+    columns: tuple[str, ...]  # fields of the job
+
+
+def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Plan:
+    """Return the plan. Raises VramBudgetError for a value that makes no sense."""
+    cards, several = _cards(gpu), _many(fields)
+    others = {name: values for name, values in several.items() if name not in {"batch", "block"}}
+    first = {name: several[name][0] for name in ("batch", "block") if name in several}
+    tasks = [
+        resolve(model, **first, **dict(zip(others, values, strict=True)))
+        for values in itertools.product(*others.values())
+    ]
+    batches, blocks = (
+        [_checked(tasks, name, value) for value in several.get(name, [getattr(tasks[0].job, name)])]
+        for name in ("batch", "block")
+    )
+    settings: list[Setting] = []
+    return Plan(
+        combinations=tuple(tuple(_places(task, cards, settings)) for task in tasks),
+        settings=tuple(settings),
+        points=tuple(itertools.product(batches, blocks)),
+        columns=tuple(name for name in Job.model_fields if name in {*_ALWAYS, *others}),
+    )
+
+
+def room_bytes(card: Gpu) -> int:
+    """Return what a card has for PyTorch's segments."""
+    return card.capacity_bytes - card.context_bytes
+
+
+def _many(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return each field's values as a list. Raises VramBudgetError for what is no field."""
+    known = {*Job.model_fields, *Job.aliases}
+    for name in fields:
+        if name not in known:
+            raise VramBudgetError(
+                f"a job has no {show(name)}", hint=did_you_mean(name, [*known, "gpu", "by"])
+            )
+    try:
+        several = canonical({k: _values(k, v) for k, v in fields.items()}, Job.aliases)
+    except ValueError as error:
+        raise VramBudgetError(str(error)) from None
+    for name, values in several.items():
+        if not values:
+            raise VramBudgetError(f"{name} has no values")
+    return several
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    is_one = isinstance(value, str | bytes) or not isinstance(value, Iterable)
+    if is_one or (name == "lora_targets" and isinstance(value, tuple)):
+        return [value]
+    return list(value)
+
+
+def _cards(gpu: Cards) -> tuple[Gpu, ...]:
+    if gpu is None:
+        return ()
+    several = [gpu] if isinstance(gpu, str | Gpu) else list(gpu)
+    return tuple(find_gpu(card) if isinstance(card, str) else card for card in several)
+
+
+def _checked(tasks: Sequence[Task], name: str, value: Any) -> int:
+    """Return a batch or a block that all tasks take."""
+    size: int = getattr(Job.parse({name: value}), name)
+    for task in tasks:
+        task.job.model_copy(update={name: size}).resolve(task.config)
+    return size
+
+
+def _places(task: Task, cards: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
+    """Yield where each card's numbers will be; a setting for each kind of kernels is added."""
+    kinds: dict[Any, list[Gpu]] = {}
+    for card in cards:
+        kinds.setdefault((card.compute_capability, card.multiprocessors), []).append(card)
+    numbers = dict(zip(kinds, itertools.count(len(settings)), strict=False))
+    settings.extend(Setting(replace(task, gpu=same[0]), tuple(same)) for same in kinds.values())
+    for card in cards:
+        kind = card.compute_capability, card.multiprocessors
+        yield Place(numbers[kind], card, kinds[kind].index(card))
+    if not cards:
+        settings.append(Setting(task, ()))
+        yield Place(len(settings) - 1, None, 0)

@@ -1,0 +1,76 @@
+"""The work of a sweep: one job on cards with the same kernels, at many points (batch, block).
+
+A `Portion` is what one process does at a time. Portions hold points of similar size: these are
+likely to be treated alike by the model's rules, and so to share a walk.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vrambudget.budget import Peak
+from vrambudget.config.gpus import Gpu
+from vrambudget.engine.tape import Tape
+from vrambudget.planning.processes import cpu_count
+from vrambudget.planning.shared_tape import Sizes, shared_tapes
+from vrambudget.planning.sweep_plan import Setting, room_bytes
+from vrambudget.replay import fits, replay
+
+_REPLAYS_AT_LEAST = 32  # in a portion: a walk costs about as much as two replays
+_REQUESTS_AT_LEAST = 16384
+_PORTIONS_PER_CPU = 4  # so that all CPUs are busy to the end
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Points `indices` of a setting, which is the sweep's number `number`."""
+
+    number: int
+    setting: Setting
+    indices: Sizes
+    batches: Sizes
+    blocks: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A point's peaks, and whether it fits on each of the setting's cards."""
+
+    peak: Peak
+    fits: tuple[bool, ...]
+
+
+def portions(
+    number: int, setting: Setting, points: Sequence[tuple[int, int]], *, replays: bool
+) -> Iterator[Portion]:
+    """Yield the points (batch, block) of one setting in portions."""
+    batches, blocks = np.array(points, np.int64).T.copy()
+    most = cpu_count() * (_PORTIONS_PER_CPU if replays else 1)
+    least = _REPLAYS_AT_LEAST if replays else _REQUESTS_AT_LEAST
+    order = np.argsort(batches * blocks, kind="stable")
+    for indices in np.array_split(order, max(1, min(most, len(order) // least))):
+        yield Portion(number, setting, indices, batches[indices], blocks[indices])
+
+
+def replayed(portion: Portion) -> list[Outcome]:
+    """Return each point's outcome."""
+    outcomes: dict[int, Outcome] = {}
+    for shared in shared_tapes(portion.setting.task, portion.batches, portion.blocks):
+        for index, tape in shared.at_points():
+            outcomes[index] = _outcome(tape, portion.setting.cards)
+    return [outcomes[index] for index in range(len(outcomes))]
+
+
+def requested(portion: Portion) -> list[int]:
+    """Return each point's peak of requested bytes."""
+    peaks = np.empty(len(portion.indices), np.int64)
+    for shared in shared_tapes(portion.setting.task, portion.batches, portion.blocks):
+        peaks[shared.indices] = shared.requested_peaks()
+    requested_bytes: list[int] = peaks.tolist()
+    return requested_bytes
+
+
+def _outcome(tape: Tape, cards: tuple[Gpu, ...]) -> Outcome:
+    peak = replay(tape).peak
+    return Outcome(peak, tuple(fits(tape, peak, room_bytes(card)) for card in cards))
