@@ -25,7 +25,18 @@ _HOMES = {
     "sweep": "vrambudget.planning.sweep",
 }
 
-__all__ = ["Budget", "NotModelledError", "VramBudgetError", "draw", "estimate", "find_gpu", "find_executable_batch_size", "max_batch", "max_block", "sweep"]
+__all__ = [
+    "Budget",
+    "NotModelledError",
+    "VramBudgetError",
+    "draw",
+    "estimate",
+    "find_executable_batch_size",
+    "find_gpu",
+    "max_batch",
+    "max_block",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
