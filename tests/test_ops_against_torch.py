@@ -15,7 +15,17 @@ from vrambudget.engine.autograd import Node
 from vrambudget.engine.context import Device, context, recording
 from vrambudget.engine.tape import Storage
 from vrambudget.engine.tensor import Parameter, Tensor, empty
-from vrambudget.ops import elementwise, linear, loss, norm, reduce, shape, softmax
+from vrambudget.ops import (
+    clamp,
+    convolution,
+    elementwise,
+    linear,
+    loss,
+    norm,
+    reduce,
+    shape,
+    softmax,
+)
 
 torch = pytest.importorskip("torch", reason="autograd's own answer needs torch")
 F = torch.nn.functional
@@ -56,6 +66,22 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., 
         [(B, T, C), (B, T, C)],
         lambda a, b: shape.cat((a, b), -1),
         lambda a, b: torch.cat((a, b), -1),
+    ),
+    "select": ([(B, T, C)], lambda a: shape.select(a, 1), lambda a: a[:, 0]),
+    "where": (
+        [(B, T, C)],
+        lambda a: elementwise.where_scalar(empty((T, C), dtypes.bool_), a),
+        lambda a: torch.where(torch.ones(T, C, dtype=torch.bool), a, 0.0),
+    ),
+    "clamp": (
+        [(B, T, C)],
+        lambda a: clamp.clamp(a, empty((), dtypes.float32), empty((), dtypes.float32)),
+        lambda a: torch.clamp(a, min=torch.tensor(-1.0), max=torch.tensor(1.0)),
+    ),
+    "patch convolution": (
+        [(B, 3, 8, 8), (O, 3, 4, 4), (O,)],
+        convolution.patch_convolution,
+        lambda x, w, b: F.conv2d(x, w, b, stride=4),
     ),
     "slice": ([(B, T, C)], lambda a: shape.slice_last(a, 4), lambda a: a[..., :4]),
 }

@@ -14,7 +14,13 @@ from vrambudget.validate import COUNTERS, Check, read_records, validate
 
 RECORDS = Path(__file__).parent / "records"
 
-KNOWN: dict[str, tuple[float, str]] = {}
+# Measured without cuDNN, whose part PyTorch's own convolution takes with a buffer for columns: one
+# that comes and goes, but what follows lies elsewhere.
+_CONVOLUTION = "the convolution's buffer"
+KNOWN: dict[str, tuple[float, str]] = {
+    "vit-base-384-bf16-dropout": (0.0054, _CONVOLUTION),
+    "vit-base-fp16-eager": (0.0051, _CONVOLUTION),
+}
 """id: (largest relative error, first event that differs)."""
 
 

@@ -3,7 +3,7 @@
     x       [B, I, h, w]          kept; under autocast a low-precision copy
     weight  [O, I, p, q]          kept; likewise
     y       [B, O, h / p, w / q]
-    backward: a contiguous copy of dy, dweight, then dbias once the copy is gone; no dx
+    backward: a contiguous copy of dy, dx if x is no image, dweight; then dbias
 
 Source: aten/src/ATen/native/Convolution.cpp (convolution_backward), cudnn/ConvShared.cpp
 (cudnn_convolution_backward); derivatives.yaml (convolution).
@@ -32,12 +32,13 @@ def patch_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     kept = keep(x), keep(weight)
     context.operation = "convolution"
     y = empty((B, features, height // p, width // q), x.dtype)
-    weight_shape, dtype = weight.shape, x.dtype
+    x_shape, weight_shape, dtype, needs_x = x.shape, weight.shape, x.dtype, x.requires_grad
 
-    def backward(dy: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(dy: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         copy = None if dy.is_contiguous else empty(dy.shape, dtype)
+        dx = empty(x_shape, dtype) if needs_x else None
         dweight = empty(weight_shape, dtype)
         del copy
-        return None, dweight, view(sum_to_size(dy, (1, features, 1, 1)), features)
+        return dx, dweight, view(sum_to_size(dy, (1, features, 1, 1)), features)
 
     return record("convolution", y, inputs=(x, weight, bias), saved=kept, backward=backward)

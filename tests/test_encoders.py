@@ -1,0 +1,99 @@
+"""Encoders, T5 and ViT: which heads they have, how long their inputs may be, what decides shapes.
+
+That their memory is right is held against records (test_records.py); here is what records can't say.
+"""
+
+import pytest
+
+from vrambudget.config.job import Job
+from vrambudget.engine.context import Device
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.models import config_class
+from vrambudget.simulate import simulate
+
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+
+
+def family(model_type, **fields):
+    return config_class(model_type).parse({"model_type": model_type, **fields})
+
+
+def weights(config, task):
+    """The number of parameters that training `task` with `config` has."""
+    job = Job(task=task, block=4, precision="fp32", optimizer="none", steps=1)
+    return simulate(config, job.resolve(config), Device()).parameters
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        ("bert", "masked-lm"),
+        ("roberta", "masked-lm"),
+        ("distilbert", "masked-lm"),
+        ("t5", "seq2seq-lm"),
+        ("vit", "image-cls"),
+    ],
+)
+def test_a_family_has_its_own_task(model_type, task):
+    config = family(model_type)
+
+    assert Job().resolve(config.for_job(Job())).task == task
+
+
+@pytest.mark.parametrize("model_type", ["bert", "t5", "vit"])
+def test_a_family_without_a_head_for_a_task_says_which_it_has(model_type):
+    config = family(model_type)
+
+    with pytest.raises(NotModelledError, match="'causal-lm' is not modelled") as caught:
+        Job(task="causal-lm").resolve(config)
+
+    assert caught.value.hint is not None
+    assert config.tasks[0] in caught.value.hint
+
+
+def test_roberta_keeps_its_first_positions_for_padding():
+    config = family("roberta", max_position_embeddings=514)
+
+    assert Job().resolve(config).block == 512
+    with pytest.raises(VramBudgetError, match="block is 513"):
+        Job(block=513).resolve(config)
+
+
+def test_an_image_has_as_many_tokens_as_patches_and_a_class():
+    config = family("vit")
+
+    for size, tokens in ((None, 14 * 14 + 1), (384, 24 * 24 + 1)):
+        job = Job(image_size=size, block=1)
+        assert job.resolve(config.for_job(job)).block == tokens
+
+
+def test_an_image_may_be_oblong():
+    assert family("vit", image_size=[32, 64]).default_block == 2 * 4 + 1
+
+
+def test_a_patch_fits_its_image():
+    with pytest.raises(VramBudgetError, match="larger than image_size"):
+        family("vit", image_size=8)
+
+
+def test_t5_knows_its_feed_forward_layers():
+    assert family("t5", feed_forward_proj="gated-gelu").activation == "gelu_new"
+    assert family("t5", feed_forward_proj="gated-silu").is_gated
+    with pytest.raises(VramBudgetError, match="feed_forward_proj is 'gated-geglu'"):
+        family("t5", feed_forward_proj="gated-geglu")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
+def test_an_untied_head_has_a_weight_of_its_own(model_type):
+    tied = weights(family(model_type, **TINY), "masked-lm")
+    untied = weights(family(model_type, **TINY, tie_word_embeddings=False), "masked-lm")
+
+    # the decoder's weight [16, 8], and for BERT and RoBERTa its bias [16] beside the head's own
+    assert untied - tied == 16 * 8 + (0 if model_type == "distilbert" else 16)
+
+
+def test_a_classifier_has_a_row_for_each_label():
+    two = weights(family("bert", **TINY), "seq-cls")
+    five = weights(family("bert", **TINY, num_labels=5), "seq-cls")
+
+    assert five - two == 3 * (8 + 1)
