@@ -20,8 +20,8 @@ from pathlib import Path
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.elf import Library, read_library
 
-TRIED = ("2.6", "2.11", "2.13")
-"""Releases of PyTorch whose rehearsals were compared with records (tests/records)."""
+TRIED = ("2.6", "2.8", "2.11", "2.13", "2.15")
+"""Releases with which jobs were rehearsed; their records are in tests/records."""
 
 
 INSTALL_HINT = "install PyTorch for CUDA (`pip install torch` on Linux); no GPU is needed"
