@@ -1,6 +1,6 @@
 """Encoders, T5 and ViT: which heads they have, how long their inputs may be, what decides shapes.
 
-That their memory is right is held against records (test_records.py); here is what records can't say.
+That their memory is right is held against records; here is what records can't say.
 """
 
 import pytest

@@ -1,8 +1,8 @@
 """What operations keep for backward, held against autograd's own answer on the CPU.
 
-`torch.autograd.graph.saved_tensors_hooks` tells every tensor that PyTorch saves; distinct storages of
-floating-point or mask tensors are compared by their bytes. Rules that are CUDA's own (dropout's mask,
-attention kernels) are held against recorded events elsewhere.
+`torch.autograd.graph.saved_tensors_hooks` tells every tensor that PyTorch saves; distinct storages
+of floating-point or mask tensors are compared by their bytes. Rules that are CUDA's own (dropout's
+mask, attention kernels) are held against recorded events elsewhere.
 """
 
 from collections.abc import Callable
