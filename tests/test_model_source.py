@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vrambudget.config import find_model
+from vrambudget.config import hub as hub_module
 from vrambudget.config.hub import hub_cache
 from vrambudget.errors import VramBudgetError
 
@@ -207,6 +208,7 @@ def test_a_repository_that_is_not_cached_is_downloaded(no_hub, monkeypatch, tmp_
     asked = []
     hub = SimpleNamespace(hf_hub_download=lambda *args: asked.append(args) or str(file))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setattr(hub_module, "_within_reach", lambda: True)
 
     assert find_model("org/toy").values == TOY
     assert asked == [("org/toy", "config.json")]
@@ -232,7 +234,19 @@ def test_a_download_that_fails_says_why_and_what_to_do(monkeypatch, failure, wor
         raise class_of_the_hub("it broke\nand here is a page about it")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=fails))
+    monkeypatch.setattr(hub_module, "_within_reach", lambda: True)
     error = refused("org/toy")
 
     assert words in error.message
     assert error.hint
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch):
+    asked = SimpleNamespace(hf_hub_download=lambda *_: pytest.fail("asked all the same"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", asked)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody is there
+
+    assert "the hub is out of reach" in refused("org/toy").message

@@ -76,10 +76,30 @@ def _downloaded(repository: str) -> Path:
             f"{repository} is not in the local cache, and huggingface_hub is not installed",
             hint=f"pip install huggingface_hub, or copy its {CONFIG_NAME} here and give the path",
         ) from None
+    if not _within_reach():
+        what, hint = _FAILURES["LocalEntryNotFoundError"]
+        raise VramBudgetError(f"{repository} could not be downloaded: {what}", hint=hint)
     try:
         return Path(hub.hf_hub_download(repository, CONFIG_NAME))
     except Exception as error:  # noqa: BLE001 - whatever a download raises, a sentence comes out
         raise _failure(repository, error) from None
+
+
+def _within_reach() -> bool:
+    """Tell in seconds whether the hub answers: huggingface_hub tries again for half a minute."""
+    import socket  # noqa: PLC0415 - slow to import, and rarely needed
+    from urllib.parse import urlsplit  # noqa: PLC0415
+    from urllib.request import getproxies  # noqa: PLC0415
+
+    if os.environ.get("HF_HUB_OFFLINE") or getproxies():
+        return True  # it says so itself; a proxy is its own matter
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _failure(repository: str, error: Exception) -> VramBudgetError:

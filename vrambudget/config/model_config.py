@@ -81,7 +81,7 @@ DROPOUT_FIELDS = (
 )
 """What a job's `dropout` sets, in whichever family has it; a classification head's own is not."""
 
-_NEAR = 0.9  # difflib's ratio: one slip in a word of ten letters
+_NEAR = 0.85  # difflib's ratio: one slip in a word of seven letters
 
 
 class ModelConfig(Settings):
