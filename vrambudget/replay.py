@@ -25,6 +25,7 @@ class Replay:
     steps: tuple[Step, ...]
     peak: Peak
     breakdown: Mapping[str, int]
+    peak_event: int  # the event of the tape that most is allocated after
 
 
 @dataclass(slots=True)
@@ -71,9 +72,8 @@ def replay(tape: Tape) -> Replay:
         phase=mark.phase.value,
         operation=operation,
     )
-    return Replay(
-        readings.weights_bytes, tuple(steps), peak, _breakdown(tape, event, peak.allocated_bytes)
-    )
+    breakdown = _breakdown(tape, event, peak.allocated_bytes)
+    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event)
 
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:

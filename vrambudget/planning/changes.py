@@ -1,0 +1,177 @@
+"""What may be changed about a job to save memory, and what each change costs its user.
+
+    nothing     the same numbers at the same speed
+    speed       the same training, slower
+    numerics    numbers that differ: other types, other optimizers, fewer trained weights
+    data        the model sees something else: shorter sequences
+
+A change turns a task into another, or into None where it does not apply. Batch and block are
+searched: the largest that will do with everything else as it is, the smallest where none does.
+
+Not modelled, so not offered: expandable segments, offloading, torch.compile.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from vrambudget.config.job import Job
+from vrambudget.estimator import Task
+from vrambudget.planning.variants import variant
+
+Test = Callable[[Task], bool]
+
+_LORA_RANK = 16
+_BLOCK_STEP = 64  # a searched block is a multiple of this, if it is longer
+_FIRST_WITH_BFLOAT16 = (8, 0)
+
+
+class Cost(StrEnum):
+    """What a change costs, the cheapest first."""
+
+    NOTHING = "nothing"
+    SPEED = "speed"
+    NUMERICS = "numerics"
+    DATA = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change in words, and how it makes a task another; None where it does not apply."""
+
+    words: str
+    cost: Cost
+    apply: Callable[[Task, Test], Task | None]
+
+
+def _fields(words: str, cost: Cost, when: Callable[[Task], bool], **values: Any) -> Change:
+    """Return the change that sets fields of the job where `when` holds."""
+
+    def apply(task: Task, will_do: Test) -> Task | None:
+        del will_do
+        return variant(task, **values) if when(task) else None
+
+    return Change(words, cost, apply)
+
+
+def _trains(task: Task) -> bool:
+    return task.job.mode == "train"
+
+
+def _has_bfloat16(task: Task) -> bool:
+    return task.device.compute_capability >= _FIRST_WITH_BFLOAT16
+
+
+def _accumulated(task: Task, will_do: Test) -> Task | None:
+    """Return the job at the largest divisor of its batch that will do, for the same step."""
+    if not _trains(task):
+        return None
+    batch, times = task.job.batch, task.job.grad_accum
+    divisors = [n for n in range(1, batch) if batch % n == 0]
+    tasks = [variant(task, batch=n, grad_accum=times * batch // n) for n in divisors]
+    return _largest(tasks, will_do)
+
+
+def _smaller_batch(task: Task, will_do: Test) -> Task | None:
+    """Return the evaluation at the largest batch that will do."""
+    if _trains(task):
+        return None
+    return _largest([variant(task, batch=n) for n in range(1, task.job.batch)], will_do)
+
+
+def _shorter_block(task: Task, will_do: Test) -> Task | None:
+    """Return the job at the longest block that will do."""
+    block = task.job.block or 1
+    step = _BLOCK_STEP if block > _BLOCK_STEP else 1
+    return _largest([variant(task, block=n) for n in range(step, block, step)], will_do)
+
+
+def _largest(rising: Sequence[Task], will_do: Test) -> Task | None:
+    """Return the last that will do, the first where none does, None where there is none."""
+    if not rising:
+        return None
+    good, bad = 0, len(rising)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if will_do(rising[middle]) else (good, middle)
+    return rising[good]
+
+
+CHANGES = (
+    _fields(
+        "the fused optimizer makes no temporaries as large as the model",
+        Cost.NOTHING,
+        lambda task: (
+            _trains(task)
+            and task.job.optimizer in {"adamw", "adam"}
+            and task.job.optimizer_impl != "fused"
+        ),
+        optimizer_impl="fused",
+    ),
+    _fields(
+        "attention that keeps no scores [T, T]",
+        Cost.NOTHING,
+        lambda task: task.job.attention == "eager",
+        attention="sdpa",
+    ),
+    _fields(
+        "drop the outputs before the next forward: `del outputs`",
+        Cost.NOTHING,
+        lambda task: task.job.keep_outputs,
+        keep_outputs=False,
+    ),
+    _fields(
+        "keep each layer's input only, run the layer again in backward",
+        Cost.SPEED,
+        lambda task: _trains(task) and task.job.checkpointing == "none",
+        checkpointing="full",
+    ),
+    _fields(
+        "autocast: activations in 16 bit",
+        Cost.NUMERICS,
+        lambda task: task.job.precision == "fp32" and _has_bfloat16(task),
+        precision="amp-bf16",
+    ),
+    _fields(
+        "autocast: activations in 16 bit, with a GradScaler",
+        Cost.NUMERICS,
+        lambda task: task.job.precision == "fp32" and not _has_bfloat16(task),
+        precision="amp-fp16",
+    ),
+    _fields(
+        "weights, gradients and optimizer states in 16 bit",
+        Cost.NUMERICS,
+        lambda task: task.job.precision in {"fp32", "amp-bf16"} and _has_bfloat16(task),
+        precision="bf16",
+    ),
+    _fields(
+        "optimizer states of one byte (bitsandbytes)",
+        Cost.NUMERICS,
+        lambda task: _trains(task) and task.job.optimizer == "adamw",
+        optimizer="adamw-8bit",
+        optimizer_impl=None,
+    ),
+    _fields(
+        "train adapters, freeze the weights",
+        Cost.NUMERICS,
+        lambda task: _trains(task) and task.job.lora_rank is None,
+        lora_rank=_LORA_RANK,
+    ),
+    Change("fewer sequences at a time, accumulated to the same batch", Cost.SPEED, _accumulated),
+    Change("fewer sequences at a time", Cost.SPEED, _smaller_batch),
+    Change("shorter sequences", Cost.DATA, _shorter_block),
+)
+"""In the order in which a pair applies them: what is searched must come after what is set."""
+
+
+def options(before: Job, after: Job) -> str:
+    """Return what to add on the command line to get from one job to the other."""
+    changed = [name for name in Job.model_fields if getattr(before, name) != getattr(after, name)]
+    return " ".join(
+        "--discard-outputs"
+        if name == "keep_outputs"
+        else f"--{name.replace('_', '-')} {getattr(after, name)}"
+        for name in changed
+        if getattr(after, name) is not None
+    )

@@ -1,0 +1,80 @@
+"""Tensors by name: what a storage of a tape is, in words, with shape and type.
+
+    logits as bfloat16, 64·1024 x 50304
+    12 x activation of gelu as float32, 8 x 1024 x 3072
+
+A dimension that is batch times block is written as the product. `held` names what is alive at a
+moment, alike ones once.
+
+Not modelled: which name in the user's code holds a tensor.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vrambudget.config.job import Job
+from vrambudget.engine.tape import Content, Purpose, Tape
+
+_KINDS = {
+    Purpose.WEIGHTS: "weight",
+    Purpose.AUTOCAST_COPIES: "autocast copy of a weight",
+    Purpose.GRADIENTS: "gradient of a weight",
+    Purpose.OPTIMIZER_STATES: "optimizer state",
+    Purpose.ACTIVATIONS: "activation of",
+    Purpose.TEMPORARIES: "temporary of",
+    Purpose.WORKSPACES: "workspace of",
+    Purpose.INPUTS: "input",
+}
+_AT_THE_HEAD = {
+    "log_softmax": "log-probabilities",
+    "softmax": "probabilities",
+    "nll_loss": "loss",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tensors that are alive at a moment and alike; `bytes` of one of them."""
+
+    description: str
+    bytes: int
+    count: int
+
+
+def describe(tape: Tape, storage: int, job: Job) -> str:
+    """Return what a storage is."""
+    content = tape.contents[storage]
+    name = _name(tape.purposes[storage], tape.operations[storage], content)
+    return name if content is None else f"{name} as {content[1]}{_shape(content[0], job)}"
+
+
+def held(tape: Tape, storages: Iterable[int], job: Job) -> list[Held]:
+    """Return what these storages are, the largest first."""
+    counts: dict[tuple[str, int], int] = {}
+    for storage in storages:
+        kind = describe(tape, storage, job), tape.sizes[storage]
+        counts[kind] = counts.get(kind, 0) + 1
+    alike = [Held(name, nbytes, count) for (name, nbytes), count in counts.items()]
+    return sorted(alike, key=lambda one: -one.bytes)
+
+
+def _name(purpose: Purpose, operation: str, content: Content) -> str:
+    if purpose is Purpose.LOGITS_AND_LOSS:
+        return _name_at_the_head(operation, content)
+    kind = _KINDS[purpose]
+    return f"{kind} {operation}" if kind.endswith((" of", " state")) else kind
+
+
+def _name_at_the_head(operation: str, content: Content) -> str:
+    if content is not None and not content[1].is_floating_point:
+        return "labels"
+    if operation.endswith("_backward"):
+        return "gradient of the logits"
+    return _AT_THE_HEAD.get(operation, "logits")
+
+
+def _shape(shape: tuple[int, ...], job: Job) -> str:
+    rows = job.batch * (job.block or 1)
+    product = f"{job.batch}·{job.block}"
+    dims = [product if size == rows and job.block != 1 else str(size) for size in shape]
+    return f", {' x '.join(dims)}" if dims else ""
