@@ -93,7 +93,7 @@ def follow(task: Task) -> Followed:
     device, out_of_memory = _on_card(task.gpu, recording, replayed)
     budget = Budget(
         model=task.model,
-        job=task.job.model_dump(),
+        job=task.job.model_dump(mode="json"),
         parameters=Parameters(recording.parameters, recording.trainable),
         peak=replayed.peak,
         breakdown=replayed.breakdown,

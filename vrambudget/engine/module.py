@@ -39,9 +39,24 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         """Parameters in the order of torch's `parameters()`, shared ones once."""
-        found: dict[int, Parameter] = {}
-        for module in self.modules():
-            for value in module.__dict__.values():
+        return list(self.named_parameters().values())
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        """Parameters by their first name: "transformer.h.0.ln_1.weight"."""
+        found: dict[int, tuple[str, Parameter]] = {}
+        for prefix, module in self.named_modules():
+            for name, value in module.__dict__.items():
                 if isinstance(value, Parameter):
-                    found.setdefault(id(value), value)
-        return list(found.values())
+                    found.setdefault(id(value), (prefix + name, value))
+        return dict(found.values())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Return this module and all below it, each with what its parameters' names begin with."""
+        yield prefix, self
+        for name, value in self.__dict__.items():
+            if isinstance(value, Module):
+                yield from value.named_modules(f"{prefix}{name}.")
+            elif isinstance(value, list):
+                for i, item in enumerate(value):
+                    if isinstance(item, Module):
+                        yield from item.named_modules(f"{prefix}{name}.{i}.")

@@ -1,0 +1,59 @@
+"""Parameters that are not trained, by name: `requires_grad_(False)` on modules of a model.
+
+A frozen weight keeps none of its layer's inputs; where nothing before a layer is trained, the layer
+keeps nothing at all and its backward does not run. Under autocast its copy is made at every use.
+
+With checkpointing nothing is spared in front: the embeddings' output wants a gradient all the same.
+
+Source: transformers/modeling_utils.py (gradient_checkpointing_enable, enable_input_require_grads).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.training.lora import make_inputs_require_grads
+
+
+def freeze(model: Module, names: Sequence[str]) -> None:
+    """Freeze the modules and parameters of these names. Raises VramBudgetError for unknown ones."""
+    if not names:
+        return
+    parameters = model.named_parameters()
+    for name in names:
+        found = [p for known, p in parameters.items() if _is_in(known, name)]
+        if not found:
+            raise VramBudgetError(
+                f"freeze names {name!r}, and the model has no such module or parameter",
+                hint=did_you_mean(name, _prefixes(parameters)),
+            )
+        for p in found:
+            p.requires_grad = False
+    if not any(p.requires_grad for p in parameters.values()):
+        raise VramBudgetError("freeze leaves nothing to train", hint="evaluation is --mode eval")
+    if context.options.checkpointing:
+        make_inputs_require_grads(model)
+
+
+def shortest(frozen: Iterable[str], trained: Iterable[str]) -> tuple[str, ...]:
+    """Return the fewest names that freeze all of `frozen` and none of `trained`."""
+    kept = set(_prefixes(trained))
+    found: dict[str, None] = {}
+    for name in frozen:
+        found[next(prefix for prefix in _above(name) if prefix not in kept)] = None
+    return tuple(found)
+
+
+def _is_in(parameter: str, name: str) -> bool:
+    return parameter == name or parameter.startswith(f"{name}.")
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(prefix for name in names for prefix in _above(name)))
+
+
+def _above(name: str) -> list[str]:
+    """Return the modules that a parameter is in, from the outermost on, and itself."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
