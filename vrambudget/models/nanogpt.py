@@ -15,6 +15,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.outputs import Outputs
 from vrambudget.ops.attention import scaled_dot_product_attention
@@ -133,7 +134,20 @@ class NanoGPTConfig(ModelConfig):
         return self.block_size
 
     def for_job(self, job: Job) -> Self:
-        """Return the configuration that trains `job`: its block is the table of positions."""
+        """Return the configuration that trains `job`: its block is the table of positions.
+
+        Raises NotModelledError for what nanoGPT does not have.
+        """
+        asked = {
+            "attention eager": job.attention == "eager",
+            "checkpointing": job.checkpointing != "none",
+            "LoRA": job.lora_rank is not None,
+        }
+        if missing := [name for name, is_asked in asked.items() if is_asked]:
+            raise NotModelledError(
+                f"nanoGPT has no {' and no '.join(missing)}",
+                hint="model gpt2 is the same architecture in transformers, which has",
+            )
         config = super().for_job(job)
         return config if job.block is None else config.model_copy(update={"block_size": job.block})
 

@@ -1,0 +1,167 @@
+"""Laws that hold for every architecture, task, precision, attention, checkpointing and adapter.
+
+Each walks all combinations that are offered, on models of two tiny layers.
+"""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from vrambudget.allocator import CachingAllocator
+from vrambudget.budget import Budget
+from vrambudget.engine.tape import Tape
+from vrambudget.errors import NotModelledError
+from vrambudget.estimator import Task, estimate_task, resolve
+from vrambudget.models import config_class, model_types
+from vrambudget.replay import alive_at, replay
+from vrambudget.simulate import simulate
+
+DECODER = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+GROUPED = {**DECODER, "num_key_value_heads": 2}
+EXPERTS = {**GROUPED, "num_experts_per_tok": 2}
+T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": 50}
+TINY: dict[str, dict[str, Any]] = {
+    "bert": DECODER,
+    "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
+    "gemma": {**GROUPED, "head_dim": 16},
+    "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
+    "gpt_neox": DECODER,
+    "llama": GROUPED,
+    "mistral": {**GROUPED, "sliding_window": 8},
+    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "nanogpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50},
+    "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"vocab_size": 50, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    "phi3": DECODER,
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 16},
+    "qwen3_moe": {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16},
+    "roberta": {**DECODER, "max_position_embeddings": 70},  # two are for padding
+    "t5": T5,
+    "vit": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    | {"num_attention_heads": 4, "image_size": 32, "patch_size": 8},
+}
+PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
+KINDS = [(name, task) for name in model_types() for task in config_class(name).tasks]
+each_kind = pytest.mark.parametrize(("name", "task"), KINDS)
+
+
+def tiny(name: str, task: str, **fields: Any) -> Task:
+    values = {"model_type": name, **TINY[name]}
+    return resolve(values, gpu="t4", **{"task": task, "batch": 2, "block": 16, **fields})
+
+
+def tape_of(task: Task) -> Tape:
+    return simulate(task.config, task.job, task.device).tape
+
+
+def offered(name: str, task: str, **fields: Any) -> Budget | None:
+    """Return the budget, or None where the combination is refused by name."""
+    try:
+        return estimate_task(tiny(name, task, **fields)).check()
+    except NotModelledError:
+        return None
+
+
+def test_every_architecture_has_a_tiny_model_here() -> None:
+    assert sorted(TINY) == model_types()
+
+
+@each_kind
+def test_checkpointing_never_adds_what_forward_leaves_alive(name: str, task: str) -> None:
+    walked = 0
+    for precision, attention, rank in product(PRECISIONS, ("sdpa", "eager"), (None, 4)):
+        fields = {"precision": precision, "attention": attention, "lora_rank": rank}
+        plain = offered(name, task, **fields)
+        recomputed = offered(name, task, checkpointing="full", **fields)
+        if plain is None or recomputed is None:
+            continue
+        walked += 1
+        after = [b.steps[0].after_forward_bytes or 0 for b in (plain, recomputed)]
+        # what a checkpoint keeps besides the layers' inputs is in other blocks of 512 bytes
+        assert after[1] <= after[0] + 4096, fields
+    assert walked >= 10 or name == "nanogpt"  # which has no checkpointing
+
+
+@each_kind
+def test_the_peak_never_falls_as_the_batch_grows(name: str, task: str) -> None:
+    for precision, mode in product(("fp32", "amp-bf16"), ("train", "eval")):
+        peaks = [
+            replay(
+                tape_of(tiny(name, task, batch=batch, precision=precision, mode=mode))
+            ).peak.requested_bytes
+            for batch in (1, 2, 3, 8)
+        ]
+        assert peaks == sorted(peaks), (precision, mode)
+
+
+@each_kind
+def test_the_peak_never_falls_as_the_block_grows(name: str, task: str) -> None:
+    if task == "image-cls":
+        pytest.skip("an image has no block")
+    for precision in ("fp32", "amp-bf16"):
+        peaks = [
+            replay(tape_of(tiny(name, task, block=block, precision=precision))).peak.requested_bytes
+            for block in (8, 16, 24, 64)
+        ]
+        assert peaks == sorted(peaks), precision
+
+
+@each_kind
+def test_reserved_holds_allocated_holds_requested_at_every_event(name: str, task: str) -> None:
+    tape = tape_of(tiny(name, task))
+    allocator = CachingAllocator()
+    end = tape.marks[-1].position
+    for event in range(end):
+        allocator.run(tape.events, tape.sizes, event, event + 1)
+        requested, allocated = allocator.requested_bytes, allocator.allocated_bytes
+        assert requested <= allocated <= allocator.reserved_bytes
+    alive = sum(tape.sizes[storage] for storage in alive_at(tape, end - 1))
+    assert alive == allocator.requested_bytes
+
+
+@each_kind
+def test_every_free_follows_its_allocation(name: str, task: str) -> None:
+    tape = tape_of(tiny(name, task, steps=4))
+    alive: set[int] = set()
+    for event in tape.events:
+        if event >= 0:
+            assert event not in alive
+            alive.add(event)
+        else:
+            alive.remove(~event)
+
+
+@each_kind
+def test_a_copied_step_is_the_step_that_would_have_run(name: str, task: str) -> None:
+    task_of_four = tiny(name, task, steps=4, clip=1.0)
+    copied = tape_of(task_of_four)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tape, "repeat_step", lambda *_: False)
+        walked = tape_of(task_of_four)
+
+    def story(tape: Tape) -> list[tuple[bool, int]]:
+        return [(i >= 0, tape.sizes[i if i >= 0 else ~i]) for i in tape.events]
+
+    assert allocations(copied) == allocations(walked)
+    assert sorted(story(copied)) == sorted(story(walked))
+
+
+def allocations(tape: Tape) -> list[tuple[int, str]]:
+    return [(tape.sizes[i], tape.operations[i]) for i in tape.events if i >= 0]
+
+
+@each_kind
+def test_a_budget_survives_json(name: str, task: str) -> None:
+    budget = offered(name, task)
+    assert budget is not None
+    assert Budget.from_json(budget.to_json()) == budget
