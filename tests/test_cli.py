@@ -46,7 +46,8 @@ def test_an_option_that_is_not_given_leaves_the_field_open():
 @pytest.mark.parametrize("action", _options(), ids=lambda action: action.dest)
 def test_an_option_is_spelled_as_its_field_and_explained(action):
     name = action.dest.replace("_", "-")
-    expected = "--discard-outputs" if action.dest == "keep_outputs" else f"--{name}"
+    switches = {"keep_outputs": "--discard-outputs", "double_quant": "--no-double-quant"}
+    expected = switches.get(action.dest, f"--{name}")
     assert expected in action.option_strings
     assert action.help
 
@@ -58,6 +59,7 @@ def test_an_option_is_spelled_as_its_field_and_explained(action):
         (["--batch-size", "8"], {"batch": 8}),
         (["--clip", "0.5", "--dropout", "0"], {"clip": 0.5, "dropout": 0.0}),
         (["--discard-outputs"], {"keep_outputs": False}),
+        (["--quant", "nf4", "--no-double-quant"], {"quant": "nf4", "double_quant": False}),
         (["--optimizer-impl", "for-loop"], {"optimizer_impl": "for-loop"}),
         (["--gradient-accumulation-steps", "4"], {"grad_accum": 4}),
         (["--torch", "2.11.0+cu130"], {"torch": "2.11"}),

@@ -4,13 +4,16 @@ The recording begins with the process: where weights lie in memory decides what 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine import dtypes
 from vrambudget.engine.context import Device, Options, context, recording
+from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Phase, Tape
 from vrambudget.training.inputs import inputs_of
+from vrambudget.training.kbit import build_quantised
 from vrambudget.training.loop import Loop, evaluate, train
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -46,8 +49,7 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
         keep_outputs=job.keep_outputs,
     )
     with recording(device, options) as tape:
-        assert job.task is not None  # noqa: S101 - resolved by the caller
-        model = config.build(job.task)
+        model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
@@ -56,3 +58,11 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
         (train if options.training else evaluate)(model, loop)
         del model
     return Recording(tape, total, trainable)
+
+
+def _build(config: ModelConfig, job: Job) -> Module:
+    assert job.task is not None  # noqa: S101 - resolved by the caller
+    if job.quant is not None:
+        return build_quantised(partial(config.build, job.task), double=job.double_quant)
+    model: Module = config.build(job.task)
+    return model

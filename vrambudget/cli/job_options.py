@@ -11,18 +11,24 @@ from pydantic.fields import FieldInfo
 
 from vrambudget.config.job import Job
 
+_SWITCHES = {
+    "keep_outputs": (
+        "--discard-outputs",
+        "the loop drops the last outputs before the next forward runs",
+    ),
+    "double_quant": ("--no-double-quant", "leave the 4-bit blocks' scales in float32"),
+}
+"""What is on unless an option switches it off: field: (option, help)."""
+
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for every field of `Job`."""
     group = parser.add_argument_group("job")
     for name, field in Job.model_fields.items():
-        if name == "keep_outputs":
+        if name in _SWITCHES:
+            option, does = _SWITCHES[name]
             group.add_argument(
-                "--discard-outputs",
-                dest=name,
-                action="store_false",
-                default=argparse.SUPPRESS,
-                help="the loop drops the last outputs before the next forward runs",
+                option, dest=name, action="store_false", default=argparse.SUPPRESS, help=does
             )
             continue
         group.add_argument(

@@ -37,6 +37,7 @@ OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 Attention = Literal["sdpa", "eager"]
 Checkpointing = Literal["none", "full"]
 Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
+Quant = Literal["nf4"]
 CausalMask = Literal["built", "skipped"]
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -143,6 +144,13 @@ class Job(Settings):
     lora_targets: LoraTargets = Field(
         ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
     )
+    quant: Quant | None = Field(
+        None,
+        description="linear layers' weights in 4 bit by bitsandbytes (QLoRA: with --lora-rank)",
+    )
+    double_quant: bool = Field(
+        default=True, description="quantise the 4-bit blocks' scales too, as QLoRA does"
+    )
     causal_mask: CausalMask = Field(
         "built",
         description="whether transformers materialises the causal mask for sdpa"
@@ -204,6 +212,8 @@ class Job(Settings):
             yield f"optimizer_impl is {self.optimizer_impl!r}; bitsandbytes has one implementation"
         if self.optimizer == "muon":
             yield from self._problems_of_muon()
+        if self.quant is not None and self.mode == "train" and self.lora_rank is None:
+            yield f"quant is {self.quant!r}: 4-bit weights do not train; give adapters a lora_rank"
         if self.precision == "amp-fp16" and self.clip is not None and self.optimizer == "none":
             yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
 
@@ -256,7 +266,9 @@ class Job(Settings):
 
     @property
     def weight_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The dtype of the weights."""
+        """The dtype of the weights; those that a quantised job loads are in its 16-bit type."""
+        if self.quant is not None and self.autocast_dtype is not None:
+            return self.autocast_dtype
         return "fp32" if self.autocast_dtype else self.precision  # type: ignore[return-value]
 
 

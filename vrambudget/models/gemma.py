@@ -33,7 +33,7 @@ class ScaledEmbedding(Embedding):
 
     def forward(self, indices: Tensor) -> Tensor:
         """[...] -> [..., C]."""
-        return mul(super().forward(indices), self.embed_scale)
+        return mul(super().forward(indices), to(self.embed_scale, self.weight.dtype))
 
 
 class ZeroCenteredRMSNorm(Module):

@@ -14,7 +14,15 @@ from functools import reduce
 from vrambudget.engine.autograd import Backward, record, record_many
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import promote
-from vrambudget.engine.tensor import Shape, ShapeError, Tensor, contiguous_strides, empty, numel
+from vrambudget.engine.tensor import (
+    Shape,
+    ShapeError,
+    Tensor,
+    contiguous_strides,
+    empty,
+    empty_like,
+    numel,
+)
 
 
 def view(x: Tensor, *shape: int) -> Tensor:
@@ -178,6 +186,12 @@ def expand(x: Tensor, *shape: int) -> Tensor:
 
 def _share(x: Tensor, name: str, shape: Shape, strides: Shape | None, backward: Backward) -> Tensor:
     return record(name, x.viewed(shape, strides), inputs=(x,), backward=backward)
+
+
+def clone(x: Tensor) -> Tensor:
+    """Return a copy in x's order of dimensions."""
+    context.operation = "clone"
+    return record("clone", empty_like(x), inputs=(x,), backward=lambda dy: dy)
 
 
 def _clone(x: Tensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ keeps none of its inputs. With checkpointing the embeddings' output is made to w
 no layer would run again (enable_input_require_grads); that gradient stays with it.
 
 Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
-_maybe_include_all_linear_layers).
+_maybe_include_all_linear_layers); bnb.py (Linear4bit.forward).
 Not modelled: LoRA dropout, DoRA, rsLoRA's other scaling (values only), modules_to_save.
 """
 
@@ -22,6 +22,8 @@ from vrambudget.engine.tensor import Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.models.layers import Conv1D, Embedding, Linear
 from vrambudget.ops.elementwise import add, mul_scalar
+from vrambudget.ops.shape import clone
+from vrambudget.training.kbit import Linear4bit
 from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 
 ALL_LINEAR = "all-linear"
@@ -46,6 +48,22 @@ class LoraLinear(Module):
         x = to(x, self.lora_A.weight.dtype)
         result = add(result, mul_scalar(self.lora_B(self.lora_A(x))))
         return to(result, result_dtype)
+
+
+class LoraLinear4bit(LoraLinear):
+    """peft's lora.Linear4bit: the base's result is cloned; autocast casts what is to be cast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        result = self.base_layer(x)
+        result = clone(result)
+        converts = context.autocast is None
+        if converts:
+            x = to(x, self.lora_A.weight.dtype)
+        output = mul_scalar(self.lora_B(self.lora_A(x)))
+        if converts:
+            output = to(output, result.dtype)
+        return add(result, output)
 
 
 class _RequiringGradient(Module):
@@ -82,7 +100,8 @@ def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
         )
     adapters: list[LoraLinear | LoraParameter] = []
     for parent, name in found:
-        adapter = LoraLinear(getattr(parent, name), rank)
+        base = getattr(parent, name)
+        adapter = (LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear)(base, rank)
         setattr(parent, name, adapter)
         adapters.append(adapter)
     adapters += wrap_parameters(model, rank, chosen)
@@ -94,10 +113,13 @@ def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
         _make_inputs_require_grads(model)
 
 
-def _places(model: Module) -> Iterator[tuple[Module, str, object]]:
-    for module in model.modules():
-        for name, child in list(vars(module).items()):
-            yield module, name, child
+def _places(module: Module) -> Iterator[tuple[Module, str, object]]:
+    """Yield what modules hold and where, in the order of torch's named_modules."""
+    for name, child in vars(module).items():
+        yield module, name, child
+        for inner in child if isinstance(child, list) else [child]:
+            if isinstance(inner, Module):
+                yield from _places(inner)
 
 
 def _is_target(model: Module, parent: Module, name: str, targets: str | tuple[str, ...]) -> bool:
