@@ -90,9 +90,12 @@ def test_mistakes_are_named(model_type: str, values: dict[str, Any], message: st
 
 def test_heads_without_a_width_share_the_hidden_size() -> None:
     assert parsed("llama", hidden_size=640, num_attention_heads=5).head_width == 128
-    assert parsed("llama", hidden_size=640, num_attention_heads=7, head_dim=96).head_width == 96
+    assert parsed("mistral", hidden_size=640, num_attention_heads=8, head_dim=96).head_width == 96
+    assert parsed("qwen3", hidden_size=640, num_attention_heads=32).head_width == 128
     with pytest.raises(VramBudgetError, match="does not divide hidden_size"):
-        parsed("llama", hidden_size=640, num_attention_heads=7)
+        parsed("mistral", hidden_size=640, num_attention_heads=24)
+    with pytest.raises(VramBudgetError, match="does not divide hidden_size"):  # not even then
+        parsed("llama", hidden_size=640, num_attention_heads=24, head_dim=96)
 
 
 def test_what_saved_files_carry_is_known() -> None:

@@ -15,7 +15,7 @@ Not modelled: a cache of keys and values (training has none), tensor parallelism
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vrambudget.config.job import Task
 from vrambudget.config.model_config import divides
@@ -27,6 +27,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.attention import Attended, attend
+from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.layers import CheckpointedLayer, Embedding, Linear
 from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, positions, sliding_window_mask
@@ -223,6 +224,7 @@ class DecoderConfig(RotaryConfig):
     tie_word_embeddings: bool = False
 
     looks_for_packed_rows = True
+    tasks = ("causal-lm", "seq-cls")
 
     @property
     def kv_heads(self) -> int:
@@ -254,10 +256,13 @@ class DecoderConfig(RotaryConfig):
         """The masks that a forward pass makes, in order."""
         return ["full_attention"]
 
+    heads_share_width: ClassVar[bool] = False
+    """Whether heads divide the hidden size even if they have a width of their own."""
+
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from super().problems()
-        if self.head_dim is None:
+        if self.head_dim is None or self.heads_share_width:
             yield from divides(self, "num_attention_heads", into="hidden_size")
         if self.num_attention_heads % self.kv_heads:
             yield from divides(self, "num_key_value_heads", into="num_attention_heads")
@@ -270,7 +275,8 @@ class DecoderConfig(RotaryConfig):
         """Return one layer, its weights allocated; families say of which parts."""
         raise NotImplementedError
 
-    def build(self, task: Task) -> CausalLM:
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
+        if task == "seq-cls":
+            return SequenceClassifier(self, Model(self, RMSNorm, Embedding), self.hidden_size)
         return CausalLM(self)

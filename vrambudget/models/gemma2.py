@@ -18,7 +18,8 @@ from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.attention import Attended, attend, repeat_kv
-from vrambudget.models.decoder import MLP, Attention, CausalLM, DecoderLayer, LayerType
+from vrambudget.models.classification import SequenceClassifier
+from vrambudget.models.decoder import MLP, Attention, CausalLM, DecoderLayer, LayerType, Model
 from vrambudget.models.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
 from vrambudget.models.rotary import Rotary
 from vrambudget.models.windows import LayerTypesConfig
@@ -103,6 +104,7 @@ class Gemma2Config(LayerTypesConfig):
     """transformers' Gemma2Config, with its defaults."""
 
     model_type: Literal["gemma2"] = "gemma2"
+    pad_token_id: int | None = 0
     vocab_size: Size = 256000
     hidden_size: Size = 2304
     intermediate_size: Size = 9216
@@ -119,6 +121,7 @@ class Gemma2Config(LayerTypesConfig):
     final_logit_softcapping: Cap | None = 30.0
     use_bidirectional_attention: Literal[False] | None = None
 
+    heads_share_width = True  # validate_architecture of configuration_gemma2.py
     aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
     ignored_keys = LayerTypesConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
 
@@ -146,8 +149,10 @@ class Gemma2Config(LayerTypesConfig):
         attention = kind(self, qkv_bias=bias, out_bias=bias)
         return Gemma2Layer(self.hidden_size, attention, MLP(self))
 
-    def build(self, task: Task) -> CausalLM:
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
+        if task == "seq-cls":
+            model = Model(self, ZeroCenteredRMSNorm, ScaledEmbedding)
+            return SequenceClassifier(self, model, self.hidden_size)
         kind = CausalLM if self.final_logit_softcapping is None else CappedCausalLM
         return kind(self, ZeroCenteredRMSNorm, ScaledEmbedding)

@@ -22,6 +22,8 @@ class LlamaConfig(DecoderConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
 
+    heads_share_width = True  # validate_architecture of configuration_llama.py
+
     def layer(self) -> DecoderLayer:
         """LlamaDecoderLayer."""
         bias = self.attention_bias
