@@ -42,6 +42,7 @@ IGNORED_KEYS = frozenset(
         # a job decides these
         *("dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"),
         *("_attn_implementation_autoset", "gradient_checkpointing", "problem_type"),
+        "experts_implementation",
         # the values of numbers, not how many there are
         *("initializer_range", "initializer_factor", "init_std", "layer_norm_eps"),
         *("layer_norm_epsilon", "rms_norm_eps"),
@@ -89,6 +90,7 @@ class ModelConfig(Settings):
 
     model_type: str
     num_labels: Size = Field(2, description="classes of a classification head")
+    pad_token_id: int | None = Field(None, description="the token that fills rows up")
     unknown_keys: tuple[str, ...] = Field((), description="keys of the file without a rule")
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
@@ -99,6 +101,9 @@ class ModelConfig(Settings):
 
     looks_for_packed_rows: ClassVar[bool] = False
     """Whether its modelling code decides from position ids, read back, to build a causal mask."""
+
+    has_experts: ClassVar[bool] = False
+    """Whether its layers are mixtures of experts."""
 
     @property
     def default_block(self) -> int | None:

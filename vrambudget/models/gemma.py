@@ -16,7 +16,15 @@ from vrambudget.engine.dtypes import float32
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models.decoder import MLP, Attention, CausalLM, DecoderConfig, DecoderLayer
+from vrambudget.models.classification import SequenceClassifier
+from vrambudget.models.decoder import (
+    MLP,
+    Attention,
+    CausalLM,
+    DecoderConfig,
+    DecoderLayer,
+    Model,
+)
 from vrambudget.models.layers import Embedding
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import Activation, add_scalar, mul, pow_scalar, rsqrt
@@ -56,6 +64,7 @@ class GemmaConfig(DecoderConfig):
     """transformers' GemmaConfig, with its defaults."""
 
     model_type: Literal["gemma"] = "gemma"
+    pad_token_id: int | None = 0
     vocab_size: Size = 256000
     hidden_size: Size = 3072
     intermediate_size: Size = 24576
@@ -77,7 +86,9 @@ class GemmaConfig(DecoderConfig):
         attention = Attention(self, qkv_bias=bias, out_bias=bias)
         return DecoderLayer(self.hidden_size, attention, MLP(self), ZeroCenteredRMSNorm)
 
-    def build(self, task: Task) -> CausalLM:
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
+        if task == "seq-cls":
+            model = Model(self, ZeroCenteredRMSNorm, ScaledEmbedding)
+            return SequenceClassifier(self, model, self.hidden_size)
         return CausalLM(self, ZeroCenteredRMSNorm, ScaledEmbedding)

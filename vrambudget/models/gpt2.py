@@ -15,10 +15,12 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
+from vrambudget.engine.dtypes import bool_, int64
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.attention import Attended, attend
+from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.layers import (
     CheckpointedLayer,
     Conv1D,
@@ -30,6 +32,7 @@ from vrambudget.models.layers import (
 from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, positions
 from vrambudget.models.outputs import Outputs
+from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.linear import matmul
@@ -128,6 +131,7 @@ class Transformer(Module):
     """GPT2Model."""
 
     def __init__(self, config: "GPT2Config") -> None:
+        self.looks_for_padding = config.pad_token_id is not None
         self.wte = Embedding(config.vocab_size, config.hidden_size)
         self.wpe = Embedding(config.max_position_embeddings, config.hidden_size)
         self.drop = Dropout(config.embd_pdrop)
@@ -136,6 +140,8 @@ class Transformer(Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
+        if self.looks_for_padding:
+            _look_for_padding(input_ids.shape[0])
         inputs_embeds = self.wte(input_ids)
         position_ids = positions(input_ids.shape[1])
         position_embeds = self.wpe(position_ids)
@@ -146,6 +152,16 @@ class Transformer(Module):
             hidden_states = block(hidden_states, mask, position_ids=position_ids)
         y: Tensor = self.ln_f(hidden_states)
         return y
+
+
+def _look_for_padding(batch: int) -> None:
+    """warn_if_padding_and_no_attention_mask: pad_token_id in input_ids[:, [-1, 0]]."""
+    ends = made("to_device", (2,), int64)
+    tokens = made("index", (batch, 2), int64)
+    del ends
+    equal = made("eq", (batch, 2), bool_)
+    found = made("any", (), bool_)
+    del equal, found, tokens
 
 
 class GPT2LMHeadModel(Module):
@@ -191,6 +207,7 @@ class GPT2Config(ModelConfig):
         "n_positions": "max_position_embeddings",
         "intermediate_size": "n_inner",
     }
+    tasks = ("causal-lm", "seq-cls")
     ignored_keys = frozenset(
         {
             *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
@@ -208,7 +225,8 @@ class GPT2Config(ModelConfig):
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
 
-    def build(self, task: Task) -> GPT2LMHeadModel:
+    def build(self, task: Task) -> GPT2LMHeadModel | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
+        if task == "seq-cls":
+            return SequenceClassifier(self, Transformer(self), self.hidden_size)
         return GPT2LMHeadModel(self)

@@ -17,6 +17,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.attention import Attended, attend
+from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, positions
@@ -189,6 +190,7 @@ class GPTNeoXConfig(RotaryConfig):
     tie_word_embeddings: bool = False
 
     looks_for_packed_rows = True
+    tasks = ("causal-lm", "seq-cls")
     ignored_keys = RotaryConfig.ignored_keys | {"rotary_emb_base", "classifier_dropout"}
 
     @property
@@ -206,7 +208,8 @@ class GPTNeoXConfig(RotaryConfig):
         yield from super().problems()
         yield from divides(self, "num_attention_heads", into="hidden_size")
 
-    def build(self, task: Task) -> GPTNeoXForCausalLM:
+    def build(self, task: Task) -> GPTNeoXForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
+        if task == "seq-cls":
+            return SequenceClassifier(self, Model(self), self.hidden_size)
         return GPTNeoXForCausalLM(self)

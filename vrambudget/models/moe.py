@@ -17,6 +17,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.decoder import CausalLM
 from vrambudget.models.experts import Experts
 from vrambudget.models.outputs import Outputs
@@ -104,6 +105,7 @@ class MoeConfig(SlidingConfig):
     num_experts_per_tok: Size
     output_router_logits: bool = False
 
+    has_experts = True
     ignored_keys = SlidingConfig.ignored_keys | {"router_aux_loss_coef"}
 
     @property
@@ -124,7 +126,6 @@ class MoeConfig(SlidingConfig):
         """Return the experts of one layer, `inner` wide inside."""
         return Experts(self.experts, self.hidden_size, inner, self.hidden_act)
 
-    def build(self, task: Task) -> MoeCausalLM:
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
-        return MoeCausalLM(self)
+        return super().build(task) if task == "seq-cls" else MoeCausalLM(self)

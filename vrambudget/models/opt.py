@@ -19,6 +19,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.attention import Attended, attend
+from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import padded_causal_mask
@@ -193,6 +194,7 @@ class OPTConfig(ModelConfig):
     """transformers' OPTConfig, with its defaults."""
 
     model_type: Literal["opt"] = "opt"
+    pad_token_id: int | None = 1
     vocab_size: Size = 50272
     hidden_size: Size = 768
     num_hidden_layers: Size = 12
@@ -213,6 +215,7 @@ class OPTConfig(ModelConfig):
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "_remove_final_layer_norm": "remove_final_layer_norm"
     }
+    tasks = ("causal-lm", "seq-cls")
     ignored_keys = frozenset({"activation_dropout", "layerdrop"})
 
     @property
@@ -229,7 +232,8 @@ class OPTConfig(ModelConfig):
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
 
-    def build(self, task: Task) -> OPTForCausalLM:
+    def build(self, task: Task) -> OPTForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
-        del task  # there is one
+        if task == "seq-cls":
+            return SequenceClassifier(self, Decoder(self), self.embedding_width)
         return OPTForCausalLM(self)

@@ -122,6 +122,7 @@ class Phi3Config(SlidingConfig):
     """transformers' Phi3Config, with its defaults."""
 
     model_type: Literal["phi3"] = "phi3"
+    pad_token_id: int | None = 32000
     vocab_size: Size = 32064
     hidden_size: Size = 3072
     intermediate_size: Size = 8192

@@ -1,16 +1,18 @@
-"""Rows picked by an index tensor, and their gradient: an accumulating index_put.
+"""Elements picked by index tensors, and their gradient: an accumulating index_put.
 
     x        [N, ...]     never kept
     indices  [S]  int64   kept if x needs a gradient
     y        [S, ...]
+
+index_add_ keeps the indices and, for its shape alone, the source.
 
 backward makes zeros like x and adds the rows of dy into it; equal indices must meet, so they are
 sorted first. Meanwhile there are four arrays of S indices (as offsets, sorted, their rows, and
 0 .. S-1) and CUB's temporary storage, which depends on how many bits the largest index has.
 
 Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp (index_backward),
-cuda/Indexing.cu (index_put_with_sort_kernel, wrapIndexOnce); derivatives.yaml (index).
-Not modelled: several index tensors, boolean masks, deterministic algorithms.
+cuda/Indexing.cu (index_put_with_sort_kernel, wrapIndexOnce); derivatives.yaml (index, index_add).
+Not modelled: more than two index tensors, boolean masks, deterministic algorithms.
 """
 
 from vrambudget.engine.autograd import keep, record
@@ -32,22 +34,62 @@ def index_rows(x: Tensor, indices: Tensor) -> Tensor:
 
     def backward(dy: Tensor) -> Tensor:
         dx = empty(shape, dtype)
-        _accumulate_rows(shape, count, dy)
+        _accumulate(shape[0], (count,), dy)
         return dx
 
     return record("index", y, inputs=(x,), saved=(kept,), backward=backward)
 
 
-def _accumulate_rows(shape: Shape, count: int, values: Tensor) -> None:
-    """Allocate and free what x.index_put_((indices,), values, accumulate=True) needs."""
-    wrapped = empty((count,), int64)  # indices % N: negative ones count from the end
-    offsets = empty((count,), int64)
-    del wrapped
+def index_pairs(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return x[rows, columns]: [N, M, ...], [S], [S] -> [S, ...]."""
+    kept = keep(rows, when=x.requires_grad), keep(columns, when=x.requires_grad)
+    context.operation = "index"
+    y = empty((*rows.shape, *x.shape[2:]), x.dtype)
+    shape, dtype, count = x.shape, x.dtype, rows.shape[0]
+
+    def backward(dy: Tensor) -> Tensor:
+        dx = empty(shape, dtype)
+        _accumulate(shape[0] * shape[1], (count, count), dy)
+        return dx
+
+    return record("index", y, inputs=(x,), saved=kept, backward=backward)
+
+
+def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:
+    """Return x, with the rows of `source` [S, ...] added to those that `indices` [S] name."""
+    kept = keep(indices, when=source.requires_grad), keep(source, when=source.requires_grad)
+    shape, dtype = source.shape, source.dtype
+
+    def backward(dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy, empty(shape, dtype)  # index_select
+
+    y = Tensor(x.shape, x.dtype, x.storage, x.strides)
+    return record("index_add", y, inputs=(x, source), saved=kept, backward=backward)
+
+
+def _accumulate(places: int, counts: tuple[int, ...], values: Tensor) -> None:
+    """Allocate and free what x.index_put_(indices, values, accumulate=True) needs.
+
+    `places`: how many the indices tell apart; `counts`: elements of each index tensor.
+    """
+    count = counts[0]
+    offsets = _offsets(count)
+    for more in counts[1:]:
+        added = _offsets(more)
+        del added
     rows = contiguous(values)
     sorted_offsets, original_rows = empty((count,), int64), empty((count,), int64)
     positions = empty((count,), int64)
     passes = 1
-    while _DIGITS**passes < shape[0]:
+    while _DIGITS**passes < places:
         passes += 1
     empty_bytes(sort_pairs_bytes(count, passes=passes))  # freed at once: nobody holds it
     del positions, original_rows, sorted_offsets, rows, offsets
+
+
+def _offsets(count: int) -> Tensor:
+    """indices % size * stride: negative ones count from the end."""
+    wrapped = empty((count,), int64)
+    offsets = empty((count,), int64)
+    del wrapped
+    return offsets
