@@ -1,4 +1,4 @@
-"""The engine by itself: when storages are born and die, on graphs that one can follow by hand.
+"""The engine by itself: when storages are born and die, on graphs that one can follow by hand."""
 
 from typing import Any
 
