@@ -5,7 +5,7 @@ RMSNorm without a bias, scores biased by distance instead of positions, two proj
 (`tie_word_embeddings` false) do not scale the decoder's output.
 
 Not modelled: a head that is not tied (transformers 5 unties it where a checkpoint's own differs),
-weights kept in float32 when a checkpoint is loaded in 16 bit, feed-forward in parallel.
+weights that are kept in float32 when a checkpoint is loaded in 16 bit.
 """
 
 from collections.abc import Iterator
@@ -14,105 +14,22 @@ from typing import Literal
 from vrambudget.config.job import Task
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import bool_, float16, float32, int64
+from vrambudget.engine.dtypes import bool_, int64
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
-from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.tensor import Tensor
 from vrambudget.models.layers import CheckpointedLayer, Dropout, Embedding, Linear
 from vrambudget.models.losses import class_loss
 from vrambudget.models.masks import causal_mask
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.t5_attention import Attention, AttentionSizes, Cache
-from vrambudget.ops.clamp import any_infinite, choose_number, clamp
+from vrambudget.models.t5_layers import FeedForwardSizes, LayerFF, Norm, clamp_bound, clamped
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import (
-    ACTIVATIONS,
-    add,
-    add_scalar,
-    mul,
-    mul_scalar,
-    neg,
-    pow_scalar,
-    rsqrt,
-)
-from vrambudget.ops.reduce import mean_last
+from vrambudget.ops.elementwise import ACTIVATIONS, add, mul_scalar
 
 Attended = tuple[Tensor, Tensor, Tensor | None]
 """Hidden states, the position bias, and eager attention's weights."""
-
-
-class Norm(Module):
-    """T5LayerNorm: weight [C]; the mean of squares in float32."""
-
-    def __init__(self, width: int) -> None:
-        self.weight = Parameter((width,), context.options.dtype)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., C] -> [..., C]."""
-        variance = mean_last(pow_scalar(to(hidden_states, float32)))  # held until this returns
-        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
-        if self.weight.dtype is not float32:
-            hidden_states = to(hidden_states, self.weight.dtype)
-        return mul(self.weight, hidden_states)
-
-
-class DenseActDense(Module):
-    """T5DenseActDense."""
-
-    def __init__(self, config: "T5Config") -> None:
-        self.wi = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.wo = Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.dropout = Dropout(config.dropout_rate)
-        self.act = ACTIVATIONS[config.activation]
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
-        hidden_states = self.wi(hidden_states)
-        hidden_states = self.act(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        hidden_states = to(hidden_states, self.wo.weight.dtype)  # a copy under autocast
-        projected: Tensor = self.wo(hidden_states)
-        return projected
-
-
-class DenseGatedActDense(Module):
-    """T5DenseGatedActDense."""
-
-    def __init__(self, config: "T5Config") -> None:
-        self.wi_0 = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.wi_1 = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.wo = Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.dropout = Dropout(config.dropout_rate)
-        self.act = ACTIVATIONS[config.activation]
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
-        hidden_gelu = self.act(self.wi_0(hidden_states))
-        hidden_linear = self.wi_1(hidden_states)
-        hidden_states = mul(hidden_gelu, hidden_linear)
-        hidden_states = self.dropout(hidden_states)
-        hidden_states = to(hidden_states, self.wo.weight.dtype)
-        projected: Tensor = self.wo(hidden_states)
-        del hidden_gelu, hidden_linear  # held until here
-        return projected
-
-
-class LayerFF(Module):
-    """T5LayerFF."""
-
-    def __init__(self, config: "T5Config") -> None:
-        dense = DenseGatedActDense if config.is_gated else DenseActDense
-        self.DenseReluDense = dense(config)
-        self.layer_norm = Norm(config.hidden_size)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
-        forwarded_states = self.layer_norm(hidden_states)
-        forwarded_states = self.DenseReluDense(forwarded_states)
-        return add(hidden_states, self.dropout(forwarded_states))
 
 
 class LayerSelfAttention(Module):
@@ -177,7 +94,7 @@ class Block(CheckpointedLayer):
     def __init__(self, config: "T5Config", *, is_decoder: bool, is_first: bool) -> None:
         attention = LayerSelfAttention(config, is_decoder=is_decoder, has_bias=is_first)
         cross = [LayerCrossAttention(config)] if is_decoder else []
-        self.layer = [attention, *cross, LayerFF(config)]
+        self.layer = [attention, *cross, LayerFF(config.feed_forward)]
 
     def forward(
         self,
@@ -191,30 +108,19 @@ class Block(CheckpointedLayer):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """[B, T, C] -> [B, T, C] and both position biases."""
         hidden_states, self_bias, _ = self.layer[0](hidden_states, mask, position_bias, cache)
-        bound = _bound(hidden_states)  # held until the next or the end
-        hidden_states = _clamped(hidden_states, bound)
+        bound = clamp_bound(hidden_states)  # held until the next or the end
+        hidden_states = clamped(hidden_states, bound)
         cross_bias = None
         if encoder_hidden_states is not None:
             hidden_states, cross_bias, _ = self.layer[1](
                 hidden_states, encoder_hidden_states, encoder_decoder_position_bias, cache
             )
-            bound = _bound(hidden_states)
-            hidden_states = _clamped(hidden_states, bound)
+            bound = clamp_bound(hidden_states)
+            hidden_states = clamped(hidden_states, bound)
         hidden_states = self.layer[-1](hidden_states)
-        bound = _bound(hidden_states)
-        hidden_states = _clamped(hidden_states, bound)
+        bound = clamp_bound(hidden_states)
+        hidden_states = clamped(hidden_states, bound)
         return hidden_states, self_bias, cross_bias
-
-
-def _bound(hidden_states: Tensor) -> Tensor | None:
-    """Return the largest number that float16 states may have: less where one is infinite."""
-    if hidden_states.dtype is not float16:
-        return None
-    return choose_number(any_infinite(hidden_states))
-
-
-def _clamped(hidden_states: Tensor, bound: Tensor | None) -> Tensor:
-    return hidden_states if bound is None else clamp(hidden_states, neg(bound), bound)
 
 
 class Stack(Module):
@@ -317,7 +223,13 @@ class T5Config(ModelConfig):
         "num_heads": "num_attention_heads",
         "n_positions": "max_position_embeddings",
     }
-    ignored_keys = frozenset({"relative_attention_max_distance", "classifier_dropout"})
+    ignored_keys = frozenset(
+        {
+            *("relative_attention_max_distance", "classifier_dropout"),
+            # a live configuration's, which follow from others
+            *("dense_act_fn", "is_gated_act", "scale_decoder_outputs"),
+        }
+    )
 
     @property
     def decoder_layers(self) -> int:
@@ -335,6 +247,17 @@ class T5Config(ModelConfig):
         if self.feed_forward_proj == "gated-gelu":
             return "gelu_new"
         return self.feed_forward_proj.removeprefix("gated-")
+
+    @property
+    def feed_forward(self) -> FeedForwardSizes:
+        """What decides a feed-forward layer's tensors."""
+        return FeedForwardSizes(
+            self.hidden_size,
+            self.intermediate_size,
+            self.activation,
+            self.is_gated,
+            self.dropout_rate,
+        )
 
     @property
     def attention(self) -> AttentionSizes:
