@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from vrambudget.cli.explain import add_parser
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.explain import explain, phase_of, render_explanation
-from vrambudget.planning.explain_command import add_parser
 from vrambudget.planning.oom_ledger import Ledger
 from vrambudget.planning.oom_message import Printed, parse_oom
 from vrambudget.planning.request_match import Request, match_request, segment_bytes

@@ -16,7 +16,9 @@ from collections.abc import Iterable
 class VramBudgetError(ValueError):
     """A mistake that its user can mend; `where` names the file or option, `hint` what to do next."""
 
-    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, where: str | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
@@ -30,6 +32,14 @@ class VramBudgetError(ValueError):
         if self.hint:
             lines.append(f"  tip: {self.hint}")
         return "\n".join(lines)
+
+
+class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, said as users say it
+    """A job does not fit on its card; `budget` says by how much."""
+
+    def __init__(self, message: str, *, budget: object, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.budget = budget
 
 
 class NotModelledError(VramBudgetError):
