@@ -14,11 +14,9 @@ from collections.abc import Iterable
 
 
 class VramBudgetError(ValueError):
-    """A mistake that its user can mend; `where` names the file or option, `hint` what to do next."""
+    """A mistake that its user can mend; `where` names file or option, `hint` what to do next."""
 
-    def __init__(
-        self, message: str, *, where: str | None = None, hint: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
