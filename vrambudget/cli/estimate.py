@@ -9,8 +9,10 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Task, estimate_task, follow, resolve
+from vrambudget.planning.advice import advise
 from vrambudget.planning.fit import largest_batch
 from vrambudget.report import render
+from vrambudget.report.advice import next_step, render_advice
 from vrambudget.report.pictures import is_picture, save
 
 
@@ -30,6 +32,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="CARD",
         help="a name ('RTX 3060'), a size as sold (12GB), an exact one (11.69GiB), or auto",
     )
+    parser.add_argument(
+        "--advise", action="store_true", help="say what would take less, also where it fits"
+    )
     add_job_options(parser)
     add_output_options(
         parser, writes="write to FILE; .html, .png, .svg and .pickle are pictures of the steps"
@@ -44,9 +49,23 @@ def run(args: argparse.Namespace) -> int:
         return _draw(task, args)
     budget = estimate_task(task)
     output = chosen_format(args)
-    advice = _advice(task, budget) if output in ("table", "markdown") else None
-    emit(render(budget, output, advice=advice, colour=wants_colour(args)), args)
+    if output in ("table", "markdown"):
+        text = _report(task, budget, args)
+    else:
+        text = render(budget, output)
+    emit(text, args)
     return DONE if budget.fits else DOES_NOT_FIT
+
+
+def _report(task: Task, budget: Budget, args: argparse.Namespace) -> str:
+    """Return what people read: the budget, then what to do next."""
+    output, colour = chosen_format(args), wants_colour(args)
+    if budget.fits and not args.advise:
+        return render(budget, output, advice=_next_step(task, budget), colour=colour)
+    advice = advise(task)
+    told = next_step(advice) if not budget.fits else _next_step(task, budget)
+    report = render(budget, output, advice=told, colour=colour)
+    return f"{report}\n\n{render_advice(advice, markdown=output == 'markdown')}"
 
 
 def _draw(task: Task, args: argparse.Namespace) -> int:
@@ -61,13 +80,11 @@ def _draw(task: Task, args: argparse.Namespace) -> int:
     return DONE if followed.budget.fits else DOES_NOT_FIT
 
 
-def _advice(task: Task, budget: Budget) -> str:
-    """Return the next thing to try."""
+def _next_step(task: Task, budget: Budget) -> str:
+    """Return the next thing to try with a job that fits."""
     if budget.device is None:
         return "name a card, for example --gpu 12GB, to see whether it fits"
     batch, _ = largest_batch(task)
-    if batch == 0:
-        return "not even --batch 1 fits: a shorter --block, or --checkpointing full"
     if batch == task.job.batch:
         return f"batch {batch} is the largest that fits"
     return f"--batch {batch} is the largest that fits"

@@ -1,17 +1,22 @@
-"""`vrambudget explain FILE`: what the out-of-memory message in a log means.
+"""`vrambudget explain FILE [--model MODEL ...]`: what the out-of-memory message in a log means.
 
+With the job that crashed, the tensor is named that was asked for, and what would have avoided it.
 The explanation goes to stdout, as text or JSON; what cannot be read is an error on stderr, exit 2.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.explain import Explanation, explain, render_explanation
-from vrambudget.planning.oom_message import parse_oom
+from vrambudget.estimator import Task, resolve
+from vrambudget.planning.explain import Explanation, explain, phase_of, render_explanation
+from vrambudget.planning.oom_job import explain_with_job
+from vrambudget.planning.oom_message import OomMessage, parse_oom
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,13 +28,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("log", metavar="FILE", help="a log file, or - for standard input")
     parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument("--model", help="the model of the job: a card's name, a config.json, an id")
+    parser.add_argument(
+        "--gpu", metavar="CARD", help="the card (default: by the message's numbers)"
+    )
+    add_job_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of `args.log`. Returns 0, or 2 where there is nothing to explain."""
     try:
-        explanation = explain(parse_oom(read_log(args.log)))
+        messages = parse_oom(read_log(args.log))
+        task = _task(args, messages)
+        explanation = explain_with_job(messages, task) if task else explain(messages)
     except VramBudgetError as error:
         error.where = error.where or args.log
         sys.stderr.write(f"{error.render()}\n")
@@ -37,6 +49,20 @@ def run(args: argparse.Namespace) -> int:
     render = explanation_json if args.format == "json" else render_explanation
     sys.stdout.write(f"{render(explanation)}\n")
     return 0
+
+
+def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Task | None:
+    """Return the job that crashed, None where it is not described."""
+    fields = job_fields(args)
+    if args.model is None:
+        if fields or args.gpu:
+            raise VramBudgetError("a job needs a model", hint="say --model, for example gpt2")
+        return None
+    message = next((m for m in messages if m.has_numbers), messages[0])
+    if phase_of(message.frames) == "evaluation":
+        fields.setdefault("mode", "eval")
+    seen = f"{message.capacity.bytes}B" if message.capacity else None
+    return resolve(args.model, gpu=args.gpu or seen, **fields)
 
 
 def read_log(name: str) -> str:

@@ -4,6 +4,7 @@ An option that is not given is absent from the result, so that a model card's ha
 """
 
 import argparse
+from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -21,8 +22,10 @@ _SWITCHES = {
 """What is on unless an option switches it off: field: (option, help)."""
 
 
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for every field of `Job`."""
+def add_job_options(
+    parser: argparse.ArgumentParser, reads: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> None:
+    """Add an option for every field of `Job`; `reads` may change how argparse reads a value."""
     group = parser.add_argument_group("job")
     for name, field in Job.model_fields.items():
         if name in _SWITCHES:
@@ -32,7 +35,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
             )
             continue
         group.add_argument(
-            *_spellings(name), dest=name, default=argparse.SUPPRESS, **_reading(field)
+            *_spellings(name), dest=name, default=argparse.SUPPRESS, **reads(_reading(field))
         )
 
 

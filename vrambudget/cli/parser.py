@@ -12,7 +12,9 @@ DEFAULT = "estimate"
 COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "what a job takes, and whether a card holds it"),
     "validate": ("vrambudget.cli.validate", "hold predictions against measured records"),
-    "explain": ("vrambudget.planning.explain_command", "what an out-of-memory message means"),
+    "fit": ("vrambudget.cli.fit", "the largest batch, or the longest block, that a card holds"),
+    "sweep": ("vrambudget.cli.sweep", "what many settings take, on many cards"),
+    "explain": ("vrambudget.cli.explain", "what an out-of-memory message means"),
     "measure": ("vrambudget.cli.measure", "run a job for real on this GPU, write its record"),
     "compare": ("vrambudget.cli.compare", "estimate, rehearsal and measurement side by side"),
     "rehearse": ("vrambudget.rehearse.command", "run any PyTorch script on a virtual GPU"),

@@ -1,0 +1,71 @@
+"""`vrambudget fit MODEL --gpu CARD`: the largest batch, or the longest block, that a card holds."""
+
+import argparse
+import json
+from dataclasses import asdict
+
+from vrambudget.cli import DOES_NOT_FIT, DONE
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.config.gpus import Gpu
+from vrambudget.estimator import resolve
+from vrambudget.planning.fit import Fit, What, fit, margin_bytes
+from vrambudget.report.rows import Column, render_rows
+from vrambudget.units import format_bytes
+
+_COLUMNS = [
+    Column("batch", "batch", "right"),
+    Column("block", "block", "right"),
+    Column("peak_allocated_bytes", "allocated", "right", format_bytes),
+    Column("peak_reserved_bytes", "reserved", "right", format_bytes),
+    Column("fits", "fits", "left", lambda fits: "yes" if fits else "no"),
+]
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("fit", description=__doc__, allow_abbrev=False)
+    parser.add_argument("model", help="a card's name, a config.json, or a hub id")
+    parser.add_argument(
+        "--gpu",
+        required=True,
+        metavar="CARD",
+        help="a name ('RTX 3060'), a size as sold (12GB), an exact one (11.69GiB), or auto",
+    )
+    parser.add_argument(
+        "--margin", default="0B", metavar="SIZE", help="memory that stays free (default: 0B)"
+    )
+    parser.add_argument(
+        "--longest-block", action="store_true", help="the longest block for --batch instead"
+    )
+    add_job_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what fits, and the curve around it. Returns 1 where nothing does."""
+    task = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    assert task.gpu is not None  # noqa: S101 - the option is required
+    what: What = "block" if args.longest_block else "batch"
+    margin = margin_bytes(args.margin)
+    found = fit(task, what=what, margin_bytes=margin)
+    output = chosen_format(args)
+    if output == "json":
+        text = json.dumps(asdict(found), indent=2)
+    else:
+        text = render_rows(_COLUMNS, [asdict(point) for point in found.curve], output)
+        if output != "csv":
+            text = f"{_verdict(found, what, task.gpu, margin)}\n\n{text}"
+    emit(text, args)
+    return DONE if getattr(found, what) else DOES_NOT_FIT
+
+
+def _verdict(found: Fit, what: What, card: Gpu, margin: int) -> str:
+    size = getattr(found, what)
+    where = f"on {card.name}" + (f" with {format_bytes(margin)} left free" if margin else "")
+    if not size:
+        return f"not even {what} 1 fits {where}"
+    largest = {"batch": "largest batch", "block": "longest block"}[what]
+    other = f"block {found.block}" if what == "batch" else f"batch {found.batch}"
+    return f"{largest} that fits: {size} (at {other}, {where})"

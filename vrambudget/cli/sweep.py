@@ -1,0 +1,94 @@
+"""`vrambudget sweep MODEL --batch 1:64:x2 --gpu CARD CARD`: every combination of many settings.
+
+An option of the job may have several values: 8,16,32 or, for whole numbers, a range: 8:64 (every
+one), 8:64:8 (steps of 8), 1:64:x2 (doubling). `--by requested` answers grids of many thousand
+points (batch, block) by requested bytes alone.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vrambudget.cli import DONE
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.cli.ranges import several
+from vrambudget.errors import VramBudgetError
+from vrambudget.planning.sweep import Record, sweep
+from vrambudget.report.rows import Column, render_rows
+from vrambudget.units import format_bytes
+
+_PARQUET = ".parquet"
+_FITS = {True: "yes", False: "no", None: "-"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "sweep",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="a card's name, a config.json, or a hub id")
+    parser.add_argument("--gpu", nargs="+", metavar="CARD", help="one card or several")
+    parser.add_argument(
+        "--by",
+        choices=["replay", "requested"],
+        default="replay",
+        help="replay the allocator at each point, or add up what tensors request (default: replay)",
+    )
+    add_job_options(parser, several)
+    add_output_options(parser, writes="write to FILE; .parquet needs pyarrow")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the records."""
+    fields = job_fields(args)
+    if isinstance(fields.get("lora_targets"), list):  # names of one setting, not settings
+        fields["lora_targets"] = ",".join(fields["lora_targets"])
+    records = sweep(args.model, gpu=args.gpu, by=args.by, **fields)
+    if args.output and args.output.suffix.lower() == _PARQUET:
+        _write_parquet(records, args.output)
+        return DONE
+    output = chosen_format(args)
+    whole = output in ("json", "csv")
+    columns = [Column(key, key) for key in records[0]] if whole else list(_columns(records))
+    emit(render_rows(columns, records, output), args)
+    return DONE
+
+
+def _columns(records: Sequence[Record]) -> Iterator[Column]:
+    """Yield the columns of a table: batch, block, what varies, and the results."""
+    first = records[0]
+    for key in first:
+        if key.startswith("peak_") and key.endswith("_bytes"):
+            heading = key.removeprefix("peak_").removesuffix("_bytes")
+            yield Column(key, heading, "right", format_bytes)
+        elif key == "fits":
+            yield Column(key, key, "left", _FITS.__getitem__)
+        elif key in {"batch", "block"}:
+            yield Column(key, key, "right")
+        elif key not in _LEFT_OUT and any(record[key] != first[key] for record in records):
+            yield Column(key, key.replace("_", " "))
+
+
+_LEFT_OUT = {"capacity_bytes", "headroom_bytes", "peak_step", "peak_phase", "peak_operation"}
+
+
+def _write_parquet(records: list[Record], path: Path) -> None:
+    try:
+        from pyarrow import Table, parquet  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise VramBudgetError(
+            "Parquet needs pyarrow",
+            where=str(path),
+            hint="pip install 'vrambudget[sweep]', or write .csv or .json",
+        ) from error
+    try:
+        parquet.write_table(Table.from_pylist(records), path)
+    except OSError as error:
+        raise VramBudgetError(
+            f"cannot write the result: {error.strerror}", where=str(path)
+        ) from error

@@ -1,0 +1,54 @@
+"""Advice as people read it: what would help, with the peak that it leads to; the largest tensors.
+
+what would help              GiB  fits  costs
+--batch 8 --grad-accum 8   11.28  yes   speed
+"""
+
+from vrambudget.planning.advice import Advice, Option
+from vrambudget.planning.tensors import Held
+from vrambudget.report.rows import grid
+from vrambudget.units import format_bytes, unit_for
+
+
+def next_step(advice: Advice) -> str:
+    """Return the cheapest change that is enough, in one sentence."""
+    enough = next((option for option in advice.options if option.fits), None)
+    if enough is None:
+        return "no change that is known here makes it fit: take a larger card"
+    return f"{enough.options} makes it fit: {enough.words[-1]}"
+
+
+def render_advice(advice: Advice, *, markdown: bool = False) -> str:
+    """Return the advice as text that ends without a newline."""
+    unit = unit_for(advice.device_peak_bytes)
+    rows = [
+        [
+            option.options,
+            format_bytes(option.device_peak_bytes, unit).removesuffix(f" {unit}"),
+            _verdict(option),
+            option.cost.value,
+        ]
+        for option in advice.options
+    ]
+    table = grid(
+        rows,
+        ["what would help", unit, "fits", "costs"],
+        ["left", "right", "left", "left"],
+        markdown=markdown,
+    )
+    parts = [
+        table if rows else "nothing that is known here would help",
+        "",
+        "largest tensors at the peak",
+        *map(_tensor, advice.largest),
+    ]
+    return "\n".join(parts)
+
+
+def _verdict(option: Option) -> str:
+    return "-" if option.fits is None else "yes" if option.fits else "no"
+
+
+def _tensor(tensor: Held) -> str:
+    count = f"{tensor.count} x " if tensor.count > 1 else ""
+    return f"  {format_bytes(tensor.bytes):>10}  {count}{tensor.description}"
