@@ -1,7 +1,9 @@
 """`vrambudget MODEL ...`: what a job takes at its worst moment, and whether a card holds it."""
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 
 from vrambudget.budget import Budget
 from vrambudget.cli import DOES_NOT_FIT, DONE
@@ -9,7 +11,7 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Task, estimate_task, follow, resolve
-from vrambudget.planning.advice import advise
+from vrambudget.planning.advice import advise_task
 from vrambudget.planning.fit import largest_batch
 from vrambudget.report import render
 from vrambudget.report.advice import next_step, render_advice
@@ -51,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     output = chosen_format(args)
     if output in ("table", "markdown"):
         text = _report(task, budget, args)
+    elif output == "json" and args.advise:
+        advised = {**json.loads(budget.to_json()), "advice": asdict(advise_task(task))}
+        text = json.dumps(advised, indent=2, ensure_ascii=False)
     else:
         text = render(budget, output)
     emit(text, args)
@@ -62,7 +67,7 @@ def _report(task: Task, budget: Budget, args: argparse.Namespace) -> str:
     output, colour = chosen_format(args), wants_colour(args)
     if budget.fits and not args.advise:
         return render(budget, output, advice=_next_step(task, budget), colour=colour)
-    advice = advise(task)
+    advice = advise_task(task)
     told = next_step(advice) if not budget.fits else _next_step(task, budget)
     report = render(budget, output, advice=told, colour=colour)
     return f"{report}\n\n{render_advice(advice, markdown=output == 'markdown')}"

@@ -10,12 +10,14 @@ The largest tensors that are alive at the peak are named, so that one sees what 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
+from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task
+from vrambudget.estimator import Task, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
-from vrambudget.planning.sweep_plan import room_bytes
+from vrambudget.planning.sweep_plan import ModelSource, room_bytes
 from vrambudget.planning.tensors import Held, held
 from vrambudget.replay import alive_at, fits, replay
 from vrambudget.simulate import simulate
@@ -48,8 +50,16 @@ class Advice:
     largest: tuple[Held, ...]
 
 
-def advise(task: Task) -> Advice:
-    """Return what would help `task`."""
+def advise(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Advice:
+    """Return what would help a job; `fields` are those of `Job`.
+
+    Raises VramBudgetError for a model, a field or a card that makes no sense.
+    """
+    return advise_task(resolve(model, gpu=gpu, **fields))
+
+
+def advise_task(task: Task) -> Advice:
+    """Return what would help a resolved task."""
     trial = _Trial(task)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}

@@ -10,19 +10,19 @@ batch that the job's prediction leaves room for; should that crash all the same,
 as it does.
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.fit import max_batch
+from vrambudget.planning.sweep_plan import ModelSource
 
 
 def find_executable_batch_size(
     function: Callable[..., Any] | None = None,
     *,
-    model: str | Path | Mapping[str, Any],
+    model: ModelSource,
     gpu: str | Gpu = "auto",
     margin: int | str = 0,
     **fields: Any,

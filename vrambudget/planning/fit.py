@@ -14,16 +14,15 @@ Not modelled: reserved bytes may fall where a size rises by one (segments); a la
 answer may fit again by such luck and is not looked for.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Task, resolve
-from vrambudget.planning.sweep_plan import room_bytes
+from vrambudget.planning.sweep_plan import ModelSource, room_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.replay import fits, replay
 from vrambudget.simulate import simulate
@@ -54,7 +53,7 @@ class Fit:
 
 
 def max_batch(
-    model: str | Path | Mapping[str, Any],
+    model: ModelSource,
     *,
     gpu: str | Gpu = "auto",
     margin: int | str = 0,
@@ -68,7 +67,7 @@ def max_batch(
 
 
 def max_block(
-    model: str | Path | Mapping[str, Any],
+    model: ModelSource,
     *,
     gpu: str | Gpu = "auto",
     margin: int | str = 0,
