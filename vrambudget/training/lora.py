@@ -18,7 +18,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import float32
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
-from vrambudget.engine.tensor import Tensor, empty_like
+from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.models.layers import Conv1D, Embedding, Linear
 from vrambudget.ops.elementwise import add, mul_scalar
@@ -40,6 +40,11 @@ class LoraLinear(Module):
         self.base_layer = base
         self.lora_A = Linear(features, rank, bias=False)
         self.lora_B = Linear(rank, out_features, bias=False)
+
+    @property
+    def weight(self) -> Parameter:
+        """The frozen weight: models look at its dtype (peft's BaseTunerLayer.weight)."""
+        return self.base_layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -110,7 +115,7 @@ def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
         if isinstance(module, Linear) and module in layers:
             _cast_to_float32(module)
     if context.options.checkpointing:
-        _make_inputs_require_grads(model)
+        make_inputs_require_grads(model)
 
 
 def _places(module: Module) -> Iterator[tuple[Module, str, object]]:
@@ -138,8 +143,13 @@ def _cast_to_float32(layer: Linear) -> None:
         weight.dtype, weight.storage = float32, copy.storage
 
 
-def _make_inputs_require_grads(model: Module) -> None:
+def make_inputs_require_grads(model: Module) -> None:
+    """Let the embeddings' output want a gradient, as gradient_checkpointing_enable() does.
+
+    Input embeddings are the first table, and in an encoder-decoder each stack's own.
+    """
+    found = False
     for parent, name, child in _places(model):
-        if isinstance(child, Embedding):
+        if isinstance(child, Embedding) and (not found or name == "embed_tokens"):
             setattr(parent, name, _RequiringGradient(child))
-            return
+            found = True
