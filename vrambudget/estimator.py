@@ -18,7 +18,14 @@ from vrambudget.engine.tape import Tape
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.replay import Replay, replay, replay_on
-from vrambudget.simulate import Recording, simulate
+from vrambudget.simulate import (
+    ROUTINGS,
+    Recording,
+    routing_decides,
+    simulate,
+    simulate_routed,
+)
+from vrambudget.units import format_bytes
 
 DEFAULT_GPU = "a100-80gb"
 """The card whose kernels and workspaces are taken where none is named."""
@@ -150,6 +157,24 @@ def _assumptions(task: Task) -> Iterator[str]:
                 "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
                 " TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
             )
+
+    if task.config.has_experts:
+        yield _of_experts(task)
+
+
+def _of_experts(task: Task) -> str:
+    """Say how tokens are taken to spread over experts, and what it comes to otherwise."""
+    if not routing_decides(task.config, task.job):
+        return "experts run as grouped products: how tokens spread over them decides no memory"
+    even, collapsed = (
+        replay(simulate_routed(task.config, task.job, task.device, routing).tape).peak
+        for routing in ROUTINGS
+    )
+    return (
+        f"experts one by one: {format_bytes(even.allocated_bytes)} if tokens spread evenly,"
+        f" {format_bytes(collapsed.allocated_bytes)} if all go to the same few;"
+        f" counted is {'the worse' if task.job.routing == 'worst' else 'the first'}"
+    )
 
 
 def _not_modelled(task: Task) -> Iterator[str]:

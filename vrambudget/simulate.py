@@ -12,9 +12,12 @@ from vrambudget.engine import dtypes
 from vrambudget.engine.context import Device, Options, context, recording
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Phase, Tape
+from vrambudget.errors import NotModelledError
+from vrambudget.training.freeze import freeze
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
 from vrambudget.training.loop import Loop, evaluate, train
+from vrambudget.training.lora import add_lora
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
@@ -28,12 +31,39 @@ class Recording:
     trainable: int
 
 
+ROUTINGS = ("uniform", "collapsed")
+"""How tokens can spread over experts, from one extreme to the other."""
+
+
 def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
     """Return the recording of `job` (resolved) on `device`."""
+    if job.routing == "worst" and routing_decides(config, job):
+        both = (simulate_routed(config, job, device, routing) for routing in ROUTINGS)
+        return max(both, key=lambda recording: _peak_requested(recording.tape))
+    return simulate_routed(config, job, device, "uniform")
+
+
+def routing_decides(config: ModelConfig, job: Job) -> bool:
+    """Whether memory depends on how tokens spread over experts."""
+    return config.has_experts and job.experts == "eager"
+
+
+def _peak_requested(tape: Tape) -> int:
+    live = peak = 0
+    for event in tape.events:
+        live += tape.sizes[event] if event >= 0 else -tape.sizes[~event]
+        peak = max(peak, live)
+    return peak
+
+
+def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str) -> Recording:
+    """Return the recording with tokens spread over experts by `routing` (one of ROUTINGS)."""
     config = config.for_job(job)
     options = Options(
         dtype=_DTYPES[job.weight_dtype],
         attention=job.attention,
+        experts=job.experts,
+        routing=routing,
         checkpointing=job.checkpointing == "full",
         training=job.mode == "train",
         builds_causal_mask=job.causal_mask == "built",
@@ -51,6 +81,9 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
     with recording(device, options) as tape:
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
+        freeze(model, job.freeze)
+        if job.lora_rank is not None:
+            add_lora(model, job.lora_rank, job.lora_targets)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
         trainable = sum(p.numel for p in parameters if p.requires_grad)
@@ -62,6 +95,8 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
 
 def _build(config: ModelConfig, job: Job) -> Module:
     assert job.task is not None  # noqa: S101 - resolved by the caller
+    if job.attention_mask == "padding" and not config.reads_attention_mask:
+        raise NotModelledError(f"{config.model_type} with a padding mask is not modelled")
     if job.quant is not None:
         return build_quantised(partial(config.build, job.task), double=job.double_quant)
     model: Module = config.build(job.task)

@@ -35,9 +35,12 @@ Optimizer = Literal[
 ]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 Attention = Literal["sdpa", "eager"]
+ExpertsImplementation = Literal["grouped_mm", "eager"]
+Routing = Literal["uniform", "worst"]
 Checkpointing = Literal["none", "full"]
 Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
 Quant = Literal["nf4"]
+AttentionMask = Literal["none", "padding"]
 CausalMask = Literal["built", "skipped"]
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -83,11 +86,20 @@ def _lora_targets(value: Any) -> Any:
     return tuple(names)
 
 
+def _module_names(value: Any) -> Any:
+    """Return a tuple of names from a list or from "transformer.wte,transformer.h.0"."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(map(_is_module_name, names)):
+        raise ValueError("it should be names of modules, for example transformer.wte")
+    return tuple(names)
+
+
 def _is_module_name(name: object) -> bool:
     return isinstance(name, str) and _MODULE_NAME.fullmatch(name) is not None
 
 
 Version = Annotated[str, BeforeValidator(_minor_version)]
+ModuleNames = Annotated[tuple[str, ...], BeforeValidator(_module_names)]
 LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_lora_targets)]
 
 
@@ -109,6 +121,14 @@ class Job(Settings):
         None, description="the optimizer's implementation (default: what PyTorch takes)"
     )
     attention: Attention = Field("sdpa", description="attention implementation")
+    experts: ExpertsImplementation = Field(
+        "grouped_mm", description="how transformers runs a mixture's experts"
+    )
+    routing: Routing = Field(
+        "uniform",
+        description="how tokens spread over experts, where that decides memory (experts eager):"
+        " evenly, or the worse of evenly and all to the same few",
+    )
     checkpointing: Checkpointing = Field(
         "none", description="full: keep each layer's input only and run the layer again in backward"
     )
@@ -144,12 +164,18 @@ class Job(Settings):
     lora_targets: LoraTargets = Field(
         ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
     )
+    freeze: ModuleNames = Field(
+        (), description="modules or parameters that are not trained, by name: transformer.wte"
+    )
     quant: Quant | None = Field(
         None,
         description="linear layers' weights in 4 bit by bitsandbytes (QLoRA: with --lora-rank)",
     )
     double_quant: bool = Field(
         default=True, description="quantise the 4-bit blocks' scales too, as QLoRA does"
+    )
+    attention_mask: AttentionMask = Field(
+        "none", description="padding: a tokenizer's attention mask, of a batch with padding in it"
     )
     causal_mask: CausalMask = Field(
         "built",
@@ -196,7 +222,10 @@ class Job(Settings):
             values[key] = values.get(key) or None
         if values.get("lora_targets") is None:
             values["lora_targets"] = ALL_LINEAR
-        if _is_nanogpt(record.get("model")):
+        model = record.get("model")
+        if isinstance(model, Mapping) and "experts_implementation" in model:
+            values["experts"] = model["experts_implementation"]
+        if _is_nanogpt(model):
             values["dropout"] = values.get("dropout") or 0.0
         if record.get("source") == "real":  # there the position ids are what they are
             values.setdefault("causal_mask", "skipped")

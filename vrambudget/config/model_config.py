@@ -72,6 +72,7 @@ HARMLESS_VALUES: Mapping[str, object] = {
     "is_decoder": False,
     "pruned_heads": {},
     "quantization_config": None,
+    "reorder_and_upcast_attn": False,
     "tie_encoder_decoder": False,
 }
 """Keys that decide memory unless they have this value, which files carry as a matter of course."""
@@ -98,6 +99,9 @@ class ModelConfig(Settings):
 
     tasks: ClassVar[tuple[Task, ...]] = ("causal-lm",)
     """What the family has heads for; the first is taken where a job names none."""
+
+    reads_attention_mask: ClassVar[bool] = True
+    """Whether its forward takes a tokenizer's attention mask."""
 
     looks_for_packed_rows: ClassVar[bool] = False
     """Whether its modelling code decides from position ids, read back, to build a causal mask."""

@@ -40,6 +40,8 @@ class Options:
 
     dtype: DType = float32  # of the weights
     attention: str = "sdpa"  # or "eager"
+    experts: str = "grouped_mm"  # or "eager"
+    routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
     training: bool = True
     builds_causal_mask: bool = True

@@ -17,6 +17,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.decoder import CausalLM
 from vrambudget.models.experts import Experts
@@ -57,10 +58,14 @@ class MoeCausalLM(CausalLM):
         super().__init__(config)
         self.moe_config = config
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         if not self.moe_config.output_router_logits:
-            return super().forward(input_ids, labels)
+            return super().forward(input_ids, labels, attention_mask)
+        if attention_mask is not None:
+            raise NotModelledError("padding in the load-balancing loss is not modelled")
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router in routers:
             router.is_captured = True

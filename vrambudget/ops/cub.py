@@ -1,4 +1,4 @@
-"""Temporary storage that CUB's device-wide algorithms ask for: sort, unique, prefix sum.
+"""Temporary storage that CUB's device-wide algorithms ask for: sort, unique, sums, select.
 
 Each asks once for all its arrays, every one rounded up to 256 bytes, plus 255 bytes to align the
 first. Tiles (items that one thread block handles) depend on the card's architecture. Keys and
@@ -6,6 +6,8 @@ values are int64 here, as indices are.
 
     sort         a pass for 8 bits: 256 digits, 8-byte counts; 256 counters of 4 bytes a tile
     unique, sum  16-byte tile states, 32 more than there are tiles; 256 bytes more
+    select       the same with 8-byte tile states
+    reduce       a partial sum for each thread block
 
 Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
 dispatch_unique_by_key.cuh, tuning/; tiles read off PyTorch 2.11's (CUDA 13.0) requests for compute
@@ -19,6 +21,9 @@ _ALIGNMENT = 256
 _SCAN_TILE = 896
 _SCAN_TILE_OF_4_BYTES = 1920
 _LONG = 8
+_MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
+_THREADS = 256  # of a block that reduces
+_SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
 
 
@@ -54,6 +59,22 @@ def inclusive_sum_bytes(n: int, itemsize: int) -> int:
     if itemsize == _LONG:
         return exclusive_sum_bytes(n)
     return _storage(8 * (_ceil_div(n, _SCAN_TILE_OF_4_BYTES) + 32), 1)
+
+
+def reduce_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceReduce::Sum: 4-byte partial sums of n items."""
+    if n <= _MOST_REDUCED_AT_ONCE:
+        return 1
+    device = context.device
+    blocks = device.multiprocessors * (device.max_threads_per_multiprocessor // _THREADS)
+    return _storage(4 * blocks * _SUBSCRIPTION)
+
+
+def select_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceSelect::Flagged over n items."""
+    capability = context.device.compute_capability
+    tile = {(8, 0): 2304, (9, 0): 4224}.get(capability, 640)
+    return _storage(8 * (_ceil_div(n, tile) + 32), 1)
 
 
 def _tile_states(n: int, tile: int) -> int:

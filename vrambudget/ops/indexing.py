@@ -18,7 +18,7 @@ Not modelled: more than two index tensors, boolean masks, deterministic algorith
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import int64
-from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
+from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.shape import contiguous
 
@@ -88,7 +88,7 @@ def _accumulate(places: int, counts: tuple[int, ...], values: Tensor) -> None:
 
 
 def _offsets(count: int) -> Tensor:
-    """indices % size * stride: negative ones count from the end."""
+    """Return indices % size * stride: negative ones count from the end."""
     wrapped = empty((count,), int64)
     offsets = empty((count,), int64)
     del wrapped

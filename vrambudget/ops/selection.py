@@ -1,0 +1,25 @@
+"""Where a tensor is not zero: how many places there are is read back, so the caller has to say.
+
+Source: aten/src/ATen/native/cuda/Nonzero.cu (nonzero_cuda_out_impl); TensorConversions.cpp (where).
+Not modelled: more than 2**31 elements.
+"""
+
+from vrambudget.engine.context import context
+from vrambudget.engine.dtypes import int64
+from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.ops.cub import reduce_bytes, select_bytes
+from vrambudget.ops.shape import contiguous
+
+_COUNT_BYTES = 4
+
+
+def nonzero(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return the indices of `count` elements of x, a view [count] per dimension of one tensor."""
+    rows = contiguous(x)
+    context.operation = "nonzero"
+    found = empty_bytes(_COUNT_BYTES)
+    empty_bytes(reduce_bytes(x.numel))  # freed at once: nobody holds it
+    indices = empty((x.ndim, count), int64)
+    empty_bytes(select_bytes(x.numel))
+    del found, rows
+    return tuple(indices.viewed((count,), None) for _ in range(x.ndim))
