@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Budget": "vrambudget.budget",
+    "DoesNotFit": "vrambudget.errors",
     "NotModelledError": "vrambudget.errors",
     "VramBudgetError": "vrambudget.errors",
     "advise": "vrambudget.planning.advice",
@@ -21,13 +22,16 @@ _HOMES = {
     "estimate": "vrambudget.estimator",
     "find_executable_batch_size": "vrambudget.planning.batch_finder",
     "find_gpu": "vrambudget.config.gpus",
+    "load_ipython_extension": "vrambudget.integrations.magic",
     "max_batch": "vrambudget.planning.fit",
     "max_block": "vrambudget.planning.fit",
+    "preflight": "vrambudget.integrations.preflight",
     "sweep": "vrambudget.planning.sweep",
 }
 
 __all__ = [
     "Budget",
+    "DoesNotFit",
     "NotModelledError",
     "VramBudgetError",
     "advise",
@@ -37,6 +41,7 @@ __all__ = [
     "find_gpu",
     "max_batch",
     "max_block",
+    "preflight",
     "sweep",
 ]
 

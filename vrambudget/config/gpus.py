@@ -162,8 +162,8 @@ def _row(key: str) -> GpuRow:
     return next(row for row in ROWS if row.key == key)
 
 
-def _local_gpu() -> Gpu:
-    name, free_bytes, capability = _ask_driver()
+def gpu_with_room(name: str, capability: tuple[int, int], free_bytes: int, *, source: str) -> Gpu:
+    """Return this machine's GPU, as its driver names it, with no more capacity than is free."""
     asked = _words(name)
     rows = [row for row in ROWS if _is_spelling_of(asked, row)]
     near = _nearest(
@@ -174,8 +174,13 @@ def _local_gpu() -> Gpu:
         name=name,
         capacity_bytes=free_bytes,
         compute_capability=capability,
-        source="NVML: free at the moment",
+        source=source,
     )
+
+
+def _local_gpu() -> Gpu:
+    name, free_bytes, capability = _ask_driver()
+    return gpu_with_room(name, capability, free_bytes, source="NVML: free at the moment")
 
 
 def _ask_driver() -> tuple[str, int, tuple[int, int]]:

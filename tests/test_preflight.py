@@ -1,0 +1,314 @@
+"""A live model is read as its configuration says, and refused where it says something else."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import vrambudget
+from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
+from vrambudget.integrations import live_card
+from vrambudget.models import config_class, model_types
+from vrambudget.training.freeze import shortest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TINY = {
+    "gpt2": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 512, "n_positions": 64},
+    "llama": {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "vocab_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    },
+    "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
+}
+HEADS = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq-cls": "AutoModelForSequenceClassification",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "image-cls": "AutoModelForImageClassification",
+}
+SIZES = {"batch": 4, "block": 32}
+VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def live(model_type="gpt2", task="causal-lm", dtype=torch.float32, attention="sdpa"):
+    """Return a model without data: it is only looked at."""
+    config = transformers.AutoConfig.for_model(
+        model_type, **TINY.get(model_type, {"num_hidden_layers": 2})
+    )
+    config.use_cache = False
+    with torch.device("meta"):
+        return getattr(transformers, HEADS[task]).from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+
+
+def expected(model_type="gpt2", **fields):
+    values = {"model_type": model_type, **TINY.get(model_type, {"num_hidden_layers": 2})}
+    return vrambudget.estimate(values, **SIZES, **VERSIONS, gpu="24GB", **fields)
+
+
+def looked_at(model, **fields):
+    return vrambudget.preflight(model, **SIZES, gpu="24GB", **fields)
+
+
+FAMILIES = [
+    (family, task)
+    for family in model_types()
+    if family != "nanogpt"
+    for task in config_class(family).tasks
+]
+
+
+@pytest.mark.parametrize(("family", "task"), FAMILIES)
+def test_a_live_model_is_its_configuration(family, task):
+    found = looked_at(live(family, task, torch.bfloat16))
+    assert found == expected(family, task=task, precision="bf16")
+
+
+def test_a_configuration_and_a_name_do_too():
+    config = transformers.AutoConfig.for_model("gpt2", **TINY["gpt2"])
+    assert looked_at(config) == expected()
+    assert looked_at("gpt2") == vrambudget.estimate("gpt2", **SIZES, **VERSIONS, gpu="24GB")
+
+
+def test_attention_and_checkpointing_are_seen():
+    model = live(attention="eager")
+    model.gradient_checkpointing_enable()
+    found = looked_at(model)
+    assert found == expected(precision="fp32", attention="eager", checkpointing="full")
+
+
+def test_frozen_parts_are_seen():
+    model = live("llama")
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].requires_grad_(False)
+    model.model.layers[1].mlp.up_proj.requires_grad_(False)
+    names = ("model.embed_tokens", "model.layers.0", "model.layers.1.mlp.up_proj")
+    found = looked_at(model, precision="amp-bf16")
+    assert found == expected("llama", precision="amp-bf16", freeze=names)
+    assert found.parameters.trainable < found.parameters.total
+    assert found.peak.allocated_bytes < expected("llama").peak.allocated_bytes
+
+
+def test_frozen_parts_are_found_by_place_where_names_differ():
+    model = live("bert", "masked-lm")  # our cls.transform is BERT's cls.predictions.transform
+    model.cls.predictions.transform.requires_grad_(False)
+    assert looked_at(model).job["freeze"] == ["cls.transform"]
+
+
+def test_lora_is_seen():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(live("llama", dtype=torch.bfloat16), config)
+    found = looked_at(model)
+    assert found == expected(
+        "llama", precision="bf16", lora_rank=4, lora_targets=("q_proj", "v_proj")
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_dropout": 0.1},
+        {"use_dora": True},
+        {"bias": "all"},
+        {"modules_to_save": ["lm_head"]},
+        {"rank_pattern": {"q_proj": 2}},
+    ],
+)
+def test_other_adapters_are_refused(options):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **options)
+    model = peft.get_peft_model(live("llama"), config)
+    with pytest.raises(NotModelledError, match=f"LoRA with {next(iter(options))}"):
+        looked_at(model)
+
+
+OPTIMIZERS = [
+    (lambda p: torch.optim.AdamW(p, fused=True), {"optimizer": "adamw", "optimizer_impl": "fused"}),
+    (torch.optim.AdamW, {"optimizer": "adamw"}),
+    (
+        lambda p: torch.optim.Adam(p, foreach=False),
+        {"optimizer": "adam", "optimizer_impl": "for-loop"},
+    ),
+    (lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9), {"optimizer": "sgd-momentum"}),
+    (
+        lambda p: torch.optim.SGD(p, lr=1.0, foreach=True),
+        {"optimizer": "sgd", "optimizer_impl": "foreach"},
+    ),
+    (torch.optim.Adafactor, {"optimizer": "adafactor"}),
+]
+
+
+@pytest.mark.parametrize(("make", "fields"), OPTIMIZERS, ids=[str(f) for _, f in OPTIMIZERS])
+def test_the_optimizer_is_seen(make, fields):
+    model = live()
+    wrapped = SimpleNamespace(optimizer=make(model.parameters()))  # as accelerate wraps it
+    assert looked_at(model, optimizer=wrapped.optimizer) == looked_at(model, optimizer=wrapped)
+    assert looked_at(model, optimizer=wrapped) == expected(precision="fp32", **fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (torch.optim.RMSprop, "torch.optim.rmsprop.RMSprop"),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "weight_decay"),
+        (lambda p: torch.optim.AdamW(list(p)[1:]), "not in the optimizer"),
+    ],
+)
+def test_an_optimizer_without_rules_is_refused(make, words):
+    model = live()
+    with pytest.raises(NotModelledError, match=words):
+        looked_at(model, optimizer=make(model.parameters()))
+
+
+def _changed_by_hand():
+    model = live()
+    model.transformer.h[0].mlp.c_fc = torch.nn.Linear(64, 64)
+    return model
+
+
+def _mixed():
+    model = live()
+    model.transformer.wte.to(torch.bfloat16)
+    return model
+
+
+def _reentrant():
+    model = live()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_changed_by_hand, "not those that its configuration makes"),
+        (_mixed, "torch.bfloat16 and torch.float32"),
+        (_reentrant, "use_reentrant=True"),
+        (lambda: torch.nn.Linear(2, 2), "no model of transformers"),
+        (lambda: live().transformer, "GPT2Model: only models with a head"),
+        (lambda: torch.compile(live(), backend="eager"), "torch.compile"),
+    ],
+    ids=["surgery", "mixed", "reentrant", "linear", "headless", "compiled"],
+)
+def test_what_is_not_modelled_gets_a_clear_answer(make, words):
+    with pytest.raises(NotModelledError, match=words):
+        looked_at(make())
+
+
+def test_what_contradicts_the_model_is_said():
+    with pytest.raises(VramBudgetError, match="checkpointing is given as 'full'"):
+        looked_at(live(), checkpointing="full")
+
+
+def test_a_cache_that_training_would_fill_makes_the_budget_a_bound():
+    model = live()
+    model.config.use_cache = True
+    assert any("use_cache" in text for text in looked_at(model).not_modelled)
+
+
+def test_autocast_that_is_on_is_seen():
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", enabled=True)
+    try:
+        assert looked_at(live()) == expected(precision="amp-bf16")
+        with pytest.raises(NotModelledError, match="autocast over weights"):
+            looked_at(live(dtype=torch.bfloat16))
+    finally:
+        torch.set_autocast_enabled("cuda", enabled=False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+def test_strict_raises_with_the_budget():
+    with pytest.raises(DoesNotFit, match=r"DOES NOT FIT: .* short") as caught:
+        vrambudget.preflight(live(), batch=4, block=32, gpu="40MiB", strict=True)
+    assert not caught.value.budget.fits
+    assert looked_at(live(), strict=True).fits
+
+
+def test_strict_needs_a_card(monkeypatch):
+    monkeypatch.setattr("vrambudget.integrations.preflight.card_now", lambda *_: (None, ()))
+    with pytest.raises(VramBudgetError, match="needs a card"):
+        vrambudget.preflight(live(), strict=True)
+    assert vrambudget.preflight(live(), block=8).device is None
+
+
+class _OnCard:
+    """A tensor of 1,000 bytes on the GPU."""
+
+    is_cuda = True
+    grad = None
+
+    def untyped_storage(self):
+        return SimpleNamespace(data_ptr=lambda: id(self), nbytes=lambda: 1000)
+
+
+def test_the_card_gives_what_is_free_and_what_the_job_has_there_already(monkeypatch):
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        mem_get_info=lambda: (10 * 2**30, 12 * 2**30),
+        memory_reserved=lambda: 2**30,
+        memory_allocated=lambda: 2**29,
+        get_device_name=lambda: "NVIDIA GeForce RTX 3060",
+        get_device_capability=lambda: (8, 6),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    model = SimpleNamespace(parameters=lambda: [_OnCard()], buffers=list)
+    card, notes = live_card.card_now(model)
+    others = 2**29 - 1024
+    room = 10 * 2**30 + 2**30 - others
+    assert card.capacity_bytes - card.context_bytes == room
+    assert card.compute_capability == (8, 6)
+    assert notes == ("512.00 MiB of other tensors lie on the card",)
+
+
+def test_shortest_names_freeze_all_and_nothing_else():
+    frozen = ["a.b.w", "a.b.v", "a.c.w"]
+    assert shortest(frozen, ["a.d.w"]) == ("a.b", "a.c")
+    assert shortest(frozen, ["a.b.u"]) == ("a.b.w", "a.b.v", "a.c")
+    assert shortest([], ["a"]) == ()
+
+
+def test_a_preflight_of_a_configuration_imports_no_torch():
+    code = (
+        "import sys, vrambudget;"
+        "b = vrambudget.preflight({'model_type': 'gpt2'}, block=8, gpu='12GB');"
+        "assert 'torch' not in sys.modules and b.fits"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def shell():
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    made = interactive.InteractiveShell()
+    made.run_line_magic("load_ext", "vrambudget")
+    return made
+
+
+def test_the_magic_estimates_by_name_and_looks_at_models(shell):
+    by_name = shell.run_line_magic("vram", "gpt2 --batch 8 --block 64 --gpu 12GB")
+    assert by_name == vrambudget.estimate("gpt2", batch=8, block=64, gpu="12GB")
+    shell.user_ns["net"] = live()
+    found = shell.run_line_magic("vram", "net --batch 4 --block 32 --gpu 24GB")
+    assert found == expected(precision="fp32")
+    shown, _ = shell.display_formatter.format(found)
+    assert "FITS" in shown["text/html"]
+    assert shown["text/plain"].startswith("FITS")
+
+
+def test_the_magics_mistakes_are_two_lines(shell, capsys):
+    assert shell.run_line_magic("vram", "gpt3 --batch 8") is None
+    assert "there is no model 'gpt3'" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""The card as it is now: what this job may use of it.
+
+    free        torch.cuda.mem_get_info()
+  + cached      what this process's allocator holds and no tensor uses
+  + ours        the model's and the optimizer's own tensors there: the prediction counts them
+  + context     this process has one already: the prediction counts it
+
+Without torch or without a GPU the driver is asked (NVML); without that, there is no card.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_room
+from vrambudget.errors import VramBudgetError
+from vrambudget.units import format_bytes
+
+_BLOCK = 512  # what the allocator rounds up to
+
+
+def card_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tuple[str, ...]]:
+    """Return this machine's card with what is free for a job, and what is to be said of it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        try:
+            return find_gpu("auto"), ()
+        except VramBudgetError:
+            return None, ("no NVIDIA GPU was found here: gpu=... names one",)
+    free, _ = torch.cuda.mem_get_info()
+    reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    others = max(allocated - _on_card(_tensors(model, optimizer)), 0)
+    room = free + reserved - others
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    card = gpu_with_room(name, capability, room, source="torch.cuda.mem_get_info()")
+    with_context = gpu_with_room(
+        name, capability, room + card.context_bytes, source="torch.cuda.mem_get_info()"
+    )
+    notes = (f"{format_bytes(others)} of other tensors lie on the card",) if others else ()
+    return with_context, notes
+
+
+def _tensors(model: Any, optimizer: Any) -> Iterator[Any]:
+    """Yield what the prediction counts too: parameters, buffers, gradients, optimizer states."""
+    if hasattr(model, "parameters"):
+        for parameter in model.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from model.buffers()
+    for states in getattr(optimizer, "state", {}).values():
+        yield from (value for value in states.values() if hasattr(value, "untyped_storage"))
+
+
+def _on_card(tensors: Iterable[Any]) -> int:
+    """Return the bytes of their storages on the GPU, each counted once and as a block."""
+    sizes = {}
+    for tensor in tensors:
+        if tensor.is_cuda:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = -(-storage.nbytes() // _BLOCK) * _BLOCK
+    return sum(sizes.values())

@@ -1,0 +1,53 @@
+"""The LoRA adapter of a live model, as PEFT put it in.
+
+Not modelled: everything but plain LoRA on linear layers: dropout, DoRA, biases, other ranks for
+some modules, modules that are trained whole, tokens, several adapters at once.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.errors import NotModelledError
+
+LORA_PARTS = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"}
+"""Parts of the names of an adapter's own parameters."""
+
+_PLAIN: Mapping[str, object] = {
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "use_dora": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "layer_replication": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "use_qalora": False,
+    "lora_bias": False,
+}
+"""What decides memory in PEFT's LoraConfig, with the values that are modelled."""
+
+
+def read_lora(model: Any, adapters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the job's LoRA fields; none where the model has no adapter."""
+    if not adapters:
+        return {}
+    if len(adapters) > 1:
+        raise NotModelledError(f"{len(adapters)} adapters at once: {', '.join(adapters)}")
+    (config,) = adapters.values()
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    if kind != "LORA":
+        raise NotModelledError(f"an adapter of the kind {kind}", hint="modelled is LoRA")
+    for name, plain in _PLAIN.items():
+        value = getattr(config, name, plain)
+        if value != plain and (value or plain):
+            raise NotModelledError(
+                f"LoRA with {name} = {value!r}", hint=f"modelled is {name} = {plain!r}"
+            )
+    targets = {
+        name.rpartition(".")[2] for name, module in model.named_modules() if _is_adapter(module)
+    }
+    return {"lora_rank": int(config.r), "lora_targets": tuple(sorted(targets))}
+
+
+def _is_adapter(module: Any) -> bool:
+    return bool(getattr(module, "lora_A", None)) and hasattr(module, "base_layer")

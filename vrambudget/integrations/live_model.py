@@ -1,0 +1,160 @@
+"""What a live model of transformers says of itself: its configuration, and fields of a job.
+
+    task            the class's name: GPT2LMHeadModel, BertForSequenceClassification, ...
+    precision       the parameters' dtype; with autocast where that is on as we look
+    attention       config._attn_implementation
+    checkpointing   whether its layers run again in backward, all of them, without re-entry
+    LoRA            rank and targets of the one adapter that PEFT put in
+    freeze          the parameters that do not want a gradient
+
+The model is held against its configuration, parameter for parameter: one that was changed by hand
+is refused, and never taken for what its configuration says.
+
+Not modelled: compiled and wrapped models, other adapters than plain LoRA, quantised weights.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vrambudget.errors import NotModelledError
+from vrambudget.integrations.live_lora import LORA_PARTS, read_lora
+
+_TASKS = {
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "seq-cls",
+    "ForConditionalGeneration": "seq2seq-lm",
+    "ForImageClassification": "image-cls",
+}
+_WRAPPERS = {
+    "OptimizedModule": "torch.compile changes what is kept",
+    "DistributedDataParallel": "more than one GPU",
+    "FullyShardedDataParallel": "more than one GPU",
+    "DataParallel": "more than one GPU",
+}
+_PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+_AUTOCAST = {"torch.bfloat16": "amp-bf16", "torch.float16": "amp-fp16"}
+_REHEARSE = "`vrambudget rehearse SCRIPT` runs any script on a virtual GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveParameter:
+    """What matters of one parameter, in the order of the model's own list."""
+
+    name: str
+    shape: tuple[int, ...]
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """What was read; `parameters` are those of the model without its adapter."""
+
+    config: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    parameters: Sequence[LiveParameter]
+    count: int  # of all, as the next
+    trained: int
+    doubts: tuple[str, ...] = field(default=())
+
+
+def is_live(model: object) -> bool:
+    """Tell a model from a name, a path, a dict or a configuration."""
+    return hasattr(model, "named_parameters")
+
+
+def read_model(model: Any) -> LiveModel:
+    """Return what a live model says. Raises NotModelledError for what is no such model."""
+    kind = type(model).__name__
+    if kind in _WRAPPERS:
+        raise NotModelledError(
+            f"a model in {kind}: {_WRAPPERS[kind]}",
+            hint=f"hand in the model itself; or {_REHEARSE}",
+        )
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config: Any = getattr(base, "config", None)
+    if not hasattr(config, "to_dict"):
+        raise NotModelledError(f"a {kind} is no model of transformers", hint=_REHEARSE)
+    lora = read_lora(base, getattr(model, "peft_config", None))
+    own = [(n, p) for n, p in base.named_parameters() if not LORA_PARTS & set(n.split("."))]
+    every = list(model.parameters())
+    fields = {
+        "task": _task(type(base).__name__),
+        "precision": _precision({str(p.dtype) for _, p in own}),
+        "attention": _attention(config),
+        "checkpointing": _checkpointing(base),
+        **lora,
+    }
+    return LiveModel(
+        config=config.to_dict(),
+        fields=fields,
+        parameters=[LiveParameter(n, tuple(p.shape), bool(p.requires_grad)) for n, p in own],
+        count=sum(p.numel() for p in every),
+        trained=sum(p.numel() for p in every if p.requires_grad),
+        doubts=tuple(_doubts(config, fields)),
+    )
+
+
+def _task(kind: str) -> str:
+    for ending, task in _TASKS.items():
+        if kind.endswith(ending):
+            return task
+    raise NotModelledError(
+        f"{kind}: only models with a head that makes a loss are modelled", hint=_REHEARSE
+    )
+
+
+def _precision(dtypes: set[str]) -> str:
+    if len(dtypes) != 1 or not dtypes <= _PRECISIONS.keys():
+        raise NotModelledError(
+            f"weights of type {' and '.join(sorted(dtypes))}",
+            hint=f"modelled are those of one type, float32, bfloat16 or float16; or {_REHEARSE}",
+        )
+    (dtype,) = dtypes
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_autocast_enabled("cuda"):
+        return _PRECISIONS[dtype]
+    if dtype != "torch.float32":
+        raise NotModelledError(f"autocast over weights of type {dtype}", hint=_REHEARSE)
+    return _AUTOCAST[str(torch.get_autocast_dtype("cuda"))]
+
+
+def _attention(config: Any) -> str:
+    attention = getattr(config, "_attn_implementation", None) or "sdpa"
+    if attention not in ("sdpa", "eager"):
+        raise NotModelledError(
+            f"attention {attention!r}", hint=f'modelled are "sdpa" and "eager"; or {_REHEARSE}'
+        )
+    return str(attention)
+
+
+def _checkpointing(model: Any) -> str:
+    layers = [
+        module
+        for module in model.modules()
+        if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+    ]
+    on = [layer for layer in layers if layer.gradient_checkpointing]
+    if not on:
+        return "none"
+    if len(on) < len(layers):
+        raise NotModelledError(f"checkpointing of {len(on)} of {len(layers)} layers")
+    options = getattr(on[0]._gradient_checkpointing_func, "keywords", {})  # noqa: SLF001 - no other way
+    if options.get("use_reentrant", True):
+        raise NotModelledError(
+            "checkpointing with use_reentrant=True",
+            hint="gradient_checkpointing_enable({'use_reentrant': False}) is PyTorch's own advice",
+        )
+    return "full"
+
+
+def _doubts(config: Any, fields: Mapping[str, Any]) -> Iterator[str]:
+    generates = fields["task"] in ("causal-lm", "seq2seq-lm")
+    if generates and fields["checkpointing"] == "none" and getattr(config, "use_cache", False):
+        yield (
+            "config.use_cache is on, so that training fills a cache with keys and values"
+            " (turn it off)"
+        )

@@ -1,0 +1,68 @@
+"""What a live optimizer of torch says of itself: its name and implementation, as a job has them.
+
+Options that change what it allocates and have no rules here are refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vrambudget.errors import NotModelledError
+
+_NAMES = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Adafactor": "adafactor"}
+_UNMODELLED = ("amsgrad", "maximize", "capturable", "differentiable", "nesterov")
+_DECAY_COPIES_GRADIENTS = ("Adam", "SGD")
+
+
+def read_optimizer(optimizer: Any, model: Any) -> dict[str, Any]:
+    """Return the job's optimizer fields. Raises NotModelledError for another kind of optimizer."""
+    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
+        optimizer = optimizer.optimizer
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind.__name__ not in _NAMES:
+        raise NotModelledError(
+            f"an optimizer of the kind {kind.__module__}.{kind.__name__}",
+            hint=f"modelled are torch.optim's {', '.join(_NAMES)}; others by name: optimizer=...",
+        )
+    groups: list[Mapping[str, Any]] = optimizer.param_groups
+    for group in groups:
+        _check(kind.__name__, group)
+    if hasattr(model, "named_parameters"):
+        _check_parameters(groups, model)
+    implementation = {_implementation(group) for group in groups}
+    if len(implementation) > 1:
+        raise NotModelledError("parameter groups with different implementations")
+    name = _NAMES[kind.__name__]
+    if name == "sgd" and any(group["momentum"] for group in groups):
+        name = "sgd-momentum"
+    return {"optimizer": name, "optimizer_impl": implementation.pop()}
+
+
+def _check(kind: str, group: Mapping[str, Any]) -> None:
+    fused = bool(group.get("fused"))
+    for option in _UNMODELLED:
+        if group.get(option):
+            raise NotModelledError(f"{kind} with {option}=True")
+    decays = group.get("weight_decay") and not group.get("decoupled_weight_decay")
+    if kind in _DECAY_COPIES_GRADIENTS and decays and not fused:
+        raise NotModelledError(
+            f"{kind} with weight_decay, which copies the gradients",
+            hint="AdamW's weight decay does not, nor does fused=True",
+        )
+
+
+def _implementation(group: Mapping[str, Any]) -> str | None:
+    if group.get("fused"):
+        return "fused"
+    return {True: "foreach", False: "for-loop"}.get(group.get("foreach"))  # type: ignore[arg-type]
+
+
+def _check_parameters(groups: Iterable[Mapping[str, Any]], model: Any) -> None:
+    """Hold the optimizer's parameters against those that want a gradient."""
+    stepped = {id(p) for group in groups for p in group["params"]}
+    left_out = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in stepped]
+    if left_out:
+        raise NotModelledError(
+            f"{len(left_out)} parameters want a gradient and are not in the optimizer: "
+            f"{left_out[0]}, ...",
+            hint="their gradients would never be zeroed: requires_grad_(False) freezes them",
+        )

@@ -1,0 +1,49 @@
+"""`%load_ext vrambudget` and `%vram gpt2 --batch 8 --gpu 12GB`: the command line, in a notebook.
+
+The words are those of the command `vrambudget`; what comes back is the `Budget`, which shows
+itself. A name of the notebook in the model's place is that object: `%vram model --batch 8` is a
+preflight.
+"""
+
+import argparse
+import shlex
+import sys
+from typing import Any
+
+from vrambudget.budget import Budget
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.parser import Parser
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import estimate
+from vrambudget.integrations.preflight import preflight
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register %vram."""
+
+    def vram(line: str) -> Budget | None:
+        """Show what a job takes: %vram gpt2 --batch 8 --gpu 12GB."""
+        try:
+            return run(shlex.split(line), shell.user_ns)
+        except VramBudgetError as error:
+            sys.stderr.write(f"{error.render()}\n")
+            return None
+
+    shell.register_magic_function(vram, "line", "vram")
+
+
+def run(words: list[str], names: dict[str, Any]) -> Budget:
+    """Return the budget that the words ask for; `names` are the notebook's."""
+    args = _parser().parse_args(words)
+    found = names.get(args.model)
+    if hasattr(found, "named_parameters") or hasattr(found, "to_dict"):
+        return preflight(found, gpu=args.gpu or "auto", **job_fields(args))
+    return estimate(args.model, gpu=args.gpu, **job_fields(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="%vram", add_help=False, allow_abbrev=False)
+    parser.add_argument("model")
+    parser.add_argument("--gpu")
+    add_job_options(parser)
+    return parser

@@ -1,0 +1,144 @@
+"""`preflight`: will this model train here, now? Asked where the model is, before the first step.
+
+    vrambudget.preflight(model, batch=8, block=1024, optimizer=optimizer)
+
+What can be read from the model and the optimizer is read; what a loop decides (batch, block,
+accumulation, clipping, autocast) is said. The card is this machine's, with what is free on it now.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vrambudget.budget import Budget
+from vrambudget.config.gpus import Gpu
+from vrambudget.engine.context import recording
+from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
+from vrambudget.estimator import Task, estimate_task, resolve
+from vrambudget.integrations.live_card import card_now
+from vrambudget.integrations.live_model import LiveModel, is_live, read_model
+from vrambudget.integrations.live_optimizer import read_optimizer
+from vrambudget.report import ledger, words
+from vrambudget.training.freeze import shortest
+
+
+def preflight(
+    model: Any,
+    *,
+    batch: int = 1,
+    block: int | None = None,
+    optimizer: Any = None,
+    gpu: str | Gpu | None = "auto",
+    strict: bool = False,
+    **fields: Any,
+) -> Budget:
+    """Return what training `model` takes, held against what is free on the card now.
+
+    `model` is a live model of transformers (or in PEFT's wrapper), a configuration, a dict or what
+    `estimate` takes; `optimizer` a live one or a name; `fields` are those of `Job`, and win over
+    nothing that is read. Raises DoesNotFit where `strict`, NotModelledError for what has no rules.
+    """
+    live = read_model(model) if is_live(model) else None
+    read = {**(live.fields if live else {}), **_optimizer(optimizer, model)}
+    given = _merged({**_versions(), "batch": batch, "block": block, **fields}, read)
+    source = live.config if live else _source(model)
+    card, notes = _card(gpu, model, optimizer)
+    if strict and card is None:
+        raise VramBudgetError("strict=True needs a card", hint="say gpu=..., for example '12GB'")
+    task = resolve(source, gpu=card, **given)
+    if live:
+        task = _as_frozen(task, live)
+    budget = _noted(estimate_task(task), notes, live)
+    if live:
+        _hold_against(budget, live)
+    if strict and not budget.fits:
+        raise DoesNotFit(
+            ": ".join(words.verdict(budget, ledger.ledger(budget))),
+            budget=budget,
+            hint="error.budget says what takes the memory",
+        )
+    return budget
+
+
+def _source(model: Any) -> str | Path | Mapping[str, Any]:
+    if hasattr(model, "to_dict"):  # a configuration of transformers
+        values: Mapping[str, Any] = model.to_dict()
+        return values
+    source: str | Path | Mapping[str, Any] = model
+    return source
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that are loaded: the job will run with them."""
+    loaded = {name: sys.modules.get(name) for name in ("torch", "transformers")}
+    return {name: str(module.__version__) for name, module in loaded.items() if module}
+
+
+def _optimizer(optimizer: Any, model: Any) -> dict[str, Any]:
+    if optimizer is None:
+        return {}
+    if isinstance(optimizer, str):
+        return {"optimizer": optimizer}
+    return read_optimizer(optimizer, model)
+
+
+def _card(
+    gpu: str | Gpu | None, model: Any, optimizer: Any
+) -> tuple[str | Gpu | None, tuple[str, ...]]:
+    return card_now(model, optimizer) if gpu == "auto" else (gpu, ())
+
+
+def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both. Raises VramBudgetError where they contradict each other."""
+    for name, value in read.items():
+        asked = given.get(name, value)
+        autocasts = name == "precision" and value == "fp32" and str(asked).startswith("amp-")
+        if asked != value and not autocasts:
+            raise VramBudgetError(
+                f"{name} is given as {asked!r}, and what is there says {value!r}",
+                hint=f"leave {name} out, or change the model or the optimizer",
+            )
+    return {**read, **given}
+
+
+def _as_frozen(task: Task, live: LiveModel) -> Task:
+    """Return the task with the live model's frozen parts, once its parameters are ours."""
+    assert task.job.task is not None  # noqa: S101 - resolved
+    with recording(task.device):
+        model = task.config.build(task.job.task)
+        ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
+        del model
+    theirs = [parameter.shape for parameter in live.parameters]
+    if [shape for _, shape in ours] != theirs:
+        raise NotModelledError(
+            "the model's parameters are not those that its configuration makes",
+            hint="a model that was changed by hand can be rehearsed: `vrambudget rehearse SCRIPT`",
+        )
+    if task.job.lora_rank is not None:
+        return task
+    pairs = list(zip(ours, live.parameters, strict=True))
+    frozen = [name for (name, _), parameter in pairs if not parameter.trained]
+    trained = [name for (name, _), parameter in pairs if parameter.trained]
+    job = task.job.model_copy(update={"freeze": shortest(frozen, trained)})
+    return replace(task, job=job)
+
+
+def _hold_against(budget: Budget, live: LiveModel) -> None:
+    counted = budget.parameters
+    if (counted.total, counted.trainable) != (live.count, live.trained):
+        raise NotModelledError(
+            f"the model has {live.count:,} parameters and trains {live.trained:,} of them;"
+            f" {counted.total:,} and {counted.trainable:,} were expected",
+            hint="adapters on other modules, or parts trained beside them, are not modelled",
+        )
+
+
+def _noted(budget: Budget, notes: tuple[str, ...], live: LiveModel | None) -> Budget:
+    doubts = live.doubts if live else ()
+    return replace(
+        budget,
+        warnings=(*budget.warnings, *notes),
+        not_modelled=(*budget.not_modelled, *doubts),
+    )
