@@ -100,7 +100,7 @@ def follow(task: Task) -> Followed:
     device, out_of_memory = _on_card(task.gpu, recording, replayed)
     budget = Budget(
         model=task.model,
-        job=task.job.model_dump(mode="json"),
+        job=_resolved(task, recording),
         parameters=Parameters(recording.parameters, recording.trainable),
         peak=replayed.peak,
         breakdown=replayed.breakdown,
@@ -111,6 +111,16 @@ def follow(task: Task) -> Followed:
         warnings=_warnings(task),
     )
     return Followed(task, recording.tape, budget)
+
+
+def _resolved(task: Task, recording: Recording) -> dict[str, Any]:
+    """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it."""
+    job = task.job.model_dump(mode="json")
+    if task.job.attention == "sdpa":
+        names = {"flash_attention": "flash", "efficient_attention": "efficient"}
+        taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))
+        job["attention_kernel"] = " and ".join(taken) or "math"
+    return job
 
 
 def _on_card(

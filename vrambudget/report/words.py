@@ -41,7 +41,8 @@ def job_text(budget: Budget) -> str:
         words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
         words += ["checkpointing"] if job["checkpointing"] == "full" else []
         words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
-    words += [f"{job['attention']} attention", f"torch {job['torch']}"]
+    kernel = f" ({job['attention_kernel']} kernel)" if job.get("attention_kernel") else ""
+    words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
     return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"
 
 
