@@ -16,8 +16,8 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.models.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
-from vrambudget.ops.linear import cublas_workspace
 from vrambudget.ops.shape import cat, slice_last, view
+from vrambudget.ops.workspaces import cublas_workspace
 
 Rotary = tuple[Tensor, Tensor]
 """cos and sin [1, T, D]."""

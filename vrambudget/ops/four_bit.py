@@ -26,9 +26,10 @@ from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.dtypes import DType, float32, uint8
 from vrambudget.engine.tensor import Shape, Tensor, empty, numel
 from vrambudget.ops.creation import made
-from vrambudget.ops.linear import cublas_workspace, linear
+from vrambudget.ops.linear import linear
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.shape import reshape
+from vrambudget.ops.workspaces import cublas_workspace
 
 MAY_MULTIPLY_PACKED = 1536
 """Up to so many rows bitsandbytes may take the kernel that dequantises nothing."""

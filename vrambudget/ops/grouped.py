@@ -24,7 +24,7 @@ from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType, bfloat16
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_bytes
-from vrambudget.ops.linear import cublas_workspace
+from vrambudget.ops.workspaces import cublas_workspace
 
 _TENSOR_MAPS = 4 * 128  # bytes per multiprocessor: of x, weight, y as input and y as output
 

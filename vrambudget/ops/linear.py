@@ -1,4 +1,4 @@
-"""Matrix products: linear, addmm, matmul, and cuBLAS' workspaces.
+"""Matrix products: linear, addmm, matmul.
 
     x       [..., I]   kept if weight needs a gradient   (dweight = dy.T @ x)
     weight  [O, I]     kept if x needs a gradient        (dx = dy @ weight)
@@ -13,20 +13,16 @@ order of gradients is that of the generated code: alphabetical by argument name 
 then the bias, which the engine sums; mm and bmm: mat2 before self).
 
 Source: aten/src/ATen/native/Linear.cpp, LinearAlgebra.cpp (matmul); tools/autograd/derivatives.yaml
-(addmm, mm, bmm); aten/src/ATen/cuda/CublasHandlePool.cpp and cuda/Blas.cpp (workspaces).
+(addmm, mm, bmm); aten/src/ATen/native/cuda/Blas.cpp.
 """
-
-from collections.abc import Callable
 
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import Saved, keep, record
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType
-from vrambudget.engine.tape import Purpose
-from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_bytes
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
 from vrambudget.ops.shape import expand, flatten_rows, reshape, view
-
-MIB = 2**20
+from vrambudget.ops.workspaces import cublas_workspace
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -145,33 +141,3 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
         return da, db
 
     return record("bmm", y, inputs=(a, b), saved=kept, backward=backward)
-
-
-def cublas_workspace(*, epilogue: bool = False) -> None:
-    """Allocate what the first matrix product of a thread allocates; it stays for ever.
-
-    Backward runs in a thread of its own with a handle of its own, so it has its own workspace.
-    Products with an epilogue (a bias) go through cuBLASLt, which has another.
-    """
-    _workspace("cublas", cublas_workspace_bytes)
-    if epilogue:
-        _workspace("cublaslt", cublaslt_workspace_bytes)
-
-
-def _workspace(library: str, nbytes: Callable[[], int]) -> None:
-    key = context.thread, library
-    if key not in context.workspaces:
-        with made_for(Purpose.WORKSPACES):
-            context.workspaces[key] = empty_bytes(nbytes())
-
-
-def cublas_workspace_bytes() -> int:
-    """Return 32 MiB on Hopper, else 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8")."""
-    if context.device.compute_capability == (9, 0):
-        return 32 * MIB
-    return 2 * 4096 * 1024 + 8 * 16 * 1024
-
-
-def cublaslt_workspace_bytes() -> int:
-    """Return the size of cuBLASLt's workspace (1 MiB: _parseChosenWorkspaceSize)."""
-    return MIB

@@ -14,7 +14,7 @@ from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
-from vrambudget.ops.linear import cublas_workspace
+from vrambudget.ops.workspaces import cublas_workspace
 
 
 def add_low_rank(weight: Tensor, lhs: Tensor, rhs: Tensor, *, scaling: float) -> Tensor:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.errors import VramBudgetError
-from vrambudget.ops.linear import cublas_workspace
 from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.workspaces import cublas_workspace
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
 
 

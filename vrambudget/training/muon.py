@@ -21,8 +21,8 @@ from vrambudget.engine.dtypes import bfloat16
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.models.layers import Embedding, Linear
-from vrambudget.ops.linear import cublas_workspace
 from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.workspaces import cublas_workspace
 from vrambudget.training.optimizer_base import Optimizer, new_state
 
 AdamWMaker = Callable[[Sequence[Parameter]], Optimizer]

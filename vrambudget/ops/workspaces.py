@@ -1,0 +1,70 @@
+"""The workspaces of cuBLAS and cuBLASLt: memory that a matrix product may write into.
+
+Backward runs in a thread of its own with a handle of its own, so what is kept is there twice.
+Products with an epilogue (a bias) go through cuBLASLt.
+
+    torch           cuBLAS              cuBLASLt
+    2.6, 2.8        kept                comes and goes with each product
+    2.11            kept                kept
+    2.13            kept                cuBLAS' own
+    2.15            comes and goes      comes and goes
+
+    cuBLAS          32 MiB on Hopper, from 2.13 on on Blackwell too, else 8.125 MiB
+    cuBLASLt        1 MiB
+
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, getCUDABlasLtWorkspace)
+and cuda/CUDABlas.cpp of these releases; pull requests 156495 (cuBLASLt's is kept), 175344 (shared,
+Blackwell), 194311 (per product).
+Not modelled: CUBLAS_WORKSPACE_CONFIG and the other variables that set sizes; side streams.
+"""
+
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tensor import empty_bytes
+
+MIB = 2**20
+
+_LT_KEPT_SINCE = (2, 11)
+_SHARED_SINCE = (2, 13)
+_PER_PRODUCT_SINCE = (2, 15)
+
+
+def cublas_workspace(*, epilogue: bool = False) -> None:
+    """Allocate what a matrix product allocates besides its result."""
+    version = context.device.torch
+    if version >= _PER_PRODUCT_SINCE:
+        _passing(cublaslt_workspace_bytes() if epilogue else cublas_workspace_bytes())
+        return
+    _kept("cublas", cublas_workspace_bytes())
+    if not epilogue or version >= _SHARED_SINCE:
+        return
+    if version >= _LT_KEPT_SINCE:
+        _kept("cublaslt", cublaslt_workspace_bytes())
+    else:
+        _passing(cublaslt_workspace_bytes())
+
+
+def _kept(library: str, nbytes: int) -> None:
+    key = context.thread, library
+    if key not in context.workspaces:
+        with made_for(Purpose.WORKSPACES):
+            context.workspaces[key] = empty_bytes(nbytes)
+
+
+def _passing(nbytes: int) -> None:
+    with made_for(Purpose.WORKSPACES):
+        empty_bytes(nbytes)
+
+
+def cublas_workspace_bytes() -> int:
+    """Return 32 MiB, or 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8")."""
+    major, minor = context.device.compute_capability
+    hopper = (major, minor) == (9, 0)
+    if hopper or (context.device.torch >= _SHARED_SINCE and major in {9, 10, 11, 12}):
+        return 32 * MIB
+    return 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def cublaslt_workspace_bytes() -> int:
+    """Return the size of cuBLASLt's workspace (1024 KiB, _parseChosenWorkspaceSize)."""
+    return MIB
