@@ -30,6 +30,7 @@ from vrambudget.models.losses import class_loss
 from vrambudget.models.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, gelu, tanh
+from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import select
 
 
@@ -64,9 +65,7 @@ def _count_positions(B: int, T: int) -> Tensor:
     is_token = made("ne", (B, T), bool_)
     mask = made("to_copy", (B, T), int32)
     del is_token
-    counted = made("cumsum", (B, T), int64)
-    as_int64 = made("cumsum", (B, T), int64)
-    del as_int64
+    counted = cumsum(mask, int64)
     counted = made("to_copy", (B, T), int32)
     counted = made("add", (B, T), int32)
     counted = made("mul", (B, T), int32)
