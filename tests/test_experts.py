@@ -11,9 +11,9 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.models.experts import rows_per_expert
 from vrambudget.ops.grouped import grouped_linear
 from vrambudget.ops.indexing import index_rows
-from vrambudget.ops.linear import cublas_workspace
 from vrambudget.ops.ordering import sort
 from vrambudget.ops.selection import nonzero
+from vrambudget.ops.workspaces import cublas_workspace
 
 MIXTRAL = {
     "model_type": "mixtral",
