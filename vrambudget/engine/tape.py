@@ -99,6 +99,12 @@ class Tape:
         self.contents += self.contents[first:]
         return True
 
+    def adopted(self, index: int) -> "Storage":
+        """Return the storage of an allocation that the tape has: its life is the caller's now."""
+        storage = Storage.__new__(Storage)
+        storage.events, storage.purposes, storage.index = self.events, self.purposes, index
+        return storage
+
     def _role(self, storage: int) -> tuple[Any, Purpose, str]:
         return self.sizes[storage], self.purposes[storage], self.operations[storage]
 

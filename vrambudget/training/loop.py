@@ -25,6 +25,7 @@ from vrambudget.engine.tape import Phase, Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.training.clip import clip_grad_norm
+from vrambudget.training.first_pass import FirstPass
 from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.muon import embeddings_and_head
 from vrambudget.training.optimizers import make_optimizer
@@ -60,22 +61,36 @@ def train(model: Module, loop: Loop) -> None:
         loop.optimizer, loop.optimizer_impl, parameters, embeddings_and_head(model)
     )
     scaler = GradScaler(enabled=loop.autocast is dtypes.float16)
-    batch = outputs = loss = None
+    batch = outputs = loss = held = first = None
     for step in range(loop.steps):
         if step >= _STEADY and tape.repeat_step(step):
             continue
         for _ in range(loop.grad_accum):
             tape.mark(step, Phase.FORWARD)
             batch = loop.batch()
+            start = len(tape.events)
+            if first is not None and first.can_be_copied:
+                first.forward()
+                outputs = loss = held = None
+                held = first.rest_of_forward()
+                tape.mark(step, Phase.BACKWARD)
+                first.backward()
+                continue
             with autocast(loop.autocast):
                 outputs = model(**batch)
+                returned = len(tape.events)
             loss = outputs.loss
             if loop.grad_accum > 1:
                 loss = mul_scalar(loss)
             if not loop.keep_outputs:
                 outputs = None
+            held = None
             tape.mark(step, Phase.BACKWARD)
+            backward = len(tape.events)
             run_backward(scaler.scale(loss))
+            positions = start, returned, backward, len(tape.events)
+            if step == 0 and loop.grad_accum == 1:
+                first = FirstPass(tape, positions, parameters, scaler)
         tape.mark(step, Phase.OPTIMIZER_STEP)
         with no_grad():
             if loop.clip is not None:
@@ -87,6 +102,7 @@ def train(model: Module, loop: Loop) -> None:
                 optimizer.zero_grad()
         tape.mark(step, Phase.STEP_END)
     tape.close()  # what the loop's variables hold now dies after the job
+    del held
 
 
 def evaluate(model: Module, loop: Loop) -> None:
