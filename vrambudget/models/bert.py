@@ -97,9 +97,11 @@ class BertForMaskedLM(Module):
         if config.tie_word_embeddings:
             tie_decoder(self.cls.decoder, self.bert.embeddings.word_embeddings, self.cls.bias)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        sequence_output, _ = self.bert(input_ids)
+        sequence_output, _ = self.bert(input_ids, attention_mask)
         prediction_scores = self.cls(sequence_output)
         loss = class_loss(prediction_scores, labels)
         return Outputs(loss, prediction_scores)
@@ -113,9 +115,11 @@ class BertForSequenceClassification(Module):
         self.dropout = Dropout(config.head_dropout)
         self.classifier = Linear(config.hidden_size, config.num_labels)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
-        outputs = self.bert(input_ids)  # held until this returns
+        outputs = self.bert(input_ids, attention_mask)  # held until this returns
         pooled_output = outputs[1]
         pooled_output = self.dropout(pooled_output)
         with made_for(Purpose.LOGITS_AND_LOSS):

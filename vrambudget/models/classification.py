@@ -31,10 +31,12 @@ class SequenceClassifier(Module):
         self.model = model
         self.score = Linear(width, config.num_labels, bias=False)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, labels]."""
         B, T = input_ids.shape
-        hidden_states = self.model(input_ids)
+        hidden_states = self.model(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.score(hidden_states)
             if self.pads or B > 1:  # more than one row: the user named a padding token

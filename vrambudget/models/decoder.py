@@ -157,12 +157,13 @@ class Model(Module):
         self.norm = norm(config.hidden_size)
         self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C]."""
         inputs_embeds = self.embed_tokens(input_ids)
         position_ids = positions(input_ids.shape[1])
         masks = {
-            kind: self._mask(kind, inputs_embeds, position_ids) for kind in self.config.mask_kinds
+            kind: self._mask(kind, inputs_embeds, position_ids, attention_mask)
+            for kind in self.config.mask_kinds
         }
         hidden_states = inputs_embeds
         rotary = self.rotary_emb(input_ids.shape[1], inputs_embeds.dtype)
@@ -173,10 +174,12 @@ class Model(Module):
         y: Tensor = self.norm(hidden_states)
         return y
 
-    def _mask(self, kind: LayerType, embeddings: Tensor, position_ids: Tensor) -> Tensor | None:
+    def _mask(
+        self, kind: LayerType, embeddings: Tensor, position_ids: Tensor, padding: Tensor | None
+    ) -> Tensor | None:
         if kind == "full_attention":
-            return causal_mask(embeddings, position_ids)
-        return sliding_window_mask(embeddings, position_ids, self.config.window)
+            return causal_mask(embeddings, position_ids, padding)
+        return sliding_window_mask(embeddings, position_ids, self.config.window, padding)
 
 
 class CausalLM(Module):
@@ -194,9 +197,11 @@ class CausalLM(Module):
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.model(input_ids)
+        hidden_states = self.model(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.logits(hidden_states)
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)

@@ -20,6 +20,7 @@ from vrambudget.models.attention import Attended
 from vrambudget.models.encoder import PositionBuffers, attend_both_ways, heads, tie_decoder
 from vrambudget.models.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import class_loss
+from vrambudget.models.masks import bidirectional_mask
 from vrambudget.models.outputs import Outputs
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, relu
 from vrambudget.ops.shape import contiguous, reshape, select
@@ -60,12 +61,12 @@ class SelfAttention(Module):
         self.out_lin = Linear(width, width)
         self.dropout_p = config.attention_dropout
 
-    def forward(self, hidden_states: Tensor) -> Attended:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         query = heads(self.q_lin(hidden_states), self.head_dim)
         key = heads(self.k_lin(hidden_states), self.head_dim)
         value = heads(self.v_lin(hidden_states), self.head_dim)
-        output, weights = attend_both_ways(query, key, value, dropout_p=self.dropout_p)
+        output, weights = attend_both_ways(query, key, value, mask, dropout_p=self.dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.out_lin(output)
         return output, weights
@@ -98,9 +99,9 @@ class Block(CheckpointedLayer):
         self.ffn = FFN(config)
         self.output_layer_norm = LayerNorm(config.hidden_size)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
-        attention_output, weights = self.attention(hidden_states)
+        attention_output, weights = self.attention(hidden_states, mask)
         attention_output = self.sa_layer_norm(add(attention_output, hidden_states))
         ffn_output = self.ffn(attention_output)
         output: Tensor = self.output_layer_norm(add(ffn_output, attention_output))
@@ -114,10 +115,10 @@ class Transformer(Module):
     def __init__(self, config: "DistilBertConfig") -> None:
         self.layer = [Block(config) for _ in range(config.num_hidden_layers)]
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         for layer in self.layer:
-            hidden_states = layer(hidden_states)
+            hidden_states = layer(hidden_states, mask)
         return hidden_states
 
 
@@ -129,10 +130,11 @@ class Model(Module):
         self.transformer = Transformer(config)
         self.embeddings.buffers.initialise()
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """[B, T] -> [B, T, C]."""
         embeddings = self.embeddings(input_ids)  # held until this returns
-        output: Tensor = self.transformer(embeddings)
+        mask = bidirectional_mask(embeddings, attention_mask)
+        output: Tensor = self.transformer(embeddings, mask)
         return output
 
 
@@ -148,9 +150,11 @@ class DistilBertForMaskedLM(Module):
         if config.tie_word_embeddings:
             tie_decoder(self.vocab_projector, self.distilbert.embeddings.word_embeddings, None)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.distilbert(input_ids)
+        hidden_states = self.distilbert(input_ids, attention_mask)
         logits = self.vocab_transform(hidden_states)
         logits = self.activation(logits)
         logits = self.vocab_layer_norm(logits)
@@ -169,9 +173,11 @@ class DistilBertForSequenceClassification(Module):
         self.classifier = Linear(config.hidden_size, config.num_labels)
         self.dropout = Dropout(config.seq_classif_dropout)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
-        hidden_state = self.distilbert(input_ids)
+        hidden_state = self.distilbert(input_ids, attention_mask)
         pooled_output = select(hidden_state, 1)
         pooled_output = self.pre_classifier(pooled_output)
         pooled_output = relu(pooled_output)

@@ -8,7 +8,7 @@ Every position sees every other: without padding there is no mask. The layer's f
 attention's weights until it returns.
 
 Source: models/bert/modeling_bert.py, models/roberta/modeling_roberta.py of transformers 5.17.
-Not modelled: decoders with cross-attention (`is_decoder`), feed-forward in chunks, padding masks.
+Not modelled: decoders with cross-attention (`is_decoder`), feed-forward in chunks.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.attention import Attended, attend
 from vrambudget.models.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
+from vrambudget.models.masks import bidirectional_mask
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar, tanh
@@ -102,11 +103,13 @@ def eager_attention(
     return output, weights
 
 
-def attend_both_ways(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float) -> Attended:
-    """Attend without a mask: [B, H, T, D] -> [B, T, H, D]."""
+def attend_both_ways(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+) -> Attended:
+    """Attend to all tokens, or to all that the mask leaves: [B, H, T, D] -> [B, T, H, D]."""
     dropout_p = dropout_p if context.options.training else 0.0
     return attend(
-        query, key, value, None, dropout_p=dropout_p, is_causal=False, eager=eager_attention
+        query, key, value, mask, dropout_p=dropout_p, is_causal=False, eager=eager_attention
     )
 
 
@@ -126,12 +129,12 @@ class SelfAttention(Module):
         self.value = Linear(width, width)
         self.dropout_p = config.attention_probs_dropout_prob
 
-    def forward(self, hidden_states: Tensor) -> Attended:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         query = heads(self.query(hidden_states), self.head_dim)
         key = heads(self.key(hidden_states), self.head_dim)
         value = heads(self.value(hidden_states), self.head_dim)
-        output, weights = attend_both_ways(query, key, value, dropout_p=self.dropout_p)
+        output, weights = attend_both_ways(query, key, value, mask, dropout_p=self.dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         return output, weights
 
@@ -159,9 +162,9 @@ class Attention(Module):
         self.self = SelfAttention(config)
         self.output = AddNorm(config, config.hidden_size)
 
-    def forward(self, hidden_states: Tensor) -> Attended:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
-        attention_output, weights = self.self(hidden_states)
+        attention_output, weights = self.self(hidden_states, mask)
         attention_output = self.output(attention_output, hidden_states)
         return attention_output, weights
 
@@ -187,9 +190,9 @@ class Layer(CheckpointedLayer):
         self.intermediate = Intermediate(config)
         self.output = AddNorm(config, config.intermediate_size)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
-        attention_output, weights = self.attention(hidden_states)
+        attention_output, weights = self.attention(hidden_states, mask)
         intermediate_output = self.intermediate(attention_output)
         layer_output: Tensor = self.output(intermediate_output, attention_output)
         del weights
@@ -202,10 +205,10 @@ class Encoder(Module):
     def __init__(self, config: EncoderConfig) -> None:
         self.layer = [Layer(config) for _ in range(config.num_hidden_layers)]
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         for layer in self.layer:
-            hidden_states = layer(hidden_states)
+            hidden_states = layer(hidden_states, mask)
         return hidden_states
 
 
@@ -231,10 +234,13 @@ class Model(Module):
         self.pooler = Pooler(config.hidden_size) if pooler else None
         self.embeddings.buffers.initialise()
 
-    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """[B, T] -> [B, T, C], [B, C]."""
         embedding_output = self.embeddings(input_ids)  # held until this returns
-        sequence_output = self.encoder(embedding_output)
+        mask = bidirectional_mask(embedding_output, attention_mask)
+        sequence_output = self.encoder(embedding_output, mask)
         pooled_output = None if self.pooler is None else self.pooler(sequence_output)
         return sequence_output, pooled_output
 

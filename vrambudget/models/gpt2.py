@@ -138,15 +138,15 @@ class Transformer(Module):
         self.h = [Block(config) for _ in range(config.num_hidden_layers)]
         self.ln_f = LayerNorm(config.hidden_size)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C]."""
-        if self.looks_for_padding:
+        if attention_mask is None and self.looks_for_padding:
             _look_for_padding(input_ids.shape[0])
         inputs_embeds = self.wte(input_ids)
         position_ids = positions(input_ids.shape[1])
         position_embeds = self.wpe(position_ids)
         hidden_states = add(inputs_embeds, position_embeds)
-        mask = causal_mask(inputs_embeds, position_ids)
+        mask = causal_mask(inputs_embeds, position_ids, attention_mask)
         hidden_states = self.drop(hidden_states)
         for block in self.h:
             hidden_states = block(hidden_states, mask, position_ids=position_ids)
@@ -174,9 +174,11 @@ class GPT2LMHeadModel(Module):
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.transformer(input_ids)
+        hidden_states = self.transformer(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.lm_head(hidden_states)
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)

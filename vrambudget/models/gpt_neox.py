@@ -137,11 +137,11 @@ class Model(Module):
         self.final_layer_norm = LayerNorm(config.hidden_size)
         self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C]."""
         inputs_embeds = self.embed_in(input_ids)
         position_ids = positions(input_ids.shape[1])
-        mask = causal_mask(inputs_embeds, position_ids)
+        mask = causal_mask(inputs_embeds, position_ids, attention_mask)
         hidden_states = self.emb_dropout(inputs_embeds)
         rotary = self.rotary_emb(input_ids.shape[1], hidden_states.dtype)
         for layer in self.layers:
@@ -162,9 +162,11 @@ class GPTNeoXForCausalLM(Module):
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.gpt_neox.embed_in.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.gpt_neox(input_ids)
+        hidden_states = self.gpt_neox(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.lm_head(hidden_states)
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)

@@ -1,6 +1,9 @@
 """The masks of transformers 5 (masking_utils.py), with all that making them allocates.
 
-A decoder called without an attention mask looks whether its rows are packed (several sequences in
+Called with a tokenizer's attention mask [B, T], of a batch that has padding, a model makes a mask
+[B, 1, T, T] of it; sdpa reads back whether it could do without.
+
+A decoder called without one looks whether its rows are packed (several sequences in
 one row): it takes differences of the position ids and *reads the result back*. Rows that are not
 packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says
 what that look found; True is what a GPU whose memory reads as zeros finds.
@@ -13,7 +16,7 @@ from vrambudget.engine.dtypes import bool_, int64
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
-from vrambudget.ops.reduce import count_true
+from vrambudget.ops.reduce import count_true, with_partial_sums
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import expand, view
 
@@ -26,35 +29,69 @@ def positions(length: int) -> Tensor:
     return view(_offset_arange(length), 1, length)
 
 
-def causal_mask(embeddings: Tensor, position_ids: Tensor | None) -> Tensor | None:
+def causal_mask(
+    embeddings: Tensor, position_ids: Tensor | None, padding: Tensor | None = None
+) -> Tensor | None:
     """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive.
 
-    A model without position ids does not look for packed rows.
+    A model without position ids does not look for packed rows, nor does one with a padding mask.
     """
+    if padding is not None:
+        return _padded_mask(embeddings, padding, _not_after)
     return _unpadded_mask(embeddings, position_ids, _not_after, skippable=True)
 
 
-def sliding_window_mask(embeddings: Tensor, position_ids: Tensor, window: int) -> Tensor | None:
+def sliding_window_mask(
+    embeddings: Tensor, position_ids: Tensor, window: int, padding: Tensor | None = None
+) -> Tensor | None:
     """create_sliding_window_causal_mask: each token sees itself and the window - 1 before it."""
     function = and_masks(_within_window, _not_after)
     skippable = embeddings.shape[1] < window
+    if padding is not None:
+        return _padded_mask(embeddings, padding, function, asks=skippable)
     return _unpadded_mask(embeddings, position_ids, function, skippable=skippable)
 
 
-def padded_causal_mask(embeddings: Tensor, padding: Tensor) -> Tensor | None:
+def mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
     """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
 
-    Sdpa reads back whether all are ones, and goes without a mask if so. If the answer was no, as
-    `options.builds_causal_mask` says, it is asked again for the part of the queries.
+    Sdpa reads back whether all are ones, and goes without a mask if so. What the answer was,
+    `options.builds_causal_mask` says.
     """
-    batch, length = padding.shape
+    if context.options.attention == "sdpa" and not context.options.builds_causal_mask:
+        padding = made("to_dtype", ones.shape, bool_)
+        _all_ones(padding)
+        return None
+    return _padded_mask(embeddings, ones, _not_after)
+
+
+def bidirectional_mask(embeddings: Tensor, padding: Tensor | None) -> Tensor | None:
+    """create_bidirectional_mask: None without padding, else [B, 1, T, T]."""
+    if padding is None:
+        return None
     padding = made("to_dtype", padding.shape, bool_)
-    if context.options.attention == "sdpa":
+    every = made("all", (), bool_)
+    with_partial_sums(padding, (0, 1), accumulator=1)
+    del every
+    return _built(embeddings, and_masks(_anywhere, _is_token(padding)))
+
+
+def _padded_mask(
+    embeddings: Tensor, padding: Tensor, function: MaskFunction, *, asks: bool = True
+) -> Tensor:
+    """Return the mask that padding makes necessary.
+
+    Sdpa asks twice whether it is: for all tokens, then for the part of the queries.
+    """
+    padding = made("to_dtype", padding.shape, bool_)
+    if context.options.attention == "sdpa" and asks:
         _all_ones(padding)
-        if not context.options.builds_causal_mask:
-            return None
         _all_ones(padding)
-    function = and_masks(_not_after, _is_token(padding))
+    return _built(embeddings, and_masks(function, _is_token(padding)))
+
+
+def _built(embeddings: Tensor, function: MaskFunction) -> Tensor:
+    batch, length = embeddings.shape[:2]
     if context.options.attention == "eager":
         return _eager_mask(batch, length, function, embeddings)
     return _sdpa_mask(batch, length, function)
@@ -71,15 +108,14 @@ def _unpadded_mask(
     embeddings: Tensor, position_ids: Tensor | None, function: MaskFunction, *, skippable: bool
 ) -> Tensor | None:
     """Return the mask of a model called without a padding mask; sdpa skips what is_causal says."""
-    batch, length = embeddings.shape[:2]
     packed = None
     if position_ids is not None:
-        packed = _packed_sequence_mask(expand(position_ids, batch, length))
+        packed = _packed_sequence_mask(expand(position_ids, *embeddings.shape[:2]))
     if packed is not None:
         function = and_masks(function, _same_sequence(packed))
-    if context.options.attention == "eager":
-        return _eager_mask(batch, length, function, embeddings)
-    return None if packed is None and skippable else _sdpa_mask(batch, length, function)
+    if context.options.attention == "sdpa" and packed is None and skippable:
+        return None
+    return _built(embeddings, function)
 
 
 def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
@@ -101,6 +137,11 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
 def _not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     del batch
     return made("le", (1, 1, query.shape[2], key.shape[3]), bool_)
+
+
+def _anywhere(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    del batch, key
+    return made("ge", query.shape, bool_)
 
 
 def _within_window(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:

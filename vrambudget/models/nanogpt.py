@@ -121,6 +121,7 @@ class NanoGPTConfig(ModelConfig):
     dropout: Probability = 0.0
     bias: bool = False
 
+    reads_attention_mask = False
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

@@ -22,7 +22,7 @@ from vrambudget.models.attention import Attended, attend
 from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import causal_lm_loss
-from vrambudget.models.masks import padded_causal_mask
+from vrambudget.models.masks import causal_mask, mask_of_ones
 from vrambudget.models.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
@@ -140,12 +140,16 @@ class Decoder(Module):
         )
         self.layers = [DecoderLayer(config) for _ in range(config.num_hidden_layers)]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C of the embeddings]."""
         inputs_embeds = self.embed_tokens(input_ids)
-        attention_mask = made("ones", input_ids.shape, float32)
-        position_ids = _positions(attention_mask)
-        mask = padded_causal_mask(inputs_embeds, attention_mask)
+        if attention_mask is None:
+            attention_mask = made("ones", input_ids.shape, float32)
+            position_ids = _positions(attention_mask)
+            mask = mask_of_ones(inputs_embeds, attention_mask)
+        else:
+            position_ids = _positions(attention_mask)
+            mask = causal_mask(inputs_embeds, position_ids, attention_mask)
         pos_embeds = self.embed_positions(position_ids)
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
@@ -161,12 +165,12 @@ class Decoder(Module):
 
 def _positions(attention_mask: Tensor) -> Tensor:
     """(cumsum(mask) * mask - 1).long(): [B, T]."""
-    shape = attention_mask.shape
-    counts = cumsum(attention_mask, float32)
-    products = made("mul", shape, float32)
-    differences = made("sub", shape, float32)
+    shape, dtype = attention_mask.shape, attention_mask.dtype
+    counts = cumsum(attention_mask, dtype)
+    products = made("mul", shape, dtype)
+    differences = made("sub", shape, dtype)
     del products
-    positions = made("to_dtype", shape, int64)
+    positions = differences if dtype is int64 else made("to_dtype", shape, int64)
     del differences, counts
     return positions
 
@@ -181,9 +185,11 @@ class OPTForCausalLM(Module):
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.decoder.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.decoder(input_ids)
+        hidden_states = self.decoder(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.lm_head(hidden_states)
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)

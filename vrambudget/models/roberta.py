@@ -124,9 +124,11 @@ class RobertaForMaskedLM(Module):
             words = self.roberta.embeddings.word_embeddings
             tie_decoder(self.lm_head.decoder, words, self.lm_head.bias)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        sequence_output, _ = self.roberta(input_ids)
+        sequence_output, _ = self.roberta(input_ids, attention_mask)
         prediction_scores = self.lm_head(sequence_output)
         loss = class_loss(prediction_scores, labels)
         return Outputs(loss, prediction_scores)
@@ -139,9 +141,11 @@ class RobertaForSequenceClassification(Module):
         self.roberta = Model(config, Embeddings(config), pooler=False)
         self.classifier = ClassificationHead(config)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
-        sequence_output, _ = self.roberta(input_ids)
+        sequence_output, _ = self.roberta(input_ids, attention_mask)
         logits = self.classifier(sequence_output)
         loss = class_loss(logits, labels)
         return Outputs(loss, logits)

@@ -215,6 +215,7 @@ class T5Config(ModelConfig):
     tie_word_embeddings: bool = True
 
     tasks = ("seq2seq-lm",)
+    reads_attention_mask = False
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "d_model": "hidden_size",
         "d_kv": "head_dim",

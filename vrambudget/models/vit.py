@@ -188,6 +188,7 @@ class ViTConfig(ModelConfig):
     qkv_bias: bool = True
 
     tasks = ("image-cls",)
+    reads_attention_mask = False
     ignored_keys = frozenset({"encoder_stride", "pooler_output_size", "pooler_act"})
 
     @property

@@ -5,7 +5,10 @@
     seq-cls                 input_ids [B, T], labels [B]
     image-cls               pixel_values [B, channels, height, width], labels [B]
 
-Indices are int64. Images come to the device in float32 and are then cast to the weights' dtype.
+With padding, attention_mask [B, T] comes after input_ids.
+
+Indices and masks are int64. Images come to the device in float32 and are then cast to the
+weights' dtype.
 """
 
 from dataclasses import dataclass
@@ -36,11 +39,14 @@ def inputs_of(job: Job, image_shape: tuple[int, int, int] | None) -> dict[str, I
             "labels": per_sequence,
         }
     per_token = Input((job.batch, job.block), int64)
+    labels = per_token
     if job.task == "seq-cls":
-        return {"input_ids": per_token, "labels": per_sequence}
-    if job.target_len is not None and job.task == "seq2seq-lm":
-        return {"input_ids": per_token, "labels": Input((job.batch, job.target_len), int64)}
-    return {"input_ids": per_token, "labels": per_token}
+        labels = per_sequence
+    elif job.target_len is not None and job.task == "seq2seq-lm":
+        labels = Input((job.batch, job.target_len), int64)
+    if job.attention_mask == "padding":
+        return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
+    return {"input_ids": per_token, "labels": labels}
 
 
 def on_device(value: Input) -> Tensor:
