@@ -17,7 +17,7 @@ from vrambudget.models.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
 from vrambudget.ops.shape import cat, slice_last, view
-from vrambudget.ops.workspaces import cublas_workspace
+from vrambudget.ops.workspaces import bmm_workspace
 
 Rotary = tuple[Tensor, Tensor]
 """cos and sin [1, T, D]."""
@@ -42,7 +42,7 @@ class RotaryEmbedding(Module):
             self._update()
             positions = made("to_dtype", (1, 1, length), float32)
             freqs = made("bmm", (1, self.dim // 2, length), float32)
-            cublas_workspace()
+            bmm_workspace(inner=1)
             emb = made("cat", (1, length, self.dim), float32)
             cos = _scaled("cos", emb)
             sin = _scaled("sin", emb)

@@ -22,7 +22,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
 from vrambudget.ops.shape import expand, flatten_rows, reshape, view
-from vrambudget.ops.workspaces import cublas_workspace
+from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -81,7 +81,7 @@ def _product(
     )
     context.operation = name
     y = empty((x.shape[0], features), x.dtype)
-    cublas_workspace(epilogue=bias is not None)
+    cublas_workspace(epilogue=bias is not None and 1 not in weight.shape)
     x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
     needs_x, needs_weight = x.requires_grad, weight.requires_grad
 
@@ -131,13 +131,18 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
     kept = keep(b, when=a.requires_grad), keep(a, when=b.requires_grad)
     context.operation = "bmm"
     y = empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-    cublas_workspace()
+    bmm_workspace(a.shape[2])
     a_shape, b_shape, dtype = a.shape, b.shape, a.dtype
     needs_a, needs_b = a.requires_grad, b.requires_grad
 
+    def gradient(shape: Shape, inner: int) -> Tensor:
+        product = empty(shape, dtype)
+        bmm_workspace(inner)
+        return product
+
     def backward(_dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        db = _gradient(b_shape, dtype) if needs_b else None
-        da = _gradient(a_shape, dtype) if needs_a else None
+        db = gradient(b_shape, a_shape[1]) if needs_b else None
+        da = gradient(a_shape, b_shape[2]) if needs_a else None
         return da, db
 
     return record("bmm", y, inputs=(a, b), saved=kept, backward=backward)

@@ -12,10 +12,14 @@ Products with an epilogue (a bias) go through cuBLASLt.
     cuBLAS          32 MiB on Hopper, from 2.13 on on Blackwell too, else 8.125 MiB
     cuBLASLt        1 MiB
 
+A batched product over one element (bmm of [B, n, 1] and [B, 1, m]) needs none from 2.13 on: a
+Triton kernel does it.
+
 Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, getCUDABlasLtWorkspace)
 and cuda/CUDABlas.cpp of these releases; pull requests 156495 (cuBLASLt's is kept), 175344 (shared,
-Blackwell), 194311 (per product).
-Not modelled: CUBLAS_WORKSPACE_CONFIG and the other variables that set sizes; side streams.
+Blackwell), 194311 (per product); torch/_native/ops/bmm_outer_product.
+Not modelled: CUBLAS_WORKSPACE_CONFIG and the other variables that set sizes; side streams; a Python
+without Triton.
 """
 
 from vrambudget.engine.context import context, made_for
@@ -27,6 +31,7 @@ MIB = 2**20
 _LT_KEPT_SINCE = (2, 11)
 _SHARED_SINCE = (2, 13)
 _PER_PRODUCT_SINCE = (2, 15)
+_OUTER_PRODUCT_KERNEL_SINCE = (2, 13)
 
 
 def cublas_workspace(*, epilogue: bool = False) -> None:
@@ -42,6 +47,12 @@ def cublas_workspace(*, epilogue: bool = False) -> None:
         _kept("cublaslt", cublaslt_workspace_bytes())
     else:
         _passing(cublaslt_workspace_bytes())
+
+
+def bmm_workspace(inner: int) -> None:
+    """Allocate what a batched product allocates that sums over `inner` elements."""
+    if inner > 1 or context.device.torch < _OUTER_PRODUCT_KERNEL_SINCE:
+        cublas_workspace()
 
 
 def _kept(library: str, nbytes: int) -> None:

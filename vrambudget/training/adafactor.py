@@ -18,7 +18,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.errors import VramBudgetError
 from vrambudget.ops.reduce import with_partial_sums
-from vrambudget.ops.workspaces import cublas_workspace
+from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
 
 
@@ -139,7 +139,10 @@ def _reduced(x: Tensor, dim: int) -> Tensor:
 def _outer_product(row: Tensor, column: Tensor) -> Tensor:
     context.operation = "mm"
     y = empty((*row.shape[:-1], column.shape[-1]), row.dtype)
-    cublas_workspace()
+    if y.ndim > 2:  # noqa: PLR2004
+        bmm_workspace(inner=1)
+    else:
+        cublas_workspace()
     return y
 
 
