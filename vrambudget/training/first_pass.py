@@ -72,6 +72,7 @@ class FirstPass:
         tape.sizes += tape.sizes[first:last]
         tape.purposes += tape.purposes[first:last]
         tape.operations += tape.operations[first:last]
+        tape.contents += tape.contents[first:last]
         self._lay(0)
 
     def rest_of_forward(self) -> list[Storage]:

@@ -1,0 +1,78 @@
+"""The same for Lightning, thin: a callback that predicts before the first step and then measures.
+
+    Trainer(callbacks=[lightning_callback(batch=8, block=1024)])
+
+The model of transformers is looked for in the LightningModule as `self.model`, or under the name
+given; precision, clipping, accumulation and the optimizer are Lightning's own.
+
+Not modelled: several optimizers; what training_step keeps on the module.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.integrations.watch import Watch
+
+_PRECISIONS = {"bf16-mixed": "amp-bf16", "16-mixed": "amp-fp16"}
+
+
+def lightning_callback(
+    *,
+    batch: int,
+    block: int | None = None,
+    model: str = "model",
+    gpu: str | Gpu | None = "auto",
+    strict: bool = False,
+    record: str | Path | None = None,
+    **fields: Any,
+) -> Any:
+    """Return a Callback; `model` names the module's attribute, `fields` are those of `Job`."""
+    watch = Watch(gpu=gpu, strict=strict, record=record)
+
+    class VramBudgetLightningCallback(_callback_class()):  # type: ignore[misc] # known when used
+        """Predicts when training starts, measures after three steps."""
+
+        budget = property(lambda _: watch.budget)
+        measured = property(lambda _: watch.measured)
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            """Predict; warn, or raise where strict."""
+            optimizers = trainer.optimizers
+            told = {**_fields(trainer), "batch": batch, "block": block, **fields}
+            live = getattr(pl_module, model, None)
+            if live is None:
+                raise VramBudgetError(
+                    f"the LightningModule has no attribute {model!r}",
+                    hint="say lightning_callback(model=...): where the model of transformers is",
+                )
+            watch.begin(live, optimizers[0] if optimizers else None, told)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            """Measure once, after the third step."""
+            watch.step(trainer.global_step)
+
+    return VramBudgetLightningCallback()
+
+
+def _callback_class() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return import_module(name).Callback
+        except ImportError:
+            continue
+    raise VramBudgetError("Lightning is not installed", hint="pip install lightning")
+
+
+def _fields(trainer: Any) -> dict[str, Any]:
+    """Return what Lightning's Trainer says of a job."""
+    fields: dict[str, Any] = {
+        "grad_accum": trainer.accumulate_grad_batches,
+        "clip": trainer.gradient_clip_val or None,
+        "keep_outputs": False,  # training_step returns the loss
+    }
+    if (precision := _PRECISIONS.get(str(trainer.precision))) is not None:
+        fields["precision"] = precision
+    return fields
