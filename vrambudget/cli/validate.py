@@ -69,7 +69,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="RECORDS.jsonl", help="one record a line"
     )
-    parser.add_argument("--by", choices=KINDS, help="one row for each kind of record instead")
+    parser.add_argument(
+        "--by",
+        choices=KINDS,
+        action="append",
+        help="one row for each kind of record instead; may be said more than once",
+    )
     add_output_options(parser)
     parser.set_defaults(run=run)
 
@@ -78,12 +83,19 @@ def run(args: argparse.Namespace) -> int:
     """Print the comparison. Returns 2 where no record could be compared."""
     checks = list(validate(record for file in args.records for record in read_records(file)))
     if args.by:
-        rows = [asdict(group) for group in grouped(checks, args.by)]
-        text = render_rows(_GROUPS, rows, chosen_format(args))
+        tables = [[asdict(group) for group in grouped(checks, by)] for by in args.by]
+        text = _joined(tables, chosen_format(args))
     else:
         text = _render(checks, summarise(checks), chosen_format(args))
     emit(text, args)
     return DONE if any(check.problem is None for check in checks) else FAILED
+
+
+def _joined(tables: Sequence[Sequence[dict[str, Any]]], output: Any) -> str:
+    """Return one table after another; JSON and CSV have one list of rows."""
+    if output in ("json", "csv"):
+        return render_rows(_GROUPS, [row for rows in tables for row in rows], output)
+    return "\n\n".join(render_rows(_GROUPS, rows, output) for rows in tables)
 
 
 def _render(checks: Sequence[Check], summaries: Sequence[Summary], output: Any) -> str:
