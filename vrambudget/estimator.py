@@ -108,7 +108,7 @@ def follow(task: Task) -> Followed:
         device=device,
         out_of_memory=out_of_memory,
         not_modelled=tuple(_not_modelled(task)),
-        warnings=_warnings(task),
+        warnings=_warnings(task, replayed),
     )
     return Followed(task, recording.tape, budget)
 
@@ -144,11 +144,11 @@ def _on_card(
     return device, out_of_memory
 
 
-def _warnings(task: Task) -> tuple[str, ...]:
-    return tuple(_assumptions(task))
+def _warnings(task: Task, replayed: Replay) -> tuple[str, ...]:
+    return tuple(_assumptions(task, replayed))
 
 
-def _assumptions(task: Task) -> Iterator[str]:
+def _assumptions(task: Task, replayed: Replay) -> Iterator[str]:
     """Yield what the estimate takes for granted and a user may know better."""
     job = task.job
     if task.gpu is None:
@@ -169,22 +169,27 @@ def _assumptions(task: Task) -> Iterator[str]:
             )
 
     if task.config.has_experts:
-        yield _of_experts(task)
+        yield _of_experts(task, replayed)
 
 
-def _of_experts(task: Task) -> str:
+def _of_experts(task: Task, counted: Replay) -> str:
     """Say how tokens are taken to spread over experts, and what it comes to otherwise."""
     if not routing_decides(task.config, task.job):
         return "experts run as grouped products: how tokens spread over them decides no memory"
-    even, collapsed = (
-        replay(simulate_routed(task.config, task.job, task.device, routing).tape).peak
-        for routing in ROUTINGS
-    )
+    even, collapsed = (_routed_peak(task, routing, counted) for routing in ROUTINGS)
     return (
-        f"experts one by one: {format_bytes(even.allocated_bytes)} if tokens spread evenly,"
-        f" {format_bytes(collapsed.allocated_bytes)} if all go to the same few;"
+        f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
+        f" {format_bytes(collapsed)} if all go to the same few;"
         f" counted is {'the worse' if task.job.routing == 'worst' else 'the first'}"
     )
+
+
+def _routed_peak(task: Task, routing: str, counted: Replay) -> int:
+    """Return allocated bytes with tokens spread by `routing`; `counted` is the job's own replay."""
+    if routing == task.job.routing:
+        return counted.peak.allocated_bytes
+    tape = simulate_routed(task.config, task.job, task.device, routing).tape
+    return replay(tape).peak.allocated_bytes
 
 
 def _not_modelled(task: Task) -> Iterator[str]:
