@@ -402,7 +402,7 @@ def test_the_report_names_the_verdict_the_parts_and_the_warnings():
         warnings=("values are zero",),
     )
     text = render(result)
-    assert "ran to its end: 1 optimizer steps" in text
+    assert "ran to its end: 1 optimizer step," in text
     assert f"{160 * MIB:,}" in text  # reserved and context
     assert "warning: values are zero" in text
     assert "GiB" in text.splitlines()[0]

@@ -146,14 +146,21 @@ def relative_error(predicted: int, measured: int) -> float:
     return (predicted - measured) / measured if measured else float("inf")
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file. Raises VramBudgetError that names the line that is none."""
+def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
+    """Return the records of a file; jobs that are yet to be `measured` are records without it.
+
+    Raises VramBudgetError that names the line that is none.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise VramBudgetError(f"cannot read the records: {reason}", where=str(path)) from None
-    records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    records = [
+        _record(line, f"{path}:{n}", measured=measured)
+        for n, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not records:
         raise VramBudgetError(
             "there are no records", where=str(path), hint="`vrambudget measure` writes some"
@@ -161,14 +168,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _record(line: str, where: str) -> dict[str, Any]:
+def _record(line: str, where: str, *, measured: bool) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise VramBudgetError(f"this line is no JSON: {error}", where=where) from None
     if not isinstance(record, dict):
         raise VramBudgetError("this line is no JSON object", where=where)
-    if not isinstance(record.get("measured"), dict):
+    if measured and not isinstance(record.get("measured"), dict):
         raise VramBudgetError(
             "this record has no `measured`",
             where=where,

@@ -5,16 +5,15 @@ for each job goes to stderr. `--jobs FILE` runs every line of a file of records.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.records import append_record, told
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import measure_job, record_of
-from vrambudget.units import format_bytes
 from vrambudget.validate import read_records
 
 
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.model is None) == (args.jobs is None):
         raise VramBudgetError("name a model, or a file of jobs by --jobs: one of them")
     if args.jobs is not None:
-        jobs = read_records(args.jobs)
+        jobs = read_records(args.jobs, measured=False)
     else:
         jobs = [record_of(resolve(args.model, **job_fields(args)))]
     failed = 0
@@ -44,20 +43,6 @@ def run(args: argparse.Namespace) -> int:
             failed += 1
             print(error.render(), file=sys.stderr)  # noqa: T201 - talk
             continue
-        print(_told(record), file=sys.stderr, flush=True)  # noqa: T201 - talk
-        line = json.dumps(record) + "\n"
-        if args.output is None:
-            sys.stdout.write(line)
-        else:
-            with args.output.open("a", encoding="utf-8") as file:
-                file.write(line)
+        print(told(record), file=sys.stderr, flush=True)  # noqa: T201 - talk
+        append_record(record, args.output)
     return FAILED if failed else DONE
-
-
-def _told(record: dict[str, object]) -> str:
-    measured = record["measured"]
-    assert isinstance(measured, dict)  # noqa: S101 - measure_job made it
-    if "oom" in measured:
-        return f"{record['id']}: out of memory"
-    allocated, reserved = (format_bytes(measured[f"peak_{k}"]) for k in ("allocated", "reserved"))
-    return f"{record['id']}: {allocated} allocated, {reserved} reserved on {record['card']}"

@@ -17,7 +17,7 @@ COMMANDS = {
     "explain": ("vrambudget.cli.explain", "what an out-of-memory message means"),
     "measure": ("vrambudget.cli.measure", "run a job for real on this GPU, write its record"),
     "compare": ("vrambudget.cli.compare", "estimate, rehearsal and measurement side by side"),
-    "rehearse": ("vrambudget.rehearse.command", "run any PyTorch script on a virtual GPU"),
+    "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
 }

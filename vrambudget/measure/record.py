@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Task
 
-_JOB_KEYS = (
-    *("batch", "block", "precision", "optimizer", "optimizer_impl", "attention", "checkpointing"),
-    *("dropout", "clip", "grad_accum", "keep_outputs", "mode", "steps", "task", "lora_rank"),
-)
+DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
+"""Fields of a job that no runner is told: versions are as installed, values decide the rest."""
+
+_FOUND = ("measured", "card", "source", "versions", "machine")  # what is not the job's own
 _NANOGPT = {
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -45,17 +46,17 @@ print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total
 
 def record_of(task: Task) -> dict[str, Any]:
     """Return a task as the job of a record: what `measure.runner` runs."""
-    dump = task.job.model_dump()
-    job = {key: dump[key] for key in _JOB_KEYS if dump[key] is not None}
-    if task.job.target_len is not None:
-        job["target"] = task.job.target_len
-    if task.job.lora_rank is not None and task.job.lora_targets != "all-linear":
-        job["lora_targets"] = list(task.job.lora_targets)
+    dump = task.job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
+    job = {key: value for key, value in dump.items() if value not in (None, [])}
+    if "target_len" in job:
+        job["target"] = job.pop("target_len")
     model: dict[str, Any] = {"model_type": task.config.model_type}
     if task.config.model_type == "nanogpt":
         model |= {name: getattr(task.config, field) for name, field in _NANOGPT.items()}
     else:
         model |= task.values
+    if job.pop("experts") == "eager":  # transformers reads it from the configuration
+        model["experts_implementation"] = "eager"
     name = f"{task.model}-{task.job.precision}-b{task.job.batch}-t{task.job.block}"
     return {"id": name, "model": model, **job}
 
@@ -65,7 +66,7 @@ def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict
     machine = _look(python)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps(dict(job)))
+        (folder / "job.json").write_text(json.dumps(runnable(job)))
         files = [str(folder / "job.json"), str(folder / "result.json")]
         ended = _run([python, "-m", "vrambudget.measure.runner", *files])
         if ended.returncode or not (folder / "result.json").exists():
@@ -73,15 +74,32 @@ def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict
                 f"the job failed: {_last_line(ended.stderr)}", where=str(job.get("id", "job"))
             )
         measured = json.loads((folder / "result.json").read_text())
-    kept = {k: v for k, v in job.items() if k not in ("measured", "card", "source", "versions")}
-    return {
-        **kept,
-        "measured": measured,
-        "card": machine["card"],
-        "source": "real",
-        "versions": machine["versions"],
-        "machine": {k: machine[k] for k in ("capacity_bytes", "outside_bytes")},
-    }
+    own = {k: machine[k] for k in ("capacity_bytes", "outside_bytes")}
+    return as_record(
+        job,
+        measured=measured,
+        card=machine["card"],
+        source="real",
+        versions=machine["versions"],
+        machine=own,
+    )
+
+
+def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as `measure.runner` reads it: a model that is named comes as its configuration.
+
+    Raises VramBudgetError for a name that is not known.
+    """
+    model = job.get("model")
+    if not isinstance(model, str) or model == "nanogpt":  # the runner knows that one by name
+        return dict(job)
+    return {**job, "model": dict(find_model(model).values)}
+
+
+def as_record(job: Mapping[str, Any], **found: Any) -> dict[str, Any]:
+    """Return the record of a job that was run; what an earlier run of it found is left out."""
+    kept = {key: value for key, value in job.items() if key not in _FOUND}
+    return {**kept, **found}
 
 
 def _look(python: str) -> dict[str, Any]:

@@ -102,6 +102,8 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
     if job.get("dropout") is not None:
         for name in filter(lambda name: hasattr(config, name), _DROPOUTS):
             setattr(config, name, job["dropout"])
+    if job.get("image_size"):
+        config.image_size = job["image_size"]
     build = getattr(transformers, _CLASSES[job.get("task", "causal-lm")]).from_config
     if job.get("quant"):
         model = load_quantised(job, config, build)
@@ -113,10 +115,13 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
 
 
 def _prepared(model: Any, job: Job) -> Any:
-    """Return the model with checkpointing and adapters, switched on in the usual order."""
+    """Return the model with checkpointing, freezing and adapters, in the usual order."""
     full = job.get("checkpointing", "none") == "full"
     if full and not job.get("quant"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for name, parameter in model.named_parameters():
+        if any(name == part or name.startswith(f"{part}.") for part in job.get("freeze", ())):
+            parameter.requires_grad_(False)  # noqa: FBT003 - torch's own way
     if job.get("lora_rank"):
         import peft  # noqa: PLC0415 - only LoRA needs it
 

@@ -5,8 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
+from vrambudget.rehearse.card import CUDNN_ATTENDS
 
 _READS_SHOWN = 3
+_WITHOUT_CUDNN = {
+    "convolution": "convolutions take PyTorch's own kernels, with a buffer for columns; a real card"
+    " takes cuDNN's, with workspaces: both come and go within the operation",
+    "recurrence": "recurrent layers take PyTorch's own kernels, which keep other tensors for"
+    " backward than cuDNN's do: expect another peak on a real card",
+}
 
 
 def warnings_of(
@@ -25,10 +32,27 @@ def warnings_of(
         return
     if sum(r.get("peaks", (0,))[-1] > 0 for r in records) > 1:
         yield "several processes used the card, each all of it; the highest peak is shown"
+    if gpu.assumed:
+        yield gpu.assumed
     if not complete:
         yield "the history was too long: what was alive is that of its end (use --steps)"
+    yield from _of_calls(record, gpu)
     yield from _of_reads(record["reads"])
     yield from _of_kernels(record, gpu)
+
+
+def _of_calls(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
+    """Say what a real card computes with cuDNN, which is not virtual."""
+    calls = record.get("history", {}).get("calls", {})
+    for kind, places in calls.items():
+        at = _at(*places[0][:2]) if places else "the script"
+        if kind != "attention":
+            yield f"{at}: {_WITHOUT_CUDNN[kind]}"
+        elif gpu.compute_capability[0] in CUDNN_ATTENDS:
+            yield (
+                f"{at}: counted is the flash kernel; a real {gpu.name} may take cuDNN's, whose"
+                " workspaces are not known (TORCH_CUDNN_SDPA_DEPRIORITIZED=1 makes it take flash)"
+            )
 
 
 def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
 
+CUDNN_ATTENDS = (9, 10)
+"""Compute capabilities, major, where PyTorch's attention takes cuDNN's kernel by default."""
+
 _KIB = 1024
 
 
@@ -49,6 +52,6 @@ def environment(gpu: Gpu) -> Mapping[str, str]:
         limits.blocks,
     )
     described = {"VRAMBUDGET_GPU_NAME": gpu.name, "VRAMBUDGET_GPU": " ".join(map(str, numbers))}
-    if major in (9, 10):  # cuDNN, which would attend there by default, is not virtual
+    if major in CUDNN_ATTENDS:  # and cuDNN is not virtual
         described["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
     return described

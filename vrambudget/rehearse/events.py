@@ -7,9 +7,6 @@ that they can be held against an estimate's. What comes after the last step is t
 Python takes the process apart, and means nothing.
 """
 
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +15,11 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
-from vrambudget.rehearse import process
+from vrambudget.rehearse import jobs, process
 from vrambudget.rehearse.run import read_records
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.torch_build import find_torch
 
-_PACKAGE_PARENT = Path(__file__).parents[2]
 _EVERYTHING = 5_000_000  # events that the history keeps
 
 
@@ -66,24 +62,18 @@ def rehearse_job(
     `python` is the one whose PyTorch is used: VRAMBUDGET_PYTHON, or this one.
     """
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
-    program = python or os.environ.get("VRAMBUDGET_PYTHON", sys.executable)
+    program = python or jobs.python()
     libraries = stand_in(find_torch([program], any_torch=any_torch))
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         folder = Path(name)
         stacks = "all" if events else "none"
         plan = process.Plan(folder, libraries, stacks=stacks, events=_EVERYTHING)
-        (folder / "job.json").write_text(json.dumps(dict(job)))
-        command = (program, "-m", "vrambudget.measure.runner")
-        ended = process.run(
-            (*command, str(folder / "job.json"), str(folder / "result.json")),
-            card,
-            plan,
-            python_path=_PACKAGE_PARENT,
-        )
+        run = jobs.JobFolder(folder, job)
+        ended = process.run(run.command(program), card, plan, python_path=run.package)
         records = read_records(folder)
         if ended.exit_code or not records:
             raise VramBudgetError(f"the job {job.get('id', '')} failed (exit {ended.exit_code})")
-        measured = json.loads((folder / "result.json").read_text())
+        measured = run.measured()
     found = tuple(read_events(records[0])) if events else ()
     return JobRehearsal(job, card.name, records[0]["versions"], measured, found)
 

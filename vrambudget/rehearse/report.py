@@ -29,9 +29,10 @@ def _lines(result: Rehearsal) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     capacity = format_bytes(result.capacity_bytes, "GiB")
     yield f"rehearsed on a virtual GPU: {result.gpu} ({capacity}); {versions}"
+    steps = f"{result.steps} optimizer step{'' if result.steps == 1 else 's'}"
     yield (
-        f"the script {_ENDINGS[result.ended]}: {result.steps} optimizer steps,"
-        f" {result.seconds:.1f} s, exit code {result.exit_code}"
+        f"it {_ENDINGS[result.ended]}: {steps}, {result.seconds:.1f} s,"
+        f" exit code {result.exit_code}"
     )
     if result.ended == "failed" and result.error:
         yield f"  {result.error.splitlines()[0]}"

@@ -67,8 +67,8 @@ def rehearse(
     nothing can be run: no CUDA build of PyTorch, no compiler, not Linux.
     """
     options = Options(steps, timeout, Path(snapshot) if snapshot else None, any_torch, quiet, say)
-    _check(options)
-    return _rehearse(command_of(script), gpu if isinstance(gpu, Gpu) else find_gpu(gpu), options)
+    card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
+    return rehearse_command(command_of(script), card, options)
 
 
 def command_of(script: Command) -> tuple[str, ...]:
@@ -107,7 +107,11 @@ def _check(options: Options) -> None:
         raise VramBudgetError("no such folder", where=str(options.snapshot.absolute().parent))
 
 
-def _rehearse(command: tuple[str, ...], gpu: Gpu, options: Options) -> Rehearsal:
+def rehearse_command(
+    command: tuple[str, ...], gpu: Gpu, options: Options, python_path: Path | None = None
+) -> Rehearsal:
+    """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
+    _check(options)
     build = find_torch(command, any_torch=options.any_torch)
     libraries = stand_in(build, options.say)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
@@ -121,7 +125,12 @@ def _rehearse(command: tuple[str, ...], gpu: Gpu, options: Options) -> Rehearsal
         )
         options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(
-            command, gpu, plan, watch=Progress(folder, options.say), quiet=options.quiet
+            command,
+            gpu,
+            plan,
+            watch=Progress(folder, options.say),
+            quiet=options.quiet,
+            python_path=python_path,
         )
         records = read_records(folder)
         if options.snapshot is not None:

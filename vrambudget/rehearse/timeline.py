@@ -72,7 +72,8 @@ class _Replay:
         self.sizes: list[int] = history["bytes"]
         self.stack_numbers: list[int] = history["stack"]
         self.lines = [_line(stack) for stack in history["stacks"]]
-        self.marks = [_Mark(*mark) for mark in record["marks"]]
+        # Those with a colon are the runner's own, of a job's steps: the same phases once more.
+        self.marks = [_Mark(*mark) for mark in record["marks"] if ":" not in mark[0]]
         self.at_end: list[int] = record.get("parameters", [])
         allocations, frees = map(int, record["counts"])
         self.allocations: int = allocations - self.actions.count(

@@ -10,11 +10,18 @@ import linecache
 import os
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _NODE = re.compile(r"(\w+?Backward\d*)")  # torch::autograd::generated::MmBackward0::apply
+# What is computed otherwise on a real card, by how the innermost line of Python calls it.
+_CALLS = {
+    "convolution": re.compile(r"\bconv(?:olution|(?:_transpose)?[123]d)(?:\.default)?\("),
+    "recurrence": re.compile(r"\b_VF\.(?:lstm|gru|rnn_tanh|rnn_relu)\("),
+    "attention": re.compile(r"\b_?scaled_dot_product_\w*attention(?:\.default)?\("),
+}
 _HERE = str(Path(__file__).parent)
 
 
@@ -64,7 +71,11 @@ def addresses(tensors: Iterable[Any]) -> list[int]:
 
 
 def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
-    """Return the allocator's events as columns; stacks are listed once each."""
+    """Return the allocator's events as columns; stacks are listed once each.
+
+    "calls" has the kinds of operations that a real card computes otherwise, each with the line of
+    Python outside torch from where it was first called.
+    """
     stacks: dict[Any, int] = {}
     columns: dict[str, list[Any]] = {
         "action": [],
@@ -74,17 +85,28 @@ def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
         "stack": [],
     }
     known: dict[int, int] = {}
+    calls: dict[str, Any] = {}
     for event in trace:
         frames = event.get("frames") or []
         if id(frames) not in known:  # torch hands out one list for each stack
             described = _stack(frames, cplusplus=cplusplus)
+            inner = next((f for f in frames if f["filename"].endswith(".py")), None)
+            for kind in _called(inner["filename"], inner["line"]) if inner else ():
+                calls.setdefault(kind, described[-1][:1])
             known[id(frames)] = stacks.setdefault(described, len(stacks))
         columns["action"].append(event["action"])
         columns["address"].append(event.get("addr", event.get("device_free", 0)))
         columns["bytes"].append(event["size"])
         columns["stream"].append(event.get("stream", 0))
         columns["stack"].append(known[id(frames)])
-    return {**columns, "stacks": list(stacks)}
+    return {**columns, "stacks": list(stacks), "calls": calls}
+
+
+@cache
+def _called(file: str, line: int) -> tuple[str, ...]:
+    """Return the kinds of `_CALLS` in a line."""
+    text = linecache.getline(file, line)
+    return tuple(kind for kind, call in _CALLS.items() if call.search(text))
 
 
 def _stack(frames: list[dict[str, Any]], *, cplusplus: bool) -> Any:

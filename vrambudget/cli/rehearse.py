@@ -1,0 +1,153 @@
+"""`vrambudget rehearse --gpu CARD -- python train.py ...`: any PyTorch script on a virtual GPU.
+
+    vrambudget rehearse --gpu "RTX 3060" -- python train.py --batch_size=64
+    vrambudget rehearse --gpu "RTX 3060" gpt2 --batch 8
+    vrambudget rehearse --jobs JOBS.jsonl -o RECORDS.jsonl
+
+What follows `--` is the command, unmodified; --steps then stops it after that many optimizer steps.
+A model's job is built with random weights. It needs a CUDA build of PyTorch and no GPU;
+VRAMBUDGET_PYTHON names the Python that has one, for jobs.
+
+A script's own output stays as it is; the report comes after it on stdout, progress goes to stderr.
+The exit code is the script's own, or 2 where it could not be rehearsed; of a job, 0: it ran; 1: it
+ran out of memory. Records go to stdout, or are appended to a file by -o.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vrambudget.cli import DONE, FAILED
+from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.output import emit
+from vrambudget.cli.parser import Parser
+from vrambudget.cli.records import append_record, told
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.measure.record import as_record, record_of
+from vrambudget.rehearse.events import rehearse_job
+from vrambudget.rehearse.jobs import rehearse_report
+from vrambudget.rehearse.record import Rehearsal
+from vrambudget.rehearse.report import render
+from vrambudget.rehearse.run import Options, command_of, rehearse_command
+from vrambudget.validate import read_records
+
+_EXAMPLE = 'a command comes after --: vrambudget rehearse --gpu "RTX 3060" -- python train.py'
+
+
+class _Parser(Parser):
+    """Leaves what follows a lone `--` alone: `command`, None where there is no `--`."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        words = list(args or ())
+        cut = words.index("--") if "--" in words else len(words)
+        known, extra = super().parse_known_args(words[:cut], namespace)
+        known.command = words[cut + 1 :] if cut < len(words) else None
+        if extra and not extra[0].startswith("-"):
+            raise VramBudgetError(f"what is {extra[0]!r} here?", hint=_EXAMPLE)
+        return known, extra
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = _Parser(
+        prog="vrambudget rehearse",
+        usage="vrambudget rehearse --gpu CARD [options] -- COMMAND ...\n"
+        "       vrambudget rehearse --gpu CARD MODEL [--batch N] [--block N] ...\n"
+        "       vrambudget rehearse --jobs FILE [--gpu CARD] [-o FILE]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    subparsers.choices["rehearse"] = parser
+    parser.add_argument("model", nargs="?", help="a card's name, a config.json, or a hub id")
+    parser.add_argument("--jobs", type=Path, metavar="FILE", help="one job or record a line")
+    parser.add_argument("--gpu", metavar="CARD", help="by name or size: 'RTX 3060', 80GB")
+    parser.add_argument("--timeout", type=float, metavar="X", help="stop after X seconds")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
+    parser.add_argument(
+        "--snapshot", type=Path, metavar="FILE", help="for pytorch.org/memory_viz: the history"
+    )
+    parser.add_argument(
+        "--any-torch", action="store_true", help="try a version of PyTorch that nobody tried yet"
+    )
+    add_job_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rehearse, print, and return the exit code. Raises VramBudgetError."""
+    given = [args.command is not None, args.model is not None, args.jobs is not None]
+    if sum(given) != 1:
+        raise VramBudgetError("name a command, a model, or --jobs: one of them", hint=_EXAMPLE)
+    if args.jobs is not None:
+        return _records(args)
+    result = _script(args) if args.command is not None else _job(args)
+    text = json.dumps(result.to_dict(), indent=2) if args.format == "json" else render(result)
+    emit(text, args)
+    return result.exit_code
+
+
+def _script(args: argparse.Namespace) -> Rehearsal:
+    given = job_fields(args)
+    steps = given.pop("steps", None)
+    if given:
+        option = "--" + next(iter(given)).replace("_", "-")
+        raise VramBudgetError(
+            f"{option} is of a model's job; a command has its own options",
+            hint="write the command's options after its name",
+        )
+    options = Options(steps, args.timeout, args.snapshot, args.any_torch, say=_say)
+    return rehearse_command(command_of(args.command), _card(args.gpu), options)
+
+
+def _job(args: argparse.Namespace) -> Rehearsal:
+    if args.model.endswith(".py"):
+        raise VramBudgetError(f"{args.model} is a script and not a model", hint=_EXAMPLE)
+    gpu = _card(args.gpu)
+    task = resolve(args.model, gpu=gpu, **job_fields(args))
+    options = Options(None, args.timeout, args.snapshot, args.any_torch, say=_say)
+    return rehearse_report(record_of(task), gpu=gpu, options=options)
+
+
+def _card(name: str | None) -> Gpu:
+    if name is None:
+        raise VramBudgetError("name the card", hint='--gpu "RTX 3060", or --gpu 12GB')
+    return find_gpu(name)
+
+
+def _records(args: argparse.Namespace) -> int:
+    """Rehearse every line of a file. Returns 2 where a job could not be rehearsed."""
+    if given := [*job_fields(args), *(k for k in ("timeout", "snapshot") if vars(args)[k])]:
+        raise VramBudgetError(f"--{given[0].replace('_', '-')} and --jobs exclude each other")
+    failed = 0
+    for job in read_records(args.jobs, measured=False):
+        try:
+            gpu = _card(args.gpu or job.get("card"))
+            found = rehearse_job(job, gpu=gpu, events=False, any_torch=args.any_torch)
+        except VramBudgetError as error:
+            failed += 1
+            _say(f"{job.get('id', 'no id')}: {error.render()}")
+            continue
+        record = as_record(
+            job,
+            measured=found.measured,
+            card=gpu.key or f"{gpu.capacity_bytes}B",
+            source="virtual",
+            versions=found.versions,
+            machine={"capacity_bytes": gpu.capacity_bytes, "outside_bytes": gpu.context_bytes},
+        )
+        _say(told(record))
+        append_record(record, args.output)
+    return FAILED if failed else DONE
+
+
+def _say(line: str) -> None:
+    print(f"vrambudget: {line}", file=sys.stderr, flush=True)  # noqa: T201 - progress
