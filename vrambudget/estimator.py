@@ -4,7 +4,7 @@ config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,25 @@ def follow(task: Task) -> Followed:
     return Followed(task, recording.tape, budget)
 
 
+PACKED_ROWS = (
+    "transformers reads the position ids back from the GPU and builds a causal mask if rows look"
+    " packed: counted as built, as for packed or padded rows; --causal-mask skipped is the other"
+)
+
+
+def unpacked(task: Task) -> Task | None:
+    """Return the task with rows of one sequence each; None where that changes nothing.
+
+    Where memory reads as zeros (a virtual GPU) rows look packed, so `built` is what records of one
+    hold; on a real card rows that are neither packed nor padded need no mask, which is less.
+    """
+    job = task.job
+    looks = task.config.looks_for_packed_rows and job.attention == "sdpa"
+    if not looks or job.causal_mask == "skipped":
+        return None
+    return replace(task, job=job.model_copy(update={"causal_mask": "skipped"}))
+
+
 def _resolved(task: Task, recording: Recording) -> dict[str, Any]:
     """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it."""
     job = task.job.model_dump(mode="json")
@@ -157,11 +176,8 @@ def _assumptions(task: Task, replayed: Replay) -> Iterator[str]:
     elif task.gpu.assumed:
         yield task.gpu.assumed
     if job.attention == "sdpa":
-        if task.config.looks_for_packed_rows and job.causal_mask == "built":
-            yield (
-                "transformers builds a causal mask if the position ids, read back from the GPU,"
-                " look packed: counted as built; see --causal-mask skipped"
-            )
+        if unpacked(task) is not None:
+            yield PACKED_ROWS
         if prefers_cudnn(task.device) and job.precision != "fp32":
             yield (
                 "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
@@ -177,6 +193,8 @@ def _of_experts(task: Task, counted: Replay) -> str:
     if not routing_decides(task.config, task.job):
         return "experts run as grouped products: how tokens spread over them decides no memory"
     even, collapsed = (_routed_peak(task, routing, counted) for routing in ROUTINGS)
+    if even == collapsed:
+        return f"experts one by one: {format_bytes(even)}, however tokens spread over them"
     return (
         f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
         f" {format_bytes(collapsed)} if all go to the same few;"
