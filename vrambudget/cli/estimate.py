@@ -3,19 +3,20 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from vrambudget.budget import Budget
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task, estimate_task, follow, resolve
+from vrambudget.estimator import PACKED_ROWS, Task, estimate_task, follow, resolve, unpacked
 from vrambudget.planning.advice import advise_task
 from vrambudget.planning.fit import largest_batch
 from vrambudget.report import render
 from vrambudget.report.advice import next_step, render_advice
 from vrambudget.report.pictures import is_picture, save
+from vrambudget.units import format_bytes
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     task = resolve(args.model, gpu=args.gpu, **job_fields(args))
     if is_picture(args.output):
         return _draw(task, args)
-    budget = estimate_task(task)
+    budget = _with_unpacked_rows(task, estimate_task(task))
     output = chosen_format(args)
     if output in ("table", "markdown"):
         text = _report(task, budget, args)
@@ -60,6 +61,19 @@ def run(args: argparse.Namespace) -> int:
         text = render(budget, output)
     emit(text, args)
     return DONE if budget.fits else DOES_NOT_FIT
+
+
+def _with_unpacked_rows(task: Task, budget: Budget) -> Budget:
+    """Put a number to the note on the causal mask: what the job takes without it."""
+    plain = unpacked(task)
+    if plain is None:
+        return budget
+    other = estimate_task(plain)
+    reserved = format_bytes(other.peak.reserved_bytes)
+    fits = "" if other.device is None else ", and fits" if other.fits else ", and does not fit"
+    number = f"{PACKED_ROWS}: {reserved} reserved{fits}"
+    warnings = tuple(number if text == PACKED_ROWS else text for text in budget.warnings)
+    return replace(budget, warnings=warnings)
 
 
 def _report(task: Task, budget: Budget, args: argparse.Namespace) -> str:
