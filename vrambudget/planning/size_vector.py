@@ -197,6 +197,9 @@ class SizeVector:
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
         return self // other, self % other
 
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
     def __neg__(self) -> Any:
         return self.made(operator.neg)
 

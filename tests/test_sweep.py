@@ -1,0 +1,292 @@
+"""A sweep's records are what `estimate` says of each point, however they are computed."""
+
+import json
+import random
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_laws import KINDS, tiny
+
+import vrambudget
+from vrambudget.cli import main
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.planning import processes, sweep_points
+from vrambudget.planning.shared_tape import shared_tapes
+from vrambudget.planning.sweep_plan import make_plan
+from vrambudget.planning.variants import variant
+from vrambudget.replay import replay
+from vrambudget.simulate import simulate
+
+SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
+
+
+def points(count, longest, seed):
+    """Return batches and blocks, small and large."""
+    rng = random.Random(seed)  # noqa: S311 - the same points every time
+    batches = [rng.randint(1, rng.choice((4, 40, 400))) for _ in range(count)]
+    blocks = [rng.randint(1, rng.choice((8, 64, longest))) for _ in range(count)]
+    return np.array(batches), np.array([min(block, longest) for block in blocks])
+
+
+SETTINGS = [
+    {},
+    {"precision": "amp-bf16", "attention": "eager", "dropout": 0.1},
+    {"precision": "bf16", "checkpointing": "full", "clip": 1.0},
+    {"precision": "amp-fp16", "mode": "eval"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda n: "-".join(KINDS[n]))
+def test_a_shared_tape_is_at_every_point_the_tape_of_that_point(number):
+    try:
+        task = tiny(*KINDS[number], **SETTINGS[number % len(SETTINGS)])
+    except NotModelledError:
+        task = tiny(*KINDS[number])
+    longest = 16 if task.config.image_shape else min(task.config.learned_positions or 300, 300)
+    batches, blocks = points(30, longest, number)
+    seen = []
+    for shared in shared_tapes(task, batches, blocks):
+        for (index, tape), peak in zip(shared.at_points(), shared.requested_peaks(), strict=True):
+            alone = variant(task, batch=int(batches[index]), block=int(blocks[index]))
+            expected = simulate(alone.config, alone.job, alone.device).tape
+            assert tape.sizes == expected.sizes
+            assert (tape.events, tape.marks) == (expected.events, expected.marks)
+            assert peak == replay(expected).peak.requested_bytes
+            seen.append(index)
+    assert sorted(seen) == list(range(30))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "nanogpt"])
+def test_requested_bytes_of_real_models_are_those_of_their_replay(model):
+    batches, blocks = points(12, 1024, seed=model)
+    for batch, block in zip(batches.tolist(), blocks.tolist(), strict=True):
+        (fast,) = vrambudget.sweep(model, batch=batch, block=block, by="requested", gpu="12GB")
+        budget = vrambudget.estimate(model, batch=batch, block=block, gpu="12GB")
+        assert fast["peak_requested_bytes"] == budget.peak.requested_bytes
+    grid = {"batch": [1, 2, 5, 31], "block": [1, 7, 64, 1000, 1024], "gpu": "12GB"}
+    fast = vrambudget.sweep(model, by="requested", **grid)
+    exact = vrambudget.sweep(model, **grid)
+    assert [r["peak_requested_bytes"] for r in fast] == [r["peak_requested_bytes"] for r in exact]
+
+
+def test_records_are_what_estimate_says():
+    cards = ["RTX 3060", "RTX 4090", "T4"]
+    grid = {
+        "precision": ["fp32", "amp-bf16"],
+        "checkpointing": ["none", "full"],
+        "batch": [1, 16, 300],
+        "block": [8, 1024],
+    }
+    records = vrambudget.sweep("gpt2", gpu=cards, **grid)
+    assert len(records) == 2 * 2 * 3 * 2 * 3
+    assert len({tuple(record) for record in records}) == 1
+    for record in random.Random(3).sample(records, 14):  # noqa: S311 - the same every time
+        fields = {name: record[name] for name in grid}
+        budget = vrambudget.estimate("gpt2", gpu=record["gpu"], **fields)
+        peak = budget.peak
+        assert record == record | {
+            "peak_requested_bytes": peak.requested_bytes,
+            "peak_allocated_bytes": peak.allocated_bytes,
+            "peak_reserved_bytes": peak.reserved_bytes,
+            "peak_step": peak.step,
+            "peak_phase": peak.phase,
+            "peak_operation": peak.operation,
+            "capacity_bytes": budget.device.capacity_bytes,
+            "headroom_bytes": budget.device.headroom_bytes,
+            "fits": budget.fits,
+        }
+
+
+def test_records_come_in_the_order_of_nested_loops():
+    records = vrambudget.sweep(
+        SMALL, gpu=["T4", "V100"], precision=["fp32", "bf16"], batch=[2, 1], block=(8, 4)
+    )
+    order = [(r["precision"], r["batch"], r["block"], r["gpu"][:8]) for r in records[:6]]
+    assert order == [
+        ("fp32", 2, 8, "Tesla T4"),
+        ("fp32", 2, 8, "Tesla V1"),
+        ("fp32", 2, 4, "Tesla T4"),
+        ("fp32", 2, 4, "Tesla V1"),
+        ("fp32", 1, 8, "Tesla T4"),
+        ("fp32", 1, 8, "Tesla V1"),
+    ]
+    assert records == json.loads(json.dumps(records))
+
+
+def test_one_value_makes_one_record():
+    (record,) = vrambudget.sweep(SMALL, batch=np.int64(2), block=8, lora_targets=("c_attn",))
+    assert (record["batch"], record["lora_targets"]) == (2, "c_attn")
+    assert (record["gpu"], record["fits"], record["headroom_bytes"]) == (None, None, None)
+
+
+def test_requests_alone_rule_a_card_out_but_never_in():
+    records = vrambudget.sweep("gpt2", batch=[1, 500], block=1024, gpu="12GB", by="requested")
+    assert [record["fits"] for record in records] == [None, False]
+
+
+def test_cards_with_the_same_kernels_share_the_work():
+    cards = ["a100-40gb", "a100-80gb", "rtx-3060"]
+    plan = make_plan(SMALL, cards, {"batch": [1, 2], "block": 8})
+    assert [[card.key for card in setting.cards] for setting in plan.settings] == [
+        ["a100-40gb", "a100-80gb"],
+        ["rtx-3060"],
+    ]
+    assert [place.card.key for place in plan.combinations[0]] == cards
+
+
+def test_processes_change_nothing(monkeypatch):
+    grid = {"batch": range(1, 41), "block": [8, 9, 300], "gpu": ["T4", "12GB"]}
+    monkeypatch.setattr(sweep_points, "cpu_count", lambda: 2)
+    monkeypatch.setattr(processes, "cpu_count", lambda: 2)
+    several = vrambudget.sweep(SMALL, **grid)
+    monkeypatch.setattr(processes, "cpu_count", lambda: 1)
+    assert vrambudget.sweep(SMALL, **grid) == several
+
+
+def test_a_mistake_in_a_process_reaches_the_caller_whole(monkeypatch):
+    monkeypatch.setattr(sweep_points, "_REQUESTS_AT_LEAST", 1)
+    for module in (sweep_points, processes):
+        monkeypatch.setattr(module, "cpu_count", lambda: 2)
+    with pytest.raises(VramBudgetError, match=r"beyond 2\*\*52") as error:
+        vrambudget.sweep(SMALL, batch=[2**31 - 1, 2**31], block=[1023, 1024], by="requested")
+    assert "smaller batches" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batchsize": [1]}, "a job has no 'batchsize'"),
+        ({"batch": []}, "batch has no values"),
+        ({"batch": [1], "batch_size": [2]}, "batch is given twice"),
+        ({"batch": [1, 0]}, "batch is 0"),
+        ({"batch": [1, 2.5]}, "batch is 2.5"),
+        ({"block": [8, 2000]}, "positions for 1024"),
+        ({"precision": ["fp32", "fp8"]}, "precision is 'fp8'"),
+        ({"gpu": ["T4", "T5"]}, "'T5' is not a GPU"),
+        ({"by": "guess"}, "by is 'guess'"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named_before_anything_is_computed(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        vrambudget.sweep(SMALL, **fields)
+
+
+def test_without_numpy_the_sweep_says_so(monkeypatch):
+    monkeypatch.delattr("vrambudget.planning.sweep_points")
+    monkeypatch.setitem(sys.modules, "vrambudget.planning.sweep_points", None)
+    with pytest.raises(VramBudgetError, match="needs NumPy"):
+        vrambudget.sweep(SMALL, batch=[1, 2])
+
+
+def test_progress_goes_to_stderr_if_that_is_a_terminal(monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, **settings):
+            self.settings, self.done = settings, 0
+            bars.append(self)
+
+        def update(self, n):
+            self.done += n
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
+    vrambudget.sweep(SMALL, batch=[1, 2], block=[8, 9])
+    (bar,) = bars
+    assert (bar.settings["total"], bar.done) == (4, 4)
+    assert bar.settings["file"] is sys.stderr
+    assert bar.settings["disable"] is None  # tqdm's word for: unless it is a terminal
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main(["sweep", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_the_command_s_json_is_the_api_s_records(run):
+    code, out, _ = run(
+        "gpt2", "--batch", "1:4:x2", "--block", "64,128", "--precision", "fp32,amp-bf16",
+        "--gpu", "RTX 3060", "T4", "--format", "json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out) == vrambudget.sweep(
+        "gpt2",
+        batch=[1, 2, 4],
+        block=[64, 128],
+        precision=["fp32", "amp-bf16"],
+        gpu=["RTX 3060", "T4"],
+    )
+
+
+def test_a_table_shows_what_varies(run):
+    _, out, _ = run("gpt2", "--batch", "1,2", "--block", "8", "--optimizer", "sgd,adamw")
+    heading, _, *rows = out.splitlines()
+    assert heading.split() == [
+        "batch", "block", "optimizer", "requested", "allocated", "reserved", "fits",
+    ]  # fmt: skip
+    assert [row.split()[:3] for row in rows] == [
+        ["1", "8", "sgd"],
+        ["2", "8", "sgd"],
+        ["1", "8", "adamw"],
+        ["2", "8", "adamw"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "batches"),
+    [
+        ("3", [3]),
+        ("3,1", [3, 1]),
+        ("2:5", [2, 3, 4, 5]),
+        ("8:24:8", [8, 16, 24]),
+        ("8:23:8", [8, 16]),
+        ("1:64:x4", [1, 4, 16, 64]),
+        ("1:50:x4,7", [1, 4, 16, 7]),
+    ],
+)
+def test_ranges(run, text, batches):
+    _, out, _ = run(
+        "gpt2", "--batch", text, "--block", "4", "--by", "requested", "--format", "json"
+    )
+    assert [record["batch"] for record in json.loads(out)] == batches
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "5:2"], "goes from no number to a larger one"),
+        (["--batch", "1:8:x1"], "goes from no number to a larger one"),
+        (["--batch", "0:8:x2"], "goes from no number to a larger one"),
+        (["--batch", "1:9999999"], "more than 1,000,000 values"),
+        (["--batch", "some"], "neither a value nor a range"),
+        (["--clip", "1,x"], "'x' is no float"),
+        (["--mode", "train,play"], "mode is 'play'"),
+        (["--batch", "1", "-o", "x.parquet"], "Parquet needs pyarrow"),
+    ],
+)
+def test_mistakes_of_the_command_line_end_with_2(run, monkeypatch, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, out, err = run("gpt2", "--block", "4", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_parquet_is_written_from_the_records(run, monkeypatch, tmp_path):
+    written = {}
+    table = SimpleNamespace(from_pylist=lambda records: records)
+    parquet = SimpleNamespace(write_table=lambda records, path: written.update({path: records}))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(Table=table, parquet=parquet))
+    path = tmp_path / "s.parquet"
+    code, out, _ = run("gpt2", "--batch", "1,2", "--block", "4", "-o", str(path))
+    assert (code, out) == (0, "")
+    assert written == {path: vrambudget.sweep("gpt2", batch=[1, 2], block=4)}
