@@ -86,6 +86,7 @@ def read_model(model: Any) -> LiveModel:
         "precision": _precision({str(p.dtype) for _, p in own}),
         "attention": _attention(config),
         "checkpointing": _checkpointing(base),
+        **_experts(config),
         **lora,
     }
     return LiveModel(
@@ -129,6 +130,16 @@ def _attention(config: Any) -> str:
             f"attention {attention!r}", hint=f'modelled are "sdpa" and "eager"; or {_REHEARSE}'
         )
     return str(attention)
+
+
+def _experts(config: Any) -> dict[str, str]:
+    """Return how a mixture's experts are run; nothing for a model without any."""
+    chosen = getattr(config, "_experts_implementation", None)
+    if chosen is None or not (
+        hasattr(config, "num_experts") or hasattr(config, "num_local_experts")
+    ):
+        return {}
+    return {"experts": str(chosen)}
 
 
 def _checkpointing(model: Any) -> str:
