@@ -3,34 +3,27 @@
 With `output_router_logits` the head adds to its loss how unevenly the routers spread tokens, and
 its output holds every layer's router logits [N, E].
 
-Source: models/mixtral/modeling_mixtral.py (load_balancing_loss_func, MixtralForCausalLM) and its
-copy in qwen3_moe; transformers 5.17.
-Not modelled: a padding mask in the load-balancing loss.
+Source: models/mixtral/modeling_mixtral.py (MixtralForCausalLM) and its copy in qwen3_moe;
+transformers 5.17.
 """
 
 from collections.abc import Iterator
 
 from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
-from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.errors import NotModelledError
 from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.decoder import CausalLM
 from vrambudget.models.experts import Experts
+from vrambudget.models.load_balancing import load_balancing_loss
+from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.parametrised import Parametrised
 from vrambudget.models.windows import SlidingConfig
-from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import add, mul, mul_scalar
+from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.ops.fill import add_
-from vrambudget.ops.ordering import bincount, topk
-from vrambudget.ops.reduce import sum_all, sum_dim
-from vrambudget.ops.shape import reshape, unsqueeze
-from vrambudget.ops.softmax import softmax
 
 
 class Router(Parametrised):
@@ -64,19 +57,22 @@ class MoeCausalLM(CausalLM):
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         if not self.moe_config.output_router_logits:
             return super().forward(input_ids, labels, attention_mask)
-        if attention_mask is not None:
-            raise NotModelledError("padding in the load-balancing loss is not modelled")
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router in routers:
             router.is_captured = True
-        outputs = super().forward(input_ids, labels)
+        hidden_states = self.model(input_ids, attention_mask)
         router_logits = tuple(_release(router) for router in routers)
         with made_for(Purpose.LOGITS_AND_LOSS):
+            logits = self.logits(hidden_states)
+            loss = causal_lm_loss(logits, labels, self.moe_config.vocab_size)
             aux_loss = load_balancing_loss(
-                router_logits, self.moe_config.experts, self.moe_config.num_experts_per_tok
+                router_logits,
+                self.moe_config.experts,
+                self.moe_config.num_experts_per_tok,
+                attention_mask,
             )
-            loss = add_(outputs.loss, mul_scalar(aux_loss))
-        return Outputs(loss, outputs.logits, (aux_loss, router_logits))
+            loss = add_(loss, mul_scalar(aux_loss))
+        return Outputs(loss, logits, (aux_loss, router_logits))
 
 
 def _release(router: Router) -> Tensor:
@@ -84,24 +80,6 @@ def _release(router: Router) -> Tensor:
     assert logits is not None  # noqa: S101 - every layer has run
     router.captured, router.is_captured = None, False
     return logits
-
-
-def load_balancing_loss(gate_logits: tuple[Tensor, ...], experts: int, top_k: int) -> Tensor:
-    """load_balancing_loss_func: logits [N, E] of each layer -> a scalar."""
-    tokens_per_expert_sum = made("zeros", (experts,), float32)
-    router_prob_sum = made("zeros", (experts,), float32)
-    for layer_gate in gate_logits:
-        routing_weights = softmax(layer_gate)
-        _, selected_experts = topk(routing_weights, top_k)
-        tokens_per_expert_sum = add(
-            tokens_per_expert_sum,
-            to(bincount(reshape(selected_experts, -1), experts), float32),
-        )
-        router_prob_sum = add(router_prob_sum, sum_dim(to(routing_weights, float32), 0))
-    tokens_per_expert = mul_scalar(tokens_per_expert_sum)
-    router_prob_per_expert = mul_scalar(router_prob_sum)
-    overall_loss = sum_all(mul(tokens_per_expert, unsqueeze(router_prob_per_expert, 0)))
-    return mul_scalar(overall_loss)
 
 
 class MoeConfig(SlidingConfig):
