@@ -4,6 +4,7 @@
     bias       [B, H, Sq, Sk]        kept: the mask, as `mask.py` makes it, expanded without a copy
     out        [B, H, Sq, Dv]        kept; lies in memory as [B, Sq, H, Dv] whatever q's layout
     logsumexp  [B, H, Sq up to 32]   float32, kept; not made where nobody wants a gradient
+    rng state  2 integers            kept; from 2.15 on, without dropout
     accumulator of out, float32      temporary, for 16-bit tensors of Dv > 128
     backward:  a copy of dout if it does not lie as [B, Sq, H, Dv]; dq, dk, dv, contiguous as
                [B, S, H, D]; the bias' gradient, rows rounded up to 16;
@@ -14,17 +15,19 @@ The workspace depends on the kernel's tiles: see `tiles.py`.
 
 Source: aten/src/ATen/native/transformers/cuda/attention.cu (_efficient_attention_forward),
 attention_backward.cu (_efficient_attention_backward), mem_eff_attention/kernel_backward.h (Params).
+The random state was on the CPU before 2.15, and is with dropout.
 Not modelled: batches of more than 65535, deterministic algorithms, nested tensors.
 """
 
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, float32
+from vrambudget.engine.dtypes import DType, float32, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.attention.layout import contiguous, heads_last
 from vrambudget.ops.attention.tiles import backward_tile
 from vrambudget.ops.reduce import with_partial_sums
 
+_RNG_STATE_SINCE = (2, 15)
 _LOGSUMEXP_ALIGNMENT = 32
 _BIAS_GRADIENT_ALIGNMENT = 16
 _WIDEST_IN_REGISTERS = 128  # a head dimension up to this needs no accumulator in memory
@@ -41,6 +44,8 @@ def efficient_attention(
     wanted = any(x is not None and x.requires_grad for x in inputs)
     kept = tuple(keep(x, when=wanted) for x in inputs)
     context.operation = "efficient_attention"
+    rng_state = _rng_state(dropout)
+    kept += tuple(keep(x, when=wanted) for x in rng_state)
     out = heads_last(empty((B, Sq, H, Dv), dtype))
     if context.grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad):
         rows = -(-Sq // _LOGSUMEXP_ALIGNMENT) * _LOGSUMEXP_ALIGNMENT
@@ -60,6 +65,12 @@ def efficient_attention(
         return heads_last(dq), heads_last(dk), heads_last(dv), dbias
 
     return record("efficient_attention", out, inputs=inputs, saved=kept, backward=backward)
+
+
+def _rng_state(dropout: float) -> list[Tensor]:
+    if dropout or context.device.torch < _RNG_STATE_SINCE:
+        return []
+    return [empty((), int64), empty((), int64)]  # seed and offset
 
 
 def _bias_gradient(shape: Shape, dtype: DType) -> Tensor:
