@@ -118,7 +118,6 @@ def test_lora_is_seen():
 @pytest.mark.parametrize(
     "options",
     [
-        {"lora_dropout": 0.1},
         {"use_dora": True},
         {"bias": "all"},
         {"modules_to_save": ["lm_head"]},

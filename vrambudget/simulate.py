@@ -13,6 +13,7 @@ from vrambudget.engine.context import Device, Options, context, recording
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Phase, Tape
 from vrambudget.errors import NotModelledError
+from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.freeze import freeze
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
@@ -29,6 +30,7 @@ class Recording:
     tape: Tape
     parameters: int
     trainable: int
+    paged_bytes: int = 0  # of an optimizer's states, in managed memory: not on the tape
 
 
 ROUTINGS = ("uniform", "collapsed")
@@ -83,14 +85,16 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         freeze(model, job.freeze)
         if job.lora_rank is not None:
-            add_lora(model, job.lora_rank, job.lora_targets)
+            add_lora(model, job.lora_rank, job.lora_targets, dropout_p=job.lora_dropout)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
-        trainable = sum(p.numel for p in parameters if p.requires_grad)
-        del parameters
+        trained = [p for p in parameters if p.requires_grad]
+        trainable = sum(p.numel for p in trained)
+        paged = paged_bytes(job.optimizer, trained) if options.training else 0
+        del parameters, trained
         (train if options.training else evaluate)(model, loop)
         del model
-    return Recording(tape, total, trainable)
+    return Recording(tape, total, trainable, paged)
 
 
 def _build(config: ModelConfig, job: Job) -> Module:

@@ -164,6 +164,9 @@ class Job(Settings):
     lora_targets: LoraTargets = Field(
         ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
     )
+    lora_dropout: Probability = Field(
+        0.0, description="dropout probability of the adapters' inputs"
+    )
     freeze: ModuleNames = Field(
         (), description="modules or parameters that are not trained, by name: transformer.wte"
     )

@@ -1,6 +1,6 @@
 """The LoRA adapter of a live model, as PEFT put it in.
 
-Not modelled: everything but plain LoRA on linear layers: dropout, DoRA, biases, other ranks for
+Not modelled: everything but plain LoRA on linear layers: DoRA, biases, other ranks for
 some modules, modules that are trained whole, tokens, several adapters at once.
 """
 
@@ -13,7 +13,6 @@ LORA_PARTS = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_
 """Parts of the names of an adapter's own parameters."""
 
 _PLAIN: Mapping[str, object] = {
-    "lora_dropout": 0.0,
     "bias": "none",
     "use_dora": False,
     "modules_to_save": None,
@@ -46,7 +45,11 @@ def read_lora(model: Any, adapters: Mapping[str, Any] | None) -> dict[str, Any]:
     targets = {
         name.rpartition(".")[2] for name, module in model.named_modules() if _is_adapter(module)
     }
-    return {"lora_rank": int(config.r), "lora_targets": tuple(sorted(targets))}
+    return {
+        "lora_rank": int(config.r),
+        "lora_targets": tuple(sorted(targets)),
+        "lora_dropout": float(config.lora_dropout),
+    }
 
 
 def _is_adapter(module: Any) -> bool:

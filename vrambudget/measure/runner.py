@@ -131,7 +131,7 @@ def _prepared(model: Any, job: Job) -> Any:
             peft.LoraConfig(
                 r=job["lora_rank"],
                 lora_alpha=16,
-                lora_dropout=0.0,
+                lora_dropout=job.get("lora_dropout") or 0.0,
                 target_modules=targets if isinstance(targets, str) else list(targets),
                 task_type="CAUSAL_LM",
             ),

@@ -8,7 +8,7 @@ no layer would run again (enable_input_require_grads); that gradient stays with 
 
 Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
 _maybe_include_all_linear_layers); bnb.py (Linear4bit.forward).
-Not modelled: LoRA dropout, DoRA, rsLoRA's other scaling (values only), modules_to_save.
+Not modelled: DoRA, rsLoRA's other scaling (values only), modules_to_save.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.models.layers import Conv1D, Embedding, Linear
+from vrambudget.models.layers import Conv1D, Dropout, Embedding, Linear
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.shape import clone
 from vrambudget.training.kbit import Linear4bit
@@ -33,11 +33,12 @@ _OUTPUT_EMBEDDINGS = ("lm_head", "embed_out")
 class LoraLinear(Module):
     """peft's lora.Linear around a linear layer."""
 
-    def __init__(self, base: Linear | Conv1D, rank: int) -> None:
+    def __init__(self, base: Linear | Conv1D, rank: int, dropout_p: float) -> None:
         out_features, features = base.weight.shape
         if isinstance(base, Conv1D):
             features, out_features = out_features, features
         self.base_layer = base
+        self.lora_dropout = Dropout(dropout_p)
         self.lora_A = Linear(features, rank, bias=False)
         self.lora_B = Linear(rank, out_features, bias=False)
 
@@ -51,7 +52,7 @@ class LoraLinear(Module):
         result = self.base_layer(x)
         result_dtype = result.dtype
         x = to(x, self.lora_A.weight.dtype)
-        result = add(result, mul_scalar(self.lora_B(self.lora_A(x))))
+        result = add(result, mul_scalar(self.lora_B(self.lora_A(self.lora_dropout(x)))))
         return to(result, result_dtype)
 
 
@@ -65,7 +66,7 @@ class LoraLinear4bit(LoraLinear):
         converts = context.autocast is None
         if converts:
             x = to(x, self.lora_A.weight.dtype)
-        output = mul_scalar(self.lora_B(self.lora_A(x)))
+        output = mul_scalar(self.lora_B(self.lora_A(self.lora_dropout(x))))
         if converts:
             output = to(output, result.dtype)
         return add(result, output)
@@ -84,11 +85,18 @@ class _RequiringGradient(Module):
         return y
 
 
-def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
+def add_lora(
+    model: Module, rank: int, targets: str | tuple[str, ...], *, dropout_p: float = 0.0
+) -> None:
     """Freeze `model` and put adapters of `rank` around its targets (get_peft_model)."""
     for p in model.parameters():
         p.requires_grad = False
     chosen = parameter_targets(model, targets)
+    if chosen and dropout_p:
+        raise VramBudgetError(
+            "PEFT has no dropout for adapters of experts' parameters",
+            hint="leave lora_dropout out, or name linear layers by lora_targets",
+        )
     found = [
         (parent, name)
         for parent, name, child in _places(model)
@@ -106,7 +114,8 @@ def add_lora(model: Module, rank: int, targets: str | tuple[str, ...]) -> None:
     adapters: list[LoraLinear | LoraParameter] = []
     for parent, name in found:
         base = getattr(parent, name)
-        adapter = (LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear)(base, rank)
+        kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear
+        adapter = kind(base, rank, dropout_p)
         setattr(parent, name, adapter)
         adapters.append(adapter)
     adapters += wrap_parameters(model, rank, chosen)
