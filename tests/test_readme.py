@@ -23,13 +23,15 @@ COMMAND = re.compile(r"^(?:.* && )?vrambudget (.+)$", re.MULTILINE)
 
 
 def _printed(command: str) -> str:
-    """Return what a command prints; `| tail -N` is understood."""
-    words, _, tail = command.partition(" | tail -")
+    """Return what a command prints; `| head -N` and `| tail -N` are understood."""
+    words, _, part = command.partition(" | ")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.chdir(README.parent):
         main(shlex.split(words)[1:])
     lines = out.getvalue().splitlines(keepends=True)
-    return "".join(lines[-int(tail) :] if tail else lines)
+    end, _, count = part.partition(" -")
+    shown = {"head": slice(int(count or 0)), "tail": slice(-int(count or 0), None), "": slice(None)}
+    return "".join(lines[shown[end]])
 
 
 def _shell_commands() -> list[str]:
