@@ -17,6 +17,7 @@ from vrambudget.engine import context as engine
 from vrambudget.engine.tape import Tape
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
+from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED
 from vrambudget.replay import Replay, replay, replay_on
 from vrambudget.simulate import (
     ROUTINGS,
@@ -108,7 +109,7 @@ def follow(task: Task) -> Followed:
         device=device,
         out_of_memory=out_of_memory,
         not_modelled=tuple(_not_modelled(task)),
-        warnings=_warnings(task, replayed),
+        warnings=_warnings(task, recording, replayed),
     )
     return Followed(task, recording.tape, budget)
 
@@ -127,6 +128,7 @@ def unpacked(task: Task) -> Task | None:
     """
     job = task.job
     looks = task.config.looks_for_packed_rows and job.attention == "sdpa"
+    looks = looks and job.attention_mask == "none"
     if not looks or job.causal_mask == "skipped":
         return None
     return replace(task, job=job.model_copy(update={"causal_mask": "skipped"}))
@@ -163,8 +165,23 @@ def _on_card(
     return device, out_of_memory
 
 
-def _warnings(task: Task, replayed: Replay) -> tuple[str, ...]:
-    return tuple(_assumptions(task, replayed))
+def _warnings(task: Task, recording: Recording, replayed: Replay) -> tuple[str, ...]:
+    return (*_assumptions(task, replayed), *_not_on_the_tape(task, recording))
+
+
+def _not_on_the_tape(task: Task, recording: Recording) -> Iterator[str]:
+    """Yield what bitsandbytes does besides what is counted."""
+    if recording.paged_bytes:
+        yield (
+            f"paged optimizer states, {format_bytes(recording.paged_bytes)}, lie in managed memory"
+            " and leave the card when it is full: not counted"
+        )
+    job = task.job
+    if job.quant is not None and job.batch * (job.block or 1) <= MAY_MULTIPLY_PACKED:
+        yield (
+            "for so few tokens bitsandbytes may multiply 4-bit weights as they are: counted as"
+            " dequantised in every product"
+        )
 
 
 def _assumptions(task: Task, replayed: Replay) -> Iterator[str]:

@@ -101,6 +101,11 @@ def _build(config: ModelConfig, job: Job) -> Module:
     assert job.task is not None  # noqa: S101 - resolved by the caller
     if job.attention_mask == "padding" and not config.reads_attention_mask:
         raise NotModelledError(f"{config.model_type} with a padding mask is not modelled")
+    if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):
+        raise NotModelledError(
+            f"{config.model_type} for {job.task} in 4 bit is not modelled",
+            hint="causal language models of transformers without experts are",
+        )
     if job.quant is not None:
         return build_quantised(partial(config.build, job.task), double=job.double_quant)
     model: Module = config.build(job.task)

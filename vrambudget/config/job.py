@@ -44,7 +44,7 @@ AttentionMask = Literal["none", "padding"]
 CausalMask = Literal["built", "skipped"]
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
-_BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
+BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
 _MUON_SINCE = (2, 9)
 _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(\+\w+)?")
 _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -240,7 +240,7 @@ class Job(Settings):
         """Yield what there is not."""
         if self.optimizer == "adafactor" and self.optimizer_impl == "fused":
             yield "optimizer_impl is 'fused', which torch.optim.Adafactor does not have"
-        if self.optimizer in _BITSANDBYTES and self.optimizer_impl is not None:
+        if self.optimizer in BITSANDBYTES and self.optimizer_impl is not None:
             yield f"optimizer_impl is {self.optimizer_impl!r}; bitsandbytes has one implementation"
         if self.optimizer == "muon":
             yield from self._problems_of_muon()

@@ -103,6 +103,9 @@ class ModelConfig(Settings):
     reads_attention_mask: ClassVar[bool] = True
     """Whether its forward takes a tokenizer's attention mask."""
 
+    loads_in_4bit: ClassVar[bool] = True
+    """Whether its causal language model in bitsandbytes' 4 bits is followed."""
+
     looks_for_packed_rows: ClassVar[bool] = False
     """Whether its modelling code decides from position ids, read back, to build a causal mask."""
 

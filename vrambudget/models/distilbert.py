@@ -205,6 +205,7 @@ class DistilBertConfig(ModelConfig):
     tie_word_embeddings: bool = True
 
     tasks = ("masked-lm", "seq-cls")
+    loads_in_4bit = False
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "dim": "hidden_size",
         "n_layers": "num_hidden_layers",

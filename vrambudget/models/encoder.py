@@ -47,6 +47,7 @@ class EncoderConfig(ModelConfig):
     tie_word_embeddings: bool = True
 
     tasks = ("masked-lm", "seq-cls")
+    loads_in_4bit = False
     ignored_keys = frozenset({"position_embedding_type"})
 
     @property

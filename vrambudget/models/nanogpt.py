@@ -122,6 +122,7 @@ class NanoGPTConfig(ModelConfig):
     bias: bool = False
 
     reads_attention_mask = False
+    loads_in_4bit = False
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

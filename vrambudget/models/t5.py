@@ -216,6 +216,7 @@ class T5Config(ModelConfig):
 
     tasks = ("seq2seq-lm",)
     reads_attention_mask = False
+    loads_in_4bit = False
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "d_model": "hidden_size",
         "d_kv": "head_dim",

@@ -189,6 +189,7 @@ class ViTConfig(ModelConfig):
 
     tasks = ("image-cls",)
     reads_attention_mask = False
+    loads_in_4bit = False
     ignored_keys = frozenset({"encoder_stride", "pooler_output_size", "pooler_act"})
 
     @property

@@ -15,8 +15,8 @@ double quantisation there are the blocks' absmax in float32 beside it, in forwar
 Source: bitsandbytes 0.50.2: functional.py (quantize_4bit, dequantize_4bit), backends/cuda/ops.py
 (gemm_4bit, _dequant_linear_fallback), autograd/_functions.py (MatMul4Bit).
 Not modelled: the kernel that multiplies without dequantising. It is taken for up to 4 rows; for up
-to 1,536 it may be, by a table of cards and shapes: there a weight too much is counted in forward
-(not in backward). Versions before 0.50 dequantise always, in forward with one absmax less.
+to 512 (for weights of less than 4M elements 1,536) it may be, by a table of cards and shapes: there
+a dequantised weight too much is counted in forward (not in backward). Other versions' rules.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.shape import reshape
 from vrambudget.ops.workspaces import cublas_workspace
 
-MAY_MULTIPLY_PACKED = 1536
-"""Up to so many rows bitsandbytes may take the kernel that dequantises nothing."""
+MAY_MULTIPLY_PACKED = 512
+"""Up to so many rows bitsandbytes may multiply a weight of 4M elements without dequantising it."""
 
 _BLOCK = 64
 _NESTED_BLOCK = 256

@@ -70,6 +70,9 @@ def how_counted(purpose: str, budget: Budget) -> str:
 
 
 def _weights(budget: Budget) -> str:
+    if budget.job.get("quant"):
+        rest = "as loaded" if _evaluates(budget) else "in float32"
+        return f"linear layers in 4 bit, the rest {rest}"
     exact = _product(budget, budget.parameters.total, "weights")
     return exact or f"parameters, {_dtype(budget)}"
 
@@ -85,7 +88,8 @@ def _gradients(budget: Budget) -> str:
     if _evaluates(budget):
         return "none: evaluation"
     exact = _product(budget, budget.parameters.trainable, "gradients")
-    return exact or f"{_dtype(budget)}, those alive at that moment"
+    dtype = "float32" if budget.job.get("lora_rank") else _dtype(budget)
+    return exact or f"{dtype}, those alive at that moment"
 
 
 def _optimizer_states(budget: Budget) -> str:
@@ -106,6 +110,12 @@ def _activations(budget: Budget) -> str:
 
 _STATES = {
     "adamw": "AdamW: two for each parameter",
+    "adam": "Adam: two for each parameter",
+    "muon": "Muon: one for each hidden weight; AdamW: two",
+    "lion": "Lion: one float32 for each parameter",
+    "lion-8bit": "Lion: a byte for each, a scale for each 256",
+    "adamw-8bit": "AdamW: two bytes for each, scales for each 256",
+    "paged-adamw-8bit": "scales; larger states are paged",
     "sgd": "none: SGD keeps nothing",
     "sgd-momentum": "SGD: a momentum for each parameter",
     "adafactor": "Adafactor: factors by row and column",

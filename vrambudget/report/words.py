@@ -9,6 +9,7 @@ notes       what is not modelled, what was assumed
 from collections.abc import Iterator
 
 from vrambudget.budget import Budget
+from vrambudget.config.job import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 
@@ -35,12 +36,15 @@ def job_text(budget: Budget) -> str:
     job = budget.job
     words = [f"batch {job['batch']}", f"block {job['block']}", job["mode"], job["precision"]]
     if job["mode"] == "train":
-        implementation = job["optimizer_impl"] or "PyTorch's default"
+        default = "bitsandbytes" if job["optimizer"] in BITSANDBYTES else "PyTorch's default"
+        implementation = job["optimizer_impl"] or default
         words.append(f"{job['optimizer']} ({implementation})")
         words += [f"clip {job['clip']}"] if job["clip"] is not None else []
         words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
         words += ["checkpointing"] if job["checkpointing"] == "full" else []
+        words += ["4-bit weights"] if job.get("quant") else []
         words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
+    words += ["padding mask"] if job.get("attention_mask") == "padding" else []
     kernel = f" ({job['attention_kernel']} kernel)" if job.get("attention_kernel") else ""
     words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
     return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"

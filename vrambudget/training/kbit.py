@@ -25,7 +25,6 @@ from vrambudget.engine.dtypes import float32
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose, Tape
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_bytes, empty_like
-from vrambudget.errors import NotModelledError
 from vrambudget.models.layers import Conv1D, Linear
 from vrambudget.ops.four_bit import FourBit, linear_4bit, quantise
 
@@ -61,7 +60,6 @@ def build_quantised(build: Callable[[], Module], *, double: bool) -> Module:
         model = build()
     finally:
         context.tape = tape
-    _check(model)
     for parent, name, child in [*_linear_layers(model)]:
         setattr(parent, name, Linear4bit(child))
     with made_for(Purpose.WEIGHTS):
@@ -69,14 +67,6 @@ def build_quantised(build: Callable[[], Module], *, double: bool) -> Module:
         if context.options.training:
             _prepare(model)
     return model
-
-
-def _check(model: Module) -> None:
-    if not hasattr(model, _HEAD) or any(p.ndim > 2 for p in model.parameters()):  # noqa: PLR2004
-        raise NotModelledError(
-            f"{type(model).__name__} in 4 bit is not modelled",
-            hint="causal language models of transformers without experts are",
-        )
 
 
 def _linear_layers(model: Module) -> Iterator[tuple[Module, str, Linear | Conv1D]]:

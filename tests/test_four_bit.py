@@ -1,0 +1,154 @@
+"""4-bit weights against what bitsandbytes 0.50.2 recorded on a virtual A100 with PyTorch 2.11."""
+
+import pytest
+from sequences import CARDS, normal, trace
+
+import vrambudget
+from vrambudget.config.job import Job
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.context import Options, context, no_grad, recording
+from vrambudget.engine.dtypes import bfloat16, float32
+from vrambudget.engine.tensor import Parameter, empty
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.models.layers import Linear
+from vrambudget.ops.four_bit import quantise
+from vrambudget.ops.linear import cublas_workspace
+from vrambudget.training.kbit import Linear4bit
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def with_workspaces():
+    """Make what other layers' products have made: cuBLAS's workspaces and cuBLASLt's."""
+    for thread in ("main", "autograd"):
+        context.thread = thread
+        cublas_workspace(epilogue=True)
+    context.thread = "main"
+
+
+def layer_of(shape, *, double):
+    out_features, features = shape
+    layer = Linear4bit(Linear(features, out_features, bias=double))
+    if double:
+        layer.bias = Parameter((out_features,), float32)  # as PEFT's preparation leaves it
+        layer.bias.requires_grad = False
+    return layer
+
+
+# A weight of 300 x 128 elements has 600 blocks of 64 and, doubled, 3 blocks of 256:
+#   2400 = 4 x 600, 19200 = 38400 / 2, 64 = 16 codes, 1024 = 256 codes, 12 = 4 x 3
+# 2 x 1024 rows: 524288 = x as bfloat16, 1228800 = y as bfloat16, 2457600 = y as float32.
+# The first forward casts the bias, 1200 bytes, to bfloat16.
+RECORDED = [
+    pytest.param(
+        (300, 128),
+        True,
+        (
+            "+2400 +19200 +64 +64 +4 -3 -4 +4 +2400 +1024 +12 +600 +1024 -0 -6",
+            "+524288 +600 -?1200 +2400 +2400 +76800 +1228800 -2 -3 -4 +2457600 -0 -5",
+            "+2457600 +1228800 +2400 +76800 -2 +524288 -1 -3 +1048576 -0 -4",
+            "+2400",
+        ),
+        id="double",
+    ),
+    pytest.param(
+        (2048, 1024),
+        False,
+        (
+            "+131072 +1048576 +64 +64 +4 -3 -4",
+            "+4194304 +4194304 +8388608 -1 +16777216 -0 -2",
+            "+16777216 +8388608 +4194304 +4194304 -1 -2 +8388608 -0 -3",
+            "+16384",
+        ),
+        id="single",
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "double", "recorded"), RECORDED)
+def test_a_4_bit_layer_is_what_bitsandbytes_recorded(shape, double, recorded):
+    loaded, forward, backward, few = recorded
+    with recording(CARDS["a100-80gb"], Options(dtype=bfloat16)) as tape:
+        with_workspaces()
+        layer = layer_of(shape, double=double)
+        weight = empty(shape, bfloat16)
+        with trace(tape) as part:
+            tables = []
+            layer.quantised = quantise(weight, tables, double=double)
+        assert part.text == normal(loaded)
+
+        x = Parameter((2, 1024, shape[1]), float32)
+        with trace(tape) as part:
+            y = layer(x)
+        assert part.text == normal(forward)
+
+        with trace(tape) as part:
+            run_backward(y)
+        assert part.text == normal(backward)
+
+        four_rows = empty((1, 4, shape[1]), bfloat16)
+        with trace(tape) as part, no_grad():
+            z = layer(four_rows)
+        assert part.text == few
+        del tables, z
+
+
+def estimate(**fields):
+    return vrambudget.estimate(TINY, batch=2, block=1024, quant="nf4", gpu="a100-80gb", **fields)
+
+
+def test_all_but_linear_layers_is_cast_to_float32_and_all_are_counted_as_parameters():
+    plain = vrambudget.estimate(TINY, batch=2, block=1024, gpu="a100-80gb", lora_rank=4)
+    quantised = estimate(lora_rank=4)
+
+    assert quantised.parameters == plain.parameters
+    # 4 projections of 128 x 128, 3 of 320 x 128: 188,416 elements in 4 bit, absmax in 8.
+    four_bit = 188_416 // 2 + 188_416 // 64
+    embeddings_and_norms = 4 * (2 * 100 * 128 + 3 * 128)
+    adapters = 4 * 4 * (4 * (128 + 128) + 3 * (320 + 128))
+    counted = four_bit + embeddings_and_norms + adapters
+    small = 7 * (64 + 4 + 1024) + 1024 + 4 * (2944 // 256 + 7) + 128  # tables, offsets, absmax
+    assert counted < quantised.breakdown["weights"] < counted + small + 512
+
+
+def test_evaluation_leaves_what_is_not_quantised_in_16_bits():
+    trained, evaluated = estimate(lora_rank=4), estimate(mode="eval")
+
+    assert evaluated.breakdown["weights"] < trained.breakdown["weights"]
+
+
+def test_4_bit_weights_alone_do_not_train():
+    with pytest.raises(VramBudgetError, match="4-bit weights do not train"):
+        Job.parse({"quant": "nf4"})
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        ("roberta-base", "masked-lm"),
+        ("nanogpt", None),
+        ("t5-small", None),
+        ("mixtral-8x7b", None),
+        ("gpt2", "seq-cls"),
+    ],
+)
+def test_models_whose_4_bit_form_is_not_followed_are_refused(model, task):
+    with pytest.raises(NotModelledError, match="in 4 bit is not modelled"):
+        vrambudget.estimate(model, block=64, quant="nf4", mode="eval", task=task)
+
+
+def test_a_report_says_what_bitsandbytes_may_do_besides():
+    large = estimate(lora_rank=4, optimizer="paged-adamw-8bit")
+    few = vrambudget.estimate(TINY, batch=1, block=64, quant="nf4", lora_rank=4)
+    paged = vrambudget.estimate("gpt2", block=64, optimizer="paged-adamw-8bit")
+
+    assert not any("bitsandbytes" in warning for warning in large.warnings)
+    assert any("multiply 4-bit weights as they are" in warning for warning in few.warnings)
+    assert any("paged optimizer states" in warning for warning in paged.warnings)
