@@ -155,11 +155,12 @@ def story(tape: Tape) -> list[tuple[int, str, list[int]]]:
 
 
 @each_kind
-def test_a_copied_step_is_the_step_that_would_have_run(name: str, task: str) -> None:
-    task_of_four = tiny(name, task, steps=4, clip=1.0, precision="amp-fp16")
+@pytest.mark.parametrize("accum", [1, 5], ids=["one micro-batch", "five"])
+def test_a_copied_step_is_the_step_that_would_have_run(name: str, task: str, accum: int) -> None:
+    task_of_four = tiny(name, task, steps=4, clip=1.0, precision="amp-fp16", grad_accum=accum)
     copied = tape_of(task_of_four)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tape, "repeat_step", lambda *_: False)
+        patch.setattr(Tape, "repeat", lambda *_: False)
         patch.setattr(FirstPass, "can_be_copied", False)
         walked = tape_of(task_of_four)
 

@@ -65,18 +65,28 @@ class Tape:
     operations: list[str] = field(default_factory=list)
     contents: list[Content] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    # Storages that copies replaced: the objects of Python stand for the newest copy.
+    _newest: dict[int, int] = field(default_factory=dict)
+    _settled: int = 0  # events up to here name storages as they are
 
     def close(self) -> None:
         """End the recording: what dies from now on is no event of it."""
+        self._settle()
         self.events = list(self.events)
 
     def repeat_step(self, step: int) -> bool:
-        """Append a copy of the last step as `step`, if the loop has come to a steady state.
+        """Append a copy of the last step as `step`; see `repeat`."""
+        since = next(n for n, mark in enumerate(self.marks) if mark.step == step - 1)
+        return self.repeat(since, step)
 
-        It has where the storages that the last step left behind are, in order of birth and byte for
-        byte, those that it found and freed: the next step does the same with them. Returns whether.
+    def repeat(self, since: int, step: int) -> bool:
+        """Append a copy of all from mark number `since` on, if the loop has come to a steady state.
+
+        It has where the storages that this part left behind are, in order of birth and byte for
+        byte, those that it found and freed: the next does the same with them. Returns whether.
         """
-        marks = [mark for mark in self.marks if mark.step == step - 1]
+        self._settle()
+        marks = self.marks[since:]
         start = marks[0].position
         events = self.events[start:]
         born = {i for i in events if i >= 0}
@@ -97,7 +107,19 @@ class Tape:
         self.purposes += self.purposes[first:]
         self.operations += self.operations[first:]
         self.contents += self.contents[first:]
+        objects = {newest: index for index, newest in self._newest.items()}
+        self._newest.update((objects.get(index, index), index + shift) for index in left)
+        self._settled = len(self.events)
         return True
+
+    def _settle(self) -> None:
+        """Let what objects freed since then name the newest copies of their storages."""
+        if self._newest:
+            for position in range(self._settled, len(self.events)):
+                freed = ~self.events[position]
+                if freed in self._newest:
+                    self.events[position] = ~self._newest.pop(freed)
+        self._settled = len(self.events)
 
     def adopted(self, index: int) -> "Storage":
         """Return the storage of an allocation that the tape has: its life is the caller's now."""
@@ -110,6 +132,7 @@ class Tape:
 
     def mark(self, step: int, phase: Phase, *, resets_allocator: bool = False) -> None:
         """Note that `phase` of `step` begins here."""
+        self._settle()
         self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
 
 

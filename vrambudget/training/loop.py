@@ -31,7 +31,7 @@ from vrambudget.training.muon import embeddings_and_head
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.scaler import GradScaler
 
-_STEADY = 2  # the first step that can be a copy of the one before it
+_STEADY = 2  # the first step, or micro-batch of a step, that can be a copy of the one before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,14 @@ def train(model: Module, loop: Loop) -> None:
     )
     scaler = GradScaler(enabled=loop.autocast is dtypes.float16)
     batch = outputs = loss = held = first = None
+    since = 0  # the mark with which the last micro-batch began
     for step in range(loop.steps):
         if step >= _STEADY and tape.repeat_step(step):
             continue
-        for _ in range(loop.grad_accum):
+        for turn in range(loop.grad_accum):
+            last, since = since, len(tape.marks)
+            if turn >= _STEADY and tape.repeat(last, step):
+                continue
             tape.mark(step, Phase.FORWARD)
             batch = loop.batch()
             start = len(tape.events)
