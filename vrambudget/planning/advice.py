@@ -19,6 +19,7 @@ from vrambudget.estimator import Task, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.sweep_plan import ModelSource, room_bytes
 from vrambudget.planning.tensors import Held, held
+from vrambudget.planning.variants import variant
 from vrambudget.replay import alive_at, fits, replay
 from vrambudget.simulate import simulate
 
@@ -127,7 +128,9 @@ class _Trial:
     def _will_do(self, changed: Task) -> bool:
         """Whether a searched size is small enough: it fits, or where that is no question, half."""
         if self.now.fits is False:
-            return bool(self.result(changed).fits)
+            # More micro-batches repeat the third: a search need not follow them all.
+            times = min(changed.job.grad_accum, 3)
+            return bool(self.result(variant(changed, grad_accum=times)).fits)
         job, now = changed.job, self.task.job
         return 2 * job.batch * (job.block or 1) <= now.batch * (now.block or 1)
 
