@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,63 @@ def test_values_that_are_read_are_warned_of_and_shapes_made_of_them(script):
     assert not run(script).warnings
 
 
+CALLS = """
+import torch
+q = torch.zeros(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
+torch.nn.functional.scaled_dot_product_attention(
+    q, q, q
+)
+torch.nn.Conv2d(3, 8, 3).cuda()(torch.zeros(8, 3, 64, 64, device="cuda"))
+torch.nn.LSTM(16, 16).cuda()(torch.zeros(5, 2, 16, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "lines"), [("h100", ["calls.py:4", ":7", ":8"]), ("a100-80gb", ["calls.py:7", ":8"])]
+)
+def test_what_a_real_card_computes_with_cudnn_is_warned_of(tmp_path, gpu, lines):
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    warnings = run(file, gpu=gpu).warnings
+    assert len(warnings) == len(lines)
+    assert all(line in w and "real" in w for line, w in zip(lines, warnings, strict=True))
+
+
+RANKS = """
+import sys, torch
+from torch import nn
+kind = sys.argv[1]
+model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8))).cuda()
+if kind != "alone":
+    torch.distributed.init_process_group("nccl")
+    assert torch.distributed.get_world_size() == 8
+if kind == "ddp":
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+if kind == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+    for module in (*model, model):
+        fully_shard(module)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(3):
+    model(torch.zeros(64, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_each_of_several_ranks_holds_buckets_or_a_shard(tmp_path):
+    file = tmp_path / "ranks.py"
+    file.write_text(RANKS)
+    alone = run(file, "alone").peak
+    ddp, fsdp = (run(file, kind, ranks=8) for kind in ("ddp", "fsdp"))
+    assert (ddp.ended, fsdp.ended) == ("finished", "finished")
+    # 8 weights of 1 MiB: DDP copies their gradients into buckets of the same size
+    assert ddp.peak_requested_bytes == alone.requested_bytes + 8 * MIB
+    assert ddp.peak.by_category["parameter"] == 8 * MIB
+    assert fsdp.peak.by_category["parameter"] == fsdp.peak.by_category["optimizer_state"] == MIB
+    assert "first of 8 ranks" in fsdp.warnings[0]
+
+
 def test_expandable_segments_grow_where_plain_ones_pile_up(tmp_path, monkeypatch):
     file = tmp_path / "grow.py"
     file.write_text(
@@ -184,6 +242,28 @@ def test_two_at_once_that_both_build_the_libraries_agree(script, tmp_path):
     assert first == second
     assert first.endswith("finished\n")
     assert not list((tmp_path / "a cache" / "vrambudget" / "virtual_gpu").glob(".building-*"))
+
+
+def test_an_interrupt_ends_a_script_that_a_shell_put_in_the_background(tmp_path):
+    endless = tmp_path / "endless.py"
+    endless.write_text(
+        "import torch, time\ntorch.empty(9, device='cuda')\nprint('on', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    code = (
+        "import sys; from vrambudget.rehearse import rehearse; r = rehearse(sys.argv[1:], gpu='t4')"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print(r.ended, r.exit_code)", PYTHON, str(endless)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdout.readline() == "on\n"
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=15)[0] == "interrupt 130\n"
 
 
 def test_a_function_is_rehearsed_in_another_process(monkeypatch, tmp_path):

@@ -82,6 +82,7 @@ def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch, tmp_path)
         pytest.param({"steps": 0}, "steps", id="no steps"),
         pytest.param({"timeout": -1.0}, "time limit", id="negative timeout"),
         pytest.param({"timeout": float("nan")}, "time limit", id="timeout is no number"),
+        pytest.param({"ranks": 0}, "ranks", id="no ranks"),
         pytest.param({"snapshot": "/no/such/folder/x.pickle"}, "no such folder", id="snapshot"),
         pytest.param({"gpu": "gtx-nothing"}, "gtx-nothing", id="unknown GPU"),
     ],
@@ -177,6 +178,11 @@ rt.cudaMemcpy(third, host, ctypes.c_size_t(4), 1)
 assert host.raw == b"xxxx" and not seen
 rt.cudaMemcpy(host, third, ctypes.c_size_t(4), 2)
 assert host.raw == b"\\0" * 4 and seen == [4]
+for remembering, read in ((1, b"yyyy"), (0, b"\\0" * 4)):
+    rt.virtual_gpu_remember(remembering)
+    rt.cudaMemcpy(third, ctypes.create_string_buffer(b"yyyy", 4), ctypes.c_size_t(4), 1)
+    rt.cudaMemcpy(host, third, ctypes.c_size_t(4), 2)
+    assert host.raw == read
 print("accounts hold")
 """
 
@@ -273,6 +279,17 @@ def all_end(pids):
 
 def pids(file):
     return [int(word) for word in file.read_text().split()]
+
+
+@LINUX
+def test_a_rank_is_told_what_torchrun_would_tell_it(plan):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+    told = process.environment(T4, replace(plan, ranks=8), {"RANK": "5"})
+    assert [told[name] for name in names] == ["0", "0", "8", "127.0.0.1"]
+    assert json.loads(told["VRAMBUDGET_REHEARSAL"])["ranks"] == 8
+    alone = process.environment(T4, plan, {"RANK": "5"})
+    assert alone["RANK"] == "5"
+    assert "WORLD_SIZE" not in alone
 
 
 @LINUX

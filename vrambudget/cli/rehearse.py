@@ -6,7 +6,8 @@
 
 What follows `--` is the command, unmodified; --steps then stops it after that many optimizer steps.
 A model's job is built with random weights. It needs a CUDA build of PyTorch and no GPU;
-VRAMBUDGET_PYTHON names the Python that has one, for jobs.
+VRAMBUDGET_PYTHON names the Python that has one, for jobs. With --ranks N the command runs as the
+first of N ranks, as torchrun would start it, and the peak is that of each rank.
 
 A script's own output stays as it is; the report comes after it on stdout, progress goes to stderr.
 The exit code is the script's own, or 2 where it could not be rehearsed; of a job, 0: it ran; 1: it
@@ -70,6 +71,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--jobs", type=Path, metavar="FILE", help="one job or record a line")
     parser.add_argument("--gpu", metavar="CARD", help="by name or size: 'RTX 3060', 80GB")
     parser.add_argument("--timeout", type=float, metavar="X", help="stop after X seconds")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="run the command as the first of N (DDP, FSDP)"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
     parser.add_argument(
@@ -104,11 +108,15 @@ def _script(args: argparse.Namespace) -> Rehearsal:
             f"{option} is of a model's job; a command has its own options",
             hint="write the command's options after its name",
         )
-    options = Options(steps, args.timeout, args.snapshot, args.any_torch, say=_say)
+    options = Options(
+        steps, args.timeout, args.snapshot, args.any_torch, ranks=args.ranks, say=_say
+    )
     return rehearse_command(command_of(args.command), _card(args.gpu), options)
 
 
 def _job(args: argparse.Namespace) -> Rehearsal:
+    if args.ranks is not None:
+        raise VramBudgetError("--ranks is of a command: a job runs on one card", hint=_EXAMPLE)
     if args.model.endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script and not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
@@ -125,7 +133,10 @@ def _card(name: str | None) -> Gpu:
 
 def _records(args: argparse.Namespace) -> int:
     """Rehearse every line of a file. Returns 2 where a job could not be rehearsed."""
-    if given := [*job_fields(args), *(k for k in ("timeout", "snapshot") if vars(args)[k])]:
+    if given := [
+        *job_fields(args),
+        *(k for k in ("timeout", "snapshot", "ranks") if vars(args)[k]),
+    ]:
         raise VramBudgetError(f"--{given[0].replace('_', '-')} and --jobs exclude each other")
     failed = 0
     for job in read_records(args.jobs, measured=False):

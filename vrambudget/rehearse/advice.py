@@ -22,6 +22,7 @@ def warnings_of(
     gpu: Gpu,
     *,
     complete: bool,
+    ranks: int | None = None,
 ) -> Iterator[str]:
     """Yield sentences; `record` is that of the process with the highest peak."""
     if not record:
@@ -32,6 +33,11 @@ def warnings_of(
         return
     if sum(r.get("peaks", (0,))[-1] > 0 for r in records) > 1:
         yield "several processes used the card, each all of it; the highest peak is shown"
+    if ranks is not None:
+        yield (
+            f"this is the first of {ranks} ranks, each on its own card: NCCL's buffers are not"
+            " counted, which lie outside PyTorch's allocator"
+        )
     if gpu.assumed:
         yield gpu.assumed
     if not complete:

@@ -38,6 +38,7 @@ class Plan:
     events: int = 400_000  # of the allocator's history; older ones are forgotten
     marks: int = 2_000
     snapshot: bool = False
+    ranks: int | None = None  # run as the first of so many
 
     def to_json(self, gpu: Gpu) -> str:
         """Return what the recorder reads."""
@@ -52,6 +53,7 @@ class Plan:
                 "events": self.events,
                 "marks": self.marks,
                 "snapshot": self.snapshot,
+                "ranks": self.ranks,
                 "capability": 10 * major + minor,
             }
         )
@@ -75,6 +77,7 @@ def environment(
     return {
         **base,
         **card.environment(gpu),
+        **_torchrun(plan.ranks),
         "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "CUDA_VISIBLE_DEVICES": "0",
@@ -82,6 +85,15 @@ def environment(
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
     }
+
+
+def _torchrun(ranks: int | None) -> dict[str, str]:
+    """Return what torchrun would tell the first of so many ranks on one machine."""
+    if ranks is None:
+        return {}
+    first = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+    size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+    return {**first, **size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def run(

@@ -7,8 +7,8 @@ dispatch, temporaries.
 Not modelled: values. Everything that is read back from the device is zero, so a script that decides
 by values (early stopping, NaN checks, shapes that follow from data) takes the branch for zeros; the
 warnings name the lines. Neither are cuDNN (convolutions take PyTorch's own kernels, attention on
-Hopper the flash kernel), NCCL, the device's speed, the CUDA context (a constant of the GPU table),
-and several processes that share the card.
+Hopper the flash kernel), NCCL's buffers, the device's speed, the CUDA context (a constant of the
+GPU table), and several processes that share the card.
 """
 
 import inspect
@@ -34,6 +34,7 @@ from vrambudget.units import format_bytes
 
 Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
+_INTERRUPTED = 130  # as a shell says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Options:
     snapshot: Path | None = None
     any_torch: bool = False
     quiet: bool = False
+    ranks: int | None = None
     say: Callable[[str], None] = lambda _: None
 
 
@@ -57,16 +59,20 @@ def rehearse(
     snapshot: str | Path | None = None,
     any_torch: bool = False,
     quiet: bool = False,
+    ranks: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
     """Run a script, a command or a function on a virtual `gpu` and return what was seen.
 
     It ends by itself, after `steps` optimizer steps, or after `timeout` seconds. `snapshot` names
     a file for PyTorch's memory visualiser (pytorch.org/memory_viz). `quiet` drops the script's
-    own output. A script's Python is VRAMBUDGET_PYTHON, or this one. Raises VramBudgetError where
-    nothing can be run: no CUDA build of PyTorch, no compiler, not Linux.
+    own output. With `ranks` it runs as the first of so many, as torchrun would start it, with
+    PyTorch's fake process group: the peak is each rank's. A script's Python is VRAMBUDGET_PYTHON,
+    or this one. Raises VramBudgetError where nothing can be run: no CUDA build of PyTorch, no
+    compiler, not Linux.
     """
-    options = Options(steps, timeout, Path(snapshot) if snapshot else None, any_torch, quiet, say)
+    file = Path(snapshot) if snapshot else None
+    options = Options(steps, timeout, file, any_torch, quiet, ranks, say)
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     return rehearse_command(command_of(script), card, options)
 
@@ -103,6 +109,8 @@ def _check(options: Options) -> None:
         raise VramBudgetError("steps must be 1 or more", where="--steps")
     if options.timeout is not None and not 0 < options.timeout < float("inf"):
         raise VramBudgetError("the time limit must be more than 0 seconds", where="--timeout")
+    if options.ranks is not None and options.ranks < 1:
+        raise VramBudgetError("ranks must be 1 or more", where="--ranks")
     if options.snapshot and not options.snapshot.absolute().parent.is_dir():
         raise VramBudgetError("no such folder", where=str(options.snapshot.absolute().parent))
 
@@ -122,6 +130,7 @@ def rehearse_command(
             options.steps,
             options.timeout,
             snapshot=options.snapshot is not None,
+            ranks=options.ranks,
         )
         options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(
@@ -135,7 +144,7 @@ def rehearse_command(
         records = read_records(folder)
         if options.snapshot is not None:
             _keep_snapshot(folder, options.snapshot)
-    return _result(command, gpu, ended, records)
+    return _result(command, gpu, ended, records, options)
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -169,7 +178,11 @@ class Progress:
 
 
 def _result(
-    command: tuple[str, ...], gpu: Gpu, ended: process.Ended, records: list[dict[str, Any]]
+    command: tuple[str, ...],
+    gpu: Gpu,
+    ended: process.Ended,
+    records: list[dict[str, Any]],
+    options: Options,
 ) -> Rehearsal:
     record = records[0] if records else {}
     timeline = read_timeline(record) if record.get("history") else None
@@ -182,7 +195,7 @@ def _result(
         context_bytes=gpu.context_bytes,
         versions=record.get("versions", {}),
         ended=ending,
-        exit_code=ended.exit_code,
+        exit_code=_exit_code(record, ended),
         error=_error(record),
         seconds=ended.seconds,
         steps=record.get("steps", 0),
@@ -193,9 +206,22 @@ def _result(
         phases=timeline.phases if timeline else (),
         out_of_memory=_out_of_memory(record, ending),
         warnings=tuple(
-            warnings_of(record, records, gpu, complete=not timeline or timeline.complete)
+            warnings_of(
+                record,
+                records,
+                gpu,
+                complete=not timeline or timeline.complete,
+                ranks=options.ranks,
+            )
         ),
     )
+
+
+def _exit_code(record: dict[str, Any], ended: process.Ended) -> int:
+    """Return the script's own; interrupted, Python may say 1 where exit handlers ran code."""
+    if ended.cut == "interrupt" and record.get("error") == "KeyboardInterrupt":
+        return _INTERRUPTED
+    return ended.exit_code
 
 
 def _ending(record: dict[str, Any], ended: process.Ended) -> Ending:

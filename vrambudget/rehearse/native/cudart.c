@@ -116,15 +116,30 @@ EXPORT int cudaPointerGetAttributes(struct pointer_attributes *out, const void *
 static void (*on_read)(size_t bytes);
 EXPORT void virtual_gpu_on_read(void (*callback)(size_t)) { on_read = callback; }
 
-static void read_back(void *to, size_t bytes) {
+/* While remembering, the last bytes that came from the host can be read back: what a rank tells itself through the
+   device. Kernels don't run, so nothing else would be true for long. */
+static struct { int on; const void *at; void *bytes; size_t count; } memory;
+EXPORT void virtual_gpu_remember(int on) { memory.on = on; memory.count = 0; }
+
+static void remember(const void *at, const void *from, size_t bytes) {
+  void *copy = realloc(memory.bytes, bytes);
+  if (!copy) abort();
+  memmove(copy, from, bytes);
+  memory.at = at; memory.bytes = copy; memory.count = bytes;
+}
+
+static void read_back(void *to, const void *from, size_t bytes) {
+  if (memory.on && from == memory.at && bytes <= memory.count) { memmove(to, memory.bytes, bytes); return; }
   memset(to, 0, bytes);
   if (on_read) on_read(bytes);
 }
 
 EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
   (void)kind; /* addresses say it */
-  if (!bytes || virtual_is_device(to)) return SUCCESS;
-  if (virtual_is_device(from)) read_back(to, bytes);
+  int from_device = virtual_is_device(from);
+  if (!bytes) return SUCCESS;
+  if (virtual_is_device(to)) { if (memory.on && !from_device) remember(to, from, bytes); }
+  else if (from_device) read_back(to, from, bytes);
   else memmove(to, from, bytes);
   return SUCCESS;
 }

@@ -63,8 +63,9 @@ def addresses(tensors: Iterable[Any]) -> list[int]:
     found = []
     for tensor in tensors:
         try:
-            if tensor.is_cuda:
-                found.append(tensor.untyped_storage().data_ptr())
+            local = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard on this rank
+            if local.is_cuda:
+                found.append(local.untyped_storage().data_ptr())
         except Exception:  # noqa: BLE001, S112 - not a tensor, or a wrapper without a storage
             continue
     return found

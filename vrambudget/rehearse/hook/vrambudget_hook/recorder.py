@@ -36,6 +36,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from .frames import addresses, history, native_callers, own_frames, place
+from .ranks import pretend
 
 SHAPE_FROM_DATA = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount", "histc")
 """Parts of names of operations that read their output's shape from the device."""
@@ -84,6 +85,8 @@ class Recorder:
         self._watch_optimizers()
         self._watch_backward()
         self._watch_reset()
+        if self.plan["ranks"]:
+            pretend(self.plan["ranks"], self._native().virtual_gpu_remember)
         atexit.register(self.write)
         if self.plan["timeout"] and threading.current_thread() is threading.main_thread():
             self._watch_clock()
@@ -187,8 +190,9 @@ class Recorder:
             raise Stopped(0)
 
     def _parameters(self) -> dict[str, list[int]]:
-        tensors = [o for o in gc.get_objects() if type(o) is self.torch.nn.Parameter]
-        return {"parameter": addresses(tensors)}
+        parameter, tensor = self.torch.nn.Parameter, self.torch.Tensor
+        tensors = [o for o in gc.get_objects() if issubclass(type(o), tensor)]
+        return {"parameter": addresses(o for o in tensors if isinstance(o, parameter))}
 
     def _ran_out(self, _device: int, asked: int, _total: int, free: int) -> None:
         thread = threading.main_thread().ident or 0
@@ -308,6 +312,10 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def install(plan: str) -> None:
     """Prepare this process: the parent's plan is JSON."""
+    # Started in the background by a shell, we ignore SIGINT, and so would the script, which we end
+    # by it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     recorder = Recorder(json.loads(plan))
     recorder.load_libraries()
     sys.modules["vrambudget_hook"].mark = recorder.mark  # type: ignore[attr-defined]
