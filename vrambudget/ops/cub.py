@@ -5,14 +5,15 @@ first. Tiles (items that one thread block handles) depend on the card's architec
 values are int64 here, as indices are.
 
     sort         a pass for 8 bits: 256 digits, 8-byte counts; 256 counters of 4 bytes a tile
-    unique, sum  16-byte tile states, 32 more than there are tiles; 256 bytes more
+    unique, sum  16-byte tile states, 32 more than there are tiles; with CUDA 13 256 bytes more
     select       the same with 8-byte tile states
     reduce       a partial sum for each thread block
 
 Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
-dispatch_unique_by_key.cuh, tuning/; tiles read off PyTorch 2.11's (CUDA 13.0) requests for compute
-capabilities 7.0 to 12.0.
-Not modelled: more than 2**28 items; other key types; CUDA 12's tiles where they differ.
+dispatch_unique_by_key.cuh, tuning/; tiles read off the requests of PyTorch 2.8 (CUDA 12.8) and 2.11
+(CUDA 13.0) for compute capabilities 7.0 to 12.0.
+Not modelled: more than 2**28 items; other key types; builds of PyTorch for another CUDA than the
+one that PyPI has.
 """
 
 from vrambudget.engine.context import context
@@ -24,6 +25,7 @@ _LONG = 8
 _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
+_CUDA_13_SINCE = (2, 11)
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
 
 
@@ -45,20 +47,21 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
 def unique_by_key_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::UniqueByKey."""
     capability = context.device.compute_capability
-    tile = 3840 if capability >= (10, 0) else {(8, 0): 1792, (9, 0): 4480}.get(capability, 320)
-    return _storage(_tile_states(n, tile), 1)
+    blackwell = 3840 if _cuda_13() else 4480
+    tile = blackwell if capability >= (10, 0) else {(8, 0): 1792, (9, 0): 4480}.get(capability, 320)
+    return _of_tiles(16, n, tile)
 
 
 def exclusive_sum_bytes(n: int) -> int:
     """Return the temporary storage of DeviceScan::ExclusiveSum."""
-    return _storage(_tile_states(n, _SCAN_TILE), 1)
+    return _of_tiles(16, n, _SCAN_TILE)
 
 
 def inclusive_sum_bytes(n: int, itemsize: int) -> int:
     """Return the temporary storage of DeviceScan::InclusiveScan, less for 4-byte items."""
     if itemsize == _LONG:
         return exclusive_sum_bytes(n)
-    return _storage(8 * (_ceil_div(n, _SCAN_TILE_OF_4_BYTES) + 32), 1)
+    return _of_tiles(8, n, _SCAN_TILE_OF_4_BYTES)
 
 
 def reduce_bytes(n: int) -> int:
@@ -73,12 +76,18 @@ def reduce_bytes(n: int) -> int:
 def select_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::Flagged over n items."""
     capability = context.device.compute_capability
-    tile = {(8, 0): 2304, (9, 0): 4224}.get(capability, 640)
-    return _storage(8 * (_ceil_div(n, tile) + 32), 1)
+    blackwell = 3520 if _cuda_13() else 4224
+    tile = blackwell if capability >= (10, 0) else {(8, 0): 2304, (9, 0): 4224}.get(capability, 640)
+    return _of_tiles(8, n, tile)
 
 
-def _tile_states(n: int, tile: int) -> int:
-    return 16 * (_ceil_div(n, tile) + 32)
+def _cuda_13() -> bool:
+    return context.device.torch >= _CUDA_13_SINCE
+
+
+def _of_tiles(state_bytes: int, n: int, tile: int) -> int:
+    states = state_bytes * (_ceil_div(n, tile) + 32)
+    return _storage(states, 1) if _cuda_13() else _storage(states)
 
 
 def _storage(*arrays: int) -> int:

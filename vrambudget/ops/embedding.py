@@ -7,7 +7,8 @@
 backward makes a dense gradient [V, C] of the weight's type. Up to 3072 indices one kernel adds the
 rows up. More are sorted first: equal indices form segments, segments are cut into parts of 10 rows,
 the parts' sums (float32 [parts, C], parts at most N / 10 + min(N, V)) are added up per segment.
-Where segments would be too few to fill the card, parts are added atomically instead.
+Where segments would be too few to fill the card, parts are added atomically instead (since 2.11).
+The sort goes over all 64 bits of the indices, since 2.13 only over those that V has.
 
 Padding rows (padding_idx) change nothing here.
 
@@ -24,6 +25,8 @@ from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.cub import exclusive_sum_bytes, sort_pairs_bytes, unique_by_key_bytes
 from vrambudget.ops.shape import contiguous, reshape
 
+_ADDS_ATOMICALLY_SINCE = (2, 11)
+_SORTS_BITS_OF_V_SINCE = (2, 13)
 _MOST_UNSORTED = 3072  # embedding_dense_backward_cuda
 _ROWS_PER_PART = 10  # NROWS_PER_THREAD
 _MAX_BLOCK = 1024  # MAX_BLOCK_SIZE
@@ -59,7 +62,7 @@ def _dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
         return empty(shape, dtype)
     sorted_indices, original_rows = empty((n,), int64), empty((n,), int64)
     positions = empty((n,), int64)  # 0, 1, 2, ...: sorted along with the indices
-    _come_and_go(sort_pairs_bytes(n))
+    _come_and_go(sort_pairs_bytes(n, passes=_passes(shape[0])))
     del positions
 
     dweight = empty(shape, dtype)
@@ -84,12 +87,20 @@ def _dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
     return dweight
 
 
+def _passes(rows: int) -> int:
+    """Return how often the sort goes over the indices: once for 8 bits."""
+    bits = rows.bit_length() if context.device.torch >= _SORTS_BITS_OF_V_SINCE else 64
+    return -(-bits // 8)
+
+
 def _come_and_go(nbytes: int) -> None:
     empty_bytes(nbytes)  # nobody holds it: it is freed at once
 
 
 def _adds_atomically(segments: int, parts: int, width: int) -> bool:
     """Whether so few segments would leave most of the card idle (use_fused_kernel)."""
+    if context.device.torch < _ADDS_ATOMICALLY_SINCE:
+        return False
     padded_width = -(-width // _WARP) * _WARP
     blocks = -(-segments * padded_width // min(padded_width, _MAX_BLOCK))
     fills = context.device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
