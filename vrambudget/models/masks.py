@@ -12,7 +12,7 @@ what that look found; True is what a GPU whose memory reads as zeros finds.
 from collections.abc import Callable
 
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import bool_, int64
+from vrambudget.engine.dtypes import DType, bool_, int64
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
@@ -65,15 +65,20 @@ def mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
     return _padded_mask(embeddings, ones, _not_after)
 
 
-def bidirectional_mask(embeddings: Tensor, padding: Tensor | None) -> Tensor | None:
-    """create_bidirectional_mask: None without padding, else [B, 1, T, T]."""
+def bidirectional_mask(
+    embeddings: Tensor, padding: Tensor | None, attended: Tensor | None = None
+) -> Tensor | None:
+    """create_bidirectional_mask: None without padding [B, S], else [B, 1, T, S].
+
+    `attended`: an encoder's states [B, S, C], if it is not the embeddings that are attended to.
+    """
     if padding is None:
         return None
     padding = made("to_dtype", padding.shape, bool_)
     every = made("all", (), bool_)
     with_partial_sums(padding, (0, 1), accumulator=1)
     del every
-    return _built(embeddings, and_masks(_anywhere, _is_token(padding)))
+    return _built(embeddings, and_masks(_anywhere, _is_token(padding)), attended)
 
 
 def _padded_mask(
@@ -90,11 +95,12 @@ def _padded_mask(
     return _built(embeddings, and_masks(function, _is_token(padding)))
 
 
-def _built(embeddings: Tensor, function: MaskFunction) -> Tensor:
+def _built(embeddings: Tensor, function: MaskFunction, attended: Tensor | None = None) -> Tensor:
+    """Return the mask for queries [B, T, C] and what they attend to, themselves if not given."""
+    attended = embeddings if attended is None else attended
     batch, length = embeddings.shape[:2]
-    if context.options.attention == "eager":
-        return _eager_mask(batch, length, function, embeddings)
-    return _sdpa_mask(batch, length, function)
+    mask = _sdpa_mask(batch, length, attended.shape[1], function)
+    return _additive(mask, attended.dtype) if context.options.attention == "eager" else mask
 
 
 def _all_ones(mask: Tensor) -> None:
@@ -182,20 +188,20 @@ def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
     return result
 
 
-def _sdpa_mask(batch: int, length: int, function: MaskFunction) -> Tensor:
-    """Return the bool mask [B, 1, T, T] that sdpa gets; True marks what is attended to."""
+def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Tensor:
+    """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
     batch_arange = arange(batch)
     head_arange = arange(1)
     q_arange = _offset_arange(length)
-    kv_arange = _offset_arange(length)
+    kv_arange = _offset_arange(keys)
     index = (
         view(batch_arange, batch, 1, 1, 1),
         view(q_arange, 1, 1, length, 1),
-        view(kv_arange, 1, 1, 1, length),
+        view(kv_arange, 1, 1, 1, keys),
     )
     mask = function(*index)
     del head_arange
-    return expand(mask, batch, 1, length, length)
+    return expand(mask, batch, 1, length, keys)
 
 
 def and_masks(*functions: MaskFunction) -> MaskFunction:
@@ -220,11 +226,10 @@ def _offset_arange(length: int) -> Tensor:
     return result
 
 
-def _eager_mask(batch: int, length: int, function: MaskFunction, embeddings: Tensor) -> Tensor:
-    """Return the additive mask of eager attention in the embeddings' dtype."""
-    mask = _sdpa_mask(batch, length, function)
-    zero = made("tensor", (), embeddings.dtype)
-    minimum = made("where", (), embeddings.dtype)
-    additive = made("where", mask.shape, embeddings.dtype)
+def _additive(mask: Tensor, dtype: DType) -> Tensor:
+    """Return the mask of eager attention: zeros and the lowest number."""
+    zero = made("tensor", (), dtype)
+    minimum = made("where", (), dtype)
+    additive = made("where", mask.shape, dtype)
     del minimum, zero
     return additive

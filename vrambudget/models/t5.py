@@ -21,7 +21,7 @@ from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.layers import CheckpointedLayer, Dropout, Embedding, Linear
 from vrambudget.models.losses import class_loss
-from vrambudget.models.masks import causal_mask
+from vrambudget.models.masks import bidirectional_mask, causal_mask
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.t5_attention import Attention, AttentionSizes, Cache
 from vrambudget.models.t5_layers import FeedForwardSizes, LayerFF, Norm, clamp_bound, clamped
@@ -71,6 +71,7 @@ class LayerCrossAttention(Module):
         self,
         hidden_states: Tensor,
         key_value_states: Tensor,
+        mask: Tensor | None,
         position_bias: Tensor | None,
         cache: Cache | None,
     ) -> Attended:
@@ -78,7 +79,7 @@ class LayerCrossAttention(Module):
         normed_hidden_states = self.layer_norm(hidden_states)
         attention_output, position_bias, weights = self.EncDecAttention(
             normed_hidden_states,
-            mask=None,
+            mask=mask,
             key_value_states=key_value_states,
             position_bias=position_bias,
             cache=cache,
@@ -104,6 +105,7 @@ class Block(CheckpointedLayer):
         encoder_hidden_states: Tensor | None,
         encoder_decoder_position_bias: Tensor | None,
         *,
+        encoder_mask: Tensor | None,
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """[B, T, C] -> [B, T, C] and both position biases."""
@@ -113,7 +115,11 @@ class Block(CheckpointedLayer):
         cross_bias = None
         if encoder_hidden_states is not None:
             hidden_states, cross_bias, _ = self.layer[1](
-                hidden_states, encoder_hidden_states, encoder_decoder_position_bias, cache
+                hidden_states,
+                encoder_hidden_states,
+                encoder_mask,
+                encoder_decoder_position_bias,
+                cache,
             )
             bound = clamp_bound(hidden_states)
             hidden_states = clamped(hidden_states, bound)
@@ -134,13 +140,23 @@ class Stack(Module):
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(
-        self, input_ids: Tensor, encoder_hidden_states: Tensor | None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Cache | None]:
         """[B, T] -> [B, T, C] and what was cached."""
         inputs_embeds = self.embed_tokens(input_ids)  # held until this returns
         caches = not (context.options.checkpointing and context.options.training)
         cache = Cache() if self.is_decoder and caches else None
-        mask = causal_mask(inputs_embeds, None) if self.is_decoder else None
+        if self.is_decoder:
+            mask = causal_mask(inputs_embeds, None, attention_mask)
+        else:
+            mask = bidirectional_mask(inputs_embeds, attention_mask)
+        encoder_mask = bidirectional_mask(
+            inputs_embeds, encoder_attention_mask, encoder_hidden_states
+        )
         position_bias = encoder_decoder_position_bias = None
         hidden_states = self.dropout(inputs_embeds)
         for layer in self.block:
@@ -150,6 +166,7 @@ class Stack(Module):
                 position_bias,
                 encoder_hidden_states,
                 encoder_decoder_position_bias,
+                encoder_mask=encoder_mask,
                 cache=cache,
             )
         hidden_states = self.final_layer_norm(hidden_states)
@@ -172,11 +189,13 @@ class T5ForConditionalGeneration(Module):
         self.encoder.embed_tokens.weight = self.shared.weight
         self.decoder.embed_tokens.weight = self.shared.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
         """[B, S], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states, _ = self.encoder(input_ids, None)
+        hidden_states, _ = self.encoder(input_ids, attention_mask)
         decoder_input_ids = _shift_right(labels)
-        decoder_outputs = self.decoder(decoder_input_ids, hidden_states)
+        decoder_outputs = self.decoder(decoder_input_ids, None, hidden_states, attention_mask)
         sequence_output, cache = decoder_outputs
         if self.config.tie_word_embeddings:
             sequence_output = mul_scalar(sequence_output)
@@ -215,7 +234,6 @@ class T5Config(ModelConfig):
     tie_word_embeddings: bool = True
 
     tasks = ("seq2seq-lm",)
-    reads_attention_mask = False
     loads_in_4bit = False
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "d_model": "hidden_size",

@@ -3,9 +3,9 @@
     position_bias  [1, H, Sq, Sk]   from a table [buckets, H]; the first layer makes it, the others
                                     reuse it, and its gradient adds up over them
 
-For sdpa the bias is the mask; a causal one is made anew in every layer, since minus infinities are
-written over it. The table's output has heads innermost, so PyTorch takes the math kernel. Attention
-to the encoder gets a bias of zeros, made by the decoder's first layer.
+For sdpa the bias is the mask; a causal or padded one is made anew in every layer, since minus
+infinities are written over it. The table's output has heads innermost, so PyTorch takes the math
+kernel. Attention to the encoder gets a bias of zeros, made by the decoder's first layer.
 
 A decoder caches its keys and values even in training (`use_cache` is on in its own copy of the
 configuration), unless it is checkpointed: they are copies, and the outputs hold them.
@@ -123,7 +123,9 @@ class Attention(Module):
         dropout_p = self.sizes.dropout if context.options.training else 0.0
         if context.options.attention == "eager":
             return _eager_attention(query, key, value, mask, bias, dropout_p=dropout_p)
-        if self.is_causal and query.shape[2] > 1:
+        if mask is not None:
+            bias = where_scalar(mask, bias)
+        elif self.is_causal and query.shape[2] > 1:
             bias = _causal_bias(bias)
         return attend(query, key, value, bias, dropout_p=dropout_p, is_causal=False)
 
