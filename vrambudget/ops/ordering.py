@@ -17,6 +17,7 @@ from vrambudget.ops.creation import made
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
 from vrambudget.ops.reduce import with_partial_sums
 
+_EXTREMES_AT_ONCE_SINCE = (2, 13)
 _MOST_SORTED_IN_PLACE = 4096  # should_use_small_sort
 
 
@@ -55,12 +56,19 @@ def count_each(x: Tensor, groups: int) -> Tensor:
 def bincount(x: Tensor, groups: int) -> Tensor:
     """Return how often each of 0 .. groups-1 occurs in int64 x [S]: int64 [groups].
 
-    Minimum and maximum are read back first.
+    Minimum and maximum are read back first, since 2.13 both at once (aminmax).
     """
     context.operation = "bincount"
+    size = int64.itemsize
+    if context.device.torch >= _EXTREMES_AT_ONCE_SINCE:
+        smallest, largest = empty((), int64), empty((), int64)
+        with_partial_sums(x, (0,), accumulator=2 * size)
+        result = empty((groups,), int64)
+        del smallest, largest
+        return result
     for _ in range(2):
         extreme = empty((), int64)
-        with_partial_sums(x, (0,), accumulator=int64.itemsize)
+        with_partial_sums(x, (0,), accumulator=size)
         del extreme
     return empty((groups,), int64)
 
