@@ -4,13 +4,12 @@ Every job record of tests/records is predicted. A record that is not exact is in
 largest error that it may have and the first event that differs.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vrambudget.validate import COUNTERS, Check, read_records, validate
+from vrambudget.validate import COUNTERS, Check, read_records, record_files, validate
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -26,10 +25,7 @@ KNOWN: dict[str, tuple[float, str]] = {
 
 def job_records() -> list[Any]:
     found = []
-    for file in sorted(RECORDS.glob("*.jsonl")):
-        with file.open() as lines:
-            if "measured" not in json.loads(lines.readline()):
-                continue  # single operations or messages
+    for file in record_files(RECORDS):
         found += [pytest.param(record, id=record["id"]) for record in read_records(file)]
     return found
 

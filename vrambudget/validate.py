@@ -146,6 +146,21 @@ def relative_error(predicted: int, measured: int) -> float:
     return (predicted - measured) / measured if measured else float("inf")
 
 
+def record_files(path: Path) -> list[Path]:
+    """Return the path itself, or of a folder its files of job records; others lie there too."""
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.glob("*.jsonl")) if _holds_jobs(file)]
+    if not files:
+        raise VramBudgetError("this folder holds no file of records", where=str(path))
+    return files
+
+
+def _holds_jobs(file: Path) -> bool:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return '"measured": {' in lines.readline()
+
+
 def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
     """Return the records of a file; jobs that are yet to be `measured` are records without it.
 

@@ -17,6 +17,7 @@ from vrambudget.validate import (
     Summary,
     grouped,
     read_records,
+    record_files,
     summarise,
     validate,
 )
@@ -67,7 +68,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser("validate", description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "records", type=Path, nargs="+", metavar="RECORDS.jsonl", help="one record a line"
+        "records", type=Path, nargs="+", metavar="RECORDS", help="files, or folders of such files"
     )
     parser.add_argument(
         "--by",
@@ -81,7 +82,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison. Returns 2 where no record could be compared."""
-    checks = list(validate(record for file in args.records for record in read_records(file)))
+    files = [file for path in args.records for file in record_files(path)]
+    checks = list(validate(record for file in files for record in read_records(file)))
     if args.by:
         tables = [[asdict(group) for group in grouped(checks, by)] for by in args.by]
         text = _joined(tables, chosen_format(args))
