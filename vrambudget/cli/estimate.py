@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     task = resolve(args.model, gpu=args.gpu, **job_fields(args))
     if is_picture(args.output):
         return _draw(task, args)
-    budget = _with_unpacked_rows(task, estimate_task(task))
+    budget = estimate_task(task)
     output = chosen_format(args)
     if output in ("table", "markdown"):
-        text = _report(task, budget, args)
+        text = _report(task, _with_unpacked_rows(task, budget), args)
     elif output == "json" and args.advise:
         advised = {**json.loads(budget.to_json()), "advice": asdict(advise_task(task))}
         text = json.dumps(advised, indent=2, ensure_ascii=False)
