@@ -1,21 +1,25 @@
 """`vrambudget compare MODEL ...`: the estimate, a rehearsal, and (where a GPU is) a measurement.
 
 A rehearsal needs PyTorch's CUDA build, no GPU; VRAMBUDGET_PYTHON names the Python that has it.
-`--events` shows the first event in which estimate and rehearsal differ. Exit code 0: equal to the
-byte; 1: they differ; 2: it could not be compared.
+`--events` shows the first event in which estimate and rehearsal differ. The estimate follows the
+rules of the versions that ran, unless --torch or --transformers say otherwise. Exit code 0: equal
+to the byte; 1: they differ; 2: it could not be compared.
 """
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.compare import Allocation, first_difference, of_events, of_tape
+from vrambudget.engine.tape import Tape
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import DEFAULT_GPU, Task, resolve
 from vrambudget.measure.record import measure_job, record_of
-from vrambudget.rehearse.events import rehearse_job
+from vrambudget.rehearse.events import JobRehearsal, rehearse_job
 from vrambudget.replay import replay
 from vrambudget.report.rows import Column, render_rows
 from vrambudget.simulate import simulate
@@ -37,28 +41,52 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print."""
-    task = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    fields = job_fields(args)
+    task = resolve(args.model, gpu=args.gpu, **fields)
     assert task.gpu is not None  # noqa: S101 - the option has a default
-    tape = simulate(task.config, task.job, task.device).tape
     job = record_of(task)
     rehearsal = rehearse_job(job, gpu=task.gpu, events=args.events)
     if "oom" in rehearsal.measured:
         raise VramBudgetError("the rehearsal ran out of memory", hint="name a larger --gpu")
-    peak = replay(tape).peak
-    predicted = {k: getattr(peak, f"{k}_bytes") for k in ("requested", "allocated", "reserved")}
-    rows = [
-        {"peak": k, "estimate": n, "rehearsal": rehearsal.measured[f"peak_{k}"]}
-        for k, n in predicted.items()
-    ]
-    if args.measure:
-        measured = measure_job(job)["measured"]
-        for row in rows:
-            row["measurement"] = measured.get(f"peak_{row['peak']}")
-    text = render_rows(_columns(args.measure), rows, chosen_format(args))
-    if args.events:
-        text += "\n\n" + _told(task, of_tape(tape), of_events(rehearsal.events))
-    emit(text, args)
+    versions = {k: v for k, v in rehearsal.versions.items() if k in ("torch", "transformers")}
+    task = resolve(args.model, gpu=task.gpu, **{**versions, **fields})
+    tape = simulate(task.config, task.job, task.device).tape
+    rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
+    told = _told(task, of_tape(tape), of_events(rehearsal.events)) if args.events else ""
+    emit(_render(rows, rehearsal, told, args), args)
     return DONE if all(row["estimate"] == row["rehearsal"] for row in rows) else DOES_NOT_FIT
+
+
+def _rows(
+    tape: Tape, rehearsal: JobRehearsal, measured: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    peak = replay(tape).peak
+    rows = [
+        {
+            "peak": name,
+            "estimate": getattr(peak, f"{name}_bytes"),
+            "rehearsal": rehearsal.measured[f"peak_{name}"],
+        }
+        for name in ("requested", "allocated", "reserved")
+    ]
+    for row in rows if measured is not None else ():
+        row["measurement"] = measured.get(f"peak_{row['peak']}") if measured else None
+    return rows
+
+
+def _render(
+    rows: Sequence[Mapping[str, Any]], rehearsal: JobRehearsal, told: str, args: argparse.Namespace
+) -> str:
+    output = chosen_format(args)
+    if output == "json":
+        found = {"gpu": rehearsal.gpu, "versions": rehearsal.versions, "peaks": rows}
+        return json.dumps({**found, **({"events": told} if told else {})}, indent=2)
+    table = render_rows(_columns(args.measure), rows, output)
+    if output == "csv":
+        return table
+    versions = ", ".join(f"{name} {version}" for name, version in rehearsal.versions.items())
+    head = f"rehearsed on a virtual {rehearsal.gpu}; {versions}"
+    return "\n\n".join(filter(None, (head, table, told)))
 
 
 def _columns(measured: bool) -> list[Column]:  # noqa: FBT001 - private
