@@ -146,3 +146,14 @@ def test_every_change_is_advised_somewhere():
         w for m, f in jobs for option in vrambudget.advise(m, **f).options for w in option.words
     }
     assert told == {change.words for change in CHANGES}
+
+
+def test_a_huge_batch_is_searched_in_few_steps_and_accumulated_within_limits():
+    advice = vrambudget.advise("gpt2", batch=2**20, block=16, gpu="12GB")
+    (option,) = (o for o in advice.options if "--grad-accum" in o.options)
+    batch, times = (int(word) for word in option.options.split() if word.isdigit())
+    assert batch * times == 2**20
+    assert option.fits
+    advice = vrambudget.advise("gpt2", batch=10**6, block=16, mode="eval", gpu="12GB")
+    (option,) = (o for o in advice.options if "--batch" in o.options)
+    assert option.fits

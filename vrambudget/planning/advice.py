@@ -27,6 +27,7 @@ _COSTS = tuple(Cost)
 _LEAST = 1000  # a change that saves less than this part of the peak is no help
 _NAMED = 5  # tensors
 _PAIRS = 5
+_FOLLOWED = 16  # micro-batches: those after the third repeat it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class _Trial:
 
     def result(self, task: Task) -> _Result:
         """Return what a variant comes to."""
+        task = variant(task, grad_accum=min(task.job.grad_accum, _FOLLOWED))
         if task.job not in self.results:
             tape = simulate(task.config, task.job, task.device).tape
             peak = replay(tape).peak

@@ -14,6 +14,7 @@ Not modelled, so not offered: expandable segments, offloading, torch.compile.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isqrt
 from typing import Any
 
 from vrambudget.config.job import Job
@@ -24,6 +25,7 @@ Test = Callable[[Task], bool]
 
 _LORA_RANK = 16
 _BLOCK_STEP = 64  # a searched block is a multiple of this, if it is longer
+_MOST_TIMES = 2**16  # Job.grad_accum's limit
 _FIRST_WITH_BFLOAT16 = (8, 0)
 
 
@@ -65,37 +67,43 @@ def _has_bfloat16(task: Task) -> bool:
 
 def _accumulated(task: Task, will_do: Test) -> Task | None:
     """Return the job at the largest divisor of its batch that will do, for the same step."""
-    if not _trains(task):
-        return None
     batch, times = task.job.batch, task.job.grad_accum
-    divisors = [n for n in range(1, batch) if batch % n == 0]
-    tasks = [variant(task, batch=n, grad_accum=times * batch // n) for n in divisors]
-    return _largest(tasks, will_do)
+
+    def at(n: int) -> Task:
+        return variant(task, batch=n, grad_accum=times * batch // n)
+
+    sizes = [n for n in _divisors(batch) if n < batch and times * batch // n <= _MOST_TIMES]
+    return _largest(sizes, at, will_do) if _trains(task) else None
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
 
 
 def _smaller_batch(task: Task, will_do: Test) -> Task | None:
     """Return the evaluation at the largest batch that will do."""
     if _trains(task):
         return None
-    return _largest([variant(task, batch=n) for n in range(1, task.job.batch)], will_do)
+    return _largest(range(1, task.job.batch), lambda n: variant(task, batch=n), will_do)
 
 
 def _shorter_block(task: Task, will_do: Test) -> Task | None:
     """Return the job at the longest block that will do."""
     block = task.job.block or 1
     step = _BLOCK_STEP if block > _BLOCK_STEP else 1
-    return _largest([variant(task, block=n) for n in range(step, block, step)], will_do)
+    return _largest(range(step, block, step), lambda n: variant(task, block=n), will_do)
 
 
-def _largest(rising: Sequence[Task], will_do: Test) -> Task | None:
-    """Return the last that will do, the first where none does, None where there is none."""
+def _largest(rising: Sequence[int], at: Callable[[int], Task], will_do: Test) -> Task | None:
+    """Return the task at the last size that will do, at the first where none does."""
     if not rising:
         return None
     good, bad = 0, len(rising)
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if will_do(rising[middle]) else (good, middle)
-    return rising[good]
+        good, bad = (middle, bad) if will_do(at(rising[middle])) else (good, middle)
+    return at(rising[good])
 
 
 CHANGES = (

@@ -20,7 +20,9 @@ def next_step(advice: Advice) -> str:
 
 def render_advice(advice: Advice, *, markdown: bool = False) -> str:
     """Return the advice as text that ends without a newline."""
-    unit = unit_for(advice.device_peak_bytes)
+    # The unit in which the smallest peak reads well: a hopeless job's own may be TiB.
+    peaks = [option.device_peak_bytes for option in advice.options]
+    unit = unit_for(min(peaks, default=advice.device_peak_bytes))
     rows = [
         [
             option.options,
