@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import rehearse
 from vrambudget.rehearse.events import rehearse_job
@@ -303,6 +304,22 @@ def test_a_rehearsal_equals_the_record_of_its_versions_to_the_byte(name):
             assert {key: found.measured[key] for key in measured} == measured
             return
     pytest.skip(f"no record of {name} with {found.versions}")
+
+
+def test_a_model_s_job_gives_a_report_and_out_of_memory_is_exit_code_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("VRAMBUDGET_PYTHON", PYTHON)
+    out = tmp_path / "report.json"
+    job = ("nanogpt-shakespeare-char", "--batch", "64", "--format", "json", "-o", str(out))
+    assert main(["rehearse", "--gpu", "t4", *job]) == 0
+    report = json.loads(out.read_text())
+    assert (report["ended"], report["steps"], report["fits"]) == ("finished", 3, True)
+    assert report["peak"]["by_category"]["parameter"] > 40 * MIB
+    assert main(["rehearse", "--gpu", "700MiB", *job]) == 1
+    report = json.loads(out.read_text())
+    assert (report["ended"], report["fits"]) == ("out of memory", False)
+    assert not report["out_of_memory"][-1]["handled"]
+    assert "nanogpt.py" in report["out_of_memory"][-1]["stack"][-1]
+    assert report["error"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate")
 
 
 def test_events_add_up_to_what_the_allocator_says():
