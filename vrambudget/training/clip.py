@@ -1,6 +1,7 @@
 """Gradient clipping: what torch.nn.utils.clip_grad_norm_ allocates. Gradients are scaled in place.
 
     per type   partial norms   float32 [gradients x chunks of the largest], a chunk is 65,536
+                               since 2.15 [chunks of all gradients], and where each one's begin
                norms           one scalar per gradient, in its type
     then       norms stacked, their norm (returned), and four scalars on the way to the factor
 
@@ -12,12 +13,13 @@ from collections.abc import Sequence
 from functools import reduce
 
 from vrambudget.engine.context import context, no_grad
-from vrambudget.engine.dtypes import DType, float32, promote
+from vrambudget.engine.dtypes import DType, float32, int64, promote
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.training.optimizer_base import by_type
 
 _CHUNK = 65536  # kChunkSize
+_COMPACT_SINCE = (2, 15)
 
 
 def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
@@ -47,10 +49,12 @@ def _total_norm(parameters: list[Parameter]) -> Tensor:
 def _foreach_norm(group: list[Parameter]) -> list[Tensor]:
     """Return the norms of gradients of one type; a gradient has its parameter's shape and type."""
     context.operation = "_foreach_norm"
-    chunks = max(-(-parameter.numel // _CHUNK) for parameter in group)
-    partial = empty((len(group) * chunks,), float32)
+    chunks = [-(-parameter.numel // _CHUNK) for parameter in group]
+    compact = context.device.torch >= _COMPACT_SINCE
+    begins = empty((len(group) + 1,), int64) if compact else None
+    partial = empty((sum(chunks) if compact else len(group) * max(chunks),), float32)
     norms = [empty((), parameter.dtype) for parameter in group]
-    del partial
+    del partial, begins
     return norms
 
 
