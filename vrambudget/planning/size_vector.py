@@ -108,10 +108,12 @@ class Points:
 
     def size(self, values: Values) -> Any:
         """Return the size with these values, one for each point."""
-        if (values == values[0]).all():
+        if values[0] == values[-1] and (values == values[0]).all():
             return values[0].item()
-        key = values.dtype.kind, int((values.view(np.uint64) * self._weights).sum())
-        known = self._known.setdefault(key, SizeVector(self, values))
+        key = values.dtype.kind, int(np.dot(values.view(np.uint64), self._weights))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = SizeVector(self, values)
         # Different values of one fingerprint are very unlikely; they just are not shared.
         return known if np.array_equal(known.values, values) else SizeVector(self, values)
 
