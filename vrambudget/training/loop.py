@@ -22,12 +22,13 @@ from vrambudget.engine.context import context, made_for, no_grad
 from vrambudget.engine.dtypes import DType
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Phase, Purpose
-from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.first_pass import FirstPass
 from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.muon import embeddings_and_head
+from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.scaler import GradScaler
 
@@ -96,17 +97,24 @@ def train(model: Module, loop: Loop) -> None:
             if step == 0 and loop.grad_accum == 1:
                 first = FirstPass(tape, positions, parameters, scaler)
         tape.mark(step, Phase.OPTIMIZER_STEP)
-        with no_grad():
-            if loop.clip is not None:
-                scaler.unscale(optimizer)
-                clip_grad_norm(parameters)
-            if optimizer is not None:
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
+        _update(parameters, optimizer, scaler, clips=loop.clip is not None)
         tape.mark(step, Phase.STEP_END)
     tape.close()  # what the loop's variables hold now dies after the job
     del held
+
+
+def _update(
+    parameters: list[Parameter], optimizer: Optimizer | None, scaler: GradScaler, *, clips: bool
+) -> None:
+    """Clip, step, and drop the gradients."""
+    with no_grad():
+        if clips:
+            scaler.unscale(optimizer)
+            clip_grad_norm(parameters)
+        if optimizer is not None:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
 
 
 def evaluate(model: Module, loop: Loop) -> None:
