@@ -132,6 +132,24 @@ def test_csv_names_the_record_on_every_line(records, capsys):
     assert [line.split(",")[0] for line in lines[1:]] == ["tiny"] * 4
 
 
+def test_estimate_rehearsal_and_measurement_of_a_job_stand_side_by_side(tmp_path, capsys):
+    file = tmp_path / "records.jsonl"
+    virtual = _record()
+    peak = virtual["measured"]["peak_allocated"]
+    real = {**_record(peak_allocated=2), "source": "real"}
+    other = {**virtual, "card": "t4", "source": "real"}
+    file.write_text("\n".join(map(json.dumps, (virtual, real, other))))
+    assert main(["validate", str(file), "--by", "job", "--format", "json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["id"], first["estimate"]) == ("tiny", peak)
+    assert (first["virtual"], first["real"]) == (peak, 2 * peak)
+    assert (second["card"], second["virtual"], second["real"]) == ("Tesla T4", None, peak)
+    assert main(["validate", str(file), "--by", "job"]) == 0
+    assert capsys.readouterr().out.splitlines()[3].split()[-2] == "-"
+    assert main(["validate", str(file), "--by", "job", "--by", "card"]) == 2
+    assert "stands alone" in capsys.readouterr().err
+
+
 def test_nothing_to_compare_is_exit_code_two(tmp_path, capsys):
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps({**RECORD, "measured": {"error": "driver"}}))

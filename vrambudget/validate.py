@@ -33,7 +33,7 @@ from vrambudget.replay import Replay, replay, replay_on
 from vrambudget.simulate import simulate
 
 PEAKS = ("requested", "allocated", "reserved")
-KINDS = ("family", "method", "precision", "optimizer", "card", "source")
+KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch")
 COUNTERS = (*PEAKS, "course")
 
 
@@ -117,6 +117,29 @@ def _group(kind: str, checks: Sequence[Check]) -> Group:
         reserved=farthest("reserved"),
         worst_record=worst.id if error(worst) else "",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A job's peak allocated bytes, estimated and as records have it; None where there is none."""
+
+    id: str
+    card: str
+    torch: str
+    estimate: int
+    virtual: int | None
+    real: int | None
+
+
+def side_by_side(checks: Sequence[Check]) -> list[Beside]:
+    """Return a row for each job: the records of one job, card and version of torch share it."""
+    rows: dict[tuple[str, str, str, int], dict[str, int]] = {}
+    for check in checks:
+        if check.error("allocated") is not None:
+            key = (check.id, check.kinds["card"], check.kinds["torch"])
+            row = rows.setdefault((*key, check.predicted["allocated"]), {})
+            row[check.source] = check.measured["allocated"]
+    return [Beside(*key, row.get("virtual"), row.get("real")) for key, row in rows.items()]
 
 
 def summarise(checks: Sequence[Check]) -> list[Summary]:
@@ -225,6 +248,7 @@ def _kinds(task: Task, source: str) -> dict[str, str]:
         "optimizer": job.optimizer if job.mode == "train" else "none",
         "card": task.gpu.name if task.gpu else "none",
         "source": source,
+        "torch": job.torch,
     }
 
 

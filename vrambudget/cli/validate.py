@@ -9,6 +9,7 @@ from typing import Any
 
 from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.errors import VramBudgetError
 from vrambudget.report.rows import Column, render_rows
 from vrambudget.validate import (
     COUNTERS,
@@ -18,6 +19,7 @@ from vrambudget.validate import (
     grouped,
     read_records,
     record_files,
+    side_by_side,
     summarise,
     validate,
 )
@@ -62,6 +64,15 @@ _GROUPS = [
     Column("reserved", "reserved", "right", _error),
     Column("worst_record", "worst record"),
 ]
+_JOB = "job"
+_JOBS = [
+    Column("id", "peak allocated"),
+    Column("card", "card"),
+    Column("torch", "torch"),
+    Column("estimate", "estimate", "right", _bytes),
+    Column("virtual", "rehearsal", "right", _bytes),
+    Column("real", "measurement", "right", _bytes),
+]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -72,9 +83,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument(
         "--by",
-        choices=KINDS,
+        choices=(*KINDS, _JOB),
         action="append",
-        help="one row for each kind of record instead; may be said more than once",
+        help="one row for each kind of record instead; may be said more than once;"
+        " job: estimate, rehearsal and measurement side by side",
     )
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -85,16 +97,20 @@ def run(args: argparse.Namespace) -> int:
     files = [file for path in args.records for file in record_files(path)]
     checks = list(validate(record for file in files for record in read_records(file)))
     if args.by:
-        tables = [[asdict(group) for group in grouped(checks, by)] for by in args.by]
-        text = _joined(tables, chosen_format(args))
+        text = _grouped(checks, args.by, chosen_format(args))
     else:
         text = _render(checks, summarise(checks), chosen_format(args))
     emit(text, args)
     return DONE if any(check.problem is None for check in checks) else FAILED
 
 
-def _joined(tables: Sequence[Sequence[dict[str, Any]]], output: Any) -> str:
+def _grouped(checks: Sequence[Check], kinds: Sequence[str], output: Any) -> str:
     """Return one table after another; JSON and CSV have one list of rows."""
+    if _JOB in kinds:
+        if len(kinds) > 1:
+            raise VramBudgetError("--by job stands alone: its rows are of another kind")
+        return render_rows(_JOBS, [asdict(row) for row in side_by_side(checks)], output)
+    tables = [[asdict(group) for group in grouped(checks, kind)] for kind in kinds]
     if output in ("json", "csv"):
         return render_rows(_GROUPS, [row for rows in tables for row in rows], output)
     return "\n\n".join(render_rows(_GROUPS, rows, output) for rows in tables)
