@@ -13,6 +13,7 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.source import find_model
+from vrambudget.config.versions import CHECKED, followed_version
 from vrambudget.engine import context as engine
 from vrambudget.engine.tape import Tape
 from vrambudget.models import config_class
@@ -32,10 +33,6 @@ DEFAULT_GPU = "a100-80gb"
 """The card whose kernels and workspaces are taken where none is named."""
 
 
-CHECKED_VERSIONS = {"torch": ("2.11",), "transformers": ("5.17",)}
-"""Versions whose rules were held against events; for others the last one's are followed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is to be estimated, resolved: a model, a job and a card (None: any, large enough)."""
@@ -50,7 +47,8 @@ class Task:
     def device(self) -> engine.Device:
         """What of the card and of torch decides kernels and workspaces."""
         gpu = self.gpu or find_gpu(DEFAULT_GPU)
-        return engine.Device(gpu.compute_capability, gpu.multiprocessors, self.job.torch_version)
+        torch = self.job.followed["torch"]
+        return engine.Device(gpu.compute_capability, gpu.multiprocessors, torch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,8 @@ def _routed_peak(task: Task, routing: str, counted: Replay) -> int:
 
 def _not_modelled(task: Task) -> Iterator[str]:
     yield from (f"config key {key!r}" for key in task.config.unknown_keys)
-    for package, checked in CHECKED_VERSIONS.items():
+    for package in CHECKED:
         asked = getattr(task.job, package)
-        if asked not in checked:
-            yield f"{package} {asked}: the rules followed are those of {checked[-1]}"
+        followed = followed_version(package, asked)
+        if asked != followed:
+            yield f"{package} {asked}: the rules followed are those of {followed}"

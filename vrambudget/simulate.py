@@ -69,6 +69,7 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         checkpointing=job.checkpointing == "full",
         training=job.mode == "train",
         builds_causal_mask=job.causal_mask == "built",
+        transformers=job.followed["transformers"],
     )
     loop = Loop(
         inputs=inputs_of(job, config.image_shape),

@@ -52,8 +52,9 @@ def _spellings(name: str) -> list[str]:
 def _reading(field: FieldInfo) -> dict[str, Any]:
     """Return how argparse reads the field: its choices, or int, float or text."""
     help_text = (field.description or "").replace("%", "%%")
-    if field.default is not None:
-        help_text += f" (default: {field.default})"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is not None:
+        help_text += f" (default: {default})"
     kinds = list(_kinds(field.annotation))
     choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
     if choices and str not in kinds:

@@ -11,11 +11,13 @@ Not modelled: more than one GPU, data loaders that prefetch onto the GPU, `torch
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field
 
 from vrambudget.config.settings import Probability, Settings, Size, canonical
+from vrambudget.config.versions import CHECKED, as_numbers, default_version, followed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 Mode = Literal["train", "eval"]
@@ -185,9 +187,15 @@ class Job(Settings):
         description="whether transformers materialises the causal mask for sdpa"
         " (it decides from position ids read back at run time)",
     )
-    torch: Version = Field("2.11", description="version of PyTorch whose rules are followed")
+    torch: Version = Field(
+        default_factory=partial(default_version, "torch"),
+        validate_default=True,
+        description="version of PyTorch whose rules are followed",
+    )
     transformers: Version = Field(
-        "5.17", description="version of transformers whose modelling code is followed"
+        default_factory=partial(default_version, "transformers"),
+        validate_default=True,
+        description="version of transformers whose modelling code is followed",
     )
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -250,7 +258,7 @@ class Job(Settings):
             yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
 
     def _problems_of_muon(self) -> Iterable[str]:
-        if self.torch_version < _MUON_SINCE:
+        if as_numbers(self.torch) < _MUON_SINCE:
             yield f"torch is {self.torch!r}; torch.optim.Muon came with 2.9"
         if self.precision == "amp-fp16":
             yield "muon under amp-fp16 is not modelled: two optimizers would share a GradScaler"
@@ -286,10 +294,12 @@ class Job(Settings):
         return {"block": block, "target_len": target_len}
 
     @property
-    def torch_version(self) -> tuple[int, int]:
-        """The version of PyTorch as numbers, for comparing."""
-        major, minor = self.torch.split(".")
-        return int(major), int(minor)
+    def followed(self) -> dict[str, tuple[int, int]]:
+        """The checked versions whose rules are followed, by package, as numbers for comparing."""
+        return {
+            package: as_numbers(followed_version(package, getattr(self, package)))
+            for package in CHECKED
+        }
 
     @property
     def autocast_dtype(self) -> Literal["bf16", "fp16"] | None:

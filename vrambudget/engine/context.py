@@ -45,6 +45,7 @@ class Options:
     checkpointing: bool = False
     training: bool = True
     builds_causal_mask: bool = True
+    transformers: tuple[int, int] = (5, 17)
 
 
 class Autocast:

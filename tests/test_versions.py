@@ -1,0 +1,81 @@
+"""Which version's rules a job follows."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.config.job import Job
+from vrambudget.config.versions import BASELINE, CHECKED, default_version, followed_version
+from vrambudget.errors import VramBudgetError
+
+TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 500}
+
+
+@pytest.mark.parametrize(
+    ("package", "asked", "followed"),
+    [
+        pytest.param("torch", "2.11", "2.11", id="checked"),
+        pytest.param("torch", "2.10", "2.8", id="between: 10 is more than 8"),
+        pytest.param("torch", "2.14", "2.13", id="between two others"),
+        pytest.param("torch", "2.99", "2.15", id="newer than all"),
+        pytest.param("torch", "1.13", "2.6", id="older than all"),
+        pytest.param("torch", "3.0", "2.15", id="a major release of its own"),
+        pytest.param("transformers", "4.40", "4.57", id="older, same major release"),
+        pytest.param("transformers", "5.2", "5.17", id="nearer to its own major release"),
+    ],
+)
+def test_a_version_follows_the_rules_of_its_nearest_checked_relative(package, asked, followed):
+    assert followed_version(package, asked) == followed
+
+
+def test_an_estimate_says_whose_rules_it_follows_where_the_version_was_not_checked():
+    budget = estimate(TINY, torch="2.10", transformers="5.17")
+    assert budget.not_modelled == ("torch 2.10: the rules followed are those of 2.8",)
+    assert budget.peak == estimate(TINY, torch="2.8", transformers="5.17").peak
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def install(**versions):
+        def version(name):
+            if name not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        for package in CHECKED:
+            monkeypatch.delenv(f"VRAMBUDGET_{package.upper()}", raising=False)
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+    return install
+
+
+def test_the_default_is_what_is_installed(installed):
+    installed(torch="2.13.0+cu130", transformers="4.57.6")
+    job = Job()
+    assert (job.torch, job.transformers) == ("2.13", "4.57")
+
+
+@pytest.mark.parametrize("versions", [{}, {"torch": "2.9.1", "transformers": "5.0.0"}])
+def test_the_default_is_the_baseline_where_nothing_checked_is_installed(installed, versions):
+    installed(**versions)
+    assert {package: default_version(package) for package in CHECKED} == BASELINE
+
+
+def test_the_environment_goes_before_what_is_installed(installed, monkeypatch):
+    installed(torch="2.13.0")
+    monkeypatch.setenv("VRAMBUDGET_TORCH", "2.8.0")
+    assert Job().torch == "2.8"
+    monkeypatch.setenv("VRAMBUDGET_TORCH", "new")
+    with pytest.raises(VramBudgetError, match="torch is 'new'; it should be a version"):
+        Job.parse({})
+
+
+def test_the_default_is_found_without_importing_the_package():
+    code = (
+        "import sys; from vrambudget.config.job import Job; Job();"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={})
