@@ -22,6 +22,8 @@ _CALLS = {
     "recurrence": re.compile(r"\b_VF\.(?:lstm|gru|rnn_tanh|rnn_relu)\("),
     "attention": re.compile(r"\b_?scaled_dot_product_\w*attention(?:\.default)?\("),
 }
+# torch.compile writes Python there, under names that are hashes.
+_COMPILED = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0")
 _HERE = str(Path(__file__).parent)
 
 
@@ -43,7 +45,11 @@ def place(frame: FrameType) -> list[Any]:
     """Return where a frame is: file, line, function, the line's text."""
     name = frame.f_code.co_filename
     text = linecache.getline(name, frame.f_lineno).strip()
-    return [name, frame.f_lineno, frame.f_code.co_name, text]
+    return [_shown(name), frame.f_lineno, frame.f_code.co_name, text]
+
+
+def _shown(filename: str) -> str:
+    return "compiled" if filename.startswith(_COMPILED) else filename
 
 
 def native_callers() -> list[str]:
@@ -114,8 +120,9 @@ def _stack(frames: list[dict[str, Any]], *, cplusplus: bool) -> Any:
     """Return (autograd node, operation, Python lines from the inside out) of a stack."""
     python = [f for f in frames if f["filename"].endswith(".py") or f["filename"].startswith("<")]
     own = [f for f in python if not _is_library(f["filename"])]
-    user = [f for f in own if "site-packages" not in f["filename"]]
-    lines = tuple((f["filename"], f["line"], f["name"]) for f in own[:1] + user[:1])
+    user = [f for f in own if not f["filename"].startswith(_COMPILED)]
+    user = [f for f in user if "site-packages" not in f["filename"]]
+    lines = tuple((_shown(f["filename"]), f["line"], f["name"]) for f in own[:1] + user[:1])
     if not cplusplus:
         return ("", "", lines)
     names = [f["name"].split("(")[0] for f in frames]
