@@ -148,6 +148,10 @@ def test_two_spellings_that_disagree_are_an_error_and_two_that_agree_are_not():
     [
         ({"optimizer": "adafactor", "optimizer_impl": "fused"}, "Adafactor does not have"),
         ({"optimizer": "none", "precision": "amp-fp16", "clip": 1.0}, "clip needs an optimizer"),
+        ({"optimizer": "lion", "optimizer_impl": "fused"}, "bitsandbytes has one implementation"),
+        ({"optimizer": "muon", "torch": "2.8"}, "torch.optim.Muon came with 2.9"),
+        ({"optimizer": "muon", "precision": "amp-fp16"}, "two optimizers would share a GradScaler"),
+        ({"quant": "nf4"}, "4-bit weights do not train"),
     ],
 )
 def test_what_torch_does_not_have_is_refused(fields, words):
@@ -277,3 +281,10 @@ def test_a_record_that_is_no_job_is_named_by_its_id():
         Job.from_record(record(batch=-1))
 
     assert error.value.where == "record 'made-up'"
+
+
+@pytest.mark.parametrize(
+    ("precision", "loaded"), [("amp-bf16", "bf16"), ("amp-fp16", "fp16"), ("fp32", "fp32")]
+)
+def test_4_bit_weights_are_loaded_in_the_jobs_16_bit_type(precision, loaded):
+    assert Job(precision=precision, quant="nf4", lora_rank=8).weight_dtype == loaded
