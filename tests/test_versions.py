@@ -58,7 +58,14 @@ def test_the_default_is_what_is_installed(installed):
     assert (job.torch, job.transformers) == ("2.13", "4.57")
 
 
-@pytest.mark.parametrize("versions", [{}, {"torch": "2.9.1", "transformers": "5.0.0"}])
+@pytest.mark.parametrize(
+    "versions",
+    [
+        pytest.param({}, id="nothing installed"),
+        pytest.param({"torch": "2.9.1", "transformers": "5.0.0"}, id="not checked"),
+        pytest.param({"torch": "2.13.0+cpu"}, id="a build that sees no GPU"),
+    ],
+)
 def test_the_default_is_the_baseline_where_nothing_checked_is_installed(installed, versions):
     installed(**versions)
     assert {package: default_version(package) for package in CHECKED} == BASELINE

@@ -1,7 +1,7 @@
 """The versions of PyTorch and transformers: which were checked, which is taken where none is named.
 
-    default    VRAMBUDGET_TORCH, VRAMBUDGET_TRANSFORMERS; else what is installed, if it was checked;
-               else the version that most records back
+    default    VRAMBUDGET_TORCH, VRAMBUDGET_TRANSFORMERS; else what is installed, if it was checked
+               and is no CPU build (which trains on no GPU); else the version that most records back
     followed   a version that was not checked follows the newest checked one before it in its major
                release, the oldest checked one if it is older than all
 
@@ -31,7 +31,10 @@ def default_version(package: str) -> str:
         installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return BASELINE[package]
-    minor = ".".join(installed.split(".")[:2])
+    release, _, build = installed.partition("+")
+    if build == "cpu":
+        return BASELINE[package]
+    minor = ".".join(release.split(".")[:2])
     return minor if minor in CHECKED[package] else BASELINE[package]
 
 
