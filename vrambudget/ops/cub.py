@@ -10,8 +10,8 @@ values are int64 here, as indices are.
     reduce       a partial sum for each thread block
 
 Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
-dispatch_unique_by_key.cuh, tuning/; tiles read off the requests of PyTorch 2.8 (CUDA 12.8) and 2.11
-(CUDA 13.0) for compute capabilities 7.0 to 12.0.
+dispatch_unique_by_key.cuh, tuning/; tiles read off the requests of PyTorch 2.8 (CUDA 12.8), 2.11
+(CUDA 13.0) and 2.15 (CUDA 13.2) for compute capabilities 7.0 to 12.0.
 Not modelled: more than 2**28 items; other key types; builds of PyTorch for another CUDA than the
 one that PyPI has.
 """
@@ -26,6 +26,7 @@ _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
 _CUDA_13_SINCE = (2, 11)
+_CUDA_13_2_SINCE = (2, 15)
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
 
 
@@ -46,10 +47,17 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
 
 def unique_by_key_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::UniqueByKey."""
-    capability = context.device.compute_capability
-    blackwell = 3840 if _cuda_13() else 4480
-    tile = blackwell if capability >= (10, 0) else {(8, 0): 1792, (9, 0): 4480}.get(capability, 320)
-    return _of_tiles(16, n, tile)
+    return _of_tiles(16, n, _unique_tile())
+
+
+def _unique_tile() -> int:
+    capability, torch = context.device.compute_capability, context.device.torch
+    if capability == (8, 0):
+        return 1344 if torch >= _CUDA_13_2_SINCE else 1792
+    if capability < (9, 0):
+        return 320
+    of_cuda_13_0 = _CUDA_13_SINCE <= torch < _CUDA_13_2_SINCE
+    return 3840 if of_cuda_13_0 and capability >= (10, 0) else 4480
 
 
 def exclusive_sum_bytes(n: int) -> int:
@@ -76,18 +84,14 @@ def reduce_bytes(n: int) -> int:
 def select_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::Flagged over n items."""
     capability = context.device.compute_capability
-    blackwell = 3520 if _cuda_13() else 4224
+    blackwell = 3520 if context.device.torch >= _CUDA_13_SINCE else 4224
     tile = blackwell if capability >= (10, 0) else {(8, 0): 2304, (9, 0): 4224}.get(capability, 640)
     return _of_tiles(8, n, tile)
 
 
-def _cuda_13() -> bool:
-    return context.device.torch >= _CUDA_13_SINCE
-
-
 def _of_tiles(state_bytes: int, n: int, tile: int) -> int:
     states = state_bytes * (_ceil_div(n, tile) + 32)
-    return _storage(states, 1) if _cuda_13() else _storage(states)
+    return _storage(states, 1) if context.device.torch >= _CUDA_13_SINCE else _storage(states)
 
 
 def _storage(*arrays: int) -> int:

@@ -1,7 +1,8 @@
 """The workspaces of cuBLAS and cuBLASLt: memory that a matrix product may write into.
 
 Backward runs in a thread of its own with a handle of its own, so what is kept is there twice.
-Products with an epilogue (a bias) go through cuBLASLt.
+Products with an epilogue (a bias) go through cuBLASLt; since 2.15 in 16 bit those too that are
+added to a matrix.
 
     torch           cuBLAS              cuBLASLt
     2.6, 2.8        kept                comes and goes with each product
@@ -23,7 +24,7 @@ without Triton.
 """
 
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.tape import Purpose
+from vrambudget.engine.tape import Purpose, Storage
 from vrambudget.engine.tensor import empty_bytes
 
 MIB = 2**20
@@ -31,22 +32,30 @@ MIB = 2**20
 _LT_KEPT_SINCE = (2, 11)
 _SHARED_SINCE = (2, 13)
 _PER_PRODUCT_SINCE = (2, 15)
+_LT_ADDS_MATRICES_SINCE = (2, 15)
 _OUTER_PRODUCT_KERNEL_SINCE = (2, 13)
 
 
 def cublas_workspace(*, epilogue: bool = False) -> None:
     """Allocate what a matrix product allocates besides its result."""
     version = context.device.torch
+    cublas, lt = cublas_workspace_bytes(), cublaslt_workspace_bytes()
     if version >= _PER_PRODUCT_SINCE:
-        _passing(cublaslt_workspace_bytes() if epilogue else cublas_workspace_bytes())
-        return
-    _kept("cublas", cublas_workspace_bytes())
-    if not epilogue or version >= _SHARED_SINCE:
-        return
-    if version >= _LT_KEPT_SINCE:
-        _kept("cublaslt", cublaslt_workspace_bytes())
-    else:
-        _passing(cublaslt_workspace_bytes())
+        _passing(lt if epilogue else cublas)
+    elif not epilogue or version >= _SHARED_SINCE:
+        _kept("cublas", cublas)
+    elif version >= _LT_KEPT_SINCE:
+        _kept("cublas", cublas)
+        _kept("cublaslt", lt)
+    else:  # cuBLASLt's is there before the handle and what it keeps
+        passing = _passing(lt)
+        _kept("cublas", cublas)
+        del passing
+
+
+def addmm_workspace() -> None:
+    """Allocate what a 16-bit product allocates that a matrix is added to."""
+    cublas_workspace(epilogue=context.device.torch >= _LT_ADDS_MATRICES_SINCE)
 
 
 def bmm_workspace(inner: int) -> None:
@@ -62,9 +71,9 @@ def _kept(library: str, nbytes: int) -> None:
             context.workspaces[key] = empty_bytes(nbytes)
 
 
-def _passing(nbytes: int) -> None:
+def _passing(nbytes: int) -> Storage:
     with made_for(Purpose.WORKSPACES):
-        empty_bytes(nbytes)
+        return empty_bytes(nbytes)
 
 
 def cublas_workspace_bytes() -> int:

@@ -22,7 +22,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.models.layers import Embedding, Linear
 from vrambudget.ops.reduce import with_partial_sums
-from vrambudget.ops.workspaces import cublas_workspace
+from vrambudget.ops.workspaces import addmm_workspace, cublas_workspace
 from vrambudget.training.optimizer_base import Optimizer, new_state
 
 AdamWMaker = Callable[[Sequence[Parameter]], Optimizer]
@@ -59,10 +59,13 @@ def _orthogonalised(update: Tensor) -> Tensor:
     ortho = update if update.dtype is bfloat16 else empty(update.shape, bfloat16)
     _scale_to_norm_one(ortho)
     gram = polynomial = None
+    # cuBLASLt adds to what is contiguous, and a tall matrix's transpose is not.
+    added = cublas_workspace if update.shape[0] > update.shape[1] else addmm_workspace
     for _ in range(_ROUNDS):
-        gram = _product("mm", shorter, shorter)
-        polynomial = _product("addmm", shorter, shorter)
-        ortho = _product("addmm", shorter, longer)
+        gram = _product("mm", shorter, shorter, cublas_workspace)
+        polynomial = _product("addmm", shorter, shorter, addmm_workspace)
+        ortho = _product("addmm", shorter, longer, added)
+        added = addmm_workspace
     del gram, polynomial
     return ortho
 
@@ -76,10 +79,10 @@ def _scale_to_norm_one(x: Tensor) -> None:
     del norm, clamped
 
 
-def _product(operation: str, rows: int, columns: int) -> Tensor:
+def _product(operation: str, rows: int, columns: int, workspace: Callable[[], None]) -> Tensor:
     context.operation = operation
     y = empty((rows, columns), bfloat16)
-    cublas_workspace()
+    workspace()
     return y
 
 
