@@ -14,11 +14,9 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Phase, Tape
 from vrambudget.errors import NotModelledError
 from vrambudget.training.bitsandbytes import paged_bytes
-from vrambudget.training.freeze import freeze
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
 from vrambudget.training.loop import Loop, evaluate, train
-from vrambudget.training.lora import add_lora
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
@@ -84,9 +82,7 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
     with recording(device, options) as tape:
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
-        freeze(model, job.freeze)
-        if job.lora_rank is not None:
-            add_lora(model, job.lora_rank, job.lora_targets, dropout_p=job.lora_dropout)
+        _adapt(model, job)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
         trained = [p for p in parameters if p.requires_grad]
@@ -111,3 +107,15 @@ def _build(config: ModelConfig, job: Job) -> Module:
         return build_quantised(partial(config.build, job.task), double=job.double_quant)
     model: Module = config.build(job.task)
     return model
+
+
+def _adapt(model: Module, job: Job) -> None:
+    """Freeze and put adapters in, as the job says; imported here, for most jobs do neither."""
+    if job.freeze:
+        from vrambudget.training.freeze import freeze  # noqa: PLC0415
+
+        freeze(model, job.freeze)
+    if job.lora_rank is not None:
+        from vrambudget.training.lora import add_lora  # noqa: PLC0415
+
+        add_lora(model, job.lora_rank, job.lora_targets, dropout_p=job.lora_dropout)
