@@ -173,6 +173,8 @@ def test_a_python_without_torch_is_named_by_its_own_words(tmp_path):
         (["rehearse", "--jobs", "x.jsonl", "--batch", "8"], "exclude each other"),
         (["rehearse", "--gpu", "t4", "--"], "nothing to rehearse"),
         (["rehearse", "gpt2", "--gpu", "t4", "--bacth", "8"], "unrecognized arguments: --bacth"),
+        (["rehearse", "--gpu", "t4", "--", "torchrun", "train.py"], "--ranks 8 -- python"),
+        (["rehearse", "--gpu", "t4", "--", "python", "-m", "torch.distributed.run"], "--ranks 8"),
         (["compare", "gpt2", "--gpu", "no-such-card"], "no-such-card"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -19,7 +19,7 @@ from vrambudget.rehearse import card, process, stand_in, torch_build
 from vrambudget.rehearse.elf import c_names, read_library
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
-from vrambudget.rehearse.run import command_of, rehearse
+from vrambudget.rehearse.run import Progress, command_of, rehearse
 from vrambudget.rehearse.timeline import read_timeline
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="rehearsals need Linux")
@@ -130,6 +130,19 @@ def test_the_python_of_a_command_is_its_own_or_that_of_its_first_line(tmp_path):
     script.chmod(0o755)
     assert torch_build.python_of([python]) == python
     assert torch_build.python_of([str(script)]) == python
+
+
+def test_progress_is_told_for_the_first_steps_and_then_now_and_then(tmp_path, monkeypatch):
+    said, now = [], [100.0]
+    monkeypatch.setattr("vrambudget.rehearse.run.time.monotonic", lambda: now[0])
+    progress, file = Progress(tmp_path, said.append), tmp_path / "progress-7"
+    for step in range(1, 9):
+        with file.open("a") as opened:
+            opened.write(f"[{step}, 0, 0, {step * 2**20}]\n")
+        progress()
+        now[0] += 1
+    assert [line.split(":")[0] for line in said] == [f"step {n}" for n in (1, 2, 3, 8)]
+    assert said[0].endswith("1.00 MiB")
 
 
 # ---- the C code ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ from vrambudget.units import format_bytes
 
 Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
+_LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch"}
+_QUIET_SECONDS = 5.0  # between two lines of progress, after the first steps
+_FIRST_STEPS = 3
 _INTERRUPTED = 130  # as a shell says it
 
 
@@ -115,11 +119,22 @@ def _check(options: Options) -> None:
         raise VramBudgetError("no such folder", where=str(options.snapshot.absolute().parent))
 
 
+def _check_launcher(command: Sequence[str]) -> None:
+    """Refuse torchrun: its ranks would speak through NCCL, which is not virtual."""
+    words = [Path(command[0]).name, *command[1:]] if command else []
+    if "torchrun" in words[:1] or set(words[1:3]) & _LAUNCHERS:
+        raise VramBudgetError(
+            "torchrun starts ranks that speak through NCCL, which is not virtual",
+            hint="rehearse one of them: --ranks 8 -- python train.py",
+        )
+
+
 def rehearse_command(
     command: tuple[str, ...], gpu: Gpu, options: Options, python_path: Path | None = None
 ) -> Rehearsal:
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
     _check(options)
+    _check_launcher(command)
     build = find_torch(command, any_torch=options.any_torch)
     libraries = stand_in(build, options.say)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
@@ -162,17 +177,19 @@ def _keep_snapshot(folder: Path, target: Path) -> None:
 
 
 class Progress:
-    """Says how far the script is, when it has got further."""
+    """Says how far the script is: after each of the first steps, and then now and then."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self.folder, self.say, self.seen = folder, say, 0
+        self.folder, self.say, self.seen, self.said = folder, say, 0, 0.0
 
     def __call__(self) -> None:
         """Look for steps that were not seen yet."""
+        if self.seen >= _FIRST_STEPS and time.monotonic() - self.said < _QUIET_SECONDS:
+            return
         for path in self.folder.glob("progress-*"):
             lines = path.read_text().splitlines()
             if lines and len(lines) > self.seen and lines[-1].endswith("]"):
-                self.seen = len(lines)
+                self.seen, self.said = len(lines), time.monotonic()
                 step, _, _, reserved = json.loads(lines[-1])
                 self.say(f"step {step}: peak reserved {format_bytes(reserved)}")
 
