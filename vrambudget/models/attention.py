@@ -19,7 +19,7 @@ from vrambudget.ops.attention import scaled_dot_product_attention
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, expand, reshape, transpose, unsqueeze
+from vrambudget.ops.shape import contiguous, expand, open_slices, reshape, transpose, unsqueeze
 from vrambudget.ops.softmax import softmax
 
 Attended = tuple[Tensor, Tensor | None]
@@ -98,5 +98,5 @@ def repeat_kv(x: Tensor, groups: int) -> Tensor:
     if groups == 1:
         return x
     B, H, S, D = x.shape
-    repeated = expand(unsqueeze(x, 2), B, H, groups, S, D)
+    repeated = expand(unsqueeze(open_slices(x, 4), 2), B, H, groups, S, D)  # [:, :, None, :, :]
     return reshape(repeated, B, H * groups, S, D)

@@ -44,7 +44,7 @@ from vrambudget.ops.elementwise import (
     rsqrt,
 )
 from vrambudget.ops.reduce import mean_last
-from vrambudget.ops.shape import contiguous, reshape, transpose, view
+from vrambudget.ops.shape import contiguous, open_slices, reshape, transpose, view
 
 LayerType = Literal["full_attention", "sliding_attention"]
 Norm = Callable[[int], Module]
@@ -209,7 +209,7 @@ class CausalLM(Module):
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
-        y: Tensor = self.lm_head(hidden_states)
+        y: Tensor = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
         return y
 
 

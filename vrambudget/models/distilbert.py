@@ -23,7 +23,7 @@ from vrambudget.models.losses import class_loss
 from vrambudget.models.masks import bidirectional_mask
 from vrambudget.models.outputs import Outputs
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, relu
-from vrambudget.ops.shape import contiguous, reshape, select
+from vrambudget.ops.shape import contiguous, open_slices, reshape, select
 
 
 class Embeddings(Module):
@@ -178,7 +178,7 @@ class DistilBertForSequenceClassification(Module):
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
         hidden_state = self.distilbert(input_ids, attention_mask)
-        pooled_output = select(hidden_state, 1)
+        pooled_output = select(open_slices(hidden_state, 1), 1)  # [:, 0]
         pooled_output = self.pre_classifier(pooled_output)
         pooled_output = relu(pooled_output)
         pooled_output = self.dropout(pooled_output)

@@ -27,7 +27,16 @@ from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar, tanh
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, expand, narrowed, reshape, select, transpose, view
+from vrambudget.ops.shape import (
+    contiguous,
+    expand,
+    narrowed,
+    open_slices,
+    reshape,
+    select,
+    transpose,
+    view,
+)
 from vrambudget.ops.softmax import softmax
 
 
@@ -221,7 +230,7 @@ class Pooler(Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, C]."""
-        first_token = select(hidden_states, 1)
+        first_token = select(open_slices(hidden_states, 1), 1)  # [:, 0]
         pooled_output = self.dense(first_token)
         return tanh(pooled_output)
 

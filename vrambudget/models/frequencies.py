@@ -73,6 +73,9 @@ FREQUENCIES: dict[str, Callable[[int], Tensor]] = {
 }
 """Formulas by `rope_type`."""
 
+FREQUENCIES_OF_4 = {**FREQUENCIES, "default": linear}
+"""The same in transformers 4.57."""
+
 
 def _exponents(dim: int) -> Tensor:
     """arange(0, dim, 2).float() / dim."""

@@ -36,7 +36,7 @@ from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, reshape, split, transpose, view
+from vrambudget.ops.shape import contiguous, open_slices, reshape, split, transpose, view
 from vrambudget.ops.softmax import softmax
 
 
@@ -180,7 +180,7 @@ class GPT2LMHeadModel(Module):
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         hidden_states = self.transformer(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(hidden_states)
+            logits = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
         return Outputs(loss, logits)
 

@@ -28,6 +28,7 @@ from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul
 from vrambudget.ops.shape import (
     cat,
     contiguous,
+    open_slices,
     reshape,
     slice_last,
     split,
@@ -168,7 +169,7 @@ class GPTNeoXForCausalLM(Module):
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         hidden_states = self.gpt_neox(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(hidden_states)
+            logits = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
         return Outputs(loss, logits)
 

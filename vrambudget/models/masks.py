@@ -1,4 +1,4 @@
-"""The masks of transformers 5 (masking_utils.py), with all that making them allocates.
+"""The masks of transformers 5 and 4.57 (masking_utils.py), with all that making them allocates.
 
 Called with a tokenizer's attention mask [B, T], of a batch that has padding, a model makes a mask
 [B, 1, T, T] of it; sdpa reads back whether it could do without.
@@ -7,6 +7,8 @@ A decoder called without one looks whether its rows are packed (several sequence
 one row): it takes differences of the position ids and *reads the result back*. Rows that are not
 packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says
 what that look found; True is what a GPU whose memory reads as zeros finds.
+
+Transformers 4.57 does not look: where there is no padding mask, it takes rows for packed.
 """
 
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType, bool_, int64
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.reduce import count_true, with_partial_sums
@@ -25,8 +28,9 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def positions(length: int) -> Tensor:
-    """torch.arange(length) + past_seen_tokens: [1, T]."""
-    return view(_offset_arange(length), 1, length)
+    """torch.arange(length) + past_seen_tokens: [1, T]; 4.57 begins the range there."""
+    indices = arange(length) if is_transformers_4() else _offset_arange(length)
+    return view(indices, 1, length)
 
 
 def causal_mask(
@@ -134,6 +138,8 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
     starts = made("ne", (B, T), bool_)
     indices = cumsum(starts, int64)
     del starts
+    if is_transformers_4():
+        return indices
     last = made("eq", (B,), bool_)
     every = made("all", (), bool_)
     del last, every, first, difference
@@ -190,10 +196,12 @@ def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
 
 def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Tensor:
     """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
-    batch_arange = arange(batch)
-    head_arange = arange(1)
-    q_arange = _offset_arange(length)
-    kv_arange = _offset_arange(keys)
+    if is_transformers_4():  # the queries' positions are the model's own
+        kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
+        q_arange = kv_arange
+    else:
+        batch_arange, head_arange = arange(batch), arange(1)
+        q_arange, kv_arange = _offset_arange(length), _offset_arange(keys)
     index = (
         view(batch_arange, batch, 1, 1, 1),
         view(q_arange, 1, 1, length, 1),
@@ -205,10 +213,13 @@ def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Te
 
 
 def and_masks(*functions: MaskFunction) -> MaskFunction:
-    """Return the mask of what all functions allow: from a scalar True on, each `&` a new tensor."""
+    """Return the mask of what all functions allow: from True on, each `&` a new tensor.
+
+    Under 4.57's vmap the True is as many as there are queries.
+    """
 
     def every(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        result = made("new_ones", (), bool_)
+        result = made("new_ones", query.shape if is_transformers_4() else (), bool_)
         for function in functions:
             part = function(batch, query, key)
             result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)

@@ -28,7 +28,7 @@ from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.scan import cumsum
-from vrambudget.ops.shape import contiguous, reshape, transpose, view
+from vrambudget.ops.shape import contiguous, open_slices, reshape, transpose, view
 
 _FIRST_POSITION = 2
 
@@ -191,7 +191,7 @@ class OPTForCausalLM(Module):
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         hidden_states = self.decoder(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(hidden_states)
+            logits = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
         return Outputs(loss, logits)
 

@@ -31,7 +31,7 @@ from vrambudget.models.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, gelu, tanh
 from vrambudget.ops.scan import cumsum
-from vrambudget.ops.shape import select
+from vrambudget.ops.shape import open_slices, select
 
 
 class Embeddings(encoder.Embeddings):
@@ -104,7 +104,8 @@ class ClassificationHead(Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, T, C] -> [B, num_labels]."""
-        x = select(features, 1)  # <s>, the first token
+        x = select(open_slices(features, 1), 1)
+        x = open_slices(x, 1)  # [:, 0, :], <s>, the first token
         x = self.dropout(x)
         x = self.dense(x)
         x = tanh(x)

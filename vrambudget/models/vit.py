@@ -26,7 +26,16 @@ from vrambudget.models.losses import class_loss
 from vrambudget.models.outputs import Outputs
 from vrambudget.ops.convolution import patch_convolution
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
-from vrambudget.ops.shape import cat, contiguous, expand, reshape, select, transpose, view
+from vrambudget.ops.shape import (
+    cat,
+    contiguous,
+    expand,
+    open_slices,
+    reshape,
+    select,
+    transpose,
+    view,
+)
 
 
 def _pair(value: Any) -> Any:
@@ -164,7 +173,8 @@ class ViTForImageClassification(Module):
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Outputs:
         """[B, channels, h, w], [B] -> loss and logits [B, num_labels]."""
         sequence_output = self.vit(pixel_values)
-        pooled_output = select(sequence_output, 1)
+        pooled_output = select(open_slices(sequence_output, 1), 1)
+        pooled_output = open_slices(pooled_output, 1)  # [:, 0, :]
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.classifier(pooled_output)
         loss = class_loss(logits, labels)

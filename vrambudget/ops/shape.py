@@ -9,11 +9,11 @@ tools/autograd/derivatives.yaml.
 """
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from vrambudget.engine.autograd import Backward, record, record_many
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import promote
+from vrambudget.engine.dtypes import DType, promote
 from vrambudget.engine.tensor import (
     Shape,
     ShapeError,
@@ -24,6 +24,7 @@ from vrambudget.engine.tensor import (
     numel,
 )
 
+_ALIASES_SINCE = (2, 11)
 
 def view(x: Tensor, *shape: int) -> Tensor:
     """Return x's elements as `shape`, without a copy. Raises ShapeError where that takes one."""
@@ -112,24 +113,33 @@ def slice_last(x: Tensor, length: int) -> Tensor:
     if length == source[-1]:
         return _share(x, "alias", source, x.strides, lambda dy: dy)
 
-    def backward(dy: Tensor) -> Tensor:
-        del dy
-        return empty(source, dtype)  # slice_backward: zeros, then the gradient is copied in
-
+    # slice_backward: zeros, then the gradient is copied in
     y = narrowed(x, x.ndim - 1, length)
-    return record("slice", y, inputs=(x,), backward=backward)
+    return record("slice", y, inputs=(x,), backward=partial(_zeros, source, dtype))
+
+
+def open_slices(x: Tensor, count: int) -> Tensor:
+    """Return x indexed by `count` colons, x[:, :]: a view.
+
+    Until 2.8 autograd follows each: backward copies the gradient into zeros.
+    """
+    if context.device.torch >= _ALIASES_SINCE:
+        return x
+    for _ in range(count):
+        x = _share(x, "slice", x.shape, x.strides, partial(_zeros, x.shape, x.dtype))
+    return x
+
+
+def _zeros(shape: Shape, dtype: DType, dy: Tensor) -> Tensor:
+    del dy
+    return empty(shape, dtype)
 
 
 def select(x: Tensor, dim: int) -> Tensor:
     """Return x at one index of `dim`: a view without that dimension; backward pads with zeros."""
-    source, dtype, strides = x.shape, x.dtype, x.actual_strides()
-
-    def backward(dy: Tensor) -> Tensor:
-        del dy
-        return empty(source, dtype)  # select_backward: zeros, then the gradient is copied in
-
+    source, strides = x.shape, x.actual_strides()
     shape, rest = source[:dim] + source[dim + 1 :], strides[:dim] + strides[dim + 1 :]
-    return _share(x, "select", shape, rest, backward)
+    return _share(x, "select", shape, rest, partial(_zeros, source, x.dtype))
 
 
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
