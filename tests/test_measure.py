@@ -157,6 +157,28 @@ def test_a_python_without_torch_is_named_by_its_own_words(tmp_path):
         measure_job({"model": TINY}, python=str(python))
 
 
+TORCH = """
+from types import SimpleNamespace
+__version__, version = "2.11.0", SimpleNamespace(cuda="13.0")
+def empty(*_, **__): pass
+cuda = SimpleNamespace(
+    is_available=lambda: True,
+    mem_get_info=lambda: (700, 1000),
+    memory_reserved=lambda: 100,
+    get_device_name=lambda _: "Tesla T4",
+)
+"""
+
+
+def test_the_machine_s_own_part_is_what_lies_outside_pytorch_s_segments(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text(TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = record_module._look(sys.executable)  # noqa: SLF001 - what a GPU would answer
+    assert (found["card"], found["capacity_bytes"]) == ("Tesla T4", 1000)
+    assert found["outside_bytes"] == 200  # 300 taken, 100 of them PyTorch's
+    assert found["versions"]["cuda"] == "13.0"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

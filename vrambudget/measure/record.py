@@ -30,17 +30,25 @@ _NANOGPT = {
 }
 
 _LOOK = """
-import importlib.metadata as m, json, torch
+import ctypes, importlib.metadata as m, json, torch
 if not torch.cuda.is_available(): raise SystemExit("PyTorch sees no GPU")
 torch.empty(1, device="cuda")
 free, total = torch.cuda.mem_get_info()
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
+def driver():
+    text = ctypes.create_string_buffer(96)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        found = nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, 96) == 0
+    except (OSError, AttributeError): return None
+    return text.value.decode() if found else None
 print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total,
   "outside_bytes": total - free - torch.cuda.memory_reserved(),
   "versions": {n: v for n in ("transformers", "peft") if (v := version(n))}
-  | {"torch": torch.__version__, "cuda": torch.version.cuda}}))
+  | {"torch": torch.__version__, "cuda": torch.version.cuda}
+  | ({"driver": v} if (v := driver()) else {})}))
 """
 
 
