@@ -40,6 +40,7 @@ from vrambudget.ops.elementwise import (
     add,
     add_scalar,
     mul,
+    mul_scalar,
     pow_scalar,
     rsqrt,
 )
@@ -153,6 +154,7 @@ class Model(Module):
     def __init__(self, config: "DecoderConfig", norm: Norm, embedding: type[Embedding]) -> None:
         self.config = config
         self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
+        self.scales_embeddings = self.embed_tokens.model_scales
         self.layers = config.make_layers()
         self.norm = norm(config.hidden_size)
         self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
@@ -167,6 +169,8 @@ class Model(Module):
         }
         hidden_states = inputs_embeds
         rotary = self.rotary_emb(input_ids.shape[1], inputs_embeds.dtype)
+        if self.scales_embeddings:
+            hidden_states = mul_scalar(hidden_states)
         for kind, layer in zip(self.config.layer_kinds, self.layers, strict=True):
             hidden_states = layer(
                 hidden_states, rotary=rotary, mask=masks[kind], position_ids=position_ids

@@ -26,22 +26,32 @@ from vrambudget.models.decoder import (
     Model,
 )
 from vrambudget.models.layers import Embedding
+from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import Activation, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 
 
 class ScaledEmbedding(Embedding):
-    """GemmaTextScaledWordEmbedding: the scale is a buffer of the weights' type."""
+    """GemmaTextScaledWordEmbedding: the scale is a buffer of the weights' type.
+
+    In transformers 4.57 the model itself scales, by a number, when masks and positions are made.
+    """
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width)
+        self.model_scales = is_transformers_4()
+        if self.model_scales:
+            return
         with made_for(Purpose.WEIGHTS):
             self.embed_scale = made("tensor", (), context.options.dtype)
 
     def forward(self, indices: Tensor) -> Tensor:
         """[...] -> [..., C]."""
-        return mul(super().forward(indices), to(self.embed_scale, self.weight.dtype))
+        inputs_embeds = super().forward(indices)
+        if self.model_scales:
+            return inputs_embeds
+        return mul(inputs_embeds, to(self.embed_scale, self.weight.dtype))
 
 
 class ZeroCenteredRMSNorm(Module):

@@ -8,6 +8,7 @@ Not modelled: cross-attention, `scale_attn_by_inverse_layer_idx` (changes no ten
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 from vrambudget.config.job import Task
@@ -15,7 +16,7 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import bool_, int64
+from vrambudget.engine.dtypes import bool_, float32, int64
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
@@ -32,19 +33,44 @@ from vrambudget.models.layers import (
 from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, positions
 from vrambudget.models.outputs import Outputs
+from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
+from vrambudget.ops.elementwise import (
+    ACTIVATIONS,
+    Activation,
+    add,
+    div_by_scalar,
+    mul_scalar,
+    where_scalar,
+)
 from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import contiguous, open_slices, reshape, split, transpose, view
 from vrambudget.ops.softmax import softmax
 
 
 def eager_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout_p: float,
+    causal: Tensor | None = None,
 ) -> Attended:
-    """GPT-2's own: the softmax in the scores' dtype, the result not made contiguous."""
-    weights = mul_scalar(matmul(query, transpose(key, -1, -2)))
+    """GPT-2's own: the softmax in the scores' dtype, the result not made contiguous.
+
+    Transformers 4.57 applies the layer's own mask [1, 1, P, P] too; its numbers are tensors.
+    """
+    weights = matmul(query, transpose(key, -1, -2))
+    if causal is None:
+        weights = mul_scalar(weights)
+    else:
+        weights = div_by_scalar(weights, made("full", (), weights.dtype))
+        lowest = made("full", (), weights.dtype)
+        length = query.shape[-2]
+        causal = causal.viewed((1, 1, length, length), causal.actual_strides())
+        weights = where_scalar(causal, weights, lowest)
     if mask is not None:
         weights = add(weights, mask)
     weights = softmax(weights)
@@ -58,6 +84,7 @@ class Attention(Module):
     """GPT2Attention."""
 
     def __init__(self, config: "GPT2Config") -> None:
+        self.causal = _causal_buffers(config.max_position_embeddings)
         self.width = config.hidden_size
         self.head_dim = self.width // config.num_attention_heads
         self.c_attn = Conv1D(3 * self.width, self.width)
@@ -72,9 +99,8 @@ class Attention(Module):
         value = self._heads(value)
         query = self._heads(query)
         dropout_p = self.attn_pdrop if context.options.training else 0.0
-        output, weights = attend(
-            query, key, value, mask, dropout_p=dropout_p, eager=eager_attention
-        )
+        eager = partial(eager_attention, causal=self.causal and self.causal[0])
+        output, weights = attend(query, key, value, mask, dropout_p=dropout_p, eager=eager)
         output = contiguous(reshape(output, *output.shape[:-2], self.width))
         output = self.c_proj(output)
         return self.resid_dropout(output), weights
@@ -82,6 +108,17 @@ class Attention(Module):
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, H, T, D]."""
         return transpose(view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
+
+
+def _causal_buffers(length: int) -> tuple[Tensor, Tensor] | None:
+    """Return each layer's causal mask [1, 1, P, P] and its lowest score: transformers 4.57's."""
+    if not is_transformers_4():
+        return None
+    ones = made("ones", (length, length), bool_)
+    with made_for(Purpose.WEIGHTS):
+        triangle = made("tril", (1, 1, length, length), bool_)
+        del ones
+        return triangle, made("tensor", (), float32)
 
 
 class MLP(Module):

@@ -52,6 +52,8 @@ class Conv1D(Module):
 class Embedding(Module):
     """torch.nn.Embedding: weight [V, C]."""
 
+    model_scales = False  # whether a decoder scales its output once its masks are made
+
     def __init__(self, rows: int, width: int) -> None:
         self.weight = Parameter((rows, width), context.options.dtype)
 

@@ -53,11 +53,14 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return record("mul", y, inputs=(a, b), saved=kept, backward=backward)
 
 
-def where_scalar(condition: Tensor, a: Tensor) -> Tensor:
-    """Return a where a bool condition holds, elsewhere a Python number (a scalar on the device)."""
+def where_scalar(condition: Tensor, a: Tensor, number: Tensor | None = None) -> Tensor:
+    """Return a where a bool condition holds, elsewhere a number.
+
+    A Python number becomes a scalar on the device first; give `number` if it is one.
+    """
     kept = keep(condition, when=a.requires_grad)
     layout = _layout(condition)
-    y = _where(layout, a)
+    y = _where(layout, a, number)
 
     def backward(dy: Tensor) -> Tensor:
         return _where(layout, dy)
@@ -65,13 +68,20 @@ def where_scalar(condition: Tensor, a: Tensor) -> Tensor:
     return record("where", y, inputs=(a,), saved=(kept,), backward=backward)
 
 
-def _where(condition: Tensor, a: Tensor) -> Tensor:
+def _where(condition: Tensor, a: Tensor, number: Tensor | None = None) -> Tensor:
     context.operation = "where"
-    number = empty((), a.dtype)
+    number = empty((), a.dtype) if number is None else number
     shape = broadcast(condition.shape, a.shape)
     y = empty(shape, a.dtype, iterated_strides(shape, (condition, a)))
     del number
     return y
+
+
+def div_by_scalar(a: Tensor, divisor: Tensor) -> Tensor:
+    """Return a divided by a number on the device, which is kept."""
+    kept = keep(divisor, when=a.requires_grad)
+    context.operation = "div"
+    return record("div", empty_like(a), inputs=(a,), saved=(kept,), backward=empty_like)
 
 
 def mul_scalar(a: Tensor) -> Tensor:
