@@ -20,12 +20,14 @@ from vrambudget.models.encoder import (
     EncoderConfig,
     Model,
     PositionBuffers,
+    plus_positions,
     tie_decoder,
     token_types,
 )
 from vrambudget.models.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import class_loss
 from vrambudget.models.outputs import Outputs
+from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.elementwise import ACTIVATIONS, add
 
 
@@ -45,12 +47,12 @@ class Embeddings(encoder.Embeddings):
         """[B, T] -> [B, T, C]."""
         batch, length = input_ids.shape
         position_ids = self.buffers.positions(length)
-        token_type_ids = token_types(position_ids, batch)
+        token_type_ids = token_types(self.buffers, position_ids, batch)
         inputs_embeds = self.word_embeddings(input_ids)
         token_type_embeddings = self.token_type_embeddings(token_type_ids)
         embeddings = add(inputs_embeds, token_type_embeddings)
         position_embeddings = self.position_embeddings(position_ids)
-        embeddings = add(embeddings, position_embeddings)
+        embeddings = plus_positions(embeddings, position_embeddings)
         embeddings = self.LayerNorm(embeddings)
         dropped: Tensor = self.dropout(embeddings)
         return dropped
@@ -77,8 +79,10 @@ class Predictions(Module):
 
     def __init__(self, config: "BertConfig") -> None:
         self.transform = Transform(config)
-        self.decoder = Linear(config.hidden_size, config.vocab_size)
+        self.decoder = Linear(config.hidden_size, config.vocab_size, bias=not is_transformers_4())
         self.bias = Parameter((config.vocab_size,), context.options.dtype)
+        if is_transformers_4():
+            self.decoder.bias = self.bias
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
@@ -132,6 +136,7 @@ class BertConfig(EncoderConfig):
     """transformers' BertConfig, with its defaults."""
 
     model_type: Literal["bert"] = "bert"
+    pad_token_id: int | None = 0
     vocab_size: Size = 30522
 
     def build(self, task: Task) -> BertForMaskedLM | BertForSequenceClassification:

@@ -22,10 +22,13 @@ from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.attention import Attended, attend
 from vrambudget.models.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
-from vrambudget.models.masks import bidirectional_mask
+from vrambudget.models.masks import bidirectional_mask, look_for_padding
+from vrambudget.models.masks_of_4 import bidirectional_mask_of_4, tokens_of
+from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar, tanh
+from vrambudget.ops.fill import add_
 from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import (
     contiguous,
@@ -84,7 +87,9 @@ class PositionBuffers(Module):
             self.token_type_ids = made("zeros", (1, length), int64) if token_types else None
 
     def initialise(self) -> None:
-        """_init_weights counts once more and copies the result in."""
+        """_init_weights counts once more and copies the result in; not in transformers 4."""
+        if is_transformers_4():
+            return
         again = arange(self.position_ids.shape[1])
         del again
 
@@ -93,10 +98,17 @@ class PositionBuffers(Module):
         return narrowed(self.position_ids, 1, length)
 
 
-def token_types(position_ids: Tensor, batch: int) -> Tensor:
-    """Return the buffer's types at `position_ids`, for every row [B, T]."""
+def token_types(buffers: PositionBuffers, position_ids: Tensor, batch: int) -> Tensor:
+    """Return the buffer's types at `position_ids`, for every row [B, T].
+
+    Transformers 4 takes the first T.
+    """
+    length = position_ids.shape[1]
+    if is_transformers_4():
+        assert buffers.token_type_ids is not None  # noqa: S101 - these encoders have types
+        return expand(narrowed(buffers.token_type_ids, 1, length), batch, length)
     gathered = made("gather", position_ids.shape, int64)
-    return expand(gathered, batch, position_ids.shape[1])
+    return expand(gathered, batch, length)
 
 
 def eager_attention(
@@ -200,13 +212,12 @@ class Layer(CheckpointedLayer):
         self.intermediate = Intermediate(config)
         self.output = AddNorm(config, config.intermediate_size)
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
+        """[B, T, C] -> [B, T, C]; transformers 4 hands the weights on to the loop over layers."""
         attention_output, weights = self.attention(hidden_states, mask)
         intermediate_output = self.intermediate(attention_output)
         layer_output: Tensor = self.output(intermediate_output, attention_output)
-        del weights
-        return layer_output
+        return layer_output, weights if is_transformers_4() else None
 
 
 class Encoder(Module):
@@ -218,7 +229,8 @@ class Encoder(Module):
     def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         for layer in self.layer:
-            hidden_states = layer(hidden_states, mask)
+            layer_outputs = layer(hidden_states, mask)  # held until the next are there
+            hidden_states = layer_outputs[0]
         return hidden_states
 
 
@@ -239,6 +251,7 @@ class Model(Module):
     """BertModel: hidden states [B, T, C] and, with a pooler, its output [B, C]."""
 
     def __init__(self, config: EncoderConfig, embeddings: "Embeddings", *, pooler: bool) -> None:
+        self.pads = config.pad_token_id is not None
         self.embeddings = embeddings
         self.encoder = Encoder(config)
         self.pooler = Pooler(config.hidden_size) if pooler else None
@@ -248,11 +261,22 @@ class Model(Module):
         self, input_ids: Tensor, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T] -> [B, T, C], [B, C]."""
+        if is_transformers_4() and attention_mask is None and self.pads:
+            look_for_padding(input_ids.shape[0])
         embedding_output = self.embeddings(input_ids)  # held until this returns
-        mask = bidirectional_mask(embedding_output, attention_mask)
+        if is_transformers_4():
+            attention_mask = tokens_of(embedding_output, attention_mask)
+            mask = bidirectional_mask_of_4(embedding_output, attention_mask)
+        else:
+            mask = bidirectional_mask(embedding_output, attention_mask)
         sequence_output = self.encoder(embedding_output, mask)
         pooled_output = None if self.pooler is None else self.pooler(sequence_output)
         return sequence_output, pooled_output
+
+
+def plus_positions(embeddings: Tensor, positions: Tensor) -> Tensor:
+    """Return the sum; transformers 4 adds in place."""
+    return add_(embeddings, positions) if is_transformers_4() else add(embeddings, positions)
 
 
 class Embeddings(Module):
@@ -263,13 +287,13 @@ class Embeddings(Module):
 
 
 def tie_decoder(decoder: Linear, embeddings: Embedding, bias: Parameter | None) -> None:
-    """tie_weights: share the embeddings' weight, and a bias.
+    """tie_weights: share the embeddings' weight, and a bias, if it is not shared yet.
 
     Each time the bias is padded by nothing. A pad makes a new tensor: it moves to another place.
     """
     decoder.weight = embeddings.weight
     _pad(decoder)
-    if bias is not None:
+    if bias is not None and decoder.bias is not bias:
         decoder.bias = bias
         _pad(decoder)
 

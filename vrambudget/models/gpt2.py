@@ -16,7 +16,7 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import bool_, float32, int64
+from vrambudget.engine.dtypes import bool_, float32
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
@@ -31,7 +31,7 @@ from vrambudget.models.layers import (
     Linear,
 )
 from vrambudget.models.losses import causal_lm_loss
-from vrambudget.models.masks import causal_mask, positions
+from vrambudget.models.masks import causal_mask, look_for_padding, positions
 from vrambudget.models.outputs import Outputs
 from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.creation import made
@@ -178,7 +178,7 @@ class Transformer(Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C]."""
         if attention_mask is None and self.looks_for_padding:
-            _look_for_padding(input_ids.shape[0])
+            look_for_padding(input_ids.shape[0])
         inputs_embeds = self.wte(input_ids)
         position_ids = positions(input_ids.shape[1])
         position_embeds = self.wpe(position_ids)
@@ -189,16 +189,6 @@ class Transformer(Module):
             hidden_states = block(hidden_states, mask, position_ids=position_ids)
         y: Tensor = self.ln_f(hidden_states)
         return y
-
-
-def _look_for_padding(batch: int) -> None:
-    """warn_if_padding_and_no_attention_mask: pad_token_id in input_ids[:, [-1, 0]]."""
-    ends = made("to_device", (2,), int64)
-    tokens = made("index", (batch, 2), int64)
-    del ends
-    equal = made("eq", (batch, 2), bool_)
-    found = made("any", (), bool_)
-    del equal, found, tokens
 
 
 class GPT2LMHeadModel(Module):

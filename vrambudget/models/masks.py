@@ -33,6 +33,16 @@ def positions(length: int) -> Tensor:
     return view(indices, 1, length)
 
 
+def look_for_padding(batch: int) -> None:
+    """warn_if_padding_and_no_attention_mask: pad_token_id in input_ids[:, [-1, 0]]."""
+    ends = made("to_device", (2,), int64)
+    tokens = made("index", (batch, 2), int64)
+    del ends
+    equal = made("eq", (batch, 2), bool_)
+    found = made("any", (), bool_)
+    del equal, found, tokens
+
+
 def causal_mask(
     embeddings: Tensor, position_ids: Tensor | None, padding: Tensor | None = None
 ) -> Tensor | None:

@@ -22,12 +22,14 @@ from vrambudget.models.encoder import (
     EncoderConfig,
     Model,
     PositionBuffers,
+    plus_positions,
     tie_decoder,
     token_types,
 )
 from vrambudget.models.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import class_loss
 from vrambudget.models.outputs import Outputs
+from vrambudget.models.release import is_transformers_4
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, gelu, tanh
 from vrambudget.ops.scan import cumsum
@@ -40,6 +42,8 @@ class Embeddings(encoder.Embeddings):
     def __init__(self, config: "RobertaConfig") -> None:
         width = config.hidden_size
         self.word_embeddings = Embedding(config.vocab_size, width)
+        if is_transformers_4():  # made twice; the first goes when the second is there
+            self.position_embeddings = Embedding(config.max_position_embeddings, width)
         self.token_type_embeddings = Embedding(config.type_vocab_size, width)
         self.LayerNorm = LayerNorm(width)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -49,12 +53,12 @@ class Embeddings(encoder.Embeddings):
     def forward(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
         position_ids = _count_positions(*input_ids.shape)
-        token_type_ids = token_types(position_ids, input_ids.shape[0])
+        token_type_ids = token_types(self.buffers, position_ids, input_ids.shape[0])
         inputs_embeds = self.word_embeddings(input_ids)
         token_type_embeddings = self.token_type_embeddings(token_type_ids)
         embeddings = add(inputs_embeds, token_type_embeddings)
         position_embeddings = self.position_embeddings(position_ids)
-        embeddings = add(embeddings, position_embeddings)
+        embeddings = plus_positions(embeddings, position_embeddings)
         embeddings = self.LayerNorm(embeddings)
         dropped: Tensor = self.dropout(embeddings)
         return dropped
@@ -83,6 +87,8 @@ class LMHead(Module):
         self.layer_norm = LayerNorm(config.hidden_size)
         self.decoder = Linear(config.hidden_size, config.vocab_size)
         self.bias = Parameter((config.vocab_size,), context.options.dtype)
+        if is_transformers_4():
+            self.decoder.bias = self.bias
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
