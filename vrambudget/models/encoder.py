@@ -114,14 +114,19 @@ def token_types(buffers: PositionBuffers, position_ids: Tensor, batch: int) -> T
 def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
 ) -> Attended:
-    """BERT's eager_attention_forward: the softmax in the scores' dtype (float32 under autocast)."""
+    """BERT's eager_attention_forward: the softmax in the scores' dtype (float32 under autocast).
+
+    Transformers 4 has two names, for scores and for weights.
+    """
     weights = mul_scalar(matmul(query, transpose(key, 2, 3)))
     if mask is not None:
         weights = add(weights, mask)
+    scores = weights if is_transformers_4() else None
     weights = softmax(weights)
     weights = dropout(weights, dropout_p, training=context.options.training)
     output = matmul(weights, value)
     output = contiguous(transpose(output, 1, 2))
+    del scores  # held until here
     return output, weights
 
 
