@@ -3,7 +3,7 @@
     q          [B, H, Sq, D]     kept, padded so that D is a multiple of 8; k, v likewise
     out        [B, H, Sq, D]     kept; laid out as q is
     logsumexp  [B, H, Sq]        kept, float32
-    rng state  2 + 1 integers    kept, also without dropout
+    rng state  2 + 1 integers    kept, also without dropout; on the CPU in 2.6
     backward:  copies of dout and out that lie as [B, Sq, H, D], if they do not; dq, dk, dv;
                softmax_d  [B, H, Sq rounded up to 128]                     float32, temporary
                dq_accum   [B, Sq rounded up to 128, H, D rounded up]       float32, temporary
@@ -24,6 +24,7 @@ from vrambudget.engine.dtypes import float32, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty
 from vrambudget.ops.attention.layout import Layout, contiguous, heads_last, pad_last, slice_last
 
+_RNG_STATE_SINCE = (2, 8)
 _ALIGNMENT = 8  # of the head dimension
 _ROWS = 128  # queries are padded to blocks of these
 _MAX_SPLITS = 128
@@ -48,12 +49,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     out = heads_last(q_layout.empty())
     logsumexp = empty((B, H, Sq), float32)
     accumulators = [] if dropout else _split_accumulators(q.shape, k.shape)
-    rng_state = empty((2,), int64)
-    unused = empty((), int64)
-    if dropout:
-        rng_state = empty((2,), int64)
+    rng_state = _rng_state(dropout)
     del accumulators
-    kept_results = tuple(keep(x, when=wanted) for x in (out, logsumexp, rng_state, unused))
+    kept_results = tuple(keep(x, when=wanted) for x in (out, logsumexp, *rng_state))
     out_layout = Layout.of(heads_last(out))
     out_is_contiguous = heads_last(out).is_contiguous
     rows = -(-Sq // _ROWS) * _ROWS
@@ -74,6 +72,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return record(
         "flash_attention", out, inputs=(q, k, v), saved=kept + kept_results, backward=backward
     )
+
+
+def _rng_state(dropout: float) -> list[Tensor]:
+    """Return the state and a scalar that nothing uses; with dropout the state is made twice."""
+    if context.device.torch < _RNG_STATE_SINCE:
+        return []
+    rng_state, unused = empty((2,), int64), empty((), int64)
+    if dropout:
+        rng_state = empty((2,), int64)
+    return [rng_state, unused]
 
 
 def _split_accumulators(q: Shape, k: Shape) -> list[Tensor]:
