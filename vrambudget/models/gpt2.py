@@ -16,7 +16,7 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import bool_, float32
+from vrambudget.engine.dtypes import bool_
 from vrambudget.engine.module import Module
 from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor
@@ -118,7 +118,7 @@ def _causal_buffers(length: int) -> tuple[Tensor, Tensor] | None:
     with made_for(Purpose.WEIGHTS):
         triangle = made("tril", (1, 1, length, length), bool_)
         del ones
-        return triangle, made("tensor", (), float32)
+        return triangle, made("tensor", (), context.options.dtype)
 
 
 class MLP(Module):

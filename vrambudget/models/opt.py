@@ -23,8 +23,10 @@ from vrambudget.models.classification import SequenceClassifier
 from vrambudget.models.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
 from vrambudget.models.losses import causal_lm_loss
 from vrambudget.models.masks import causal_mask, mask_of_ones
+from vrambudget.models.masks_of_4 import additive_causal_mask, tokens_of
 from vrambudget.models.outputs import Outputs
-from vrambudget.ops.creation import made
+from vrambudget.models.release import is_transformers_4
+from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.scan import cumsum
@@ -142,8 +144,14 @@ class Decoder(Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C of the embeddings]."""
+        cache_position: Tensor | None = None
         inputs_embeds = self.embed_tokens(input_ids)
-        if attention_mask is None:
+        if is_transformers_4():
+            cache_position = arange(input_ids.shape[1])
+            attention_mask = tokens_of(inputs_embeds, attention_mask)
+            mask = additive_causal_mask(inputs_embeds, attention_mask)
+            position_ids = _positions(attention_mask)
+        elif attention_mask is None:
             attention_mask = made("ones", input_ids.shape, float32)
             position_ids = _positions(attention_mask)
             mask = mask_of_ones(inputs_embeds, attention_mask)
@@ -160,6 +168,7 @@ class Decoder(Module):
             hidden_states = self.final_layer_norm(hidden_states)
         if self.project_out is not None:
             hidden_states = self.project_out(hidden_states)
+        del cache_position  # held until here
         return hidden_states
 
 

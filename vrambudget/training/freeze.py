@@ -3,7 +3,8 @@
 A frozen weight keeps none of its layer's inputs; where nothing before a layer is trained, the layer
 keeps nothing at all and its backward does not run. Under autocast its copy is made at every use.
 
-With checkpointing nothing is spared in front: the embeddings' output wants a gradient all the same.
+With checkpointing nothing is spared in front: the embeddings' output wants a gradient all the same
+(not in transformers 4).
 
 Source: transformers/modeling_utils.py (gradient_checkpointing_enable, enable_input_require_grads).
 """
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.models.release import is_transformers_4
 from vrambudget.training.lora import make_inputs_require_grads
 
 
@@ -32,7 +34,7 @@ def freeze(model: Module, names: Sequence[str]) -> None:
             p.requires_grad = False
     if not any(p.requires_grad for p in parameters.values()):
         raise VramBudgetError("freeze leaves nothing to train", hint="evaluation is --mode eval")
-    if context.options.checkpointing:
+    if context.options.checkpointing and not is_transformers_4():
         make_inputs_require_grads(model)
 
 
