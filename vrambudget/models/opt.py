@@ -7,7 +7,7 @@ and out of the width of the embeddings where it differs, q scaled before attenti
 Not modelled: LayerDrop (`layerdrop`), which skips layers at random.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from vrambudget.config.job import Task
@@ -94,10 +94,10 @@ class DecoderLayer(CheckpointedLayer):
         self.final_layer_norm = LayerNorm(width, affine=affine)
 
     def forward(
-        self, hidden_states: Tensor, *, mask: Tensor | None, position_ids: Tensor
+        self, hidden_states: Tensor, *, mask: Tensor | None, positions: Sequence[Tensor]
     ) -> Tensor:
         """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
-        del position_ids
+        del positions
         residual = hidden_states
         if self.norms_first:
             hidden_states = self.self_attn_layer_norm(hidden_states)
@@ -144,10 +144,10 @@ class Decoder(Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C of the embeddings]."""
-        cache_position: Tensor | None = None
         inputs_embeds = self.embed_tokens(input_ids)
+        positions: list[Tensor] = []
         if is_transformers_4():
-            cache_position = arange(input_ids.shape[1])
+            positions.append(arange(input_ids.shape[1]))
             attention_mask = tokens_of(inputs_embeds, attention_mask)
             mask = additive_causal_mask(inputs_embeds, attention_mask)
             position_ids = _positions(attention_mask)
@@ -158,17 +158,17 @@ class Decoder(Module):
         else:
             position_ids = _positions(attention_mask)
             mask = causal_mask(inputs_embeds, position_ids, attention_mask)
+        positions.append(position_ids)
         pos_embeds = self.embed_positions(position_ids)
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
         hidden_states = add(inputs_embeds, pos_embeds)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, mask=mask, position_ids=position_ids)
+            hidden_states = layer(hidden_states, mask=mask, positions=positions)
         if self.final_layer_norm is not None:
             hidden_states = self.final_layer_norm(hidden_states)
         if self.project_out is not None:
             hidden_states = self.project_out(hidden_states)
-        del cache_position  # held until here
         return hidden_states
 
 
@@ -200,7 +200,8 @@ class OPTForCausalLM(Module):
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         hidden_states = self.decoder(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
+            colons = 0 if is_transformers_4() else 3  # [:, slice_indices, :]
+            logits = self.lm_head(open_slices(hidden_states, colons))
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
         return Outputs(loss, logits)
 
