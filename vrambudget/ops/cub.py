@@ -5,13 +5,13 @@ first. Tiles (items that one thread block handles) depend on the card's architec
 values are int64 here, as indices are.
 
     sort         a pass for 8 bits: 256 digits, 8-byte counts; 256 counters of 4 bytes a tile
-    unique, sum  16-byte tile states, 32 more than there are tiles; with CUDA 13 256 bytes more
-    select       the same with 8-byte tile states
+    sum, unique  16-byte tile states, 32 more than there are tiles; with CUDA 13 256 bytes more
+    select       the same with 8-byte tile states; unique too in PyTorch 2.6
     reduce       a partial sum for each thread block
 
 Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
-dispatch_unique_by_key.cuh, tuning/; tiles read off the requests of PyTorch 2.8 (CUDA 12.8), 2.11
-(CUDA 13.0) and 2.15 (CUDA 13.2) for compute capabilities 7.0 to 12.0.
+dispatch_unique_by_key.cuh, tuning/; tiles read off the requests of PyTorch 2.6 (CUDA 12.4), 2.8
+(12.8), 2.11 (13.0) and 2.15 (13.2) for compute capabilities 7.0 to 12.0.
 Not modelled: more than 2**28 items; other key types; builds of PyTorch for another CUDA than the
 one that PyPI has.
 """
@@ -25,6 +25,7 @@ _LONG = 8
 _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
+_LONG_UNIQUE_SINCE = (2, 8)
 _CUDA_13_SINCE = (2, 11)
 _CUDA_13_2_SINCE = (2, 15)
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
@@ -47,7 +48,8 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
 
 def unique_by_key_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::UniqueByKey."""
-    return _of_tiles(16, n, _unique_tile())
+    state_bytes = 16 if context.device.torch >= _LONG_UNIQUE_SINCE else 8
+    return _of_tiles(state_bytes, n, _unique_tile())
 
 
 def _unique_tile() -> int:
