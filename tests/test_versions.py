@@ -28,13 +28,48 @@ TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_si
     ],
 )
 def test_a_version_follows_the_rules_of_its_nearest_checked_relative(package, asked, followed):
-    assert followed_version(package, asked) == followed
+    assert followed_version(asked, CHECKED[package]) == followed
 
 
 def test_an_estimate_says_whose_rules_it_follows_where_the_version_was_not_checked():
     budget = estimate(TINY, torch="2.10", transformers="5.17")
     assert budget.not_modelled == ("torch 2.10: the rules followed are those of 2.8",)
     assert budget.peak == estimate(TINY, torch="2.8", transformers="5.17").peak
+
+
+def test_a_family_whose_older_modelling_code_is_not_followed_says_so():
+    t5 = {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_kv": 32,
+        "d_ff": 64,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
+    fields = {"block": 16, "torch": "2.8"}
+    older = estimate(t5, transformers="4.57", **fields)
+    assert older.not_modelled == ("transformers 4.57: the rules followed are those of 5.17",)
+    assert older.peak == estimate(t5, transformers="5.17", **fields).peak
+
+
+def test_nanogpt_knows_no_transformers():
+    assert estimate("nanogpt", batch=1, block=16, transformers="4.0").not_modelled == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "transformers", "reads"),
+    [
+        pytest.param("gpt2", "5.17", True, id="positions are read back"),
+        pytest.param("gpt2", "4.57", False, id="a mask is made whatever they are"),
+        pytest.param("bert-base-uncased", "5.17", False, id="no mask without padding"),
+        pytest.param("bert-base-uncased", "4.57", True, id="a mask of ones is read back"),
+    ],
+)
+def test_a_mask_that_depends_on_what_is_read_back_is_said(model, transformers, reads):
+    fields = {"block": 128, "optimizer": "none", "transformers": transformers}
+    built, skipped = (estimate(model, causal_mask=mask, **fields) for mask in ("built", "skipped"))
+    assert any("reads back" in warning for warning in built.warnings) == reads
+    assert (built.peak.requested_bytes > skipped.peak.requested_bytes) == reads
 
 
 @pytest.fixture

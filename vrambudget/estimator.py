@@ -13,7 +13,7 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.source import find_model
-from vrambudget.config.versions import CHECKED, followed_version
+from vrambudget.config.versions import CHECKED, as_numbers, followed_version
 from vrambudget.engine import context as engine
 from vrambudget.engine.tape import Tape
 from vrambudget.models import config_class
@@ -47,7 +47,7 @@ class Task:
     def device(self) -> engine.Device:
         """What of the card and of torch decides kernels and workspaces."""
         gpu = self.gpu or find_gpu(DEFAULT_GPU)
-        torch = self.job.followed["torch"]
+        torch = as_numbers(followed_version(self.job.torch, CHECKED["torch"]))
         return engine.Device(gpu.compute_capability, gpu.multiprocessors, torch)
 
 
@@ -113,8 +113,8 @@ def follow(task: Task) -> Followed:
 
 
 PACKED_ROWS = (
-    "transformers reads the position ids back from the GPU and builds a causal mask if rows look"
-    " packed: counted as built, as for packed or padded rows; --causal-mask skipped is the other"
+    "transformers reads back from the GPU whether rows are packed or padded and builds a mask if"
+    " they look so: counted as built, as for such rows; --causal-mask skipped is the other"
 )
 
 
@@ -125,7 +125,8 @@ def unpacked(task: Task) -> Task | None:
     hold; on a real card rows that are neither packed nor padded need no mask, which is less.
     """
     job = task.job
-    looks = task.config.looks_for_packed_rows and job.attention == "sdpa"
+    version = followed_version(job.transformers, task.config.followed_in or [job.transformers])
+    looks = version in task.config.reads_back_in and job.attention == "sdpa"
     looks = looks and job.attention_mask == "none"
     if not looks or job.causal_mask == "skipped":
         return None
@@ -227,8 +228,8 @@ def _routed_peak(task: Task, routing: str, counted: Replay) -> int:
 
 def _not_modelled(task: Task) -> Iterator[str]:
     yield from (f"config key {key!r}" for key in task.config.unknown_keys)
-    for package in CHECKED:
+    for package, among in (("torch", CHECKED["torch"]), ("transformers", task.config.followed_in)):
         asked = getattr(task.job, package)
-        followed = followed_version(package, asked)
+        followed = followed_version(asked, among) if among else asked
         if asked != followed:
             yield f"{package} {asked}: the rules followed are those of {followed}"

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import BeforeValidator, Field
 
 from vrambudget.config.settings import Probability, Settings, Size, canonical
-from vrambudget.config.versions import CHECKED, as_numbers, default_version, followed_version
+from vrambudget.config.versions import as_numbers, default_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 Mode = Literal["train", "eval"]
@@ -292,14 +292,6 @@ class Job(Settings):
         if task == "seq2seq-lm" and target_len is None:
             target_len = block
         return {"block": block, "target_len": target_len}
-
-    @property
-    def followed(self) -> dict[str, tuple[int, int]]:
-        """The checked versions whose rules are followed, by package, as numbers for comparing."""
-        return {
-            package: as_numbers(followed_version(package, getattr(self, package)))
-            for package in CHECKED
-        }
 
     @property
     def autocast_dtype(self) -> Literal["bf16", "fp16"] | None:

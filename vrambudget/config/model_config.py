@@ -32,6 +32,7 @@ from pydantic import Field
 
 from vrambudget.config.job import Job, Task
 from vrambudget.config.settings import Settings, Size, show
+from vrambudget.config.versions import CHECKED
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 IGNORED_KEYS = frozenset(
@@ -106,8 +107,11 @@ class ModelConfig(Settings):
     loads_in_4bit: ClassVar[bool] = True
     """Whether its causal language model in bitsandbytes' 4 bits is followed."""
 
-    looks_for_packed_rows: ClassVar[bool] = False
-    """Whether its modelling code decides from position ids, read back, to build a causal mask."""
+    reads_back_in: ClassVar[frozenset[str]] = frozenset()
+    """Versions of transformers that read back from the GPU whether sdpa needs a mask."""
+
+    followed_in: ClassVar[tuple[str, ...]] = CHECKED["transformers"]
+    """Versions of transformers whose modelling code is followed, the oldest first; not its own."""
 
     has_experts: ClassVar[bool] = False
     """Whether its layers are mixtures of experts."""

@@ -11,6 +11,7 @@ held against PyTorch's own events (tests/records/versions.jsonl).
 
 import importlib.metadata
 import os
+from collections.abc import Sequence
 
 CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
@@ -38,9 +39,8 @@ def default_version(package: str) -> str:
     return minor if minor in CHECKED[package] else BASELINE[package]
 
 
-def followed_version(package: str, asked: str) -> str:
+def followed_version(asked: str, checked: Sequence[str]) -> str:
     """Return the checked version whose rules stand for the one asked for, "2.8" for "2.10"."""
-    checked = CHECKED[package]
     relatives = [version for version in checked if _major(version) == _major(asked)] or checked
     before = [version for version in relatives if as_numbers(version) <= as_numbers(asked)]
     return before[-1] if before else relatives[0]

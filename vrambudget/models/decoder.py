@@ -232,7 +232,7 @@ class DecoderConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     tie_word_embeddings: bool = False
 
-    looks_for_packed_rows = True
+    reads_back_in = frozenset({"5.17"})
     tasks = ("causal-lm", "seq-cls")
 
     @property

@@ -60,6 +60,7 @@ class EncoderConfig(ModelConfig):
 
     tasks = ("masked-lm", "seq-cls")
     loads_in_4bit = False
+    reads_back_in = frozenset({"4.57"})
     ignored_keys = frozenset({"position_embedding_type"})
 
     @property

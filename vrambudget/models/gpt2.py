@@ -228,7 +228,7 @@ class GPT2Config(ModelConfig):
     attn_pdrop: Probability = 0.1
     tie_word_embeddings: bool = True
 
-    looks_for_packed_rows = True
+    reads_back_in = frozenset({"5.17"})
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

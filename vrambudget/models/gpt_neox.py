@@ -192,7 +192,7 @@ class GPTNeoXConfig(RotaryConfig):
     rotary_pct: Annotated[float, Field(gt=0, le=1)] = 0.25
     tie_word_embeddings: bool = False
 
-    looks_for_packed_rows = True
+    reads_back_in = frozenset({"5.17"})
     tasks = ("causal-lm", "seq-cls")
     ignored_keys = RotaryConfig.ignored_keys | {"rotary_emb_base", "classifier_dropout"}
 

@@ -227,7 +227,7 @@ class OPTConfig(ModelConfig):
     layer_norm_elementwise_affine: bool = True
     tie_word_embeddings: bool = True
 
-    looks_for_packed_rows = True
+    reads_back_in = frozenset({"4.57", "5.17"})
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "_remove_final_layer_norm": "remove_final_layer_norm"
     }

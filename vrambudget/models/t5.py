@@ -235,6 +235,7 @@ class T5Config(ModelConfig):
 
     tasks = ("seq2seq-lm",)
     loads_in_4bit = False
+    followed_in = ("5.17",)
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "d_model": "hidden_size",
         "d_kv": "head_dim",

@@ -200,6 +200,7 @@ class ViTConfig(ModelConfig):
     tasks = ("image-cls",)
     reads_attention_mask = False
     loads_in_4bit = False
+    followed_in = ("5.17",)
     ignored_keys = frozenset({"encoder_stride", "pooler_output_size", "pooler_act"})
 
     @property
