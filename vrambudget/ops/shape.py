@@ -26,6 +26,7 @@ from vrambudget.engine.tensor import (
 
 _ALIASES_SINCE = (2, 11)
 
+
 def view(x: Tensor, *shape: int) -> Tensor:
     """Return x's elements as `shape`, without a copy. Raises ShapeError where that takes one."""
     shape = _inferred(x, shape)
