@@ -59,6 +59,7 @@ def test_an_option_is_spelled_as_its_field_and_explained(action):
         (["--batch-size", "8"], {"batch": 8}),
         (["--clip", "0.5", "--dropout", "0"], {"clip": 0.5, "dropout": 0.0}),
         (["--discard-outputs"], {"keep_outputs": False}),
+        (["--expandable-segments"], {"expandable_segments": True}),
         (
             ["--quant", "nf4", "--no-double-quant", "--lora-rank", "8"],
             {"quant": "nf4", "double_quant": False, "lora_rank": 8},

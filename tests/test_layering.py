@@ -19,7 +19,7 @@ LAYERS = [
     {"ops"},
     {"models"},
     {"training"},
-    {"allocator", "budget"},
+    {"allocator", "expandable", "budget"},
     {"simulate", "replay", "trace"},
     {"estimator"},
     {"validate", "planning", "measure", "rehearse", "report", "compare"},

@@ -25,8 +25,8 @@ Addresses: the driver is taken to hand out segments at rising addresses. A real 
 decides only between free blocks of one size.
 
 Not modelled: PYTORCH_CUDA_ALLOC_CONF (max_split_size_mb, roundup_power2_divisions,
-garbage_collection_threshold, expandable_segments), memory fractions, several streams
-(record_stream), CUDA graphs' private pools.
+garbage_collection_threshold; expandable_segments are `vrambudget.expandable`'s), memory fractions,
+several streams (record_stream), CUDA graphs' private pools.
 """
 
 from bisect import bisect_left, insort

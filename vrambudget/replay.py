@@ -12,9 +12,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.allocator import OutOfDeviceMemoryError
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
 from vrambudget.engine.tape import Mark, Phase, Purpose, Tape
+from vrambudget.expandable import allocator_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class _Readings:
 
 def replay(tape: Tape) -> Replay:
     """Replay on a card without end."""
-    allocator = CachingAllocator()
+    allocator = allocator_for(tape.expandable_segments)
     readings, steps = _Readings(), []
     position = 0
     for mark in tape.marks:
@@ -78,7 +79,7 @@ def replay(tape: Tape) -> Replay:
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
     """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
-    allocator = CachingAllocator(room_bytes)
+    allocator = allocator_for(tape.expandable_segments, room_bytes)
     position = 0
     try:
         for mark in tape.marks:

@@ -81,6 +81,7 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         keep_outputs=job.keep_outputs,
     )
     with recording(device, options) as tape:
+        tape.expandable_segments = job.expandable_segments
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         _adapt(model, job)

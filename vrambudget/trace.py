@@ -15,6 +15,7 @@ from typing import Literal
 
 from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
 from vrambudget.engine.tape import Tape
+from vrambudget.expandable import allocator_for
 
 Kind = Literal["alloc", "free", "segment_alloc", "segment_free", "oom"]
 
@@ -51,7 +52,7 @@ class Trace:
 
 def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
     """Return what the allocator does with `room_bytes` for segments; None: without end."""
-    allocator = CachingAllocator(room_bytes)
+    allocator = allocator_for(tape.expandable_segments, room_bytes)
     alive: set[int] = set()
     actions = tuple(_actions(tape, allocator, alive))
     blocks = {allocator.address_of(i): (i, allocator.block_bytes(i)) for i in alive}

@@ -18,8 +18,12 @@ _SWITCHES = {
         "the loop drops the last outputs before the next forward runs",
     ),
     "double_quant": ("--no-double-quant", "leave the 4-bit blocks' scales in float32"),
+    "expandable_segments": (
+        "--expandable-segments",
+        "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+    ),
 }
-"""What is on unless an option switches it off: field: (option, help)."""
+"""What is on unless an option switches it off, or off unless it is named: field: (option, help)."""
 
 
 def add_job_options(
@@ -30,8 +34,9 @@ def add_job_options(
     for name, field in Job.model_fields.items():
         if name in _SWITCHES:
             option, does = _SWITCHES[name]
+            action = "store_false" if field.default else "store_true"
             group.add_argument(
-                option, dest=name, action="store_false", default=argparse.SUPPRESS, help=does
+                option, dest=name, action=action, default=argparse.SUPPRESS, help=does
             )
             continue
         group.add_argument(

@@ -187,6 +187,10 @@ class Job(Settings):
         description="whether transformers materialises the causal mask for sdpa"
         " (it decides from position ids read back at run time)",
     )
+    expandable_segments: bool = Field(
+        default=False,
+        description="PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+    )
     torch: Version = Field(
         default_factory=partial(default_version, "torch"),
         validate_default=True,

@@ -60,6 +60,8 @@ _DROPOUTS = (
 
 def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[str, Any]:
     """Build the model, run the loop, return what the allocator says."""
+    if job.get("expandable_segments"):
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # noqa: SLF001
     model = build_model(job)
     result: dict[str, Any] = {"param_count": sum(p.numel() for p in model.parameters())}
     torch.cuda.empty_cache()

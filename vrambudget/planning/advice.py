@@ -24,7 +24,6 @@ from vrambudget.replay import alive_at, fits, replay
 from vrambudget.simulate import simulate
 
 _COSTS = tuple(Cost)
-_LEAST = 1000  # a change that saves less than this part of the peak is no help
 _NAMED = 5  # tensors
 _PAIRS = 5
 _FOLLOWED = 16  # micro-batches: those after the third repeat it
@@ -123,7 +122,8 @@ class _Trial:
                 option = self._option(changes)
             except VramBudgetError:  # this model, or this job, cannot be changed so
                 continue
-            if option is not None and option.saved_bytes * _LEAST >= self.now.reserved_bytes:
+            least = max(change.least for change in changes)
+            if option is not None and option.saved_bytes * least >= self.now.reserved_bytes:
                 found[changes] = option
         return found
 

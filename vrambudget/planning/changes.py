@@ -8,7 +8,7 @@
 A change turns a task into another, or into None where it does not apply. Batch and block are
 searched: the largest that will do with everything else as it is, the smallest where none does.
 
-Not modelled, so not offered: expandable segments, offloading, torch.compile.
+Not modelled, so not offered: offloading, torch.compile.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,14 @@ Test = Callable[[Task], bool]
 
 _LORA_RANK = 16
 _BLOCK_STEP = 64  # a searched block is a multiple of this, if it is longer
+_LEAST = 1000  # a change that saves less than this part of the peak is no help
+_LEAST_OF_CACHE = 50  # saved by a setting of the allocator: less is no fragmentation to speak of
 _MOST_TIMES = 2**16  # Job.grad_accum's limit
 _FIRST_WITH_BFLOAT16 = (8, 0)
+_SWITCHES = {
+    "keep_outputs": "--discard-outputs",
+    "expandable_segments": "--expandable-segments",
+}
 
 
 class Cost(StrEnum):
@@ -45,16 +51,19 @@ class Change:
     words: str
     cost: Cost
     apply: Callable[[Task, Test], Task | None]
+    least: int = _LEAST  # it is told from this part of the peak on
 
 
-def _fields(words: str, cost: Cost, when: Callable[[Task], bool], **values: Any) -> Change:
+def _fields(
+    words: str, cost: Cost, when: Callable[[Task], bool], least: int = _LEAST, **values: Any
+) -> Change:
     """Return the change that sets fields of the job where `when` holds."""
 
     def apply(task: Task, will_do: Test) -> Task | None:
         del will_do
         return variant(task, **values) if when(task) else None
 
-    return Change(words, cost, apply)
+    return Change(words, cost, apply, least)
 
 
 def _trains(task: Task) -> bool:
@@ -130,6 +139,13 @@ CHANGES = (
         keep_outputs=False,
     ),
     _fields(
+        "segments that grow: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+        Cost.NOTHING,
+        lambda task: not task.job.expandable_segments,
+        _LEAST_OF_CACHE,
+        expandable_segments=True,
+    ),
+    _fields(
         "keep each layer's input only, run the layer again in backward",
         Cost.SPEED,
         lambda task: _trains(task) and task.job.checkpointing == "none",
@@ -177,9 +193,7 @@ def options(before: Job, after: Job) -> str:
     """Return what to add on the command line to get from one job to the other."""
     changed = [name for name in Job.model_fields if getattr(before, name) != getattr(after, name)]
     return " ".join(
-        "--discard-outputs"
-        if name == "keep_outputs"
-        else f"--{name.replace('_', '-')} {getattr(after, name)}"
+        _SWITCHES.get(name, f"--{name.replace('_', '-')} {getattr(after, name)}")
         for name in changed
         if getattr(after, name) is not None
     )
