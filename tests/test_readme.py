@@ -61,6 +61,8 @@ def test_an_output_is_what_the_command_prints(found):
 
 
 if __name__ == "__main__":
+    import conftest  # noqa: F401 - the baseline's versions
+
     text = README.read_text(encoding="utf-8")
     README.write_text(
         OUTPUT.sub(lambda found: found[1] + _printed(found["command"]) + found[4], text),
