@@ -20,7 +20,7 @@ LAYERS = [
     {"models"},
     {"training"},
     {"allocator", "expandable", "budget"},
-    {"simulate", "replay", "trace"},
+    {"simulate", "steady", "replay", "trace"},
     {"estimator"},
     {"validate", "planning", "measure", "rehearse", "report", "compare"},
     {"integrations"},

@@ -30,7 +30,7 @@ several streams (record_stream), CUDA graphs' private pools.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Inside, sizes and addresses count units of 512 bytes (kMinBlockSize): smaller integers are faster.
 _UNIT_BITS = 9
@@ -136,6 +136,25 @@ class CachingAllocator:
     def segments(self) -> dict[int, int]:
         """Return the sizes of the segments that are reserved now, by address, in bytes."""
         return {at << _UNIT_BITS: size << _UNIT_BITS for at, size in self._segments.items()}
+
+    def state(self, storages: Iterable[int]) -> tuple[object, ...]:
+        """Return all that decides what comes next, with where these (alive) storages lie."""
+        blocks = self._blocks
+        return (
+            self._free_blocks(),
+            self._next_address,
+            self._reserved,
+            self._allocated,
+            self._requested_bytes,
+            [blocks[storage] for storage in storages],
+        )
+
+    def _free_blocks(self) -> tuple[object, ...]:
+        return tuple(self._small), tuple(self._large)
+
+    def take_over(self, first: int, stop: int, shift: int) -> None:
+        """Let storages `first + shift` to `stop + shift` lie where `first` to `stop` did."""
+        self._blocks[first + shift : stop + shift] = self._blocks[first:stop]
 
     def reset_peaks(self) -> None:
         """Let the peaks be what is there now: `torch.cuda.reset_peak_memory_stats()`."""

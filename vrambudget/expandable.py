@@ -85,6 +85,9 @@ class ExpandableAllocator(CachingAllocator):
         self._peak_reserved = max(self._peak_reserved, self._reserved)
         return True
 
+    def _free_blocks(self) -> tuple[object, ...]:
+        return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self._pools)
+
     def _allocate(self, position: int, storage: int, asked: int) -> None:
         need = (asked + 511) >> _UNIT_BITS
         pool = self._pools[need > _SMALL]

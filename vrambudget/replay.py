@@ -16,6 +16,7 @@ from vrambudget.allocator import OutOfDeviceMemoryError
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
 from vrambudget.engine.tape import Mark, Phase, Purpose, Tape
 from vrambudget.expandable import allocator_for
+from vrambudget.steady import run
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,14 @@ def replay(tape: Tape) -> Replay:
     """Replay on a card without end."""
     allocator = allocator_for(tape.expandable_segments)
     readings, steps = _Readings(), []
-    position = 0
-    for mark in tape.marks:
-        allocator.run(tape.events, tape.sizes, position, mark.position)
-        position = mark.position
+    for mark, allocated_bytes in run(tape, allocator):
         if mark.resets_allocator:
-            allocator.empty_cache()
             allocator.reset_peaks()
-            readings.weights_bytes = allocator.allocated_bytes
+            readings.weights_bytes = allocated_bytes
         elif mark.phase is Phase.BACKWARD:
-            readings.after_forward_bytes = allocator.allocated_bytes
+            readings.after_forward_bytes = allocated_bytes
         elif mark.phase is Phase.OPTIMIZER_STEP:
-            readings.after_backward_bytes = allocator.allocated_bytes
+            readings.after_backward_bytes = allocated_bytes
         elif mark.phase is Phase.STEP_END:
             steps.append(
                 Step(
@@ -80,13 +77,9 @@ def replay(tape: Tape) -> Replay:
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
     """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
     allocator = allocator_for(tape.expandable_segments, room_bytes)
-    position = 0
     try:
-        for mark in tape.marks:
-            allocator.run(tape.events, tape.sizes, position, mark.position)
-            position = mark.position
-            if mark.resets_allocator:
-                allocator.empty_cache()
+        for _ in run(tape, allocator):
+            pass
     except OutOfDeviceMemoryError as full:
         mark, operation = moment(tape, full.event)
         return OutOfMemory(

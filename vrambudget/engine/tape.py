@@ -53,6 +53,7 @@ class Mark:
     step: int
     phase: Phase
     resets_allocator: bool = False  # torch.cuda.empty_cache() and reset_peak_memory_stats()
+    period: int = 0  # so many events from here on repeat as many before, with storages of their own
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ class Tape:
             return False
         shift = len(self.sizes) - first
         moved = {~old: ~new for old, new in zip(found, left, strict=True)}
+        marks[0] = replace(marks[0], period=len(events))
         self.marks += (
             replace(mark, position=mark.position + len(events), step=step) for mark in marks
         )
