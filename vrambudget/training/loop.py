@@ -62,45 +62,44 @@ def train(model: Module, loop: Loop) -> None:
         loop.optimizer, loop.optimizer_impl, parameters, embeddings_and_head(model)
     )
     scaler = GradScaler(enabled=loop.autocast is dtypes.float16)
-    batch = outputs = loss = held = first = None
-    since = 0  # the mark with which the last micro-batch began
+    first = FirstPass(tape)
+    batch = outputs = loss = held = None
     for step in range(loop.steps):
         if step >= _STEADY and tape.repeat_step(step):
             continue
-        for turn in range(loop.grad_accum):
-            last, since = since, len(tape.marks)
-            if turn >= _STEADY and tape.repeat(last, step):
-                continue
-            tape.mark(step, Phase.FORWARD)
-            batch = loop.batch()
-            start = len(tape.events)
-            if first is not None and first.can_be_copied:
-                first.forward()
-                outputs = loss = held = None
-                held = first.rest_of_forward()
+        if first.can_be_copied:
+            first.lay_batch(step)
+            batch = None
+            first.lay_outputs(step)
+            outputs = loss = held = None
+            held = first.lay_rest(step)
+        else:
+            since = 0  # the mark with which the last micro-batch began
+            for turn in range(loop.grad_accum):
+                last, since = since, len(tape.marks)
+                if turn >= _STEADY and tape.repeat(last, step):
+                    continue
+                tape.mark(step, Phase.FORWARD)
+                batch = loop.batch()
+                first.has_batch()
+                with autocast(loop.autocast):
+                    outputs = model(**batch)
+                    first.has_outputs()
+                loss = outputs.loss
+                if loop.grad_accum > 1:
+                    loss = mul_scalar(loss)
+                if not loop.keep_outputs:
+                    outputs = None
+                held = None
                 tape.mark(step, Phase.BACKWARD)
-                first.backward()
-                continue
-            with autocast(loop.autocast):
-                outputs = model(**batch)
-                returned = len(tape.events)
-            loss = outputs.loss
-            if loop.grad_accum > 1:
-                loss = mul_scalar(loss)
-            if not loop.keep_outputs:
-                outputs = None
-            held = None
-            tape.mark(step, Phase.BACKWARD)
-            backward = len(tape.events)
-            run_backward(scaler.scale(loss))
-            positions = start, returned, backward, len(tape.events)
-            if step == 0 and loop.grad_accum == 1:
-                first = FirstPass(tape, positions, parameters, scaler)
+                run_backward(scaler.scale(loss))
         tape.mark(step, Phase.OPTIMIZER_STEP)
+        if step == 0:
+            first.is_over(parameters, scaler)
         _update(parameters, optimizer, scaler, clips=loop.clip is not None)
         tape.mark(step, Phase.STEP_END)
     tape.close()  # what the loop's variables hold now dies after the job
-    del held
+    del batch, held
 
 
 def _update(
