@@ -22,9 +22,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import VramBudgetError
-from vrambudget.models.experts import Experts
 from vrambudget.models.layers import Linear
-from vrambudget.models.moe import MoeCausalLM, Router
 from vrambudget.models.parametrised import Parametrised, StandIn
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.linear import mm
@@ -55,9 +53,10 @@ def parameter_targets(model: Module, targets: str | tuple[str, ...]) -> Mapping[
 
     Raises VramBudgetError for one half of a tensor without the other.
     """
-    if not isinstance(model, MoeCausalLM):
+    config = getattr(model, "moe_config", None)  # of a MoeCausalLM
+    if config is None:
         return {}
-    names = _PARAMETERS[model.moe_config.model_type]
+    names = _PARAMETERS[config.model_type]
     if isinstance(targets, str):  # all-linear
         return names
     chosen = {name: names[name] for name in targets if name in names}
@@ -80,7 +79,7 @@ def wrap_parameters(model: Module, rank: int, chosen: Mapping[str, str]) -> "lis
         for place, owner in list(vars(parent).items()):
             wrapped = owner
             for name in ("weight", "gate_up_proj", "down_proj"):
-                if isinstance(owner, Router | Experts) and name in ranks and hasattr(owner, name):
+                if isinstance(owner, Parametrised) and name in ranks and hasattr(owner, name):
                     wrapped = LoraParameter(wrapped, owner, name, ranks[name], scaling)
                     adapters.append(wrapped)
             setattr(parent, place, wrapped)
