@@ -58,6 +58,7 @@ class Followed:
     task: Task
     tape: Tape
     budget: Budget
+    peak_event: int  # the event of the tape that most is allocated after
 
     @property
     def room_bytes(self) -> int | None:
@@ -109,7 +110,7 @@ def follow(task: Task) -> Followed:
         not_modelled=tuple(_not_modelled(task)),
         warnings=_warnings(task, recording, replayed),
     )
-    return Followed(task, recording.tape, budget)
+    return Followed(task, recording.tape, budget, replayed.peak_event)
 
 
 PACKED_ROWS = (

@@ -40,21 +40,13 @@ def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
     """Return the recording of `job` (resolved) on `device`."""
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, device, routing) for routing in ROUTINGS)
-        return max(both, key=lambda recording: _peak_requested(recording.tape))
+        return max(both, key=lambda recording: recording.tape.peak_requested_bytes())
     return simulate_routed(config, job, device, "uniform")
 
 
 def routing_decides(config: ModelConfig, job: Job) -> bool:
     """Whether memory depends on how tokens spread over experts."""
     return config.has_experts and job.experts == "eager"
-
-
-def _peak_requested(tape: Tape) -> int:
-    live = peak = 0
-    for event in tape.events:
-        live += tape.sizes[event] if event >= 0 else -tape.sizes[~event]
-        peak = max(peak, live)
-    return peak
 
 
 def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str) -> Recording:

@@ -10,8 +10,16 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import PACKED_ROWS, Task, estimate_task, follow, resolve, unpacked
-from vrambudget.planning.advice import advise_task
+from vrambudget.estimator import (
+    PACKED_ROWS,
+    Followed,
+    Task,
+    estimate_task,
+    follow,
+    resolve,
+    unpacked,
+)
+from vrambudget.planning.advice import advise_on
 from vrambudget.planning.fit import largest_batch
 from vrambudget.report import render
 from vrambudget.report.advice import next_step, render_advice
@@ -50,12 +58,13 @@ def run(args: argparse.Namespace) -> int:
     task = resolve(args.model, gpu=args.gpu, **job_fields(args))
     if is_picture(args.output):
         return _draw(task, args)
-    budget = estimate_task(task)
+    followed = follow(task)
+    budget = followed.budget
     output = chosen_format(args)
     if output in ("table", "markdown"):
-        text = _report(task, _with_unpacked_rows(task, budget), args)
+        text = _report(followed, args)
     elif output == "json" and args.advise:
-        advised = {**json.loads(budget.to_json()), "advice": asdict(advise_task(task))}
+        advised = {**json.loads(budget.to_json()), "advice": asdict(advise_on(followed))}
         text = json.dumps(advised, indent=2, ensure_ascii=False)
     else:
         text = render(budget, output)
@@ -76,12 +85,13 @@ def _with_unpacked_rows(task: Task, budget: Budget) -> Budget:
     return replace(budget, warnings=warnings)
 
 
-def _report(task: Task, budget: Budget, args: argparse.Namespace) -> str:
+def _report(followed: Followed, args: argparse.Namespace) -> str:
     """Return what people read: the budget, then what to do next."""
+    task, budget = followed.task, _with_unpacked_rows(followed.task, followed.budget)
     output, colour = chosen_format(args), wants_colour(args)
     if budget.fits and not args.advise:
         return render(budget, output, advice=_next_step(task, budget), colour=colour)
-    advice = advise_task(task)
+    advice = advise_on(followed)
     told = next_step(advice) if not budget.fits else _next_step(task, budget)
     report = render(budget, output, advice=told, colour=colour)
     return f"{report}\n\n{render_advice(advice, markdown=output == 'markdown')}"

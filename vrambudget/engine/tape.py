@@ -14,6 +14,7 @@ allocator makes of them is `vrambudget.allocator`'s business.
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from vrambudget.engine.dtypes import DType
@@ -75,6 +76,12 @@ class Tape:
         """End the recording: what dies from now on is no event of it."""
         self._settle()
         self.events = list(self.events)
+
+    def peak_requested_bytes(self) -> Any:
+        """Return the most bytes that are asked for and not freed at any moment."""
+        sizes = self.sizes
+        changes = (sizes[i] if i >= 0 else -sizes[~i] for i in self.events)
+        return max(accumulate(changes), default=0)
 
     def repeat_step(self, step: int) -> bool:
         """Append a copy of the last step as `step`; see `repeat`."""

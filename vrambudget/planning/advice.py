@@ -7,16 +7,19 @@ save. Where a job does not fit and no single change is enough, pairs that are en
 The largest tensors that are alive at the peak are named, so that one sees what the changes act on.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
+from vrambudget.engine.tape import Tape
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task, resolve
+from vrambudget.estimator import Followed, Task, follow, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
+from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.sweep_plan import ModelSource, room_bytes
 from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
@@ -56,30 +59,25 @@ def advise(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -
 
     Raises VramBudgetError for a model, a field or a card that makes no sense.
     """
-    return advise_task(resolve(model, gpu=gpu, **fields))
+    return advise_on(follow(resolve(model, gpu=gpu, **fields)))
 
 
-def advise_task(task: Task) -> Advice:
-    """Return what would help a resolved task."""
-    trial = _Trial(task)
+def advise_on(followed: Followed) -> Advice:
+    """Return what would help a task that was followed."""
+    trial = _Trial(followed)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not any(option.fits for option in singles.values()):
         helpful = [change for (change,) in singles]
         pairs = trial.helpful(combinations(helpful, 2))
     enough = sorted((pair for pair in pairs.values() if pair.fits), key=_rank)
+    alive = alive_at(followed.tape, followed.peak_event)
     return Advice(
         fits=trial.now.fits,
         device_peak_bytes=trial.device_peak_bytes(trial.now),
         options=(*sorted(singles.values(), key=_rank), *enough[:_PAIRS]),
-        largest=largest_tensors(task)[:_NAMED],
+        largest=tuple(held(followed.tape, alive, followed.task.job)[:_NAMED]),
     )
-
-
-def largest_tensors(task: Task) -> tuple[Held, ...]:
-    """Return what is alive when most is allocated, the largest first."""
-    tape = simulate(task.config, task.job, task.device).tape
-    return tuple(held(tape, alive_at(tape, replay(tape).peak_event), task.job))
 
 
 def _rank(option: Option) -> tuple[int, int]:
@@ -89,25 +87,28 @@ def _rank(option: Option) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True)
 class _Result:
     reserved_bytes: int
+    model_bytes: int
     fits: bool | None
 
 
 class _Trial:
     """A task, and what becomes of its variants; each is replayed once."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.results: dict[Job, _Result] = {}
-        self.now = self.result(task)
+    def __init__(self, followed: Followed) -> None:
+        self.task, self.tape = followed.task, followed.tape
+        self.room = None if self.task.gpu is None else room_bytes(self.task.gpu)
+        budget = followed.budget
+        self.now = _Result(
+            budget.peak.reserved_bytes,
+            model_bytes(budget.breakdown),
+            budget.fits if budget.device else None,
+        )
+        self.results: dict[Job, _Result] = {self.task.job: self.now}
 
     def result(self, task: Task) -> _Result:
         """Return what a variant comes to."""
-        task = variant(task, grad_accum=min(task.job.grad_accum, _FOLLOWED))
-        if task.job not in self.results:
-            tape = simulate(task.config, task.job, task.device).tape
-            peak = replay(tape).peak
-            verdict = None if task.gpu is None else fits(tape, peak, room_bytes(task.gpu))
-            self.results[task.job] = _Result(peak.reserved_bytes, verdict)
+        if (task := _shortened(task)).job not in self.results:
+            self._replay(task, self._tape(task))
         return self.results[task.job]
 
     def device_peak_bytes(self, result: _Result) -> int:
@@ -127,19 +128,45 @@ class _Trial:
                 found[changes] = option
         return found
 
-    def _will_do(self, changed: Task) -> bool:
-        """Whether a searched size is small enough: it fits, or where that is no question, half."""
-        if self.now.fits is False:
-            # More micro-batches repeat the third: a search need not follow them all.
-            times = min(changed.job.grad_accum, 3)
-            return bool(self.result(variant(changed, grad_accum=times)).fits)
-        job, now = changed.job, self.task.job
-        return 2 * job.batch * (job.block or 1) <= now.batch * (now.block or 1)
+    def _search(self, sizes: Sequence[int], at: Callable[[int], Task], now: int) -> Task:
+        """Return the task at the largest size that fits; where that is no question, at half."""
+        if self.now.fits is False and self.room is not None:
+            best = largest_that_fits(
+                sizes, lambda n: self._attempt(at(n)), start=now, room=self.room
+            )
+        else:
+            best = next(reversed(sizes[: bisect_right(sizes, now // 2)]), None)
+        return at(best or sizes[0])
+
+    def _attempt(self, task: Task) -> Try:
+        """Try one size in a search; one whose tensors alone are too much is not replayed."""
+        if (task := _shortened(task)).job not in self.results:
+            tape = self._tape(task)
+            requested = tape.peak_requested_bytes()
+            if self.room is not None and requested > self.room:
+                return Try(requested, 0, fits=False)
+            self._replay(task, tape)
+        result = self.results[task.job]
+        return Try(result.reserved_bytes, result.model_bytes, bool(result.fits))
+
+    def _tape(self, task: Task) -> Tape:
+        """Return a variant's tape; the allocator's setting does not change it."""
+        expandable = task.job.expandable_segments
+        if task.job == self.task.job.model_copy(update={"expandable_segments": expandable}):
+            return replace(self.tape, expandable_segments=expandable)
+        return simulate(task.config, task.job, task.device).tape
+
+    def _replay(self, task: Task, tape: Tape) -> None:
+        replayed = replay(tape)
+        verdict = None if self.room is None else fits(tape, replayed.peak, self.room)
+        self.results[task.job] = _Result(
+            replayed.peak.reserved_bytes, model_bytes(replayed.breakdown), verdict
+        )
 
     def _option(self, changes: tuple[Change, ...]) -> Option | None:
         changed: Task | None = self.task
         for change in changes:
-            changed = changed and change.apply(changed, self._will_do)
+            changed = changed and change.apply(changed, self._search)
         if changed is None:
             return None
         result = self.result(changed)
@@ -151,3 +178,8 @@ class _Trial:
             saved_bytes=self.now.reserved_bytes - result.reserved_bytes,
             fits=result.fits,
         )
+
+
+def _shortened(task: Task) -> Task:
+    """Return the task without the micro-batches that only repeat."""
+    return variant(task, grad_accum=_FOLLOWED) if task.job.grad_accum > _FOLLOWED else task

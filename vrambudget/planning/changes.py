@@ -6,7 +6,7 @@
     data        the model sees something else: shorter sequences
 
 A change turns a task into another, or into None where it does not apply. Batch and block are
-searched: the largest that will do with everything else as it is, the smallest where none does.
+searched by whoever applies it: the largest that will do, the smallest where none does.
 
 Not modelled, so not offered: offloading, torch.compile.
 """
@@ -21,7 +21,8 @@ from vrambudget.config.job import Job
 from vrambudget.estimator import Task
 from vrambudget.planning.variants import variant
 
-Test = Callable[[Task], bool]
+Search = Callable[[Sequence[int], Callable[[int], Task], int], Task]
+"""From sizes that rise, the task at a size, and the size it has now, to the task at the best."""
 
 _LORA_RANK = 16
 _BLOCK_STEP = 64  # a searched block is a multiple of this, if it is longer
@@ -50,7 +51,7 @@ class Change:
 
     words: str
     cost: Cost
-    apply: Callable[[Task, Test], Task | None]
+    apply: Callable[[Task, Search], Task | None]
     least: int = _LEAST  # it is told from this part of the peak on
 
 
@@ -59,8 +60,8 @@ def _fields(
 ) -> Change:
     """Return the change that sets fields of the job where `when` holds."""
 
-    def apply(task: Task, will_do: Test) -> Task | None:
-        del will_do
+    def apply(task: Task, search: Search) -> Task | None:
+        del search
         return variant(task, **values) if when(task) else None
 
     return Change(words, cost, apply, least)
@@ -74,15 +75,15 @@ def _has_bfloat16(task: Task) -> bool:
     return task.device.compute_capability >= _FIRST_WITH_BFLOAT16
 
 
-def _accumulated(task: Task, will_do: Test) -> Task | None:
-    """Return the job at the largest divisor of its batch that will do, for the same step."""
+def _accumulated(task: Task, search: Search) -> Task | None:
+    """Return the job at a divisor of its batch, for the same step."""
     batch, times = task.job.batch, task.job.grad_accum
 
     def at(n: int) -> Task:
         return variant(task, batch=n, grad_accum=times * batch // n)
 
     sizes = [n for n in _divisors(batch) if n < batch and times * batch // n <= _MOST_TIMES]
-    return _largest(sizes, at, will_do) if _trains(task) else None
+    return search(sizes, at, batch) if sizes and _trains(task) else None
 
 
 def _divisors(n: int) -> list[int]:
@@ -90,29 +91,20 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-def _smaller_batch(task: Task, will_do: Test) -> Task | None:
-    """Return the evaluation at the largest batch that will do."""
-    if _trains(task):
+def _smaller_batch(task: Task, search: Search) -> Task | None:
+    """Return the evaluation at a smaller batch."""
+    sizes = range(1, task.job.batch)
+    if _trains(task) or not sizes:
         return None
-    return _largest(range(1, task.job.batch), lambda n: variant(task, batch=n), will_do)
+    return search(sizes, lambda n: variant(task, batch=n), task.job.batch)
 
 
-def _shorter_block(task: Task, will_do: Test) -> Task | None:
-    """Return the job at the longest block that will do."""
+def _shorter_block(task: Task, search: Search) -> Task | None:
+    """Return the job at a shorter block."""
     block = task.job.block or 1
     step = _BLOCK_STEP if block > _BLOCK_STEP else 1
-    return _largest(range(step, block, step), lambda n: variant(task, block=n), will_do)
-
-
-def _largest(rising: Sequence[int], at: Callable[[int], Task], will_do: Test) -> Task | None:
-    """Return the task at the last size that will do, at the first where none does."""
-    if not rising:
-        return None
-    good, bad = 0, len(rising)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if will_do(at(rising[middle])) else (good, middle)
-    return at(rising[good])
+    sizes = range(step, block, step)
+    return search(sizes, lambda n: variant(task, block=n), block) if sizes else None
 
 
 CHANGES = (

@@ -1,20 +1,12 @@
 """The largest batch, or the longest block, that fits on a card, by replay on that card.
 
-Memory grows almost in a straight line with the batch, so each try is where the line through the
-last tries on both sides meets the card; where that does not halve what is left to search, the
-middle is tried. The search ends with one size that fits and the next one that does not.
-
     max_batch("gpt2", block=1024, gpu="12GB")                  the largest batch: 6
     fit(resolve("gpt2", block=1024, gpu="12GB")).curve         what it takes around there
 
 A margin is left free beside the CUDA context, for what is not in the job: another library, a longer
 sequence.
-
-Not modelled: reserved bytes may fall where a size rises by one (segments); a larger size beyond the
-answer may fit again by such luck and is not looked for.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +14,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Task, resolve
+from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.sweep_plan import ModelSource, room_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.replay import fits, replay
@@ -90,7 +83,7 @@ def largest_batch(task: Task, *, margin_bytes: int = 0) -> tuple[int, list[Point
     """Return the largest batch that fits (0: none) and the points tried, in order of batch."""
     search = _Search(task, "batch", margin_bytes)
     answer = search.largest()
-    return answer, search.points(search.tried)
+    return answer, [search.points[n] for n in sorted(search.points)]
 
 
 def fit(task: Task, *, what: What = "batch", margin_bytes: int = 0) -> Fit:
@@ -98,7 +91,7 @@ def fit(task: Task, *, what: What = "batch", margin_bytes: int = 0) -> Fit:
     search = _Search(task, what, margin_bytes)
     answer = search.largest()
     around = {answer * quarters // 4 for quarters in _QUARTERS} | {answer, answer + 1}
-    curve = search.points({n for n in around if 1 <= n < search.end})
+    curve = [search.point(n) for n in sorted(around) if 1 <= n < search.end]
     size = {"batch": task.job.batch, "block": task.job.block or 0, what: answer}
     return Fit(size["batch"], size["block"], tuple(curve))
 
@@ -114,45 +107,31 @@ class _Search:
         self.room = room_bytes(task.gpu) - margin_bytes
         positions = task.config.learned_positions if what == "block" else None
         self.end = (positions or LARGEST) + 1  # no size from here on is one
-        self.tried: dict[int, Point] = {}
-
-    def points(self, sizes: Collection[int]) -> list[Point]:
-        """Return these sizes' points in rising order."""
-        return [self.point(n) for n in sorted(sizes)]
+        self.points: dict[int, Point] = {}
 
     def point(self, n: int) -> Point:
         """Return what the task takes at size n."""
-        if n not in self.tried:
-            there = variant(self.task, **{self.what: n})
-            tape = simulate(there.config, there.job, there.device).tape
-            peak = replay(tape).peak
-            self.tried[n] = Point(
-                batch=there.job.batch,
-                block=there.job.block or 0,
-                peak_allocated_bytes=peak.allocated_bytes,
-                peak_reserved_bytes=peak.reserved_bytes,
-                fits=fits(tape, peak, self.room),
-            )
-        return self.tried[n]
+        if n not in self.points:
+            self.attempt(n)
+        return self.points[n]
+
+    def attempt(self, n: int) -> Try:
+        """Try size n."""
+        there = variant(self.task, **{self.what: n})
+        tape = simulate(there.config, there.job, there.device).tape
+        replayed = replay(tape)
+        peak, fit = replayed.peak, fits(tape, replayed.peak, self.room)
+        self.points[n] = Point(
+            batch=there.job.batch,
+            block=there.job.block or 0,
+            peak_allocated_bytes=peak.allocated_bytes,
+            peak_reserved_bytes=peak.reserved_bytes,
+            fits=fit,
+        )
+        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fit)
 
     def largest(self) -> int:
         """Return the largest size that fits, 0 if none does."""
-        good, bad = 0, self.end
-        n = min(getattr(self.task.job, self.what), self.end - 1)
-        while bad - good > 1:
-            left = bad - good
-            good, bad = (n, bad) if self.point(n).fits else (good, n)
-            n = self._guess(good, bad)
-            if bad < self.end and 2 * (bad - good) > left:
-                n = (good + bad) // 2
-        return good
-
-    def _guess(self, good: int, bad: int) -> int:
-        """Return where the line through the tries next to the border meets the card."""
-        known = sorted(self.tried)
-        near = [n for n in known if n <= good][-1:] + [n for n in known if n >= bad][:1]
-        a, b = near if len(near) > 1 else known[-2:] if good and len(known) > 1 else (0, near[0])
-        start, end = (self.tried[n].peak_reserved_bytes if n else 0 for n in (a, b))
-        rise = (end - start) / (b - a)
-        guess = a + int((self.room - start) / rise) if rise > 0 else 2 * good
-        return min(max(guess, good + 1), bad - 1)
+        start = min(getattr(self.task.job, self.what), self.end - 1)
+        sizes = range(1, self.end)
+        return largest_that_fits(sizes, self.attempt, start=start, room=self.room) or 0

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vrambudget.engine.tape import Purpose, Tape
-from vrambudget.estimator import Task
-from vrambudget.planning.advice import Advice, advise_task
+from vrambudget.estimator import Task, follow
+from vrambudget.planning.advice import Advice, advise_on
 from vrambudget.planning.explain import Explanation, explain
 from vrambudget.planning.oom_ledger import Ledger
 from vrambudget.planning.oom_message import OomMessage
@@ -149,7 +149,7 @@ def _avoiding(message: OomMessage, task: Task) -> Finding | None:
         return None
     room = mine + ledger.free
     card = replace(task.gpu, capacity_bytes=room + task.gpu.context_bytes)
-    advice = advise_task(replace(task, gpu=card))
+    advice = advise_on(follow(replace(task, gpu=card)))
     peak = advice.device_peak_bytes - task.gpu.context_bytes
     had = f"{format_bytes(peak)} at its peak; this process could have {format_bytes(room)}"
     if advice.fits:
