@@ -10,6 +10,7 @@ from vrambudget import estimate
 from vrambudget.config.job import Job
 from vrambudget.config.versions import BASELINE, CHECKED, default_version, followed_version
 from vrambudget.errors import VramBudgetError
+from vrambudget.report.words import job_text
 
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 500}
 
@@ -53,7 +54,16 @@ def test_a_family_whose_older_modelling_code_is_not_followed_says_so():
 
 
 def test_nanogpt_knows_no_transformers():
-    assert estimate("nanogpt", batch=1, block=16, transformers="4.0").not_modelled == ()
+    budget = estimate("nanogpt", batch=1, block=16, transformers="4.0")
+    assert budget.not_modelled == ()
+    assert budget.job["transformers"] is None
+    assert "transformers" not in job_text(budget)
+
+
+def test_the_report_names_the_versions_whose_rules_it_follows():
+    assert job_text(estimate(TINY, torch="2.8", transformers="4.57")).endswith(
+        "torch 2.8, transformers 4.57"
+    )
 
 
 @pytest.mark.parametrize(

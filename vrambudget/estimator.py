@@ -135,8 +135,13 @@ def unpacked(task: Task) -> Task | None:
 
 
 def _resolved(task: Task, recording: Recording) -> dict[str, Any]:
-    """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it."""
+    """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it.
+
+    `transformers` is None where the model's code is no version's of it.
+    """
     job = task.job.model_dump(mode="json")
+    if not task.config.followed_in:
+        job["transformers"] = None
     if task.job.attention == "sdpa":
         names = {"flash_attention": "flash", "efficient_attention": "efficient"}
         taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))

@@ -47,6 +47,7 @@ def job_text(budget: Budget) -> str:
     words += ["padding mask"] if job.get("attention_mask") == "padding" else []
     kernel = f" ({job['attention_kernel']} kernel)" if job.get("attention_kernel") else ""
     words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
+    words += [f"transformers {job['transformers']}"] if job.get("transformers") else []
     return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"
 
 
