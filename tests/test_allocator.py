@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.errors import VramBudgetError
 from vrambudget.units import format_bytes
 
 MIB = 2**20
@@ -216,3 +217,8 @@ def test_the_event_of_the_peak_is_the_first_that_reached_it():
     allocator.run(events, sizes, 4)
     assert allocator.peak_event is None
     assert allocator.allocated_bytes == 0
+
+
+def test_more_than_its_addresses_reach_is_an_error():
+    with pytest.raises(VramBudgetError, match=r"takes more than 8,192\.00 TiB"):
+        CachingAllocator().run([0, 1], [2**52, 2**52])

@@ -32,6 +32,9 @@ several streams (record_stream), CUDA graphs' private pools.
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
+from vrambudget.errors import VramBudgetError
+from vrambudget.units import format_bytes
+
 # Inside, sizes and addresses count units of 512 bytes (kMinBlockSize): smaller integers are faster.
 _UNIT_BITS = 9
 _UNIT_BYTES = 1 << _UNIT_BITS
@@ -273,6 +276,11 @@ class CachingAllocator:
             if not self._has_room(size):
                 return 0
         address = self._next_address
+        if address + size > _ADDRESS_MASK:
+            raise VramBudgetError(
+                f"this job takes more than {format_bytes(_ADDRESS_MASK << _UNIT_BITS)}",
+                hint="look for a slip in batch and block, and in the model's sizes",
+            )
         self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
         self._segments[address] = size
         self.segment_changes.append((address << _UNIT_BITS, size << _UNIT_BITS))

@@ -18,6 +18,10 @@ from itertools import accumulate
 from typing import Any
 
 from vrambudget.engine.dtypes import DType
+from vrambudget.errors import VramBudgetError
+from vrambudget.units import format_bytes
+
+_LARGEST = 2**46  # bytes of one storage; beyond is a slip, and slow to follow
 
 Content = tuple[tuple[int, ...], DType] | None
 
@@ -146,6 +150,14 @@ class Tape:
         self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
 
 
+def _too_large(nbytes: int, operation: str) -> VramBudgetError:
+    return VramBudgetError(
+        f"{operation} would make one tensor of {format_bytes(nbytes)}: "
+        f"more than {format_bytes(_LARGEST)} is no job for any card",
+        hint="look for a slip in batch and block, and in the model's sizes",
+    )
+
+
 class Storage:
     """Bytes on the device, from this object's birth to its last reference's death."""
 
@@ -154,9 +166,11 @@ class Storage:
     def __init__(
         self, tape: Tape, nbytes: Any, purpose: Purpose, operation: str, content: Content = None
     ) -> None:
-        if nbytes.__class__ is int and not nbytes:  # the allocator is not asked for nothing
+        if nbytes.__class__ is int and not 0 < nbytes <= _LARGEST:
             self.events, self.purposes, self.index = [], [purpose], 0
-            return
+            if nbytes:
+                raise _too_large(nbytes, operation)
+            return  # the allocator is not asked for nothing
         self.events = tape.events
         self.purposes = tape.purposes
         self.index = index = len(tape.sizes)
