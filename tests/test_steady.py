@@ -94,5 +94,5 @@ def test_the_blocks_after_a_part_that_is_passed_over_are_those_of_a_full_run():
         alive = set()
         for event in it.events[: it.marks[-1].position]:
             alive.add(event) if event >= 0 else alive.remove(~event)
-        states.append(allocator.state(sorted(alive)))
+        states.append((allocator.state(), allocator.blocks(sorted(alive))))
     assert states[0] == states[1]

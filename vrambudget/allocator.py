@@ -140,17 +140,19 @@ class CachingAllocator:
         """Return the sizes of the segments that are reserved now, by address, in bytes."""
         return {at << _UNIT_BITS: size << _UNIT_BITS for at, size in self._segments.items()}
 
-    def state(self, storages: Iterable[int]) -> tuple[object, ...]:
-        """Return all that decides what comes next, with where these (alive) storages lie."""
-        blocks = self._blocks
+    def state(self) -> tuple[object, ...]:
+        """Return what decides, with where storages lie that die later, all that comes next."""
         return (
-            self._free_blocks(),
+            *self._free_blocks(),
             self._next_address,
             self._reserved,
             self._allocated,
             self._requested_bytes,
-            [blocks[storage] for storage in storages],
         )
+
+    def blocks(self, storages: Iterable[int]) -> list[int]:
+        """Return the blocks that these storages got."""
+        return [self._blocks[storage] for storage in storages]
 
     def _free_blocks(self) -> tuple[object, ...]:
         return tuple(self._small), tuple(self._large)

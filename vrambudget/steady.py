@@ -18,47 +18,60 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
 
     Raises OutOfDeviceMemoryError.
     """
-    events = tape.events
-    periods = {mark.position: mark.period for mark in tape.marks if mark.period}
-    parts = {at - period: period for at, period in periods.items()} | periods
-    stood: dict[tuple[int, int], tuple[int, object]] = {}  # before a part: mark, allocator's state
+    circles = _Circles(tape, allocator)
     allocated: list[int] = []  # at each mark
-    here = turn = 0  # position; marks in a turn that is passed over
+    here = turn = 0  # position; marks in a turn of what is passed over
     for number, mark in enumerate(tape.marks):
         if mark.position < here:
             allocated.append(allocated[-turn])
             yield mark, allocated[-1]
             continue
-        allocator.run(events, tape.sizes, here, mark.position)
-        here = mark.position
+        allocator.run(tape.events, tape.sizes, here, mark.position)
         if mark.resets_allocator:
             allocator.empty_cache()
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]
+        here, turn = circles.passed_over(mark.position, number)
 
-        period = parts.get(here)
-        if period is None or (here, period) in stood:
-            continue
-        state = allocator.state(_found(events, here, period))
-        stood[here, period] = number, state
+
+class _Circles:
+    """Knows how the allocator stood before each part that is repeated or repeats."""
+
+    def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
+        self.events, self.allocator = tape.events, allocator
+        self.periods = {mark.position: mark.period for mark in tape.marks if mark.period}
+        self.parts = {at - period: period for at, period in self.periods.items()} | self.periods
+        self.stood: dict[tuple[int, int], tuple[int, object]] = {}  # number of mark, state
+
+    def passed_over(self, here: int, number: int) -> tuple[int, int]:
+        """Pass over whole turns from `here` on, if any: return where they end, marks in a turn."""
+        period = self.parts.get(here)
+        if period is None or (here, period) in self.stood:
+            return here, 0
+        self.stood[here, period] = number, self.allocator.state()
         before = here - period
-        while (before, period) in stood and stood[before, period][1] != state:
+        while (before, period) in self.stood and not self._alike(before, here, period):
             before -= period
-        if (before, period) in stood and periods.get(here) == period:
-            turn = number - stood[before, period][0]
-            length = here - before
-            to = here
-            while all(periods.get(at) == period for at in range(to, to + length, period)):
-                to += length
-            first, stop = _next_born(events, here - period), _next_born(events, here)
-            allocator.take_over(first, stop, (stop - first) * ((to - here) // period))
-            here = to
+        if self.periods.get(here) != period or (before, period) not in self.stood:
+            return here, 0
+        turn, to = here - before, here
+        while all(self.periods.get(at) == period for at in range(to, to + turn, period)):
+            to += turn
+        first, stop = (_next_born(self.events, at) for at in (here - period, here))
+        self.allocator.take_over(first, stop, (stop - first) * ((to - here) // period))
+        return to, number - self.stood[before, period][0]
 
+    def _alike(self, before: int, here: int, period: int) -> bool:
+        """Whether the allocator stood there as it stands here, for a part that repeats that one."""
+        if self.stood[before, period][1] != self.stood[here, period][1]:
+            return False
+        then, now = (self.allocator.blocks(self._found(at, period)) for at in (before, here))
+        return then == now
 
-def _found(events: Sequence[int], start: int, length: int) -> list[int]:
-    """Return the storages that die in a part and were there before it, oldest first."""
-    first = _next_born(events, start)
-    return sorted(~event for event in events[start : start + length] if ~first < event < 0)
+    def _found(self, start: int, length: int) -> list[int]:
+        """Return the storages that die in a part and were there before it, oldest first."""
+        events, first = self.events, _next_born(self.events, start)
+        return sorted(~event for event in events[start : start + length] if ~first < event < 0)
 
 
 def _next_born(events: Sequence[int], position: int) -> int:
