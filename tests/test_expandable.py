@@ -15,8 +15,11 @@ from vrambudget.expandable import ExpandableAllocator
 MIB = 2**20
 
 
-def run(sizes, events=None, capacity_bytes=None):
-    allocator = ExpandableAllocator(capacity_bytes)
+CARD = 80 * 1024 * MIB
+
+
+def run(sizes, events=None, capacity_bytes=None, card_bytes=CARD):
+    allocator = ExpandableAllocator(card_bytes, capacity_bytes)
     allocator.run(range(len(sizes)) if events is None else events, sizes)
     return allocator
 
@@ -44,6 +47,24 @@ def test_emptying_the_cache_keeps_the_pages_that_are_in_use():
     assert allocator.reserved_bytes == 20 * MIB
 
 
+def test_a_pool_s_addresses_end_at_nine_eighths_of_the_card():
+    sizes = [40 * MIB, 40 * MIB, 30 * MIB]
+    events = [0, 1, ~0, 2]  # with no addresses left behind the second, the first's are enough
+    small = run(sizes, events, card_bytes=64 * MIB)  # 72 MiB: 80 in whole pages
+    assert small.peak_reserved_bytes == 80 * MIB
+    assert small.address_of(2) == small.address_of(0)
+    assert len(small.segments()) == 1
+    more = run([*sizes, 50 * MIB], [*events, 3], card_bytes=64 * MIB)
+    assert more.peak_reserved_bytes == 140 * MIB
+    assert len(more.segments()) == 2
+
+
+def test_what_is_larger_than_a_pool_s_addresses_is_taken_in_one_piece():
+    assert run([500 * MIB], card_bytes=64 * MIB).segments() == {
+        run([500 * MIB]).address_of(0): 500 * MIB
+    }
+
+
 def test_a_full_card_is_out_of_memory():
     with pytest.raises(OutOfDeviceMemoryError):
         run([30 * MIB, 30 * MIB], capacity_bytes=50 * MIB)
@@ -52,7 +73,7 @@ def test_a_full_card_is_out_of_memory():
 def test_the_laws_hold_at_every_event_of_any_program():
     draw = random.Random(0)  # noqa: S311 - a program, not a secret
     sizes = [draw.choice([1, 700, 300_000, 3 * MIB, 45 * MIB]) for _ in range(400)]
-    allocator, alive = ExpandableAllocator(), []
+    allocator, alive = ExpandableAllocator(CARD), []
     for position in range(len(sizes)):
         events = [position]
         alive.append(position)

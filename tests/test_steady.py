@@ -52,7 +52,7 @@ def test_a_replay_in_short_is_the_replay_in_full(model, fields):
 def test_what_is_allocated_is_the_same_at_every_mark(model, fields):
     tape = tape_of(model, fields)
     short, full = (
-        list(run(it, allocator_for(it.expandable_segments))) for it in (tape, in_full(tape))
+        list(run(it, allocator_for(it.expandable_on_bytes))) for it in (tape, in_full(tape))
     )
     assert [allocated for _, allocated in short] == [allocated for _, allocated in full]
 
@@ -71,7 +71,7 @@ def test_a_card_is_full_at_the_same_moment(model, fields):
 @each_job
 def test_most_of_a_long_job_is_passed_over(model, fields, monkeypatch):
     tape, ran = tape_of(model, fields), 0
-    kind = type(allocator_for(tape.expandable_segments))
+    kind = type(allocator_for(tape.expandable_on_bytes))
     run_all = kind.run
 
     def counted(self, events, sizes, start=0, stop=None):

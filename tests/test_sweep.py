@@ -136,6 +136,12 @@ def test_cards_with_the_same_kernels_share_the_work():
     assert [place.card.key for place in plan.combinations[0]] == cards
 
 
+def test_cards_of_other_sizes_share_nothing_where_segments_expand_over_their_memory():
+    fields = {"batch": [1], "block": 8, "expandable_segments": True}
+    plan = make_plan(SMALL, ["a100-40gb", "a100-80gb"], fields)
+    assert [len(setting.cards) for setting in plan.settings] == [1, 1]
+
+
 def test_processes_change_nothing(monkeypatch):
     grid = {"batch": range(1, 41), "block": [8, 9, 300], "gpu": ["T4", "12GB"]}
     monkeypatch.setattr(sweep_points, "cpu_count", lambda: 2)

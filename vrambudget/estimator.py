@@ -45,10 +45,11 @@ class Task:
 
     @property
     def device(self) -> engine.Device:
-        """What of the card and of torch decides kernels and workspaces."""
+        """What of the card and of torch decides kernels, workspaces and addresses."""
         gpu = self.gpu or find_gpu(DEFAULT_GPU)
         torch = as_numbers(followed_version(self.job.torch, CHECKED["torch"]))
-        return engine.Device(gpu.compute_capability, gpu.multiprocessors, torch)
+        expandable = gpu.capacity_bytes if self.job.expandable_segments else None
+        return engine.Device(gpu.compute_capability, gpu.multiprocessors, torch, expandable)
 
 
 @dataclass(frozen=True, slots=True)

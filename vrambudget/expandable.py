@@ -2,8 +2,9 @@
 
 It is fed and read as `CachingAllocator`, whose rules it keeps but for these (torch 2.11):
 
-    pool        one stretch of addresses each, of which pages are mapped as they are needed: 2 MiB
-                in the small pool, 20 MiB in the large one; reserved is what is mapped
+    pool        a stretch of addresses, 1.125 times the card's memory, of which pages are mapped as
+                they are needed: 2 MiB in the small pool, 20 MiB in the large one; reserved is what
+                is mapped. Where that stretch has no room another one begins
     find        best fit, but a free block before unmapped pages counts as if all were mapped
     grow        where none is: the lowest address where free blocks and unmapped pages in a row are
                 enough; only what lacks is mapped, so a free block at the end is grown
@@ -14,10 +15,10 @@ It is fed and read as `CachingAllocator`, whose rules it keeps but for these (to
 So allocated is what was asked for, rounded up to 512 bytes each, wherever it lies.
 
 Source: c10/cuda/CUDACachingAllocator.cpp: get_free_block, find_expandable_block, map_block,
-try_allocate_expandable_block, should_split, unmap_block, release_blocks.
+try_allocate_expandable_block, should_split, unmap_block, release_blocks; ExpandableSegment.
 tests/test_expandable.py holds it against what PyTorch itself did.
 
-Not modelled: the end of a pool's addresses, at 1.125 times the card's memory; several streams.
+Not modelled: several streams.
 """
 
 from bisect import bisect_left, insort
@@ -33,15 +34,21 @@ _LARGE_PAGE = 20_971_520 >> _UNIT_BITS  # large_segment_size_, before torch 2.10
 _SIZE_SHIFT = 44
 _ADDRESS_MASK = (1 << _SIZE_SHIFT) - 1
 _LARGE_POOL_AT = _LARGE_PAGE << 26  # far above all that a small pool can map
-_ENDLESS = 1 << 42  # unmapped addresses at a pool's end
 
 
 class ExpandableAllocator(CachingAllocator):
-    """One device's allocator with expandable segments; `capacity_bytes` as there."""
+    """One device's allocator with expandable segments; `card_bytes`: what the driver reports.
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    `capacity_bytes` as in `CachingAllocator`; the stretches of addresses do not depend on it.
+    """
+
+    def __init__(self, card_bytes: int, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes)
-        self._pools = (_Pool(self, 0, _SMALL_PAGE), _Pool(self, _LARGE_POOL_AT, _LARGE_PAGE))
+        stretch = (card_bytes + card_bytes // 8) >> _UNIT_BITS
+        self._pools = (
+            _Pool(self, 0, _SMALL_PAGE, stretch),
+            _Pool(self, _LARGE_POOL_AT, _LARGE_PAGE, stretch),
+        )
 
     def empty_cache(self) -> None:
         """Unmap every page that is wholly free: `torch.cuda.empty_cache()`."""
@@ -120,22 +127,25 @@ class ExpandableAllocator(CachingAllocator):
 
 
 def allocator_for(
-    expandable_segments: bool,  # noqa: FBT001 - the setting is what is asked for
-    capacity_bytes: int | None = None,
+    expandable_on_bytes: int | None, capacity_bytes: int | None = None
 ) -> CachingAllocator:
-    """Return the allocator of a process with this setting."""
-    return (ExpandableAllocator if expandable_segments else CachingAllocator)(capacity_bytes)
+    """Return the allocator of a process; with expandable segments on a card of so many bytes."""
+    if expandable_on_bytes is None:
+        return CachingAllocator(capacity_bytes)
+    return ExpandableAllocator(expandable_on_bytes, capacity_bytes)
 
 
 class _Pool:
     """Free blocks and unmapped pages of one pool; what is neither is allocated."""
 
-    def __init__(self, owner: ExpandableAllocator, base: int, page: int) -> None:
+    def __init__(self, owner: ExpandableAllocator, base: int, page: int, stretch: int) -> None:
         self.owner, self.base, self.page = owner, base, page  # base is a multiple of page
+        self.stretch = stretch
+        self.stretches: dict[int, int] = {}  # size by address, whole pages
         self.free: list[int] = []  # sorted: by size, then by address
         self.by_start: dict[int, int] = {}  # sizes of free blocks
         self.by_end: dict[int, int] = {}
-        self.unmapped = {base: _ENDLESS}  # size by address, whole pages
+        self.unmapped: dict[int, int] = {}  # size by address, whole pages
 
     def best_fit(self, need: int) -> int | None:
         """Return the address of the free block to take, None where none is enough."""
@@ -190,12 +200,13 @@ class _Pool:
                 self._unmap(begin, end)
 
     def mapped(self) -> Iterator[tuple[int, int]]:
-        """Yield address and size of what lies between unmapped pages."""
-        at = self.base
-        for address in sorted(self.unmapped):
-            if address > at:
-                yield at, address - at
-            at = address + self.unmapped[address]
+        """Yield address and size of what lies between unmapped pages, stretch by stretch."""
+        for start, size in self.stretches.items():
+            at, end = start, start + size
+            for address in [*sorted(a for a in self.unmapped if start <= a < end), end]:
+                if address > at:
+                    yield at, address - at
+                at = address + self.unmapped.get(address, 0)
 
     def _room(self, block: int) -> int:
         """Return a free block's size with the unmapped pages that follow it."""
@@ -213,7 +224,18 @@ class _Pool:
                 end += size
             if end - address >= need:
                 return address
-        raise AssertionError("the addresses of a pool have no end")
+        return self._new_stretch(need)
+
+    def _new_stretch(self, need: int) -> int:
+        """Reserve addresses, with a gap: blocks of two stretches are never neighbours.
+
+        What no stretch of this card can hold gets one of its own, as on a card that is enough.
+        """
+        last = max(self.stretches, default=None)
+        address = self.base if last is None else last + self.stretches[last] + self.page
+        size = -(-max(self.stretch, need) // self.page) * self.page
+        self.stretches[address] = self.unmapped[address] = size
+        return address
 
     def _map(self, address: int, size: int) -> bool:
         """Map unmapped pages for so much, or all there are in a row, and free them."""

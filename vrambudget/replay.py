@@ -41,7 +41,7 @@ class _Readings:
 
 def replay(tape: Tape) -> Replay:
     """Replay on a card without end."""
-    allocator = allocator_for(tape.expandable_segments)
+    allocator = allocator_for(tape.expandable_on_bytes)
     readings, steps = _Readings(), []
     for mark, allocated_bytes in run(tape, allocator):
         if mark.resets_allocator:
@@ -76,7 +76,7 @@ def replay(tape: Tape) -> Replay:
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
     """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
-    allocator = allocator_for(tape.expandable_segments, room_bytes)
+    allocator = allocator_for(tape.expandable_on_bytes, room_bytes)
     try:
         for _ in run(tape, allocator):
             pass

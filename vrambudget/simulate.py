@@ -73,7 +73,7 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         keep_outputs=job.keep_outputs,
     )
     with recording(device, options) as tape:
-        tape.expandable_segments = job.expandable_segments
+        tape.expandable_on_bytes = device.expandable_on_bytes
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         _adapt(model, job)

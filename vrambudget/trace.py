@@ -52,7 +52,7 @@ class Trace:
 
 def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
     """Return what the allocator does with `room_bytes` for segments; None: without end."""
-    allocator = allocator_for(tape.expandable_segments, room_bytes)
+    allocator = allocator_for(tape.expandable_on_bytes, room_bytes)
     alive: set[int] = set()
     actions = tuple(_actions(tape, allocator, alive))
     blocks = {allocator.address_of(i): (i, allocator.block_bytes(i)) for i in alive}

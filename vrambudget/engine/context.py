@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What decides kernels and workspaces: the card and the version of torch."""
+    """What of the card and of torch decides kernels, workspaces and addresses."""
 
     compute_capability: tuple[int, int] = (8, 0)
     multiprocessors: int = 108
     torch: tuple[int, int] = (2, 11)
+    expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
 
     @property
     def max_threads_per_multiprocessor(self) -> int:

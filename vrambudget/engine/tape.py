@@ -71,7 +71,7 @@ class Tape:
     operations: list[str] = field(default_factory=list)
     contents: list[Content] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    expandable_segments: bool = False  # the allocator's setting in the process that it records
+    expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
     # Storages that copies replaced: the objects of Python stand for the newest copy.
     _newest: dict[int, int] = field(default_factory=dict)
     _settled: int = 0  # events up to here name storages as they are

@@ -153,7 +153,7 @@ class _Trial:
         """Return a variant's tape; the allocator's setting does not change it."""
         expandable = task.job.expandable_segments
         if task.job == self.task.job.model_copy(update={"expandable_segments": expandable}):
-            return replace(self.tape, expandable_segments=expandable)
+            return replace(self.tape, expandable_on_bytes=task.device.expandable_on_bytes)
         return simulate(task.config, task.job, task.device).tape
 
     def _replay(self, task: Task, tape: Tape) -> None:

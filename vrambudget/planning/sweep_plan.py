@@ -16,6 +16,7 @@ from typing import Any
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
+from vrambudget.engine.context import Device
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.estimator import Task, resolve
 
@@ -122,13 +123,13 @@ def _checked(tasks: Sequence[Task], name: str, value: Any) -> int:
 
 def _places(task: Task, cards: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
     """Yield where each card's numbers will be; a setting for each kind of kernels is added."""
-    kinds: dict[Any, list[Gpu]] = {}
+    kinds: dict[Device, list[Gpu]] = {}
     for card in cards:
-        kinds.setdefault((card.compute_capability, card.multiprocessors), []).append(card)
+        kinds.setdefault(replace(task, gpu=card).device, []).append(card)
     numbers = dict(zip(kinds, itertools.count(len(settings)), strict=False))
     settings.extend(Setting(replace(task, gpu=same[0]), tuple(same)) for same in kinds.values())
     for card in cards:
-        kind = card.compute_capability, card.multiprocessors
+        kind = replace(task, gpu=card).device
         yield Place(numbers[kind], card, kinds[kind].index(card))
     if not cards:
         settings.append(Setting(task, ()))
