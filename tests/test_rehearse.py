@@ -197,6 +197,16 @@ def test_each_of_several_ranks_holds_buckets_or_a_shard(tmp_path):
     assert "first of 8 ranks" in fsdp.warnings[0]
 
 
+def test_an_operation_that_is_compiled_on_first_use_runs(tmp_path):
+    file = tmp_path / "jitted.py"
+    file.write_text(
+        "import torch\nx = torch.empty(2**20, device='cuda')\n"
+        "y = x.erfinv()\ntorch.nn.init.trunc_normal_(x)\n"
+    )
+    found = run(file)
+    assert (found.ended, found.peak_requested_bytes) == ("finished", 8 * MIB)
+
+
 def test_expandable_segments_grow_where_plain_ones_pile_up(tmp_path, monkeypatch):
     file = tmp_path / "grow.py"
     file.write_text(
