@@ -82,6 +82,8 @@ def test_checkpointing_never_adds_what_forward_leaves_alive(name: str, task: str
     walked = 0
     for precision, attention, rank in product(PRECISIONS, ("sdpa", "eager"), (None, 4)):
         fields = {"precision": precision, "attention": attention, "lora_rank": rank}
+        if (name, task) == ("distilbert", "seq-cls"):  # PEFT refuses all-linear there
+            fields["lora_targets"] = ("q_lin", "v_lin")
         plain = offered(name, task, **fields)
         recomputed = offered(name, task, checkpointing="full", **fields)
         if plain is None or recomputed is None:

@@ -118,4 +118,10 @@ def _adapt(model: Module, job: Job) -> None:
     if job.lora_rank is not None:
         from vrambudget.training.lora import add_lora  # noqa: PLC0415
 
-        add_lora(model, job.lora_rank, job.lora_targets, dropout_p=job.lora_dropout)
+        add_lora(
+            model,
+            job.lora_rank,
+            job.lora_targets,
+            dropout_p=job.lora_dropout,
+            trains_head=job.task == "seq-cls",
+        )

@@ -45,6 +45,7 @@ _CLASSES = {
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-cls": "AutoModelForImageClassification",
 }
+_PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM", "seq-cls": "SEQ_CLS"}
 # What the families of transformers call their dropout probabilities.
 _DROPOUTS = (
     "resid_pdrop",
@@ -135,7 +136,7 @@ def _prepared(model: Any, job: Job) -> Any:
                 lora_alpha=16,
                 lora_dropout=job.get("lora_dropout") or 0.0,
                 target_modules=targets if isinstance(targets, str) else list(targets),
-                task_type="CAUSAL_LM",
+                task_type=_PEFT_TASKS.get(job.get("task", "causal-lm")),
             ),
         )
         if full:

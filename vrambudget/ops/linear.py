@@ -24,6 +24,8 @@ from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
 from vrambudget.ops.shape import expand, flatten_rows, reshape, view
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
+_MATRIX = 2  # dimensions
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias: [..., I], [O, I], [O] -> [..., O]. Raises ShapeError."""
@@ -34,9 +36,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(f"linear of {list(x.shape)} by a weight {list(weight.shape)}")
     if bias is None:
         weight = _transposed(weight)
-    rows = flatten_rows(x)
-    y = _product(rows, weight, bias, weight.shape[0], transposed=True)
-    return view(y, *x.shape[:-1], weight.shape[0])
+    features = weight.shape[0]
+    if x.ndim == _MATRIX:  # no view: a second gradient of x is added to the first in place
+        return _product(x, weight, bias, features, transposed=True)
+    y = _product(flatten_rows(x), weight, bias, features, transposed=True)
+    return view(y, *x.shape[:-1], features)
 
 
 def _transposed(weight: Tensor) -> Tensor:

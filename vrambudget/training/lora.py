@@ -6,12 +6,17 @@ A 16-bit input is cast to float32 for A at every target, and that copy is kept; 
 keeps none of its inputs. With checkpointing the embeddings' output is made to want a gradient, or
 no layer would run again (enable_input_require_grads); that gradient stays with it.
 
+A classifier of sequences (task_type SEQ_CLS) trains a copy of its head, too, where the head has a
+name that PEFT knows (T5's has not). Masked language models and images take no task type.
+
 Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
-_maybe_include_all_linear_layers); bnb.py (Linear4bit.forward).
-Not modelled: DoRA, rsLoRA's other scaling (values only), modules_to_save.
+_maybe_include_all_linear_layers); bnb.py (Linear4bit.forward); peft_model.py
+(PeftModelForSequenceClassification), utils/other.py (ModulesToSaveWrapper).
+Not modelled: DoRA, rsLoRA's other scaling (values only), other modules_to_save.
 """
 
 from collections.abc import Iterator
+from copy import copy
 
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
@@ -27,7 +32,8 @@ from vrambudget.training.kbit import Linear4bit
 from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 
 ALL_LINEAR = "all-linear"
-_OUTPUT_EMBEDDINGS = ("lm_head", "embed_out")
+_OUTPUT_EMBEDDINGS = ("lm_head", "embed_out", "decoder", "vocab_projector")
+_HEADS = ("classifier", "score")
 
 
 class LoraLinear(Module):
@@ -85,13 +91,51 @@ class _RequiringGradient(Module):
         return y
 
 
+class TrainedCopy(Module):
+    """peft's ModulesToSaveWrapper: a copy of a head is trained, the head itself stays, frozen."""
+
+    def __init__(self, original: Module) -> None:
+        self.original_module = original
+        self.modules_to_save = _copied(original)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whatever the head does."""
+        y: Tensor = self.modules_to_save(x)
+        return y
+
+
+def _copied(module: Module) -> Module:
+    """Return a module with parameters of its own (copy.deepcopy)."""
+    twin = copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, Parameter):
+            setattr(twin, name, Parameter(value.shape, value.dtype))
+        elif isinstance(value, Module):
+            setattr(twin, name, _copied(value))
+    return twin
+
+
 def add_lora(
-    model: Module, rank: int, targets: str | tuple[str, ...], *, dropout_p: float = 0.0
+    model: Module,
+    rank: int,
+    targets: str | tuple[str, ...],
+    *,
+    dropout_p: float = 0.0,
+    trains_head: bool = False,
 ) -> None:
-    """Freeze `model` and put adapters of `rank` around its targets (get_peft_model)."""
+    """Freeze `model` and put adapters of `rank` around its targets (get_peft_model).
+
+    `trains_head`: as PEFT does for task_type SEQ_CLS. A head takes no adapter; a copy is trained.
+    """
     for p in model.parameters():
         p.requires_grad = False
     chosen = parameter_targets(model, targets)
+    heads = {
+        id(inner)
+        for _, name, child in _places(model)
+        if name in _HEADS and isinstance(child, Module)
+        for inner in child.modules()
+    }
     if chosen and dropout_p:
         raise VramBudgetError(
             "PEFT has no dropout for adapters of experts' parameters",
@@ -102,7 +146,8 @@ def add_lora(
         for parent, name, child in _places(model)
         if isinstance(child, Linear | Conv1D)
         and name not in chosen
-        and _is_target(model, parent, name, targets)
+        and _is_target(name, targets)
+        and not (trains_head and id(child) in heads)
     ]
     if not found and not chosen:
         names = {name for _, name, child in _places(model) if isinstance(child, Linear | Conv1D)}
@@ -119,12 +164,30 @@ def add_lora(
         setattr(parent, name, adapter)
         adapters.append(adapter)
     adapters += wrap_parameters(model, rank, chosen)
+    if trains_head:
+        _train_copies_of_heads(model)
     layers = [layer for adapter in adapters for layer in (adapter.lora_A, adapter.lora_B)]
     for module in model.modules():  # adapters around one another: the inner one first
         if isinstance(module, Linear) and module in layers:
             _cast_to_float32(module)
     if context.options.checkpointing:
         make_inputs_require_grads(model)
+
+
+def _train_copies_of_heads(model: Module) -> None:
+    """Train copies of all whose name ends like a head's (_set_trainable).
+
+    Raises VramBudgetError where one of them has adapters, as PEFT does.
+    """
+    for parent, name, child in list(_places(model)):
+        if not (name.endswith(_HEADS) and isinstance(child, Module)):
+            continue
+        if isinstance(child, LoraLinear):
+            raise VramBudgetError(
+                f"PEFT trains a copy of {name} for this task, so it can have no adapters",
+                hint="name other layers by lora_targets",
+            )
+        setattr(parent, name, TrainedCopy(child))
 
 
 def _places(module: Module) -> Iterator[tuple[Module, str, object]]:
@@ -136,10 +199,8 @@ def _places(module: Module) -> Iterator[tuple[Module, str, object]]:
                 yield from _places(inner)
 
 
-def _is_target(model: Module, parent: Module, name: str, targets: str | tuple[str, ...]) -> bool:
-    if targets == ALL_LINEAR:
-        return not (parent is model and name in _OUTPUT_EMBEDDINGS)
-    return name in targets
+def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
+    return name not in _OUTPUT_EMBEDDINGS if targets == ALL_LINEAR else name in targets
 
 
 def _cast_to_float32(layer: Linear) -> None:
@@ -147,9 +208,9 @@ def _cast_to_float32(layer: Linear) -> None:
     if layer.weight.dtype is not float32:
         weight = layer.weight
         context.operation = "cast_adapter_dtype"
-        copy = empty_like(weight, float32)
-        copy.storage.purpose = Purpose.WEIGHTS
-        weight.dtype, weight.storage = float32, copy.storage
+        cast = empty_like(weight, float32)
+        cast.storage.purpose = Purpose.WEIGHTS
+        weight.dtype, weight.storage = float32, cast.storage
 
 
 def make_inputs_require_grads(model: Module) -> None:
