@@ -48,21 +48,27 @@ def test_emptying_the_cache_keeps_the_pages_that_are_in_use():
 
 
 def test_a_pool_s_addresses_end_at_nine_eighths_of_the_card():
-    sizes = [40 * MIB, 40 * MIB, 30 * MIB]
-    events = [0, 1, ~0, 2]  # with no addresses left behind the second, the first's are enough
-    small = run(sizes, events, card_bytes=64 * MIB)  # 72 MiB: 80 in whole pages
-    assert small.peak_reserved_bytes == 80 * MIB
-    assert small.address_of(2) == small.address_of(0)
-    assert len(small.segments()) == 1
-    more = run([*sizes, 50 * MIB], [*events, 3], card_bytes=64 * MIB)
-    assert more.peak_reserved_bytes == 140 * MIB
-    assert len(more.segments()) == 2
+    sizes = [120 * MIB, 20 * MIB, 10 * MIB, 10 * MIB]
+    events = [0, 1, 2, ~0, 3]
+    # free then: 120 at the front, 10 at the end; best fit counts the addresses behind the end
+    small, large = (run(sizes, events, card_bytes=card) for card in (200 * MIB, CARD))
+    assert small.address_of(3) == 150 * MIB + small.address_of(0)  # 80 of 240: less than 120
+    assert large.address_of(3) == large.address_of(0)
 
 
-def test_what_is_larger_than_a_pool_s_addresses_is_taken_in_one_piece():
-    assert run([500 * MIB], card_bytes=64 * MIB).segments() == {
-        run([500 * MIB]).address_of(0): 500 * MIB
-    }
+def test_a_stretch_of_addresses_without_room_is_followed_by_another():
+    sizes = [60 * MIB, 20 * MIB, 60 * MIB, 20 * MIB, 100 * MIB]
+    allocator = run(sizes, [0, 1, 2, 3, ~0, ~2], card_bytes=200 * MIB)
+    allocator.empty_cache()  # without pages then: 60, 60 and 80 of 240
+    allocator.run([4], sizes)
+    assert sorted(allocator.segments().values()) == [20 * MIB, 20 * MIB, 100 * MIB]
+    assert allocator.address_of(4) >= 240 * MIB + allocator.address_of(0)
+
+
+def test_past_the_card_s_memory_addresses_have_no_end():
+    sizes = [40 * MIB, 500 * MIB, 60 * MIB]
+    small, large = (run(sizes, [0, 1, ~0, 2], card_bytes=n * MIB) for n in (64, 10**6))
+    assert small.segments() == large.segments()
 
 
 def test_a_full_card_is_out_of_memory():

@@ -4,7 +4,8 @@ It is fed and read as `CachingAllocator`, whose rules it keeps but for these (to
 
     pool        a stretch of addresses, 1.125 times the card's memory, of which pages are mapped as
                 they are needed: 2 MiB in the small pool, 20 MiB in the large one; reserved is what
-                is mapped. Where that stretch has no room another one begins
+                is mapped. Where that stretch has no room another one begins; past the card's
+                memory there is no end, as on a card that is large enough
     find        best fit, but a free block before unmapped pages counts as if all were mapped
     grow        where none is: the lowest address where free blocks and unmapped pages in a row are
                 enough; only what lacks is mapped, so a free block at the end is grown
@@ -34,6 +35,7 @@ _LARGE_PAGE = 20_971_520 >> _UNIT_BITS  # large_segment_size_, before torch 2.10
 _SIZE_SHIFT = 44
 _ADDRESS_MASK = (1 << _SIZE_SHIFT) - 1
 _LARGE_POOL_AT = _LARGE_PAGE << 26  # far above all that a small pool can map
+_ENDLESS = 1 << 42
 
 
 class ExpandableAllocator(CachingAllocator):
@@ -44,6 +46,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, card_bytes: int, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes)
+        self._card = card_bytes >> _UNIT_BITS
         stretch = (card_bytes + card_bytes // 8) >> _UNIT_BITS
         self._pools = (
             _Pool(self, 0, _SMALL_PAGE, stretch),
@@ -95,6 +98,10 @@ class ExpandableAllocator(CachingAllocator):
     def _free_blocks(self) -> tuple[object, ...]:
         return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self._pools)
 
+    def is_beyond_card(self, need: int) -> bool:
+        """Whether what is mapped and `need` are more than this card has: another is meant."""
+        return self._reserved + need > self._card
+
     def _allocate(self, position: int, storage: int, asked: int) -> None:
         need = (asked + 511) >> _UNIT_BITS
         pool = self._pools[need > _SMALL]
@@ -140,7 +147,7 @@ class _Pool:
 
     def __init__(self, owner: ExpandableAllocator, base: int, page: int, stretch: int) -> None:
         self.owner, self.base, self.page = owner, base, page  # base is a multiple of page
-        self.stretch = stretch
+        self.stretch = -(-stretch // page) * page
         self.stretches: dict[int, int] = {}  # size by address, whole pages
         self.free: list[int] = []  # sorted: by size, then by address
         self.by_start: dict[int, int] = {}  # sizes of free blocks
@@ -224,18 +231,23 @@ class _Pool:
                 end += size
             if end - address >= need:
                 return address
-        return self._new_stretch(need)
+        return self._endless() if self.owner.is_beyond_card(need) else self._new_stretch()
 
-    def _new_stretch(self, need: int) -> int:
-        """Reserve addresses, with a gap: blocks of two stretches are never neighbours.
-
-        What no stretch of this card can hold gets one of its own, as on a card that is enough.
-        """
+    def _new_stretch(self) -> int:
+        """Reserve addresses, with a gap: blocks of two stretches are never neighbours."""
         last = max(self.stretches, default=None)
         address = self.base if last is None else last + self.stretches[last] + self.page
-        size = -(-max(self.stretch, need) // self.page) * self.page
-        self.stretches[address] = self.unmapped[address] = size
+        self.stretches[address] = self.unmapped[address] = self.stretch
         return address
+
+    def _endless(self) -> int:
+        """Let the last stretch have no end; return where its last free block begins."""
+        last = max(self.stretches, default=self.base)
+        end = last + self.stretches.get(last, 0)
+        tail = next((at for at, size in self.unmapped.items() if at + size == end), end)
+        self.stretches[last] = end - last + _ENDLESS
+        self.unmapped[tail] = end - tail + _ENDLESS
+        return tail - self.by_end.get(tail, 0)
 
     def _map(self, address: int, size: int) -> bool:
         """Map unmapped pages for so much, or all there are in a row, and free them."""
