@@ -69,8 +69,8 @@ def advise_on(followed: Followed) -> Advice:
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not any(option.fits for option in singles.values()):
         helpful = [change for (change,) in singles]
-        pairs = trial.helpful(combinations(helpful, 2))
-    enough = sorted((pair for pair in pairs.values() if pair.fits), key=_rank)
+        pairs = trial.helpful(combinations(helpful, 2), only_enough=True)
+    enough = sorted(pairs.values(), key=_rank)
     alive = alive_at(followed.tape, followed.peak_event)
     return Advice(
         fits=trial.now.fits,
@@ -115,12 +115,14 @@ class _Trial:
         """Return reserved bytes and the card's context."""
         return result.reserved_bytes + (self.task.gpu.context_bytes if self.task.gpu else 0)
 
-    def helpful(self, sets: Iterable[tuple[Change, ...]]) -> dict[tuple[Change, ...], Option]:
-        """Return the sets of changes that can be made and lower the peak."""
+    def helpful(
+        self, sets: Iterable[tuple[Change, ...]], *, only_enough: bool = False
+    ) -> dict[tuple[Change, ...], Option]:
+        """Return the sets of changes that can be made and lower the peak (below the card's)."""
         found = {}
         for changes in sets:
             try:
-                option = self._option(changes)
+                option = self._option(changes, only_enough=only_enough)
             except VramBudgetError:  # this model, or this job, cannot be changed so
                 continue
             least = max(change.least for change in changes)
@@ -139,7 +141,7 @@ class _Trial:
         return at(best or sizes[0])
 
     def _attempt(self, task: Task) -> Try:
-        """Try one size in a search; one whose tensors alone are too much is not replayed."""
+        """Try a variant; one whose tensors alone are too much is not replayed."""
         if (task := _shortened(task)).job not in self.results:
             tape = self._tape(task)
             requested = tape.peak_requested_bytes()
@@ -163,11 +165,11 @@ class _Trial:
             replayed.peak.reserved_bytes, model_bytes(replayed.breakdown), verdict
         )
 
-    def _option(self, changes: tuple[Change, ...]) -> Option | None:
+    def _option(self, changes: tuple[Change, ...], *, only_enough: bool) -> Option | None:
         changed: Task | None = self.task
         for change in changes:
             changed = changed and change.apply(changed, self._search)
-        if changed is None:
+        if changed is None or (only_enough and not self._attempt(changed).fits):
             return None
         result = self.result(changed)
         return Option(
