@@ -32,7 +32,7 @@ several streams (record_stream), CUDA graphs' private pools.
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import TooLargeError
 from vrambudget.units import format_bytes
 
 # Inside, sizes and addresses count units of 512 bytes (kMinBlockSize): smaller integers are faster.
@@ -279,10 +279,8 @@ class CachingAllocator:
                 return 0
         address = self._next_address
         if address + size > _ADDRESS_MASK:
-            raise VramBudgetError(
-                f"this job takes more than {format_bytes(_ADDRESS_MASK << _UNIT_BITS)}",
-                hint="look for a slip in batch and block, and in the model's sizes",
-            )
+            most = format_bytes(_ADDRESS_MASK << _UNIT_BITS)
+            raise TooLargeError(f"this job takes more than {most}")
         self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
         self._segments[address] = size
         self.segment_changes.append((address << _UNIT_BITS, size << _UNIT_BITS))

@@ -32,6 +32,13 @@ class VramBudgetError(ValueError):
         return "\n".join(lines)
 
 
+class TooLargeError(VramBudgetError):
+    """A job beyond every card: a slip in its sizes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="look for a slip in batch, block and the model's sizes")
+
+
 class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, said as users say it
     """A job does not fit on its card; `budget` says by how much."""
 

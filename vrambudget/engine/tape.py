@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from vrambudget.engine.dtypes import DType
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import TooLargeError
 from vrambudget.units import format_bytes
 
 _LARGEST = 2**46  # bytes of one storage; beyond is a slip, and slow to follow
@@ -150,14 +150,6 @@ class Tape:
         self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
 
 
-def _too_large(nbytes: int, operation: str) -> VramBudgetError:
-    return VramBudgetError(
-        f"{operation} would make one tensor of {format_bytes(nbytes)}: "
-        f"more than {format_bytes(_LARGEST)} is no job for any card",
-        hint="look for a slip in batch and block, and in the model's sizes",
-    )
-
-
 class Storage:
     """Bytes on the device, from this object's birth to its last reference's death."""
 
@@ -169,7 +161,10 @@ class Storage:
         if nbytes.__class__ is int and not 0 < nbytes <= _LARGEST:
             self.events, self.purposes, self.index = [], [purpose], 0
             if nbytes:
-                raise _too_large(nbytes, operation)
+                raise TooLargeError(
+                    f"{operation} would make one tensor of {format_bytes(nbytes)}: "
+                    f"more than {format_bytes(_LARGEST)} is no job for any card"
+                )
             return  # the allocator is not asked for nothing
         self.events = tape.events
         self.purposes = tape.purposes
