@@ -197,6 +197,17 @@ def test_each_of_several_ranks_holds_buckets_or_a_shard(tmp_path):
     assert "first of 8 ranks" in fsdp.warnings[0]
 
 
+def test_a_value_that_backward_reads_is_told_of_backward(tmp_path, capfd):
+    file = tmp_path / "reads.py"
+    file.write_text(
+        "import torch\nx = torch.ones(100, device='cuda', requires_grad=True)\n"
+        "x[x > 2].sum().backward()\n"
+    )
+    found = run(file)
+    assert "Exception ignored" not in capfd.readouterr().err
+    assert any("inside backward" in warning for warning in found.warnings)
+
+
 def test_an_operation_that_is_compiled_on_first_use_runs(tmp_path):
     file = tmp_path / "jitted.py"
     file.write_text(

@@ -76,7 +76,7 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         tape.expandable_on_bytes = device.expandable_on_bytes
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
-        _adapt(model, job)
+        _adapt(model, config.model_type, job)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
         trained = [p for p in parameters if p.requires_grad]
@@ -109,7 +109,7 @@ def _build(config: ModelConfig, job: Job) -> Module:
     return model
 
 
-def _adapt(model: Module, job: Job) -> None:
+def _adapt(model: Module, model_type: str, job: Job) -> None:
     """Freeze and put adapters in, as the job says; imported here, for most jobs do neither."""
     if job.freeze:
         from vrambudget.training.freeze import freeze  # noqa: PLC0415
@@ -122,6 +122,7 @@ def _adapt(model: Module, job: Job) -> None:
             model,
             job.lora_rank,
             job.lora_targets,
+            model_type=model_type,
             dropout_p=job.lora_dropout,
             trains_head=job.task == "seq-cls",
         )

@@ -120,16 +120,18 @@ def add_lora(
     rank: int,
     targets: str | tuple[str, ...],
     *,
+    model_type: str,
     dropout_p: float = 0.0,
     trains_head: bool = False,
 ) -> None:
     """Freeze `model` and put adapters of `rank` around its targets (get_peft_model).
 
-    `trains_head`: as PEFT does for task_type SEQ_CLS. A head takes no adapter; a copy is trained.
+    `model_type` decides where PEFT finds experts. `trains_head`: as for task_type SEQ_CLS, where
+    a head takes no adapter and a copy of it is trained.
     """
     for p in model.parameters():
         p.requires_grad = False
-    chosen = parameter_targets(model, targets)
+    chosen = parameter_targets(model_type, targets)
     heads = {
         id(inner)
         for _, name, child in _places(model)

@@ -48,15 +48,12 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
 """model_type: {a target's name: the parameter that holds it now}."""
 
 
-def parameter_targets(model: Module, targets: str | tuple[str, ...]) -> Mapping[str, str]:
+def parameter_targets(model_type: str, targets: str | tuple[str, ...]) -> Mapping[str, str]:
     """Return the targets that PEFT translates, with the parameters that they mean.
 
     Raises VramBudgetError for one half of a tensor without the other.
     """
-    config = getattr(model, "moe_config", None)  # of a MoeCausalLM
-    if config is None:
-        return {}
-    names = _PARAMETERS[config.model_type]
+    names = _PARAMETERS.get(model_type, {})
     if isinstance(targets, str):  # all-linear
         return names
     chosen = {name: names[name] for name in targets if name in names}

@@ -211,7 +211,7 @@ class Recorder:
         )
 
     def _was_read(self, count: int) -> None:
-        frames = own_frames(sys._getframe(1))
+        frames = own_frames(sys._getframe())  # ours is no own frame
         at = place(frames[-1]) if frames else ["(inside backward)", 0, "", ""]
         key = (at[0], at[1])
         if key not in self.reads:
