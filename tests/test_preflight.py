@@ -99,10 +99,10 @@ def test_frozen_parts_are_seen():
     assert found.peak.allocated_bytes < expected("llama").peak.allocated_bytes
 
 
-def test_frozen_parts_are_found_by_place_where_names_differ():
-    model = live("bert", "masked-lm")  # our cls.transform is BERT's cls.predictions.transform
+def test_frozen_parts_of_a_head_are_found():
+    model = live("bert", "masked-lm")
     model.cls.predictions.transform.requires_grad_(False)
-    assert looked_at(model).job["freeze"] == ["cls.transform"]
+    assert looked_at(model).job["freeze"] == ["cls.predictions.transform"]
 
 
 def test_lora_is_seen():
@@ -113,6 +113,20 @@ def test_lora_is_seen():
     assert found == expected(
         "llama", precision="bf16", lora_rank=4, lora_targets=("q_proj", "v_proj")
     )
+
+
+def test_lora_on_a_classifier_trains_its_head():
+    peft = pytest.importorskip("peft")
+    targets = ["query", "value"]
+    config = peft.LoraConfig(r=4, target_modules=targets, task_type="SEQ_CLS")
+    found = looked_at(peft.get_peft_model(live("bert", "seq-cls"), config))
+    assert found == expected(
+        "bert", task="seq-cls", precision="fp32", lora_rank=4, lora_targets=tuple(targets)
+    )
+
+    frozen_head = peft.LoraConfig(r=4, target_modules=targets)
+    with pytest.raises(NotModelledError, match="LoRA with modules_to_save = None"):
+        looked_at(peft.get_peft_model(live("bert", "seq-cls"), frozen_head))
 
 
 @pytest.mark.parametrize(

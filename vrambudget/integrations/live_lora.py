@@ -1,7 +1,8 @@
 """The LoRA adapter of a live model, as PEFT put it in.
 
 Not modelled: everything but plain LoRA on linear layers: DoRA, biases, other ranks for
-some modules, modules that are trained whole, tokens, several adapters at once.
+some modules, modules that are trained whole (but for a classifier's head, which task_type SEQ_CLS
+trains), tokens, several adapters at once.
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,12 @@ from typing import Any
 from vrambudget.errors import NotModelledError
 
 LORA_PARTS = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"}
+LORA_PARTS |= {"modules_to_save"}
 """Parts of the names of an adapter's own parameters."""
 
 _PLAIN: Mapping[str, object] = {
     "bias": "none",
     "use_dora": False,
-    "modules_to_save": None,
     "rank_pattern": {},
     "layer_replication": None,
     "target_parameters": None,
@@ -36,7 +37,8 @@ def read_lora(model: Any, adapters: Mapping[str, Any] | None) -> dict[str, Any]:
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if kind != "LORA":
         raise NotModelledError(f"an adapter of the kind {kind}", hint="modelled is LoRA")
-    for name, plain in _PLAIN.items():
+    heads = ["classifier", "score"] if _classifies(model) else None  # what SEQ_CLS makes of None
+    for name, plain in {**_PLAIN, "modules_to_save": heads}.items():
         value = getattr(config, name, plain)
         if value != plain and (value or plain):
             raise NotModelledError(
@@ -50,6 +52,11 @@ def read_lora(model: Any, adapters: Mapping[str, Any] | None) -> dict[str, Any]:
         "lora_targets": tuple(sorted(targets)),
         "lora_dropout": float(config.lora_dropout),
     }
+
+
+def _classifies(model: Any) -> bool:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return type(base).__name__.endswith("ForSequenceClassification")
 
 
 def _is_adapter(module: Any) -> bool:

@@ -38,7 +38,7 @@ OnPhase = Callable[[int, str], None]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-_CLASSES = {
+CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "seq-cls": "AutoModelForSequenceClassification",
@@ -107,7 +107,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
             setattr(config, name, job["dropout"])
     if job.get("image_size"):
         config.image_size = job["image_size"]
-    build = getattr(transformers, _CLASSES[job.get("task", "causal-lm")]).from_config
+    build = getattr(transformers, CLASSES[job.get("task", "causal-lm")]).from_config
     if job.get("quant"):
         model = load_quantised(job, config, build)
     else:

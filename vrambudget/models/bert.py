@@ -92,14 +92,27 @@ class Predictions(Module):
         return logits
 
 
+class MaskedLMHead(Module):
+    """BertOnlyMLMHead."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.predictions = Predictions(config)
+
+    def forward(self, sequence_output: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, V]."""
+        logits: Tensor = self.predictions(sequence_output)
+        return logits
+
+
 class BertForMaskedLM(Module):
     """BERT with a masked language modelling head."""
 
     def __init__(self, config: "BertConfig") -> None:
         self.bert = Model(config, Embeddings(config), pooler=False)
-        self.cls = Predictions(config)
+        self.cls = MaskedLMHead(config)
         if config.tie_word_embeddings:
-            tie_decoder(self.cls.decoder, self.bert.embeddings.word_embeddings, self.cls.bias)
+            head = self.cls.predictions
+            tie_decoder(head.decoder, self.bert.embeddings.word_embeddings, head.bias)
 
     def forward(
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None

@@ -24,11 +24,14 @@ from vrambudget.ops.shape import select
 
 
 class SequenceClassifier(Module):
-    """A model [B, T] -> [B, T, C] and a linear layer on top."""
+    """A model [B, T] -> [B, T, C] and a linear layer on top; `name` is the model's in its class."""
 
-    def __init__(self, config: ModelConfig, model: Module, width: int) -> None:
+    def __init__(
+        self, config: ModelConfig, model: Module, width: int, *, name: str = "model"
+    ) -> None:
         self.pads = config.pad_token_id is not None
-        self.model = model
+        self.name = name
+        setattr(self, name, model)
         self.score = Linear(width, config.num_labels, bias=False)
 
     def forward(
@@ -36,7 +39,7 @@ class SequenceClassifier(Module):
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, labels]."""
         B, T = input_ids.shape
-        hidden_states = self.model(input_ids, attention_mask)
+        hidden_states = getattr(self, self.name)(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.score(hidden_states)
             if self.pads or B > 1:  # more than one row: the user named a padding token

@@ -257,5 +257,6 @@ class GPT2Config(ModelConfig):
     def build(self, task: Task) -> GPT2LMHeadModel | SequenceClassifier:
         """Return the model, its weights allocated."""
         if task == "seq-cls":
-            return SequenceClassifier(self, Transformer(self), self.hidden_size)
+            transformer = Transformer(self)
+            return SequenceClassifier(self, transformer, self.hidden_size, name="transformer")
         return GPT2LMHeadModel(self)

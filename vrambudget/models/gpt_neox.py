@@ -214,5 +214,5 @@ class GPTNeoXConfig(RotaryConfig):
     def build(self, task: Task) -> GPTNeoXForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
         if task == "seq-cls":
-            return SequenceClassifier(self, Model(self), self.hidden_size)
+            return SequenceClassifier(self, Model(self), self.hidden_size, name="gpt_neox")
         return GPTNeoXForCausalLM(self)

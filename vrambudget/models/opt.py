@@ -184,21 +184,33 @@ def _positions(attention_mask: Tensor) -> Tensor:
     return positions
 
 
+class OPTModel(Module):
+    """A decoder, under its name."""
+
+    def __init__(self, config: "OPTConfig") -> None:
+        self.decoder = Decoder(config)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """[B, T] -> [B, T, C of the embeddings]."""
+        hidden_states: Tensor = self.decoder(input_ids, attention_mask)
+        return hidden_states
+
+
 class OPTForCausalLM(Module):
     """OPT with a language modelling head."""
 
     def __init__(self, config: "OPTConfig") -> None:
         self.config = config
-        self.decoder = Decoder(config)
+        self.model = OPTModel(config)
         self.lm_head = Linear(config.embedding_width, config.vocab_size, bias=False)
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
-            self.lm_head.weight = self.decoder.embed_tokens.weight
+            self.lm_head.weight = self.model.decoder.embed_tokens.weight
 
     def forward(
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.decoder(input_ids, attention_mask)
+        hidden_states = self.model(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
             colons = 0 if is_transformers_4() else 3  # [:, slice_indices, :]
             logits = self.lm_head(open_slices(hidden_states, colons))
@@ -251,5 +263,5 @@ class OPTConfig(ModelConfig):
     def build(self, task: Task) -> OPTForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
         if task == "seq-cls":
-            return SequenceClassifier(self, Decoder(self), self.embedding_width)
+            return SequenceClassifier(self, OPTModel(self), self.embedding_width)
         return OPTForCausalLM(self)

@@ -46,8 +46,8 @@ def _pair(value: Any) -> Any:
 Pair = Annotated[tuple[Size, Size], BeforeValidator(_pair)]
 
 
-class PatchEmbeddings(Module):
-    """ViTPatchEmbeddings: a Conv2d of weight [C, channels, p, q]."""
+class PatchConvolution(Module):
+    """nn.Conv2d whose kernel is its stride: weight [C, channels, p, q]."""
 
     def __init__(self, config: "ViTConfig") -> None:
         shape = (config.hidden_size, config.num_channels, *config.patch_size)
@@ -55,8 +55,19 @@ class PatchEmbeddings(Module):
         self.bias = Parameter((config.hidden_size,), context.options.dtype)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
+        """[B, channels, h, w] -> [B, C, h / p, w / q]."""
+        return patch_convolution(pixel_values, self.weight, self.bias)
+
+
+class PatchEmbeddings(Module):
+    """ViTPatchEmbeddings."""
+
+    def __init__(self, config: "ViTConfig") -> None:
+        self.projection = PatchConvolution(config)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
         """[B, channels, h, w] -> [B, patches, C], channels outermost in memory."""
-        y = patch_convolution(pixel_values, self.weight, self.bias)
+        y: Tensor = self.projection(pixel_values)
         return transpose(view(y, *y.shape[:2], -1), 1, 2)
 
 

@@ -1,0 +1,26 @@
+"""Parameters have transformers' names, in its order: what `--freeze` and a live model go by."""
+
+import pytest
+from test_laws import KINDS, TINY
+
+from vrambudget.engine.context import Device, recording
+from vrambudget.estimator import resolve
+from vrambudget.measure.runner import CLASSES
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(("name", "task"), [kind for kind in KINDS if kind[0] != "nanogpt"])
+def test_parameters_are_named_and_ordered_as_in_transformers(name, task):
+    values = {"model_type": name, **TINY[name], "pad_token_id": 0}
+    config = resolve(values, task=task, batch=1).config
+    with recording(Device()):
+        model = config.build(task)
+        ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
+        del model
+    with torch.device("meta"):
+        head = getattr(transformers, CLASSES[task])
+        theirs = head.from_config(transformers.AutoConfig.for_model(**values))
+
+    assert ours == [(name, tuple(p.shape)) for name, p in theirs.named_parameters()]
