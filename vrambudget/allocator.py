@@ -36,17 +36,17 @@ from vrambudget.errors import TooLargeError
 from vrambudget.units import format_bytes
 
 # Inside, sizes and addresses count units of 512 bytes (kMinBlockSize): smaller integers are faster.
-_UNIT_BITS = 9
-_UNIT_BYTES = 1 << _UNIT_BITS
-_SMALL = 1_048_576 >> _UNIT_BITS  # kSmallSize: the largest request of the small pool
-_SMALL_SEGMENT = 2_097_152 >> _UNIT_BITS  # kSmallBuffer
-_LARGE_SEGMENT = 20_971_520 >> _UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
-_MIN_OWN_SEGMENT = 10_485_760 >> _UNIT_BITS  # kMinLargeAlloc: from here a segment of its own
-_ROUND_SEGMENT = 2_097_152 >> _UNIT_BITS  # kRoundLarge
+UNIT_BITS = 9
+_UNIT_BYTES = 1 << UNIT_BITS
+SMALL = 1_048_576 >> UNIT_BITS  # kSmallSize: the largest request of the small pool
+_SMALL_SEGMENT = 2_097_152 >> UNIT_BITS  # kSmallBuffer
+_LARGE_SEGMENT = 20_971_520 >> UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
+_MIN_OWN_SEGMENT = 10_485_760 >> UNIT_BITS  # kMinLargeAlloc: from here a segment of its own
+_ROUND_SEGMENT = 2_097_152 >> UNIT_BITS  # kRoundLarge
 
 # A block is one integer, (size << 44) + address: sorted, blocks lie as best fit looks for them.
-_SIZE_SHIFT = 44
-_ADDRESS_MASK = (1 << _SIZE_SHIFT) - 1
+SIZE_SHIFT = 44
+ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 
 
 class OutOfDeviceMemoryError(Exception):
@@ -83,7 +83,7 @@ class CachingAllocator:
         self.num_alloc_retries = 0
         # Index of the event that took allocated bytes to their peak; None after reset_peaks.
         self.peak_event: int | None = None
-        self._capacity = None if capacity_bytes is None else capacity_bytes >> _UNIT_BITS
+        self._capacity = None if capacity_bytes is None else capacity_bytes >> UNIT_BITS
         self._allocated = self._peak_allocated = 0
         self._reserved = self._peak_reserved = 0
         self._requested_bytes = self._peak_requested_bytes = 0
@@ -106,12 +106,12 @@ class CachingAllocator:
     @property
     def allocated_bytes(self) -> int:
         """`torch.cuda.memory_allocated()`."""
-        return self._allocated << _UNIT_BITS
+        return self._allocated << UNIT_BITS
 
     @property
     def reserved_bytes(self) -> int:
         """`torch.cuda.memory_reserved()`."""
-        return self._reserved << _UNIT_BITS
+        return self._reserved << UNIT_BITS
 
     @property
     def peak_requested_bytes(self) -> int:
@@ -121,24 +121,24 @@ class CachingAllocator:
     @property
     def peak_allocated_bytes(self) -> int:
         """`torch.cuda.max_memory_allocated()`."""
-        return self._peak_allocated << _UNIT_BITS
+        return self._peak_allocated << UNIT_BITS
 
     @property
     def peak_reserved_bytes(self) -> int:
         """`torch.cuda.max_memory_reserved()`."""
-        return self._peak_reserved << _UNIT_BITS
+        return self._peak_reserved << UNIT_BITS
 
     def block_bytes(self, storage: int) -> int:
         """Return what `storage` counts for in allocated bytes from its allocation to its end."""
-        return self._blocks[storage] >> _SIZE_SHIFT << _UNIT_BITS
+        return self._blocks[storage] >> SIZE_SHIFT << UNIT_BITS
 
     def address_of(self, storage: int) -> int:
         """Return where the block of `storage` lies; the first segment begins at 0."""
-        return (self._blocks[storage] & _ADDRESS_MASK) << _UNIT_BITS
+        return (self._blocks[storage] & ADDRESS_MASK) << UNIT_BITS
 
     def segments(self) -> dict[int, int]:
         """Return the sizes of the segments that are reserved now, by address, in bytes."""
-        return {at << _UNIT_BITS: size << _UNIT_BITS for at, size in self._segments.items()}
+        return {at << UNIT_BITS: size << UNIT_BITS for at, size in self._segments.items()}
 
     def state(self) -> tuple[object, ...]:
         """Return what decides, with where storages lie that die later, all that comes next."""
@@ -188,13 +188,13 @@ class CachingAllocator:
         small, large = self._small, self._large
         allocated, peak_allocated, peak_storage = self._allocated, self._peak_allocated, -1
         requested, peak_requested = self._requested_bytes, self._peak_requested_bytes
-        shift, mask, find, add = _SIZE_SHIFT, _ADDRESS_MASK, bisect_left, insort
-        limit, refused = _SMALL, -1
+        shift, mask, find, add = SIZE_SHIFT, ADDRESS_MASK, bisect_left, insort
+        limit, refused = SMALL, -1
 
         for event in events[start:stop]:
             if event >= 0:
                 asked = sizes[event]
-                need = (asked + 511) >> 9  # _UNIT_BITS
+                need = (asked + 511) >> 9  # UNIT_BITS
                 if not need:
                     continue
                 pool = small if need <= limit else large
@@ -278,42 +278,42 @@ class CachingAllocator:
             if not self._has_room(size):
                 return 0
         address = self._next_address
-        if address + size > _ADDRESS_MASK:
-            most = format_bytes(_ADDRESS_MASK << _UNIT_BITS)
+        if address + size > ADDRESS_MASK:
+            most = format_bytes(ADDRESS_MASK << UNIT_BITS)
             raise TooLargeError(f"this job takes more than {most}")
         self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
         self._segments[address] = size
-        self.segment_changes.append((address << _UNIT_BITS, size << _UNIT_BITS))
+        self.segment_changes.append((address << UNIT_BITS, size << UNIT_BITS))
         self._reserved += size
         self._peak_reserved = max(self._peak_reserved, self._reserved)
-        return (size << _SIZE_SHIFT) + address
+        return (size << SIZE_SHIFT) + address
 
     def _has_room(self, size: int) -> bool:
         return self._capacity is None or self._reserved + size <= self._capacity
 
     def _release(self, block: int) -> bool:
         """Give a free block back to the driver if it is a whole segment, and say whether it was."""
-        address, size = block & _ADDRESS_MASK, block >> _SIZE_SHIFT
+        address, size = block & ADDRESS_MASK, block >> SIZE_SHIFT
         if self._segments.get(address) != size:
             return False
         del self._segments[address], self._by_start[address], self._by_end[address + size]
-        self.segment_changes.append((address << _UNIT_BITS, -(size << _UNIT_BITS)))
+        self.segment_changes.append((address << UNIT_BITS, -(size << UNIT_BITS)))
         self._reserved -= size
         return True
 
     def _raise_out_of_memory(self, event: int, requested_bytes: int) -> None:
-        need = (requested_bytes + _UNIT_BYTES - 1) >> _UNIT_BITS
+        need = (requested_bytes + _UNIT_BYTES - 1) >> UNIT_BITS
         raise OutOfDeviceMemoryError(
             event=event,
             requested_bytes=requested_bytes,
-            segment_bytes=_segment_size(need) << _UNIT_BITS,
+            segment_bytes=_segment_size(need) << UNIT_BITS,
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
         )
 
 
 def _segment_size(need: int) -> int:
-    if need <= _SMALL:
+    if need <= SMALL:
         return _SMALL_SEGMENT
     if need < _MIN_OWN_SEGMENT:
         return _LARGE_SEGMENT

@@ -65,7 +65,7 @@ class Followed:
     def room_bytes(self) -> int | None:
         """What the card has for PyTorch, None without a card."""
         gpu = self.task.gpu
-        return gpu.capacity_bytes - gpu.context_bytes if gpu else None
+        return gpu.room_bytes if gpu else None
 
 
 def estimate(
@@ -127,7 +127,7 @@ def unpacked(task: Task) -> Task | None:
     hold; on a real card rows that are neither packed nor padded need no mask, which is less.
     """
     job = task.job
-    version = followed_version(job.transformers, task.config.followed_in or [job.transformers])
+    version = followed_version(job.transformers, task.config.followed_in)
     looks = version in task.config.reads_back_in and job.attention == "sdpa"
     looks = looks and job.attention_mask == "none"
     if not looks or job.causal_mask == "skipped":
@@ -159,7 +159,7 @@ def _on_card(
     headroom_bytes = gpu.capacity_bytes - peak_bytes
     out_of_memory = None
     if headroom_bytes < 0:  # the cache is larger than the card: it may still do with less
-        out_of_memory = replay_on(recording.tape, gpu.capacity_bytes - gpu.context_bytes)
+        out_of_memory = replay_on(recording.tape, gpu.room_bytes)
     device = Device(
         name=gpu.name,
         capacity_bytes=gpu.capacity_bytes,
@@ -237,6 +237,6 @@ def _not_modelled(task: Task) -> Iterator[str]:
     yield from (f"config key {key!r}" for key in task.config.unknown_keys)
     for package, among in (("torch", CHECKED["torch"]), ("transformers", task.config.followed_in)):
         asked = getattr(task.job, package)
-        followed = followed_version(asked, among) if among else asked
+        followed = followed_version(asked, among)
         if asked != followed:
             yield f"{package} {asked}: the rules followed are those of {followed}"

@@ -25,15 +25,11 @@ Not modelled: several streams.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-from vrambudget.allocator import CachingAllocator
+from vrambudget.allocator import ADDRESS_MASK, SIZE_SHIFT, SMALL, UNIT_BITS, CachingAllocator
 
 # As in `allocator`, sizes and addresses count units of 512 bytes, and a block is one integer.
-_UNIT_BITS = 9
-_SMALL = 1_048_576 >> _UNIT_BITS  # kSmallSize: the largest request of the small pool
-_SMALL_PAGE = 2_097_152 >> _UNIT_BITS  # kSmallBuffer
-_LARGE_PAGE = 20_971_520 >> _UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
-_SIZE_SHIFT = 44
-_ADDRESS_MASK = (1 << _SIZE_SHIFT) - 1
+_SMALL_PAGE = 2_097_152 >> UNIT_BITS  # kSmallBuffer
+_LARGE_PAGE = 20_971_520 >> UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
 _LARGE_POOL_AT = _LARGE_PAGE << 26  # far above all that a small pool can map
 _ENDLESS = 1 << 42
 
@@ -46,8 +42,8 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, card_bytes: int, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes)
-        self._card = card_bytes >> _UNIT_BITS
-        stretch = (card_bytes + card_bytes // 8) >> _UNIT_BITS
+        self._card = card_bytes >> UNIT_BITS
+        stretch = (card_bytes + card_bytes // 8) >> UNIT_BITS
         self._pools = (
             _Pool(self, 0, _SMALL_PAGE, stretch),
             _Pool(self, _LARGE_POOL_AT, _LARGE_PAGE, stretch),
@@ -81,16 +77,14 @@ class ExpandableAllocator(CachingAllocator):
     def segments(self) -> dict[int, int]:
         """Return the sizes of the stretches that are mapped now, by address, in bytes."""
         return {
-            at << _UNIT_BITS: size << _UNIT_BITS
-            for pool in self._pools
-            for at, size in pool.mapped()
+            at << UNIT_BITS: size << UNIT_BITS for pool in self._pools for at, size in pool.mapped()
         }
 
     def resize(self, address: int, change: int) -> bool:
         """Map (or, where `change` is negative, unmap) pages; False where the card has no room."""
         if change > 0 and not self._has_room(change):
             return False
-        self.segment_changes.append((address << _UNIT_BITS, change << _UNIT_BITS))
+        self.segment_changes.append((address << UNIT_BITS, change << UNIT_BITS))
         self._reserved += change
         self._peak_reserved = max(self._peak_reserved, self._reserved)
         return True
@@ -103,8 +97,8 @@ class ExpandableAllocator(CachingAllocator):
         return self._reserved + need > self._card
 
     def _allocate(self, position: int, storage: int, asked: int) -> None:
-        need = (asked + 511) >> _UNIT_BITS
-        pool = self._pools[need > _SMALL]
+        need = (asked + 511) >> UNIT_BITS
+        pool = self._pools[need > SMALL]
         address = pool.best_fit(need)
         if address is None:
             address = pool.grown_to(need)
@@ -116,7 +110,7 @@ class ExpandableAllocator(CachingAllocator):
             self._raise_out_of_memory(position, asked)
             return
         pool.take(address, need)
-        self._blocks[storage] = (need << _SIZE_SHIFT) + address
+        self._blocks[storage] = (need << SIZE_SHIFT) + address
         self._allocated += need
         if self._allocated > self._peak_allocated:
             self._peak_allocated, self.peak_event = self._allocated, position
@@ -127,8 +121,8 @@ class ExpandableAllocator(CachingAllocator):
         block = self._blocks[storage]
         if not block:
             return
-        address, size = block & _ADDRESS_MASK, block >> _SIZE_SHIFT
-        self._pools[size > _SMALL].add(address, size)
+        address, size = block & ADDRESS_MASK, block >> SIZE_SHIFT
+        self._pools[size > SMALL].add(address, size)
         self._allocated -= size
         self._requested_bytes -= asked
 
@@ -157,13 +151,13 @@ class _Pool:
     def best_fit(self, need: int) -> int | None:
         """Return the address of the free block to take, None where none is enough."""
         free = self.free
-        at = bisect_left(free, need << _SIZE_SHIFT)
+        at = bisect_left(free, need << SIZE_SHIFT)
         if at == len(free):
             return None
         room = self._room(free[at])
         while at + 1 < len(free) and (further := self._room(free[at + 1])) < room:
             at, room = at + 1, further
-        return free[at] & _ADDRESS_MASK
+        return free[at] & ADDRESS_MASK
 
     def grown_to(self, need: int) -> int | None:
         """Map what lacks for a free block and return its address; None where the card is full.
@@ -217,8 +211,8 @@ class _Pool:
 
     def _room(self, block: int) -> int:
         """Return a free block's size with the unmapped pages that follow it."""
-        size = block >> _SIZE_SHIFT
-        return size + self.unmapped.get((block & _ADDRESS_MASK) + size, 0)
+        size = block >> SIZE_SHIFT
+        return size + self.unmapped.get((block & ADDRESS_MASK) + size, 0)
 
     def _lowest_room(self, need: int) -> int:
         """Return where free blocks and unmapped pages in a row are enough for `need`."""
@@ -272,10 +266,10 @@ class _Pool:
 
     def _insert(self, address: int, size: int) -> None:
         self.by_start[address] = self.by_end[address + size] = size
-        insort(self.free, (size << _SIZE_SHIFT) + address)
+        insort(self.free, (size << SIZE_SHIFT) + address)
 
     def _remove(self, address: int) -> int:
         size = self.by_start.pop(address)
         del self.by_end[address + size]
-        del self.free[bisect_left(self.free, (size << _SIZE_SHIFT) + address)]
+        del self.free[bisect_left(self.free, (size << SIZE_SHIFT) + address)]
         return size

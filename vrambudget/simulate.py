@@ -8,7 +8,7 @@ from functools import partial
 
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
-from vrambudget.config.versions import CHECKED, as_numbers, followed_version
+from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine import dtypes
 from vrambudget.engine.context import Device, Options, context, recording
 from vrambudget.engine.module import Module
@@ -60,7 +60,7 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         checkpointing=job.checkpointing == "full",
         training=job.mode == "train",
         builds_causal_mask=job.causal_mask == "built",
-        transformers=_followed_transformers(config, job),
+        transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
     )
     loop = Loop(
         inputs=inputs_of(job, config.image_shape),
@@ -86,12 +86,6 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         (train if options.training else evaluate)(model, loop)
         del model
     return Recording(tape, total, trainable, paged)
-
-
-def _followed_transformers(config: ModelConfig, job: Job) -> tuple[int, int]:
-    """Return the version whose modelling code is followed; nanoGPT is its own."""
-    among = config.followed_in
-    return as_numbers(followed_version(job.transformers, among or CHECKED["transformers"]))
 
 
 def _build(config: ModelConfig, job: Job) -> Module:

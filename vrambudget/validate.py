@@ -261,7 +261,7 @@ def _task(record: Mapping[str, Any]) -> Task:
 
 
 def _is_full(gpu: Gpu | None, tape: Tape) -> bool:
-    return gpu is not None and replay_on(tape, gpu.capacity_bytes - gpu.context_bytes) is not None
+    return gpu is not None and replay_on(tape, gpu.room_bytes) is not None
 
 
 def _peaks(replayed: Replay, facts: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:

@@ -69,8 +69,9 @@ def _rows(
         }
         for name in ("requested", "allocated", "reserved")
     ]
-    for row in rows if measured is not None else ():
-        row["measurement"] = measured.get(f"peak_{row['peak']}") if measured else None
+    if measured is not None:
+        for row in rows:
+            row["measurement"] = measured.get(f"peak_{row['peak']}")
     return rows
 
 

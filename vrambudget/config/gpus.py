@@ -62,6 +62,11 @@ class Gpu:
     context_source: str
     assumed: str | None = None  # what the text did not say and was filled in
 
+    @property
+    def room_bytes(self) -> int:
+        """What the card has for PyTorch's segments."""
+        return self.capacity_bytes - self.context_bytes
+
 
 def find_gpu(text: str) -> Gpu:
     """Return the GPU that `text` means. Raises VramBudgetError, with near names, for none."""

@@ -40,7 +40,12 @@ def default_version(package: str) -> str:
 
 
 def followed_version(asked: str, checked: Sequence[str]) -> str:
-    """Return the checked version whose rules stand for the one asked for, "2.8" for "2.10"."""
+    """Return the checked version whose rules stand for the one asked for, "2.8" for "2.10".
+
+    Where there is none to follow, it is the one asked for.
+    """
+    if not checked:
+        return asked
     relatives = [version for version in checked if _major(version) == _major(asked)] or checked
     before = [version for version in relatives if as_numbers(version) <= as_numbers(asked)]
     return before[-1] if before else relatives[0]

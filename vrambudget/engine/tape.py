@@ -108,7 +108,7 @@ class Tape:
         left = sorted(born - {~i for i in events if i < 0})
         if [self._role(i) for i in found] != [self._role(i) for i in left]:
             return False
-        shift = len(self.sizes) - first
+        shift = self.copy_storages(first, len(self.sizes))
         moved = {~old: ~new for old, new in zip(found, left, strict=True)}
         marks[0] = replace(marks[0], period=len(events))
         self.marks += (
@@ -117,14 +117,19 @@ class Tape:
         self.events += [
             i + shift if i >= first else moved[i] if i in moved else i - shift for i in events
         ]
-        self.sizes += self.sizes[first:]
-        self.purposes += self.purposes[first:]
-        self.operations += self.operations[first:]
-        self.contents += self.contents[first:]
         objects = {newest: index for index, newest in self._newest.items()}
         self._newest.update((objects.get(index, index), index + shift) for index in left)
         self._settled = len(self.events)
         return True
+
+    def copy_storages(self, first: int, stop: int) -> int:
+        """Append storages like `first` to `stop`, of no event yet; return how far they are off."""
+        shift = len(self.sizes) - first
+        self.sizes += self.sizes[first:stop]
+        self.purposes += self.purposes[first:stop]
+        self.operations += self.operations[first:stop]
+        self.contents += self.contents[first:stop]
+        return shift
 
     def _settle(self) -> None:
         """Let what objects freed since then name the newest copies of their storages."""
@@ -144,10 +149,12 @@ class Tape:
     def _role(self, storage: int) -> tuple[Any, Purpose, str]:
         return self.sizes[storage], self.purposes[storage], self.operations[storage]
 
-    def mark(self, step: int, phase: Phase, *, resets_allocator: bool = False) -> None:
+    def mark(
+        self, step: int, phase: Phase, *, resets_allocator: bool = False, period: int = 0
+    ) -> None:
         """Note that `phase` of `step` begins here."""
         self._settle()
-        self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
+        self.marks.append(Mark(len(self.events), step, phase, resets_allocator, period))
 
 
 class Storage:

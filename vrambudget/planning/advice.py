@@ -20,7 +20,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, Task, follow, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.sweep_plan import ModelSource, room_bytes
+from vrambudget.planning.sweep_plan import ModelSource
 from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
 from vrambudget.replay import alive_at, fits, replay
@@ -96,7 +96,7 @@ class _Trial:
 
     def __init__(self, followed: Followed) -> None:
         self.task, self.tape = followed.task, followed.tape
-        self.room = None if self.task.gpu is None else room_bytes(self.task.gpu)
+        self.room = followed.room_bytes
         budget = followed.budget
         self.now = _Result(
             budget.peak.reserved_bytes,

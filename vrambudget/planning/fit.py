@@ -15,7 +15,7 @@ from vrambudget.config.settings import LARGEST
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Task, resolve
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.sweep_plan import ModelSource, room_bytes
+from vrambudget.planning.sweep_plan import ModelSource
 from vrambudget.planning.variants import variant
 from vrambudget.replay import fits, replay
 from vrambudget.simulate import simulate
@@ -104,7 +104,7 @@ class _Search:
             raise VramBudgetError("no GPU was named", hint="say --gpu, for example --gpu 12GB")
         self.task = task
         self.what = what
-        self.room = room_bytes(task.gpu) - margin_bytes
+        self.room = task.gpu.room_bytes - margin_bytes
         positions = task.config.learned_positions if what == "block" else None
         self.end = (positions or LARGEST) + 1  # no size from here on is one
         self.points: dict[int, Point] = {}

@@ -22,7 +22,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.processes import progress, side_by_side
-from vrambudget.planning.sweep_plan import Cards, ModelSource, Place, Plan, make_plan, room_bytes
+from vrambudget.planning.sweep_plan import Cards, ModelSource, Place, Plan, make_plan
 
 By = Literal["replay", "requested"]
 Record = dict[str, Any]
@@ -89,7 +89,7 @@ def _of_card(card: Gpu | None) -> Record:
 
 
 def _requested(place: Place, requested_bytes: int) -> Record:
-    cannot = place.card is not None and requested_bytes > room_bytes(place.card)
+    cannot = place.card is not None and requested_bytes > place.card.room_bytes
     return {"peak_requested_bytes": requested_bytes, "fits": False if cannot else None}
 
 
@@ -102,6 +102,6 @@ def _replayed(place: Place, outcome: Any) -> Record:
         "peak_step": peak.step,
         "peak_phase": peak.phase,
         "peak_operation": peak.operation,
-        "headroom_bytes": room_bytes(card) - peak.reserved_bytes if card else None,
+        "headroom_bytes": card.room_bytes - peak.reserved_bytes if card else None,
         "fits": outcome.fits[place.position] if card else None,
     }

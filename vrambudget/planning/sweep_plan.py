@@ -76,11 +76,6 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Plan
     )
 
 
-def room_bytes(card: Gpu) -> int:
-    """Return what a card has for PyTorch's segments."""
-    return card.capacity_bytes - card.context_bytes
-
-
 def _many(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return each field's values as a list. Raises VramBudgetError for what is no field."""
     known = {*Job.model_fields, *Job.aliases}

@@ -14,7 +14,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.engine.tape import Tape
 from vrambudget.planning.processes import cpu_count
 from vrambudget.planning.shared_tape import Sizes, shared_tapes
-from vrambudget.planning.sweep_plan import Setting, room_bytes
+from vrambudget.planning.sweep_plan import Setting
 from vrambudget.replay import fits, replay
 
 _REPLAYS_AT_LEAST = 32  # in a portion: a walk costs about as much as two replays
@@ -73,4 +73,4 @@ def requested(portion: Portion) -> list[int]:
 
 def _outcome(tape: Tape, cards: tuple[Gpu, ...]) -> Outcome:
     peak = replay(tape).peak
-    return Outcome(peak, tuple(fits(tape, peak, room_bytes(card)) for card in cards))
+    return Outcome(peak, tuple(fits(tape, peak, card.room_bytes) for card in cards))

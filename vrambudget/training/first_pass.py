@@ -10,7 +10,7 @@ loop's names held what.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vrambudget.engine.context import context
 from vrambudget.engine.dtypes import DType
@@ -75,12 +75,7 @@ class FirstPass:
 
     def lay_batch(self, step: int) -> None:
         """Lay down the first batch."""
-        tape, first, stop = self._tape, self._first, self._stop
-        self._shift = len(tape.sizes) - first
-        tape.sizes += tape.sizes[first:stop]
-        tape.purposes += tape.purposes[first:stop]
-        tape.operations += tape.operations[first:stop]
-        tape.contents += tape.contents[first:stop]
+        self._shift = self._tape.copy_storages(self._first, self._stop)
         self._lay(step, self._begin, self._batched)
 
     def lay_outputs(self, step: int) -> None:
@@ -101,8 +96,7 @@ class FirstPass:
         ends = [*(mark.position for mark in marks), stop]
         for mark, position, end in zip([None, *marks], [start, *ends], ends, strict=False):
             if mark is not None:
-                tape.mark(step, mark.phase)
-                tape.marks[-1] = replace(tape.marks[-1], period=mark.period)
+                tape.mark(step, mark.phase, period=mark.period)
             tape.events += [
                 event + shift if event >= 0 else event - shift
                 for event in tape.events[position:end]
