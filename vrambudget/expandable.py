@@ -17,7 +17,7 @@ So allocated is what was asked for, rounded up to 512 bytes each, wherever it li
 
 Source: c10/cuda/CUDACachingAllocator.cpp: get_free_block, find_expandable_block, map_block,
 try_allocate_expandable_block, should_split, unmap_block, release_blocks; ExpandableSegment.
-tests/test_expandable.py holds it against what PyTorch itself did.
+tests/records/expandable.jsonl holds it against what PyTorch itself did.
 
 Not modelled: several streams.
 """
