@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from vrambudget.engine.context import Device, recording
-from vrambudget.engine.tape import Tape
+from vrambudget.engine.context import Platform, recording
+from vrambudget.tape.events import Tape
 
 CARDS = {
-    "v100-16gb": Device(compute_capability=(7, 0), multiprocessors=80),
-    "t4": Device(compute_capability=(7, 5), multiprocessors=40),
-    "a100-80gb": Device(compute_capability=(8, 0), multiprocessors=108),
-    "rtx-3060": Device(compute_capability=(8, 6), multiprocessors=28),
-    "rtx-4090": Device(compute_capability=(8, 9), multiprocessors=128),
-    "h100-80gb": Device(compute_capability=(9, 0), multiprocessors=132),
+    "v100-16gb": Platform(compute_capability=(7, 0), multiprocessors=80),
+    "t4": Platform(compute_capability=(7, 5), multiprocessors=40),
+    "a100-80gb": Platform(compute_capability=(8, 0), multiprocessors=108),
+    "rtx-3060": Platform(compute_capability=(8, 6), multiprocessors=28),
+    "rtx-4090": Platform(compute_capability=(8, 9), multiprocessors=128),
+    "h100-80gb": Platform(compute_capability=(9, 0), multiprocessors=132),
 }
 """The cards that sequences were recorded on."""
 

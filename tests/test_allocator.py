@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
 from vrambudget.errors import VramBudgetError
+from vrambudget.tape.allocator import CachingAllocator, OutOfDeviceMemoryError
 from vrambudget.units import format_bytes
 
 MIB = 2**20

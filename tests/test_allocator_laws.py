@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.tape.allocator import CachingAllocator, OutOfDeviceMemoryError
 
 KIB, MIB = 2**10, 2**20
 STATISTICS = ("requested_bytes", "allocated_bytes", "reserved_bytes")

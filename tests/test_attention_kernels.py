@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from vrambudget.engine import dtypes
+from vrambudget import dtypes
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.checkpoint import checkpoint
-from vrambudget.engine.context import Device, context, no_grad, recording
+from vrambudget.engine.context import Platform, context, no_grad, recording
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
 from vrambudget.ops.attention import prefers_cudnn, scaled_dot_product_attention, select_kernel
 from vrambudget.ops.attention.flash import split_count
@@ -26,13 +26,13 @@ RECORDS_FILE = Path(__file__).parent / "records" / "attention_kernels.jsonl"
 RECORDS = [json.loads(line) for line in RECORDS_FILE.read_text().splitlines()]
 DTYPES = {"bf16": dtypes.bfloat16, "fp16": dtypes.float16, "fp32": dtypes.float32}
 CARDS = {
-    "a100-80gb": Device((8, 0), 108),
-    "h100-80gb": Device((9, 0), 132),
-    "rtx-3060": Device((8, 6), 28),
-    "rtx-4090": Device((8, 9), 128),
-    "rtx-5090": Device((12, 0), 170),
-    "v100-16gb": Device((7, 0), 80),
-    "t4": Device((7, 5), 40),
+    "a100-80gb": Platform((8, 0), 108),
+    "h100-80gb": Platform((9, 0), 132),
+    "rtx-3060": Platform((8, 6), 28),
+    "rtx-4090": Platform((8, 9), 128),
+    "rtx-5090": Platform((12, 0), 170),
+    "v100-16gb": Platform((7, 0), 80),
+    "t4": Platform((7, 5), 40),
 }
 
 

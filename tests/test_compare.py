@@ -13,14 +13,14 @@ from vrambudget.cli import compare as command
 from vrambudget.cli import main
 from vrambudget.compare import Allocation, first_difference, of_events, of_tape
 from vrambudget.config.versions import CHECKED
-from vrambudget.engine.tape import Tape
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of
 from vrambudget.rehearse.events import Event, JobRehearsal, rehearse_job
 from vrambudget.rehearse.torch_build import find_torch
-from vrambudget.replay import replay
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import replay
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 500}
 FIELDS = {"batch": 2, "block": 32, "precision": "amp-bf16", "steps": 2}
@@ -96,8 +96,8 @@ def test_events_are_grouped_by_allocation_and_carry_where_they_come_from():
 
 
 def tape_of(**fields):
-    task = resolve(TINY, gpu="a100-80gb", **{**FIELDS, **fields})
-    return simulate(task.config, task.job, task.device).tape
+    scenario = resolve(TINY, gpu="a100-80gb", **{**FIELDS, **fields})
+    return simulate(scenario.config, scenario.job, scenario.platform).tape
 
 
 def test_a_tape_s_allocations_begin_with_its_build_and_end_with_its_last_step():
@@ -193,10 +193,10 @@ def test_an_estimate_is_a_rehearsal_event_by_event(fields):
     fields = {**FIELDS, "precision": "amp-fp16", **fields}
     found = rehearse_job(record_of(resolve(TINY, gpu="t4", **fields)), gpu="t4")
     versions = {name: found.versions[name] for name in CHECKED}
-    task = resolve(TINY, gpu="t4", **fields, **versions)
+    scenario = resolve(TINY, gpu="t4", **fields, **versions)
     for name, checked in CHECKED.items():
-        if getattr(task.job, name) not in checked:
+        if getattr(scenario.job, name) not in checked:
             pytest.skip(f"{name} {versions[name]} was not checked")
-    tape = simulate(task.config, task.job, task.device).tape
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     assert first_difference(of_tape(tape), of_events(found.events)) is None
     assert replay(tape).peak.reserved_bytes == found.measured["peak_reserved"]

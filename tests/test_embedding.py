@@ -3,9 +3,9 @@
 import pytest
 from sequences import CARDS, normal, trace
 
+from vrambudget.dtypes import bfloat16, float32, int64
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import recording
-from vrambudget.engine.dtypes import bfloat16, float32, int64
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.ops.cub import exclusive_sum_bytes, sort_pairs_bytes, unique_by_key_bytes
 from vrambudget.ops.embedding import embedding

@@ -6,7 +6,7 @@ That their memory is right is held against records; here is what records can't s
 import pytest
 
 from vrambudget.config.job import Job
-from vrambudget.engine.context import Device
+from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models import config_class
 from vrambudget.simulate import simulate
@@ -21,7 +21,7 @@ def family(model_type, **fields):
 def weights(config, task):
     """The number of parameters that training `task` with `config` has."""
     job = Job(task=task, block=4, precision="fp32", optimizer="none", steps=1)
-    return simulate(config, job.resolve(config), Device()).parameters
+    return simulate(config, job.resolve(config), Platform()).parameters
 
 
 @pytest.mark.parametrize(

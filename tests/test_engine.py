@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
+from vrambudget.dtypes import bfloat16, float16, float32, int64, promote
 from vrambudget.engine.autocast import autocast, lower_precision, to
 from vrambudget.engine.autograd import keep, record, run_backward
 from vrambudget.engine.checkpoint import checkpoint
-from vrambudget.engine.context import Device, context, no_grad, recording
-from vrambudget.engine.dtypes import bfloat16, float16, float32, int64, promote
-from vrambudget.engine.tape import Phase, Purpose, Tape
+from vrambudget.engine.context import Platform, context, no_grad, recording
 from vrambudget.engine.tensor import Parameter, ShapeError, Tensor, empty, empty_like
 from vrambudget.ops.elementwise import add, gelu, mul, tanh
 from vrambudget.ops.linear import linear
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
+from vrambudget.tape.events import Phase, Purpose, Tape
 
 KIB = 1024
 
@@ -31,7 +31,7 @@ def weight(*shape: int, dtype: Any = float32) -> Parameter:
 
 
 def test_a_storage_dies_with_its_last_reference() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         x = empty((256,), float32)
         y = view(x, 16, 16)
         del x
@@ -41,7 +41,7 @@ def test_a_storage_dies_with_its_last_reference() -> None:
 
 
 def test_what_dies_after_the_recording_is_no_event_of_it() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         x = empty((256,), float32)
         tape.close()
         del x
@@ -49,7 +49,7 @@ def test_what_dies_after_the_recording_is_no_event_of_it() -> None:
 
 
 def test_an_output_that_nobody_saved_dies_when_it_is_dropped() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a = weight(256)
         b = tanh(a)  # keeps its own output
         c = add(b, b)  # keeps nothing
@@ -58,7 +58,7 @@ def test_an_output_that_nobody_saved_dies_when_it_is_dropped() -> None:
 
 
 def test_saved_tensors_die_as_their_node_has_run() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a = weight(256)
         b = gelu(a)
         loss = gelu(b)
@@ -71,7 +71,7 @@ def test_saved_tensors_die_as_their_node_has_run() -> None:
 
 
 def test_a_second_gradient_is_added_in_place() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a = weight(256)
         run_backward(add(gelu(a), tanh(a)))
         # a, gelu, tanh, sum; the seed, tanh's gradient, gelu's gradient: no allocation for the sum
@@ -79,7 +79,7 @@ def test_a_second_gradient_is_added_in_place() -> None:
 
 
 def test_a_gradient_that_is_a_view_is_not_added_to_in_place() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a = weight(16, 16)
         run_backward(add(gelu(a), transpose(gelu(transpose(a, 0, 1)), 0, 1)))
         # the gradient that comes through the transposes is first: a view, so the sum is new
@@ -87,7 +87,7 @@ def test_a_gradient_that_is_a_view_is_not_added_to_in_place() -> None:
 
 
 def test_a_gradient_that_two_inputs_share_is_copied_by_a_leaf() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a, b = weight(256), weight(256)
         run_backward(add(a, b))
         assert a.grad is not None
@@ -97,7 +97,7 @@ def test_a_gradient_that_two_inputs_share_is_copied_by_a_leaf() -> None:
 
 
 def test_gradients_accumulate_over_two_backward_passes() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a = weight(256)
         run_backward(gelu(a))
         first = a.grad
@@ -108,7 +108,7 @@ def test_gradients_accumulate_over_two_backward_passes() -> None:
 
 
 def test_no_grad_records_nothing() -> None:
-    with recording(Device()):
+    with recording(Platform()):
         a = weight(256)
         with no_grad():
             b = gelu(a)
@@ -117,14 +117,14 @@ def test_no_grad_records_nothing() -> None:
 
 
 def test_backward_needs_something_that_wants_a_gradient() -> None:
-    with recording(Device()):
+    with recording(Platform()):
         a = empty((1,), float32)
         with pytest.raises(ValueError, match="does not depend on anything"):
             run_backward(gelu(a))
 
 
 def test_a_graph_runs_backward_once() -> None:
-    with recording(Device()):
+    with recording(Platform()):
         loss = gelu(weight(256))
         run_backward(loss)
         with pytest.raises(ValueError, match="ran backward already"):
@@ -133,7 +133,7 @@ def test_a_graph_runs_backward_once() -> None:
 
 class TestAutocast:
     def test_a_weight_is_cast_once_and_kept_to_the_end_of_the_region(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             w = weight(16, 16)
             with autocast(bfloat16):
                 first, second = lower_precision(w), lower_precision(w)
@@ -143,7 +143,7 @@ class TestAutocast:
             assert alive(tape) == KIB
 
     def test_a_frozen_weight_is_cast_at_every_use(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             w = weight(16, 16)
             w.requires_grad = False
             with autocast(bfloat16):
@@ -152,7 +152,7 @@ class TestAutocast:
             assert allocated(tape) == [KIB, KIB // 2, KIB // 2]
 
     def test_an_activation_is_cast_at_every_use(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             x = gelu(weight(16, 16))
             with autocast(float16):
                 lower_precision(x)
@@ -160,12 +160,12 @@ class TestAutocast:
             assert allocated(tape)[2:] == [KIB // 2, KIB // 2]
 
     def test_integers_stay(self) -> None:
-        with recording(Device()), autocast(bfloat16):
+        with recording(Platform()), autocast(bfloat16):
             ids = empty((4,), int64)
             assert lower_precision(ids) is ids
 
     def test_a_weights_gradient_comes_back_in_float32(self) -> None:
-        with recording(Device()):
+        with recording(Platform()):
             w, x = weight(8, 16), empty((4, 16), float32)
             with autocast(bfloat16):
                 y = linear(x, w)
@@ -177,7 +177,7 @@ class TestAutocast:
 
 class TestCheckpoint:
     def test_forward_keeps_the_inputs_alone(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             a = weight(256)
             y = checkpoint(lambda x: gelu(gelu(gelu(x))), a)
             assert alive(tape) == 2 * KIB  # a and y
@@ -186,7 +186,7 @@ class TestCheckpoint:
             assert alive(tape) == 3 * KIB
 
     def test_recomputation_stops_before_the_last_operation_runs(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             a = weight(256)
             y = checkpoint(lambda x: gelu(gelu(x)), a)
             del y
@@ -198,7 +198,7 @@ class TestCheckpoint:
             assert allocated(tape)[forward + 2 :] == [KIB] * 4
 
     def test_the_recomputed_tensors_die_one_after_another(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             a = weight(256)
             y = checkpoint(lambda x: gelu(gelu(gelu(gelu(x)))), a)
             run_backward(y)
@@ -210,7 +210,7 @@ class TestCheckpoint:
             assert most == 7 * KIB
 
     def test_without_gradients_it_is_a_plain_call(self) -> None:
-        with recording(Device()), no_grad():
+        with recording(Platform()), no_grad():
             assert checkpoint(gelu, weight(256)).node is None
 
 
@@ -228,21 +228,21 @@ class TestSteadyLoop:
         del held
 
     def test_a_step_is_copied_when_it_leaves_what_it_found(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             self.steps(tape, [256, 256])
             assert tape.repeat_step(2)
         assert tape.events == [0, 1, ~0, 2, ~1]
         assert [mark.position for mark in tape.marks] == [0, 1, 1, 3, 3, 5]
 
     def test_a_step_that_leaves_something_else_is_not(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             self.steps(tape, [256, 512])
             assert not tape.repeat_step(2)
 
 
 class TestLayout:
     def test_a_transposed_tensor_is_dense_and_not_contiguous(self) -> None:
-        with recording(Device()):
+        with recording(Platform()):
             x = transpose(empty((2, 3, 4), float32), 1, 2)
             assert (x.shape, x.strides) == ((2, 4, 3), (12, 1, 4))
             assert x.is_dense
@@ -250,20 +250,20 @@ class TestLayout:
             assert empty_like(x).strides == x.strides
 
     def test_a_dimension_of_size_one_never_breaks_contiguity(self) -> None:
-        with recording(Device()):
+        with recording(Platform()):
             x = transpose(empty((2, 1, 4), float32), 0, 1)
             assert x.is_contiguous
             assert contiguous(x) is x
 
     def test_parts_of_a_split_are_views_with_gaps(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             parts = split(empty((2, 3, 12), float32), 4, dim=2)
             assert [p.shape for p in parts] == [(2, 3, 4)] * 3
             assert not any(p.is_dense for p in parts)
             assert len(allocated(tape)) == 1
 
     def test_reshape_copies_where_a_view_cannot_be(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             x = transpose(empty((2, 3, 4), float32), 1, 2)
             reshape(x, 2, 12)
             assert len(allocated(tape)) == 2
@@ -271,14 +271,14 @@ class TestLayout:
                 view(x, 2, 12)
 
     def test_repeated_heads_are_a_view_until_they_are_reshaped(self) -> None:
-        with recording(Device()) as tape:
+        with recording(Platform()) as tape:
             x = empty((2, 3, 5, 4), float32)
             repeated = expand(unsqueeze(x, 2), 2, 3, 7, 5, 4)
             assert len(allocated(tape)) == 1
             assert reshape(repeated, 2, 21, 5, 4).storage is not x.storage
 
     def test_a_view_has_as_many_elements(self) -> None:
-        with recording(Device()), pytest.raises(ShapeError, match="24 elements"):
+        with recording(Platform()), pytest.raises(ShapeError, match="24 elements"):
             view(empty((2, 3, 4), float32), 5, 5)
 
 
@@ -290,14 +290,14 @@ def test_types_widen_as_pytorch_widens_them() -> None:
 
 
 def test_to_is_free_where_the_type_is_right() -> None:
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         x = empty((4,), float32)
         assert to(x, float32) is x
         assert len(allocated(tape)) == 1
 
 
 def test_a_product_keeps_only_what_is_needed() -> None:
-    with recording(Device()):
+    with recording(Platform()):
         a, b = weight(256), empty((256,), float32)
         y = mul(a, b)
         assert y.node is not None
@@ -312,7 +312,7 @@ def test_an_operation_of_ones_own_is_ten_lines() -> None:
         y = empty_like(x)
         return record("double", y, inputs=(x,), saved=(kept,), backward=empty_like)
 
-    with recording(Device()) as tape:
+    with recording(Platform()) as tape:
         a = weight(256)
         run_backward(double(a))
         assert tape.operations == ["parameter", "double", "ones_like", "double_backward"]

@@ -9,8 +9,8 @@ import random
 import pytest
 
 import vrambudget
-from vrambudget.allocator import CachingAllocator, OutOfDeviceMemoryError
-from vrambudget.expandable import ExpandableAllocator
+from vrambudget.tape.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.tape.expandable import ExpandableAllocator
 
 MIB = 2**20
 

@@ -4,11 +4,11 @@ import pytest
 from sequences import CARDS, normal, trace
 
 from vrambudget import estimate
-from vrambudget.engine.context import Options, recording
-from vrambudget.engine.dtypes import bfloat16, int32, int64
+from vrambudget.dtypes import bfloat16, int32, int64
+from vrambudget.engine.context import ModelOptions, recording
 from vrambudget.engine.tensor import Parameter, empty
 from vrambudget.errors import VramBudgetError
-from vrambudget.models.experts import rows_per_expert
+from vrambudget.models.parts.experts import rows_per_expert
 from vrambudget.ops.grouped import grouped_linear
 from vrambudget.ops.indexing import index_rows
 from vrambudget.ops.ordering import sort
@@ -38,7 +38,7 @@ def warnings(**fields):
 @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(384, 2, 8), (7, 2, 8), (3, 2, 16)])
 @pytest.mark.parametrize("routing", ["uniform", "collapsed"])
 def test_every_token_goes_to_its_experts(routing, tokens, top_k, experts):
-    with recording(CARDS["t4"], Options(routing=routing)):
+    with recording(CARDS["t4"], ModelOptions(routing=routing)):
         counts = rows_per_expert(tokens, top_k, experts)
     assert sum(counts) == tokens * top_k
     assert len(counts) <= experts

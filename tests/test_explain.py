@@ -14,10 +14,10 @@ import pytest
 
 from vrambudget.cli.explain import add_parser
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.explain import explain, phase_of, render_explanation
-from vrambudget.planning.oom_ledger import Ledger
-from vrambudget.planning.oom_message import Printed, parse_oom
-from vrambudget.planning.request_match import Request, match_request, segment_bytes
+from vrambudget.oom.card_ledger import CardLedger
+from vrambudget.oom.explain import explain, phase_of, render_explanation
+from vrambudget.oom.message import Printed, parse_oom
+from vrambudget.oom.request_match import Request, match_request, segment_bytes
 
 GIB = 2**30
 MIB = 2**20
@@ -177,8 +177,8 @@ def test_memory_outside_the_allocator_and_in_graphs_is_told():
 def test_drivers_that_do_not_know_the_process_are_not_believed():
     (zero,) = parse_oom(next(r for r in RECORDS if "sagemaker" in r["source"])["text"])
     assert zero.this_process.bytes == 0
-    assert Ledger.of(zero).this_process is None
-    assert Ledger.of(zero).unnamed is not None
+    assert CardLedger.of(zero).this_process is None
+    assert CardLedger.of(zero).unnamed is not None
 
 
 def parts_of(rows, i):
@@ -195,7 +195,7 @@ def test_every_ledger_adds_up_and_every_explanation_fits_80_columns(record):
     assert max(map(len, render_explanation(explanation).splitlines())) <= 80
     for i, row in enumerate(explanation.ledger):
         parts = parts_of(explanation.ledger, i)
-        if len(parts) > 1 and not Ledger.of(explanation.message).spilled:
+        if len(parts) > 1 and not CardLedger.of(explanation.message).spilled:
             assert sum(parts) == row.bytes
 
 

@@ -13,11 +13,11 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
-from vrambudget.planning.explain import explain
-from vrambudget.planning.oom_job import explain_with_job
-from vrambudget.planning.oom_message import parse_oom
-from vrambudget.replay import replay_on
+from vrambudget.oom.explain import explain
+from vrambudget.oom.message import parse_oom
+from vrambudget.oom.with_job import explain_with_job
 from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay_on
 from vrambudget.units import format_bytes
 
 GIB = 2**30
@@ -86,22 +86,22 @@ def test_without_compile_it_is_another_tensor_at_another_moment():
 
 
 def test_what_would_have_avoided_it_fits_in_the_room_that_there_was():
-    task = nanogpt(mode="eval")
-    avoided = finding(explain_with_job(parse_oom(CRASH), task), "avoided")
+    scenario = nanogpt(mode="eval")
+    avoided = finding(explain_with_job(parse_oom(CRASH), scenario), "avoided")
     room = int((2.68 + 6.78) * GIB) + 6 * 2**20
     assert format_bytes(room) in avoided.text
     batch = int(avoided.text.partition("--batch ")[2].split()[0])
     runs = {}
     for n in (batch, batch + 1):
-        job = task.job.model_copy(update={"batch": n})
-        runs[n] = replay_on(simulate(task.config, job, task.device).tape, room) is None
+        job = scenario.job.model_copy(update={"batch": n})
+        runs[n] = replay_on(simulate(scenario.config, job, scenario.platform).tape, room) is None
     assert runs == {batch: True, batch + 1: False}
 
 
-def predicted_crash(task):
+def predicted_crash(scenario):
     """Return the message that the job would print on its empty card."""
-    room = task.gpu.capacity_bytes - task.gpu.context_bytes
-    full = replay_on(simulate(task.config, task.job, task.device).tape, room)
+    room = scenario.gpu.capacity_bytes - scenario.gpu.context_bytes
+    full = replay_on(simulate(scenario.config, scenario.job, scenario.platform).tape, room)
     text = NUMBERS.format(
         asked=format_bytes(full.requested_bytes),
         free="1.00 MiB",
@@ -121,9 +121,9 @@ def predicted_crash(task):
     ],
 )
 def test_a_training_crash_is_traced_to_its_phase_and_iteration(model, fields):
-    task = resolve(model, gpu="12GB", **fields)
-    full, text = predicted_crash(task)
-    explanation = explain_with_job(parse_oom(text), task)
+    scenario = resolve(model, gpu="12GB", **fields)
+    full, text = predicted_crash(scenario)
+    explanation = explain_with_job(parse_oom(text), scenario)
     asked = explanation.findings[0]
     iteration = ("first iteration", "second iteration", "a later iteration")[full.step]
     assert asked.title.startswith("What was asked for: ")
@@ -138,8 +138,8 @@ def test_a_job_that_would_have_fitted_is_told_so():
     assert "would have fitted" in explanation.findings[-2].title
 
 
-def replace_batch(task, batch):
-    return replace(task, job=task.job.model_copy(update={"batch": batch}))
+def replace_batch(scenario, batch):
+    return replace(scenario, job=scenario.job.model_copy(update={"batch": batch}))
 
 
 def test_a_message_without_numbers_is_explained_as_without_a_job():

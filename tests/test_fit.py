@@ -85,12 +85,12 @@ def test_a_search_takes_few_tries():
 
 
 def test_a_margin_stays_free():
-    task = resolve("gpt2", gpu="12GB", block=256)
+    scenario = resolve("gpt2", gpu="12GB", block=256)
     margin = 3000 * MIB
-    found = fit(task, margin_bytes=margin)
-    room = task.gpu.capacity_bytes - task.gpu.context_bytes
+    found = fit(scenario, margin_bytes=margin)
+    room = scenario.gpu.capacity_bytes - scenario.gpu.context_bytes
     at = {point.batch: point for point in found.curve}
-    assert found.batch < fit(task).batch
+    assert found.batch < fit(scenario).batch
     assert at[found.batch].peak_allocated_bytes <= room - margin
     assert found.batch == vrambudget.max_batch("gpt2", gpu="12GB", block=256, margin="3000MiB")
     assert found.batch == vrambudget.max_batch("gpt2", gpu="12GB", block=256, margin=margin)

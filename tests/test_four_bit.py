@@ -5,12 +5,12 @@ from sequences import CARDS, normal, trace
 
 import vrambudget
 from vrambudget.config.job import Job
+from vrambudget.dtypes import bfloat16, float32
 from vrambudget.engine.autograd import run_backward
-from vrambudget.engine.context import Options, context, no_grad, recording
-from vrambudget.engine.dtypes import bfloat16, float32
+from vrambudget.engine.context import ModelOptions, context, no_grad, recording
 from vrambudget.engine.tensor import Parameter, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.models.layers import Linear
+from vrambudget.models.parts.layers import Linear
 from vrambudget.ops.four_bit import quantise
 from vrambudget.ops.linear import cublas_workspace
 from vrambudget.training.kbit import Linear4bit
@@ -75,7 +75,7 @@ RECORDED = [
 @pytest.mark.parametrize(("shape", "double", "recorded"), RECORDED)
 def test_a_4_bit_layer_is_what_bitsandbytes_recorded(shape, double, recorded):
     loaded, forward, backward, few = recorded
-    with recording(CARDS["a100-80gb"], Options(dtype=bfloat16)) as tape:
+    with recording(CARDS["a100-80gb"], ModelOptions(dtype=bfloat16)) as tape:
         with_workspaces()
         layer = layer_of(shape, double=double)
         weight = empty(shape, bfloat16)

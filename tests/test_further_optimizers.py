@@ -3,12 +3,12 @@
 import pytest
 from sequences import CARDS, normal, trace
 
+from vrambudget.dtypes import bfloat16, float32
 from vrambudget.engine.context import recording
-from vrambudget.engine.dtypes import bfloat16, float32
-from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, empty
-from vrambudget.models.layers import Embedding, LayerNorm, Linear, Module
+from vrambudget.models.parts.layers import Embedding, LayerNorm, Linear, Module
 from vrambudget.ops.workspaces import cublas_workspace
+from vrambudget.tape.events import Purpose
 from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.muon import embeddings_and_head
 from vrambudget.training.optimizers import make_optimizer

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from vrambudget.allocator import CachingAllocator
 from vrambudget.budget import Budget
-from vrambudget.engine.tape import Tape
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import Task, estimate_task, resolve
+from vrambudget.estimator import Scenario, estimate_scenario, resolve
 from vrambudget.models import config_class, model_types
-from vrambudget.replay import alive_at, replay
 from vrambudget.simulate import simulate
+from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import alive_at, replay
 from vrambudget.training.first_pass import FirstPass
 
 DECODER = {
@@ -56,19 +56,19 @@ KINDS = [(name, task) for name in model_types() for task in config_class(name).t
 each_kind = pytest.mark.parametrize(("name", "task"), KINDS)
 
 
-def tiny(name: str, task: str, **fields: Any) -> Task:
+def tiny(name: str, task: str, **fields: Any) -> Scenario:
     values = {"model_type": name, **TINY[name]}
     return resolve(values, gpu="t4", **{"task": task, "batch": 2, "block": 16, **fields})
 
 
-def tape_of(task: Task) -> Tape:
-    return simulate(task.config, task.job, task.device).tape
+def tape_of(scenario: Scenario) -> Tape:
+    return simulate(scenario.config, scenario.job, scenario.platform).tape
 
 
 def offered(name: str, task: str, **fields: Any) -> Budget | None:
     """Return the budget, or None where the combination is refused by name."""
     try:
-        return estimate_task(tiny(name, task, **fields)).check()
+        return estimate_scenario(tiny(name, task, **fields)).check()
     except NotModelledError:
         return None
 
@@ -159,12 +159,12 @@ def story(tape: Tape) -> list[tuple[int, str, list[int]]]:
 @each_kind
 @pytest.mark.parametrize("accum", [1, 5], ids=["one micro-batch", "five"])
 def test_a_copied_step_is_the_step_that_would_have_run(name: str, task: str, accum: int) -> None:
-    task_of_four = tiny(name, task, steps=4, clip=1.0, precision="amp-fp16", grad_accum=accum)
-    copied = tape_of(task_of_four)
+    four_steps = tiny(name, task, steps=4, clip=1.0, precision="amp-fp16", grad_accum=accum)
+    copied = tape_of(four_steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tape, "repeat", lambda *_: False)
         patch.setattr(FirstPass, "can_be_copied", False)
-        walked = tape_of(task_of_four)
+        walked = tape_of(four_steps)
 
     assert story(copied) == story(walked)
     assert replay(copied) == replay(walked)

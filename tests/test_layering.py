@@ -13,16 +13,17 @@ PACKAGE = Path(__file__).parents[1] / "vrambudget"
 
 # From the bottom up; what stands on one line is one layer.
 LAYERS = [
-    {"__init__", "errors", "units"},
+    {"__init__", "errors", "units", "dtypes"},
+    {"budget"},
     {"config"},
+    {"tape"},
     {"engine"},
     {"ops"},
     {"models"},
     {"training"},
-    {"allocator", "expandable", "budget"},
-    {"simulate", "steady", "replay", "trace"},
+    {"simulate"},
     {"estimator"},
-    {"validate", "planning", "measure", "rehearse", "report", "compare"},
+    {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},
     {"integrations"},
     {"cli", "__main__"},
 ]

@@ -63,19 +63,19 @@ JOBS = [
 ]
 
 
-def back(task):
-    """Return the job that the task's record is, and the task's own, without what a run decides."""
-    record = json.loads(json.dumps(record_of(task)))
+def back(scenario):
+    """Return the job that a scenario's record is, and its own, without what a run decides."""
+    record = json.loads(json.dumps(record_of(scenario)))
     job = Job.from_record(record)
-    job = job.resolve(task.config.for_job(job))
+    job = job.resolve(scenario.config.for_job(job))
     own = set(DECIDED_BY_THE_RUN)
-    return job.model_dump(exclude=own), task.job.model_dump(exclude=own)
+    return job.model_dump(exclude=own), scenario.job.model_dump(exclude=own)
 
 
 @pytest.mark.parametrize("fields", JOBS)
 def test_a_job_comes_back_from_its_record(fields):
-    task = resolve(LLAMA, **{"block": 16, **fields})
-    came, went = back(task)
+    scenario = resolve(LLAMA, **{"block": 16, **fields})
+    came, went = back(scenario)
     assert came == went
 
 
@@ -90,12 +90,12 @@ def test_a_job_comes_back_from_its_record(fields):
     ],
 )
 def test_a_model_of_another_kind_comes_back_too(model, fields):
-    task = resolve(model, **fields)
-    came, went = back(task)
+    scenario = resolve(model, **fields)
+    came, went = back(scenario)
     assert came == went
-    record = record_of(task)
+    record = record_of(scenario)
     again = resolve(record["model"], block=8).config
-    assert again.model_dump() == task.config.model_dump()
+    assert again.model_dump() == scenario.config.model_dump()
 
 
 def test_every_job_of_the_records_comes_back():
@@ -106,9 +106,9 @@ def test_every_job_of_the_records_comes_back():
         for record in read_records(file):
             model = find_model(record["model"])
             job = Job.from_record(record)
-            task = resolve(record["model"], block=job.block or 8)
-            task = replace(task, job=job.resolve(task.config), values=model.values)
-            came, went = back(task)
+            scenario = resolve(record["model"], block=job.block or 8)
+            scenario = replace(scenario, job=job.resolve(scenario.config), values=model.values)
+            came, went = back(scenario)
             assert came == went, record["id"]
             seen += 1
     assert seen > 45

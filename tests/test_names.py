@@ -3,7 +3,7 @@
 import pytest
 from test_laws import KINDS, TINY
 
-from vrambudget.engine.context import Device, recording
+from vrambudget.engine.context import Platform, recording
 from vrambudget.estimator import resolve
 from vrambudget.measure.runner import CLASSES
 
@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 def test_parameters_are_named_and_ordered_as_in_transformers(name, task):
     values = {"model_type": name, **TINY[name], "pad_token_id": 0}
     config = resolve(values, task=task, batch=1).config
-    with recording(Device()):
+    with recording(Platform()):
         model = config.build(task)
         ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
         del model

@@ -3,9 +3,9 @@
 import pytest
 from sequences import CARDS, normal, trace
 
+from vrambudget.dtypes import bfloat16, float16, float32
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.context import recording
-from vrambudget.engine.dtypes import bfloat16, float16, float32
 from vrambudget.engine.tensor import Parameter, ShapeError, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.norm import layer_norm, rms_norm

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.oom_message import Printed, parse_oom
+from vrambudget.oom.message import Printed, parse_oom
 
 _LINES = (Path(__file__).parent / "records" / "oom_messages.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in _LINES]

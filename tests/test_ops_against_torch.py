@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from vrambudget.engine import dtypes
+from vrambudget import dtypes
 from vrambudget.engine.autograd import Node
-from vrambudget.engine.context import Device, context, recording
-from vrambudget.engine.tape import Storage
+from vrambudget.engine.context import Platform, context, recording
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.ops import (
     clamp,
@@ -26,6 +25,7 @@ from vrambudget.ops import (
     shape,
     softmax,
 )
+from vrambudget.tape.events import Storage
 
 torch = pytest.importorskip("torch", reason="autograd's own answer needs torch")
 F = torch.nn.functional
@@ -122,7 +122,7 @@ def torch_saved_bytes(run: Callable[[], Any]) -> list[int]:
 @pytest.mark.parametrize("case", CASES)
 def test_an_operation_keeps_what_autograd_keeps(case: str) -> None:
     shapes, ours, theirs = CASES[case]
-    with recording(Device()):
+    with recording(Platform()):
         leaves = [Parameter(s, dtypes.float32) for s in shapes]
         kept = kept_bytes(ours(*leaves))
     inputs = [torch.ones(s, requires_grad=True) for s in shapes]
@@ -133,7 +133,7 @@ def test_an_operation_keeps_what_autograd_keeps(case: str) -> None:
 @pytest.mark.parametrize("frozen", [0, 1], ids=["frozen input", "frozen weight"])
 def test_a_frozen_operand_spares_the_other_from_being_kept(frozen: int) -> None:
     shapes = [(B * T, C), (O, C)]
-    with recording(Device()):
+    with recording(Platform()):
         leaves = [Parameter(s, dtypes.float32) for s in shapes]
         leaves[frozen].requires_grad = False
         kept = kept_bytes(linear.linear(*leaves))
@@ -144,7 +144,7 @@ def test_a_frozen_operand_spares_the_other_from_being_kept(frozen: int) -> None:
 
 def test_cross_entropy_keeps_log_probabilities_and_targets() -> None:
     # log-probabilities 10 x 12 x 4 bytes, targets 10 x 8, total_weight 4
-    with recording(Device()):
+    with recording(Platform()):
         logits = Parameter((B * T, O), dtypes.float32)
         kept = kept_bytes(loss.cross_entropy(logits, empty((B * T,), dtypes.int64)))
     x = torch.ones(B * T, O, requires_grad=True)
@@ -159,7 +159,7 @@ def test_gradients_have_their_inputs_shape(case: str) -> None:
     from vrambudget.engine.autograd import run_backward  # noqa: PLC0415
 
     shapes, ours, _ = CASES[case]
-    with recording(Device()):
+    with recording(Platform()):
         leaves = [Parameter(s, dtypes.float32) for s in shapes]
         run_backward(ours(*leaves))
 

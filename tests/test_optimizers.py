@@ -3,12 +3,12 @@
 import pytest
 from sequences import CARDS, normal, trace
 
+from vrambudget.dtypes import bfloat16, float16, float32
 from vrambudget.engine.context import recording
-from vrambudget.engine.dtypes import bfloat16, float16, float32
-from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, empty
 from vrambudget.errors import VramBudgetError
 from vrambudget.ops.workspaces import cublas_workspace
+from vrambudget.tape.events import Purpose
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.scaler import GradScaler

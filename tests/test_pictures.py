@@ -11,11 +11,11 @@ import pytest
 import vrambudget
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import follow, resolve
-from vrambudget.report.course import PARTS, course
 from vrambudget.report.html import page
 from vrambudget.report.ledger import ledger
+from vrambudget.report.memory_curve import PARTS, memory_curve
 from vrambudget.report.snapshot import snapshot, snapshot_bytes
-from vrambudget.trace import trace
+from vrambudget.tape.trace import trace
 from vrambudget.units import format_bytes
 
 JOBS = {
@@ -24,7 +24,7 @@ JOBS = {
     "no card": resolve("llama-3.2-1b", batch=1, block=128, checkpointing="full"),
     "evaluation": resolve("gpt2", batch=2, block=64, mode="eval", gpu="t4"),
 }
-FOLLOWED = {name: follow(task) for name, task in JOBS.items()}
+FOLLOWED = {name: follow(scenario) for name, scenario in JOBS.items()}
 each_job = pytest.mark.parametrize("followed", FOLLOWED.values(), ids=FOLLOWED)
 
 
@@ -44,7 +44,7 @@ def test_on_a_full_card_a_trace_ends_with_the_request_that_failed():
 
 @each_job
 def test_the_highest_column_is_the_budgets_breakdown(followed):
-    drawn = course(followed.tape)
+    drawn = memory_curve(followed.tape)
     peak = drawn.columns[drawn.peak]
     assert dict(zip(PARTS, peak.parts, strict=True)) == followed.budget.breakdown
     assert drawn.span_of(drawn.peak).phase == followed.budget.peak.phase
@@ -52,7 +52,7 @@ def test_the_highest_column_is_the_budgets_breakdown(followed):
 
 @each_job
 def test_every_column_adds_up_and_lies_in_one_phase(followed):
-    drawn = course(followed.tape)
+    drawn = memory_curve(followed.tape)
     for column in drawn.columns:
         assert sum(column.parts) == column.allocated_bytes <= column.reserved_bytes
         named = sum(n * drawn.groups[group].size_bytes for group, n in column.largest)
@@ -83,8 +83,8 @@ def test_the_page_carries_every_moment_as_data():
 
 
 def test_a_models_name_cannot_break_out_of_the_page():
-    task = resolve({"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 1}, block=8)
-    hostile = type(task)("</script><img src=x>", task.config, task.job, task.gpu)
+    scenario = resolve({"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 1}, block=8)
+    hostile = type(scenario)("</script><img src=x>", scenario.config, scenario.job, scenario.gpu)
     assert "<img" not in page(follow(hostile))
 
 

@@ -3,8 +3,8 @@
 import pytest
 from sequences import CARDS, normal, trace
 
+from vrambudget.dtypes import bfloat16, float32
 from vrambudget.engine.context import recording
-from vrambudget.engine.dtypes import bfloat16, float32
 from vrambudget.engine.tensor import empty
 from vrambudget.ops.reduce import sum_to_size
 from vrambudget.ops.reduce_buffers import reduction_buffers

@@ -14,7 +14,7 @@ from vrambudget.budget import Budget
 from vrambudget.report import FORMATS, render
 from vrambudget.report.amounts import Amounts
 from vrambudget.report.ledger import ledger
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 
 SMALL, LARGE = 12_552_044_544, 85_097_971_712
 BUDGETS = {"no card": budget(), "does not fit": on_card(SMALL), "fits": on_card(LARGE)}

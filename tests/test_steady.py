@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from vrambudget.allocator import CachingAllocator
-from vrambudget.engine.tape import Tape
 from vrambudget.estimator import resolve
-from vrambudget.expandable import allocator_for
-from vrambudget.replay import replay, replay_on
 from vrambudget.simulate import simulate
-from vrambudget.steady import run
+from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.events import Tape
+from vrambudget.tape.expandable import allocator_for
+from vrambudget.tape.replay import replay, replay_on
+from vrambudget.tape.steady import run
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 256, "n_head": 4, "vocab_size": 5000}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 320}
@@ -34,8 +34,8 @@ each_job = pytest.mark.parametrize(("model", "fields"), JOBS.values(), ids=JOBS)
 
 
 def tape_of(model, fields) -> Tape:
-    task = resolve(model, gpu="t4", precision="amp-fp16", **fields)
-    return simulate(task.config, task.job, task.device).tape
+    scenario = resolve(model, gpu="t4", precision="amp-fp16", **fields)
+    return simulate(scenario.config, scenario.job, scenario.platform).tape
 
 
 def in_full(tape: Tape) -> Tape:

@@ -16,8 +16,8 @@ from vrambudget.planning import processes, sweep_points
 from vrambudget.planning.shared_tape import shared_tapes
 from vrambudget.planning.sweep_plan import make_plan
 from vrambudget.planning.variants import variant
-from vrambudget.replay import replay
 from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
 
@@ -41,16 +41,17 @@ SETTINGS = [
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda n: "-".join(KINDS[n]))
 def test_a_shared_tape_is_at_every_point_the_tape_of_that_point(number):
     try:
-        task = tiny(*KINDS[number], **SETTINGS[number % len(SETTINGS)])
+        scenario = tiny(*KINDS[number], **SETTINGS[number % len(SETTINGS)])
     except NotModelledError:
-        task = tiny(*KINDS[number])
-    longest = 16 if task.config.image_shape else min(task.config.learned_positions or 300, 300)
+        scenario = tiny(*KINDS[number])
+    config = scenario.config
+    longest = 16 if config.image_shape else min(config.learned_positions or 300, 300)
     batches, blocks = points(30, longest, number)
     seen = []
-    for shared in shared_tapes(task, batches, blocks):
+    for shared in shared_tapes(scenario, batches, blocks):
         for (index, tape), peak in zip(shared.at_points(), shared.requested_peaks(), strict=True):
-            alone = variant(task, batch=int(batches[index]), block=int(blocks[index]))
-            expected = simulate(alone.config, alone.job, alone.device).tape
+            alone = variant(scenario, batch=int(batches[index]), block=int(blocks[index]))
+            expected = simulate(alone.config, alone.job, alone.platform).tape
             assert tape.sizes == expected.sizes
             assert (tape.events, tape.marks) == (expected.events, expected.marks)
             assert peak == replay(expected).peak.requested_bytes

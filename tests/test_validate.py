@@ -8,8 +8,8 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
-from vrambudget.replay import replay
 from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 from vrambudget.validate import Check, read_records, relative_error, summarise, validate
 
 MODEL = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}
@@ -18,8 +18,8 @@ RECORD = {"id": "tiny", "model": MODEL, **FIELDS, "card": "a100-80gb", "source":
 
 
 def _measured(**changes):
-    task = resolve(MODEL, gpu="a100-80gb", **FIELDS)
-    found = replay(simulate(task.config, task.job, task.device).tape)
+    scenario = resolve(MODEL, gpu="a100-80gb", **FIELDS)
+    found = replay(simulate(scenario.config, scenario.job, scenario.platform).tape)
     facts = {
         "peak_requested": found.peak.requested_bytes,
         "peak_allocated": found.peak.allocated_bytes,

@@ -10,7 +10,7 @@ from vrambudget import estimate
 from vrambudget.config.job import Job
 from vrambudget.config.versions import BASELINE, CHECKED, default_version, followed_version
 from vrambudget.errors import VramBudgetError
-from vrambudget.report.words import job_text
+from vrambudget.report.phrases import job_text
 
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 500}
 

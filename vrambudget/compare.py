@@ -10,8 +10,8 @@ The order of frees between two allocations does not matter: it leaves the alloca
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from vrambudget.engine.tape import Tape
 from vrambudget.rehearse.events import Event
+from vrambudget.tape.events import Tape
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.source import find_model
 from vrambudget.config.versions import CHECKED, as_numbers, followed_version
 from vrambudget.engine import context as engine
-from vrambudget.engine.tape import Tape
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED
-from vrambudget.replay import Replay, replay, replay_on
 from vrambudget.simulate import (
     ROUTINGS,
     Recording,
@@ -27,6 +25,8 @@ from vrambudget.simulate import (
     simulate,
     simulate_routed,
 )
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import Replay, replay, replay_on
 from vrambudget.units import format_bytes
 
 DEFAULT_GPU = "a100-80gb"
@@ -34,7 +34,7 @@ DEFAULT_GPU = "a100-80gb"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Scenario:
     """What is to be estimated, resolved: a model, a job and a card (None: any, large enough)."""
 
     model: str
@@ -44,19 +44,19 @@ class Task:
     values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
 
     @property
-    def device(self) -> engine.Device:
+    def platform(self) -> engine.Platform:
         """What of the card and of torch decides kernels, workspaces and addresses."""
         gpu = self.gpu or find_gpu(DEFAULT_GPU)
         torch = as_numbers(followed_version(self.job.torch, CHECKED["torch"]))
         expandable = gpu.capacity_bytes if self.job.expandable_segments else None
-        return engine.Device(gpu.compute_capability, gpu.multiprocessors, torch, expandable)
+        return engine.Platform(gpu.compute_capability, gpu.multiprocessors, torch, expandable)
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A task followed to its end: what a picture of it needs."""
+    """A scenario followed to its end: what a picture of it needs."""
 
-    task: Task
+    scenario: Scenario
     tape: Tape
     budget: Budget
     peak_event: int  # the event of the tape that most is allocated after
@@ -64,7 +64,7 @@ class Followed:
     @property
     def room_bytes(self) -> int | None:
         """What the card has for PyTorch, None without a card."""
-        gpu = self.task.gpu
+        gpu = self.scenario.gpu
         return gpu.room_bytes if gpu else None
 
 
@@ -75,43 +75,43 @@ def estimate(
 
     Raises VramBudgetError for a model, a field or a card that makes no sense.
     """
-    return estimate_task(resolve(model, gpu=gpu, **fields))
+    return estimate_scenario(resolve(model, gpu=gpu, **fields))
 
 
 def resolve(
     model: str | Path | Mapping[str, Any], *, gpu: str | Gpu | None = None, **fields: Any
-) -> Task:
-    """Return the task that `estimate` would do."""
+) -> Scenario:
+    """Return the scenario that `estimate` would do."""
     found = find_model(model)
     config = load_config(found.values, config_class, where=found.where)
     job = Job.with_defaults(fields, found.job_defaults)
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    return Task(found.name, config, job.resolve(config.for_job(job)), card, found.values)
+    return Scenario(found.name, config, job.resolve(config.for_job(job)), card, found.values)
 
 
-def estimate_task(task: Task) -> Budget:
-    """Return the budget of a resolved task."""
-    return follow(task).budget
+def estimate_scenario(scenario: Scenario) -> Budget:
+    """Return the budget of a resolved scenario."""
+    return follow(scenario).budget
 
 
-def follow(task: Task) -> Followed:
-    """Return the budget of a resolved task with the tape that it was made of, for pictures."""
-    recording = simulate(task.config, task.job, task.device)
+def follow(scenario: Scenario) -> Followed:
+    """Return the budget of a resolved scenario with the tape that it was made of, for pictures."""
+    recording = simulate(scenario.config, scenario.job, scenario.platform)
     replayed = replay(recording.tape)
-    device, out_of_memory = _on_card(task.gpu, recording, replayed)
+    device, out_of_memory = _on_card(scenario.gpu, recording, replayed)
     budget = Budget(
-        model=task.model,
-        job=_resolved(task, recording),
+        model=scenario.model,
+        job=_resolved(scenario, recording),
         parameters=Parameters(recording.parameters, recording.trainable),
         peak=replayed.peak,
         breakdown=replayed.breakdown,
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=tuple(_not_modelled(task)),
-        warnings=_warnings(task, recording, replayed),
+        not_modelled=tuple(_not_modelled(scenario)),
+        warnings=_warnings(scenario, recording, replayed),
     )
-    return Followed(task, recording.tape, budget, replayed.peak_event)
+    return Followed(scenario, recording.tape, budget, replayed.peak_event)
 
 
 PACKED_ROWS = (
@@ -120,30 +120,30 @@ PACKED_ROWS = (
 )
 
 
-def unpacked(task: Task) -> Task | None:
-    """Return the task with rows of one sequence each; None where that changes nothing.
+def unpacked(scenario: Scenario) -> Scenario | None:
+    """Return the scenario with rows of one sequence each; None where that changes nothing.
 
     Where memory reads as zeros (a virtual GPU) rows look packed, so `built` is what records of one
     hold; on a real card rows that are neither packed nor padded need no mask, which is less.
     """
-    job = task.job
-    version = followed_version(job.transformers, task.config.followed_in)
-    looks = version in task.config.reads_back_in and job.attention == "sdpa"
+    job = scenario.job
+    version = followed_version(job.transformers, scenario.config.followed_in)
+    looks = version in scenario.config.reads_back_in and job.attention == "sdpa"
     looks = looks and job.attention_mask == "none"
     if not looks or job.causal_mask == "skipped":
         return None
-    return replace(task, job=job.model_copy(update={"causal_mask": "skipped"}))
+    return replace(scenario, job=job.model_copy(update={"causal_mask": "skipped"}))
 
 
-def _resolved(task: Task, recording: Recording) -> dict[str, Any]:
+def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
     """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it.
 
     `transformers` is None where the model's code is no version's of it.
     """
-    job = task.job.model_dump(mode="json")
-    if not task.config.followed_in:
+    job = scenario.job.model_dump(mode="json")
+    if not scenario.config.followed_in:
         job["transformers"] = None
-    if task.job.attention == "sdpa":
+    if scenario.job.attention == "sdpa":
         names = {"flash_attention": "flash", "efficient_attention": "efficient"}
         taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))
         job["attention_kernel"] = " and ".join(taken) or "math"
@@ -171,18 +171,18 @@ def _on_card(
     return device, out_of_memory
 
 
-def _warnings(task: Task, recording: Recording, replayed: Replay) -> tuple[str, ...]:
-    return (*_assumptions(task, replayed), *_not_on_the_tape(task, recording))
+def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
+    return (*_assumptions(scenario, replayed), *_not_on_the_tape(scenario, recording))
 
 
-def _not_on_the_tape(task: Task, recording: Recording) -> Iterator[str]:
+def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
     """Yield what bitsandbytes does besides what is counted."""
     if recording.paged_bytes:
         yield (
             f"paged optimizer states, {format_bytes(recording.paged_bytes)}, lie in managed memory"
             " and leave the card when it is full: not counted"
         )
-    job = task.job
+    job = scenario.job
     if job.quant is not None and job.batch * (job.block or 1) <= MAY_MULTIPLY_PACKED:
         yield (
             "for so few tokens bitsandbytes may multiply 4-bit weights as they are: counted as"
@@ -190,53 +190,56 @@ def _not_on_the_tape(task: Task, recording: Recording) -> Iterator[str]:
         )
 
 
-def _assumptions(task: Task, replayed: Replay) -> Iterator[str]:
+def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
     """Yield what the estimate takes for granted and a user may know better."""
-    job = task.job
-    if task.gpu is None:
+    job = scenario.job
+    if scenario.gpu is None:
         name = find_gpu(DEFAULT_GPU).name
         yield f"no GPU was named: kernels and workspaces are those of an {name}"
-    elif task.gpu.assumed:
-        yield task.gpu.assumed
+    elif scenario.gpu.assumed:
+        yield scenario.gpu.assumed
     if job.attention == "sdpa":
-        if unpacked(task) is not None:
+        if unpacked(scenario) is not None:
             yield PACKED_ROWS
-        if prefers_cudnn(task.device) and job.precision != "fp32":
+        if prefers_cudnn(scenario.platform) and job.precision != "fp32":
             yield (
                 "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
                 " TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
             )
 
-    if task.config.has_experts:
-        yield _of_experts(task, replayed)
+    if scenario.config.has_experts:
+        yield _of_experts(scenario, replayed)
 
 
-def _of_experts(task: Task, counted: Replay) -> str:
+def _of_experts(scenario: Scenario, counted: Replay) -> str:
     """Say how tokens are taken to spread over experts, and what it comes to otherwise."""
-    if not routing_decides(task.config, task.job):
+    if not routing_decides(scenario.config, scenario.job):
         return "experts run as grouped products: how tokens spread over them decides no memory"
-    even, collapsed = (_routed_peak(task, routing, counted) for routing in ROUTINGS)
+    even, collapsed = (_routed_peak(scenario, routing, counted) for routing in ROUTINGS)
     if even == collapsed:
         return f"experts one by one: {format_bytes(even)}, however tokens spread over them"
     return (
         f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
         f" {format_bytes(collapsed)} if all go to the same few;"
-        f" counted is {'the worse' if task.job.routing == 'worst' else 'the first'}"
+        f" counted is {'the worse' if scenario.job.routing == 'worst' else 'the first'}"
     )
 
 
-def _routed_peak(task: Task, routing: str, counted: Replay) -> int:
+def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
     """Return allocated bytes with tokens spread by `routing`; `counted` is the job's own replay."""
-    if routing == task.job.routing:
+    if routing == scenario.job.routing:
         return counted.peak.allocated_bytes
-    tape = simulate_routed(task.config, task.job, task.device, routing).tape
+    tape = simulate_routed(scenario.config, scenario.job, scenario.platform, routing).tape
     return replay(tape).peak.allocated_bytes
 
 
-def _not_modelled(task: Task) -> Iterator[str]:
-    yield from (f"config key {key!r}" for key in task.config.unknown_keys)
-    for package, among in (("torch", CHECKED["torch"]), ("transformers", task.config.followed_in)):
-        asked = getattr(task.job, package)
+def _not_modelled(scenario: Scenario) -> Iterator[str]:
+    yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
+    for package, among in (
+        ("torch", CHECKED["torch"]),
+        ("transformers", scenario.config.followed_in),
+    ):
+        asked = getattr(scenario.job, package)
         followed = followed_version(asked, among)
         if asked != followed:
             yield f"{package} {asked}: the rules followed are those of {followed}"

@@ -6,14 +6,14 @@ The recording begins with the process: where weights lie in memory decides what 
 from dataclasses import dataclass
 from functools import partial
 
+from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
-from vrambudget.engine import dtypes
-from vrambudget.engine.context import Device, Options, context, recording
+from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module
-from vrambudget.engine.tape import Phase, Tape
 from vrambudget.errors import NotModelledError
+from vrambudget.tape.events import Phase, Tape
 from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
@@ -36,12 +36,12 @@ ROUTINGS = ("uniform", "collapsed")
 """How tokens can spread over experts, from one extreme to the other."""
 
 
-def simulate(config: ModelConfig, job: Job, device: Device) -> Recording:
-    """Return the recording of `job` (resolved) on `device`."""
+def simulate(config: ModelConfig, job: Job, platform: Platform) -> Recording:
+    """Return the recording of `job` (resolved) on `platform`."""
     if job.routing == "worst" and routing_decides(config, job):
-        both = (simulate_routed(config, job, device, routing) for routing in ROUTINGS)
+        both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())
-    return simulate_routed(config, job, device, "uniform")
+    return simulate_routed(config, job, platform, "uniform")
 
 
 def routing_decides(config: ModelConfig, job: Job) -> bool:
@@ -49,10 +49,10 @@ def routing_decides(config: ModelConfig, job: Job) -> bool:
     return config.has_experts and job.experts == "eager"
 
 
-def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str) -> Recording:
+def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: str) -> Recording:
     """Return the recording with tokens spread over experts by `routing` (one of ROUTINGS)."""
     config = config.for_job(job)
-    options = Options(
+    options = ModelOptions(
         dtype=_DTYPES[job.weight_dtype],
         attention=job.attention,
         experts=job.experts,
@@ -72,8 +72,8 @@ def simulate_routed(config: ModelConfig, job: Job, device: Device, routing: str)
         grad_accum=job.grad_accum,
         keep_outputs=job.keep_outputs,
     )
-    with recording(device, options) as tape:
-        tape.expandable_on_bytes = device.expandable_on_bytes
+    with recording(platform, options) as tape:
+        tape.expandable_on_bytes = platform.expandable_on_bytes
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         _adapt(model, config.model_type, job)

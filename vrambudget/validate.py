@@ -25,12 +25,12 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import load_config
 from vrambudget.config.source import find_model
-from vrambudget.engine.tape import Tape
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task
+from vrambudget.estimator import Scenario
 from vrambudget.models import config_class
-from vrambudget.replay import Replay, replay, replay_on
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import Replay, replay, replay_on
 
 PEAKS = ("requested", "allocated", "reserved")
 KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch")
@@ -82,7 +82,7 @@ def validate(records: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RecordGroup:
     """The records of one kind, in one row; `worst_record` has the largest error of its peaks."""
 
     kind: str
@@ -93,7 +93,7 @@ class Group:
     worst_record: str  # "" where all are exact
 
 
-def grouped(checks: Sequence[Check], by: str) -> list[Group]:
+def grouped(checks: Sequence[Check], by: str) -> list[RecordGroup]:
     """Return a row for each kind of record, and one for all of them."""
     compared = [check for check in checks if check.error("allocated") is not None]
     kinds = sorted({check.kinds[by] for check in compared})
@@ -101,7 +101,7 @@ def grouped(checks: Sequence[Check], by: str) -> list[Group]:
     return [*rows, _group("all", compared)] if compared else []
 
 
-def _group(kind: str, checks: Sequence[Check]) -> Group:
+def _group(kind: str, checks: Sequence[Check]) -> RecordGroup:
     def farthest(counter: str) -> float:
         return max((check.error(counter) or 0.0 for check in checks), key=abs)
 
@@ -109,7 +109,7 @@ def _group(kind: str, checks: Sequence[Check]) -> Group:
         return max(abs(check.error(counter) or 0.0) for counter in PEAKS)
 
     worst = max(checks, key=error)
-    return Group(
+    return RecordGroup(
         kind=kind,
         records=len(checks),
         exact=sum(error(check) == 0 for check in checks) / len(checks),
@@ -226,38 +226,38 @@ def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
     facts: dict[str, Any] = record["measured"]
     if "error" in facts:
         return Check(name, source, problem="the measurement itself failed")
-    task = _task(record)
-    tape = simulate(task.config, task.job, task.device).tape
+    scenario = _task(record)
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     if "oom" in facts:
-        return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(task.gpu, tape))
+        return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
     predicted, measured = _peaks(replay(tape), facts)
-    return Check(name, source, predicted, measured, kinds=_kinds(task, source))
+    return Check(name, source, predicted, measured, kinds=_kinds(scenario, source))
 
 
-def _kinds(task: Task, source: str) -> dict[str, str]:
-    job = task.job
+def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
+    job = scenario.job
     method = "training" if job.mode == "train" else "evaluation"
     if job.lora_rank is not None:
         method = "LoRA"
     if job.checkpointing == "full":
         method += ", checkpointing"
     return {
-        "family": task.config.model_type,
+        "family": scenario.config.model_type,
         "method": method,
         "precision": job.precision,
         "optimizer": job.optimizer if job.mode == "train" else "none",
-        "card": task.gpu.name if task.gpu else "none",
+        "card": scenario.gpu.name if scenario.gpu else "none",
         "source": source,
         "torch": job.torch,
     }
 
 
-def _task(record: Mapping[str, Any]) -> Task:
+def _task(record: Mapping[str, Any]) -> Scenario:
     found = find_model(record.get("model", ""))
     config = load_config(found.values, config_class, where=found.where)
     job = Job.from_record(record)
     gpu = find_gpu(str(record.get("card") or record["measured"].get("device", "")))
-    return Task(found.name, config, job.resolve(config.for_job(job)), gpu)
+    return Scenario(found.name, config, job.resolve(config.for_job(job)), gpu)
 
 
 def _is_full(gpu: Gpu | None, tape: Tape) -> bool:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vrambudget.estimator import estimate_task, resolve
+from vrambudget.estimator import estimate_scenario, resolve
 
 RUNS = 9
 IMPORTS = [sys.executable, "-c", "import pydantic, tabulate"]
@@ -42,8 +42,9 @@ def main() -> None:
         "llama-3.1-405b": {"block": 2048, "precision": "bf16"},
     }
     for model, fields in tasks.items():
-        task = resolve(model, **fields)
-        print(f"  {model:16} {1000 * best(lambda task=task: estimate_task(task)):8.1f} ms")
+        scenario = resolve(model, **fields)
+        seconds = best(lambda scenario=scenario: estimate_scenario(scenario))
+        print(f"  {model:16} {1000 * seconds:8.1f} ms")
     print("the whole command, best of", RUNS)
     base = 0.0
     for name, words in {

@@ -15,14 +15,14 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.compare import Allocation, first_difference, of_events, of_tape
-from vrambudget.engine.tape import Tape
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import DEFAULT_GPU, Task, resolve
+from vrambudget.estimator import DEFAULT_GPU, Scenario, resolve
 from vrambudget.measure.record import measure_job, record_of
 from vrambudget.rehearse.events import JobRehearsal, rehearse_job
-from vrambudget.replay import replay
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import replay
 
 _CONTEXT = 6  # allocations shown before the first that differs
 
@@ -42,17 +42,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Compare and print."""
     fields = job_fields(args)
-    task = resolve(args.model, gpu=args.gpu, **fields)
-    assert task.gpu is not None  # noqa: S101 - the option has a default
-    job = record_of(task)
-    rehearsal = rehearse_job(job, gpu=task.gpu, events=args.events)
+    scenario = resolve(args.model, gpu=args.gpu, **fields)
+    assert scenario.gpu is not None  # noqa: S101 - the option has a default
+    job = record_of(scenario)
+    rehearsal = rehearse_job(job, gpu=scenario.gpu, events=args.events)
     if "oom" in rehearsal.measured:
         raise VramBudgetError("the rehearsal ran out of memory", hint="name a larger --gpu")
     versions = {k: v for k, v in rehearsal.versions.items() if k in ("torch", "transformers")}
-    task = resolve(args.model, gpu=task.gpu, **{**versions, **fields})
-    tape = simulate(task.config, task.job, task.device).tape
+    scenario = resolve(args.model, gpu=scenario.gpu, **{**versions, **fields})
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
-    told = _told(task, of_tape(tape), of_events(rehearsal.events)) if args.events else ""
+    told = _told(scenario, of_tape(tape), of_events(rehearsal.events)) if args.events else ""
     emit(_render(rows, rehearsal, told, args), args)
     return DONE if all(row["estimate"] == row["rehearsal"] for row in rows) else DOES_NOT_FIT
 
@@ -99,10 +99,10 @@ def _bytes(n: int | None) -> str:
     return "-" if n is None else f"{n:,}"
 
 
-def _told(task: Task, ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> str:
+def _told(scenario: Scenario, ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> str:
     found = first_difference(ours, theirs)
     if found is None:
-        return f"all {len(ours):,} allocations of {task.job.steps} steps are equal, in order"
+        return f"all {len(ours):,} allocations of {scenario.job.steps} steps are equal, in order"
     start = max(found.index - _CONTEXT, 0)
     lines = [f"allocation {found.index:,} differs; before it, equal in both:"]
     lines += [f"  {a.bytes:>15,} B  {a.label}" for a in theirs[start : found.index]]

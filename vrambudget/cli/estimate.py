@@ -13,8 +13,8 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import (
     PACKED_ROWS,
     Followed,
-    Task,
-    estimate_task,
+    Scenario,
+    estimate_scenario,
     follow,
     resolve,
     unpacked,
@@ -55,10 +55,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 where it fits or no card was named, else 1."""
-    task = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
     if is_picture(args.output):
-        return _draw(task, args)
-    followed = follow(task)
+        return _draw(scenario, args)
+    followed = follow(scenario)
     budget = followed.budget
     output = chosen_format(args)
     if output in ("table", "markdown"):
@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
     return DONE if budget.fits else DOES_NOT_FIT
 
 
-def _with_unpacked_rows(task: Task, budget: Budget) -> Budget:
+def _with_unpacked_rows(scenario: Scenario, budget: Budget) -> Budget:
     """Put a number to the note on the causal mask: what the job takes without it."""
-    plain = unpacked(task)
+    plain = unpacked(scenario)
     if plain is None:
         return budget
-    other = estimate_task(plain)
+    other = estimate_scenario(plain)
     reserved = format_bytes(other.peak.reserved_bytes)
     fits = "" if other.device is None else ", and fits" if other.fits else ", and does not fit"
     number = f"{PACKED_ROWS}: {reserved} reserved{fits}"
@@ -87,33 +87,33 @@ def _with_unpacked_rows(task: Task, budget: Budget) -> Budget:
 
 def _report(followed: Followed, args: argparse.Namespace) -> str:
     """Return what people read: the budget, then what to do next."""
-    task, budget = followed.task, _with_unpacked_rows(followed.task, followed.budget)
+    scenario, budget = followed.scenario, _with_unpacked_rows(followed.scenario, followed.budget)
     output, colour = chosen_format(args), wants_colour(args)
     if budget.fits and not args.advise:
-        return render(budget, output, advice=_next_step(task, budget), colour=colour)
+        return render(budget, output, advice=_next_step(scenario, budget), colour=colour)
     advice = advise_on(followed)
-    told = next_step(advice) if not budget.fits else _next_step(task, budget)
+    told = next_step(advice) if not budget.fits else _next_step(scenario, budget)
     report = render(budget, output, advice=told, colour=colour)
     return f"{report}\n\n{render_advice(advice, markdown=output == 'markdown')}"
 
 
-def _draw(task: Task, args: argparse.Namespace) -> int:
+def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
     if args.format:
         raise VramBudgetError(
             f"--format {args.format} and the picture {args.output} exclude each other",
             hint="leave --format out, or take -o with another suffix",
         )
-    followed = follow(task)
+    followed = follow(scenario)
     save(followed, args.output)
     sys.stderr.write(f"wrote {args.output}\n")
     return DONE if followed.budget.fits else DOES_NOT_FIT
 
 
-def _next_step(task: Task, budget: Budget) -> str:
+def _next_step(scenario: Scenario, budget: Budget) -> str:
     """Return the next thing to try with a job that fits."""
     if budget.device is None:
         return "name a card, for example --gpu 12GB, to see whether it fits"
-    batch, _ = largest_batch(task)
-    if batch == task.job.batch:
+    batch, _ = largest_batch(scenario)
+    if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits"
     return f"--batch {batch} is the largest that fits"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task, resolve
-from vrambudget.planning.explain import Explanation, explain, phase_of, render_explanation
-from vrambudget.planning.oom_job import explain_with_job
-from vrambudget.planning.oom_message import OomMessage, parse_oom
+from vrambudget.estimator import Scenario, resolve
+from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
+from vrambudget.oom.message import OomMessage, parse_oom
+from vrambudget.oom.with_job import explain_with_job
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the explanation of `args.log`. Returns 0, or 2 where there is nothing to explain."""
     try:
         messages = parse_oom(read_log(args.log))
-        task = _task(args, messages)
-        explanation = explain_with_job(messages, task) if task else explain(messages)
+        scenario = _task(args, messages)
+        explanation = explain_with_job(messages, scenario) if scenario else explain(messages)
     except VramBudgetError as error:
         error.where = error.where or args.log
         sys.stderr.write(f"{error.render()}\n")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Task | None:
+def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario | None:
     """Return the job that crashed, None where it is not described."""
     fields = job_fields(args)
     if args.model is None:

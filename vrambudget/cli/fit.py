@@ -10,7 +10,7 @@ from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import Gpu
 from vrambudget.estimator import resolve
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
 
 _COLUMNS = [
@@ -45,18 +45,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print what fits, and the curve around it. Returns 1 where nothing does."""
-    task = resolve(args.model, gpu=args.gpu, **job_fields(args))
-    assert task.gpu is not None  # noqa: S101 - the option is required
+    scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    assert scenario.gpu is not None  # noqa: S101 - the option is required
     what: What = "block" if args.longest_block else "batch"
     margin = margin_bytes(args.margin)
-    found = fit(task, what=what, margin_bytes=margin)
+    found = fit(scenario, what=what, margin_bytes=margin)
     output = chosen_format(args)
     if output == "json":
         text = json.dumps(asdict(found), indent=2)
     else:
         text = render_rows(_COLUMNS, [asdict(point) for point in found.curve], output)
         if output != "csv":
-            text = f"{_verdict(found, what, task.gpu, margin)}\n\n{text}"
+            text = f"{_verdict(found, what, scenario.gpu, margin)}\n\n{text}"
     emit(text, args)
     return DONE if getattr(found, what) else DOES_NOT_FIT
 

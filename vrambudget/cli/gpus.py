@@ -7,7 +7,7 @@ from functools import partial
 from vrambudget.cli import DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import all_gpus
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
 
 _GIB = partial(format_bytes, unit="GiB")

@@ -5,7 +5,7 @@ import argparse
 from vrambudget.cli import DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.cards import card_names, load_card
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 
 _COLUMNS = [
     Column("name", "name"),

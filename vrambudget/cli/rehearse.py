@@ -34,7 +34,7 @@ from vrambudget.rehearse.events import rehearse_job
 from vrambudget.rehearse.jobs import rehearse_report
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
-from vrambudget.rehearse.run import Options, command_of, rehearse_command
+from vrambudget.rehearse.run import RehearsalOptions, command_of, rehearse_command
 from vrambudget.validate import read_records
 
 _EXAMPLE = 'a command comes after --: vrambudget rehearse --gpu "RTX 3060" -- python train.py'
@@ -108,7 +108,7 @@ def _script(args: argparse.Namespace) -> Rehearsal:
             f"{option} is of a model's job; a command has its own options",
             hint="write the command's options after its name",
         )
-    options = Options(
+    options = RehearsalOptions(
         steps, args.timeout, args.snapshot, args.any_torch, ranks=args.ranks, say=_say
     )
     return rehearse_command(command_of(args.command), _card(args.gpu), options)
@@ -120,9 +120,9 @@ def _job(args: argparse.Namespace) -> Rehearsal:
     if args.model.endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script and not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
-    task = resolve(args.model, gpu=gpu, **job_fields(args))
-    options = Options(None, args.timeout, args.snapshot, args.any_torch, say=_say)
-    return rehearse_report(record_of(task), gpu=gpu, options=options)
+    scenario = resolve(args.model, gpu=gpu, **job_fields(args))
+    options = RehearsalOptions(None, args.timeout, args.snapshot, args.any_torch, say=_say)
+    return rehearse_report(record_of(scenario), gpu=gpu, options=options)
 
 
 def _card(name: str | None) -> Gpu:

@@ -15,7 +15,7 @@ from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.cli.ranges import several
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.sweep import Record, sweep
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
 
 _PARQUET = ".parquet"

@@ -10,7 +10,7 @@ from typing import Any
 from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.errors import VramBudgetError
-from vrambudget.report.rows import Column, render_rows
+from vrambudget.report.tabular import Column, render_rows
 from vrambudget.validate import (
     COUNTERS,
     KINDS,

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import Autocast, context
-from vrambudget.engine.dtypes import DType, float32
-from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor, empty_like
+from vrambudget.tape.events import Purpose
 
 
 @contextmanager

@@ -25,11 +25,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vrambudget.engine import dtypes
+from vrambudget import dtypes
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context, no_grad
-from vrambudget.engine.tape import Purpose, Storage
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
+from vrambudget.tape.events import Purpose, Storage
 
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vrambudget.engine.context import Autocast, context
-from vrambudget.engine.tape import Purpose, Storage
+from vrambudget.tape.events import Purpose, Storage
 
 
 class Holder:
@@ -25,7 +25,7 @@ class Holder:
 
     __slots__ = ("__weakref__", "frame", "storage")
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: CheckpointFrame) -> None:
         self.frame = frame
         self.storage: Storage | None = None
 
@@ -34,7 +34,7 @@ class _StopRecomputation(BaseException):
     """All holders are filled: what would follow is not needed."""
 
 
-class Frame:
+class CheckpointFrame:
     """One checkpointed call: how to run it again, and the holders to fill when it is."""
 
     __slots__ = ("again", "autocast_dtype", "holders", "is_recomputed")
@@ -98,7 +98,7 @@ def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """Run `function(*args)` without keeping what it saves; it runs again in backward."""
     if not context.grad_enabled:
         return function(*args)
-    before, context.frame = context.frame, Frame(lambda: function(*args))
+    before, context.frame = context.frame, CheckpointFrame(lambda: function(*args))
     try:
         return function(*args)
     finally:

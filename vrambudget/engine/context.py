@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vrambudget.engine.dtypes import DType, float32
-from vrambudget.engine.tape import Purpose, Storage, Tape
+from vrambudget.dtypes import DType, float32
+from vrambudget.tape.events import Purpose, Storage, Tape
 
 if TYPE_CHECKING:
-    from vrambudget.engine.checkpoint import Frame, Recomputation
+    from vrambudget.engine.checkpoint import CheckpointFrame, Recomputation
     from vrambudget.engine.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Platform:
     """What of the card and of torch decides kernels, workspaces and addresses."""
 
     compute_capability: tuple[int, int] = (8, 0)
@@ -36,7 +36,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ModelOptions:
     """How a model is built and run: what a user sets on the model, not on the job's loop."""
 
     dtype: DType = float32  # of the weights
@@ -64,11 +64,11 @@ class Context:
 
     __slots__ = (
         "autocast",
-        "device",
         "frame",
         "grad_enabled",
         "operation",
         "options",
+        "platform",
         "purpose",
         "sequence",
         "tape",
@@ -77,16 +77,16 @@ class Context:
     )
 
     def __init__(self) -> None:
-        self.reset(Tape(), Device(), Options())
+        self.reset(Tape(), Platform(), ModelOptions())
 
-    def reset(self, tape: Tape, device: Device, options: Options) -> None:
+    def reset(self, tape: Tape, platform: Platform, options: ModelOptions) -> None:
         """Begin a new recording."""
         self.tape = tape
-        self.device = device
+        self.platform = platform
         self.options = options
         self.grad_enabled = True
         self.autocast: Autocast | None = None
-        self.frame: Frame | Recomputation | None = None
+        self.frame: CheckpointFrame | Recomputation | None = None
         self.purpose = Purpose.TEMPORARIES
         self.operation = ""
         self.sequence = 0  # autograd nodes are numbered as they are made
@@ -98,7 +98,7 @@ context = Context()
 
 
 @contextmanager
-def recording(device: Device, options: Options = Options()) -> Iterator[Tape]:
+def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Iterator[Tape]:
     """Record what runs inside on a fresh tape.
 
     Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,
@@ -107,11 +107,11 @@ def recording(device: Device, options: Options = Options()) -> Iterator[Tape]:
     tape = Tape()
     collecting = gc.isenabled()
     gc.disable()
-    context.reset(tape, device, options)
+    context.reset(tape, platform, options)
     try:
         yield tape
     finally:
-        context.reset(Tape(), device, options)
+        context.reset(Tape(), platform, options)
         if collecting:
             gc.enable()
 

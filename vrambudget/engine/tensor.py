@@ -9,10 +9,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
-from vrambudget.engine.tape import Purpose, Storage
 from vrambudget.errors import VramBudgetError
+from vrambudget.tape.events import Purpose, Storage
 
 if TYPE_CHECKING:
     from vrambudget.engine.autograd import Node

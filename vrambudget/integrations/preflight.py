@@ -16,11 +16,11 @@ from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
 from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
-from vrambudget.estimator import Task, estimate_task, resolve
+from vrambudget.estimator import Scenario, estimate_scenario, resolve
 from vrambudget.integrations.live_card import card_now
 from vrambudget.integrations.live_model import LiveModel, is_live, read_model
 from vrambudget.integrations.live_optimizer import read_optimizer
-from vrambudget.report import ledger, words
+from vrambudget.report import ledger, phrases
 from vrambudget.training.freeze import shortest
 
 
@@ -47,15 +47,15 @@ def preflight(
     card, notes = _card(gpu, model, optimizer)
     if strict and card is None:
         raise VramBudgetError("strict=True needs a card", hint="say gpu=..., for example '12GB'")
-    task = resolve(source, gpu=card, **given)
+    scenario = resolve(source, gpu=card, **given)
     if live:
-        task = _as_frozen(task, live)
-    budget = _noted(estimate_task(task), notes, live)
+        scenario = _as_frozen(scenario, live)
+    budget = _noted(estimate_scenario(scenario), notes, live)
     if live:
         _hold_against(budget, live)
     if strict and not budget.fits:
         raise DoesNotFit(
-            ": ".join(words.verdict(budget, ledger.ledger(budget))),
+            ": ".join(phrases.verdict(budget, ledger.ledger(budget))),
             budget=budget,
             hint="error.budget says what takes the memory",
         )
@@ -103,11 +103,11 @@ def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]
     return {**read, **given}
 
 
-def _as_frozen(task: Task, live: LiveModel) -> Task:
-    """Return the task with the live model's frozen parts, once its parameters are ours."""
-    assert task.job.task is not None  # noqa: S101 - resolved
-    with recording(task.device):
-        model = task.config.build(task.job.task)
+def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
+    """Return the scenario with the live model's frozen parts, once its parameters are ours."""
+    assert scenario.job.task is not None  # noqa: S101 - resolved
+    with recording(scenario.platform):
+        model = scenario.config.build(scenario.job.task)
         ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
         del model
     theirs = [parameter.shape for parameter in live.parameters]
@@ -116,13 +116,13 @@ def _as_frozen(task: Task, live: LiveModel) -> Task:
             "the model's parameters are not those that its configuration makes",
             hint="a model that was changed by hand can be rehearsed: `vrambudget rehearse SCRIPT`",
         )
-    if task.job.lora_rank is not None:
-        return task
+    if scenario.job.lora_rank is not None:
+        return scenario
     pairs = list(zip(ours, live.parameters, strict=True))
     frozen = [name for (name, _), parameter in pairs if not parameter.trained]
     trained = [name for (name, _), parameter in pairs if parameter.trained]
-    job = task.job.model_copy(update={"freeze": shortest(frozen, trained)})
-    return replace(task, job=job)
+    job = scenario.job.model_copy(update={"freeze": shortest(frozen, trained)})
+    return replace(scenario, job=job)
 
 
 def _hold_against(budget: Budget, live: LiveModel) -> None:

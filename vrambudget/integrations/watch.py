@@ -9,7 +9,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.integrations.measured import append_record, measure_peaks, reset_peaks
 from vrambudget.integrations.preflight import preflight
 from vrambudget.report.ledger import ledger
-from vrambudget.report.words import verdict
+from vrambudget.report.phrases import verdict
 from vrambudget.units import format_bytes
 
 _LOG = logging.getLogger("vrambudget")

@@ -15,7 +15,7 @@ from typing import Any
 
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task
+from vrambudget.estimator import Scenario
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
 """Fields of a job that no runner is told: versions are as installed, values decide the rest."""
@@ -52,20 +52,20 @@ print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total
 """
 
 
-def record_of(task: Task) -> dict[str, Any]:
-    """Return a task as the job of a record: what `measure.runner` runs."""
-    dump = task.job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
+def record_of(scenario: Scenario) -> dict[str, Any]:
+    """Return a scenario as the job of a record: what `measure.runner` runs."""
+    dump = scenario.job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
     job = {key: value for key, value in dump.items() if value not in (None, [])}
     if "target_len" in job:
         job["target"] = job.pop("target_len")
-    model: dict[str, Any] = {"model_type": task.config.model_type}
-    if task.config.model_type == "nanogpt":
-        model |= {name: getattr(task.config, field) for name, field in _NANOGPT.items()}
+    model: dict[str, Any] = {"model_type": scenario.config.model_type}
+    if scenario.config.model_type == "nanogpt":
+        model |= {name: getattr(scenario.config, field) for name, field in _NANOGPT.items()}
     else:
-        model |= task.values
+        model |= scenario.values
     if job.pop("experts") == "eager":  # transformers reads it from the configuration
         model["experts_implementation"] = "eager"
-    name = f"{task.model}-{task.job.precision}-b{task.job.batch}-t{task.job.block}"
+    name = f"{scenario.model}-{scenario.job.precision}-b{scenario.job.batch}-t{scenario.job.block}"
     return {"id": name, "model": model, **job}
 
 

@@ -37,5 +37,5 @@ def config_class(model_type: str) -> type[ModelConfig]:
     if model_type not in _CONFIG_CLASSES:
         raise unknown_model_type(model_type, _CONFIG_CLASSES)
     module, name = _CONFIG_CLASSES[model_type]
-    found: type[ModelConfig] = getattr(import_module(f"vrambudget.models.{module}"), name)
+    found: type[ModelConfig] = getattr(import_module(f"vrambudget.models.families.{module}"), name)
     return found

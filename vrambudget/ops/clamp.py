@@ -8,9 +8,9 @@ Source: derivatives.yaml (clamp.Tensor), FunctionsManual.cpp (clamp_backward_min
 aten/src/ATen/native/TensorCompare.cpp (isinf: abs, then a comparison).
 """
 
+from vrambudget.dtypes import bool_, float32
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import bool_, float32
 from vrambudget.engine.tensor import Tensor, empty, empty_like
 from vrambudget.ops.reduce import with_partial_sums
 

@@ -1,7 +1,7 @@
 """Tensors made from nothing or for counting: arange, and integer arithmetic that keeps nothing."""
 
+from vrambudget.dtypes import DType, int64
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty
 
 

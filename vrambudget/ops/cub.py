@@ -40,7 +40,7 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
     """
     if n <= _SINGLE_TILE:
         return 1
-    capability = context.device.compute_capability
+    capability = context.platform.compute_capability
     tile = 2816 if capability < (8, 0) else 3840 if capability < (9, 0) else 4608
     spare = (8 * n, 8 * n) if passes > 1 else ()
     return _storage(passes * 256 * 8, 256 * 4 * _ceil_div(n, tile), *spare, passes * 4)
@@ -48,12 +48,12 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
 
 def unique_by_key_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::UniqueByKey."""
-    state_bytes = 16 if context.device.torch >= _LONG_UNIQUE_SINCE else 8
+    state_bytes = 16 if context.platform.torch >= _LONG_UNIQUE_SINCE else 8
     return _of_tiles(state_bytes, n, _unique_tile())
 
 
 def _unique_tile() -> int:
-    capability, torch = context.device.compute_capability, context.device.torch
+    capability, torch = context.platform.compute_capability, context.platform.torch
     if capability == (8, 0):
         return 1344 if torch >= _CUDA_13_2_SINCE else 1792
     if capability < (9, 0):
@@ -78,22 +78,22 @@ def reduce_bytes(n: int) -> int:
     """Return the temporary storage of DeviceReduce::Sum: 4-byte partial sums of n items."""
     if n <= _MOST_REDUCED_AT_ONCE:
         return 1
-    device = context.device
-    blocks = device.multiprocessors * (device.max_threads_per_multiprocessor // _THREADS)
+    platform = context.platform
+    blocks = platform.multiprocessors * (platform.max_threads_per_multiprocessor // _THREADS)
     return _storage(4 * blocks * _SUBSCRIPTION)
 
 
 def select_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::Flagged over n items."""
-    capability = context.device.compute_capability
-    blackwell = 3520 if context.device.torch >= _CUDA_13_SINCE else 4224
+    capability = context.platform.compute_capability
+    blackwell = 3520 if context.platform.torch >= _CUDA_13_SINCE else 4224
     tile = blackwell if capability >= (10, 0) else {(8, 0): 2304, (9, 0): 4224}.get(capability, 640)
     return _of_tiles(8, n, tile)
 
 
 def _of_tiles(state_bytes: int, n: int, tile: int) -> int:
     states = state_bytes * (_ceil_div(n, tile) + 32)
-    return _storage(states, 1) if context.device.torch >= _CUDA_13_SINCE else _storage(states)
+    return _storage(states, 1) if context.platform.torch >= _CUDA_13_SINCE else _storage(states)
 
 
 def _storage(*arrays: int) -> int:

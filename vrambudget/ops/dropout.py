@@ -6,9 +6,9 @@ Source: aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), cuda/Drop
 (dropout_cuda); derivatives.yaml (native_dropout).
 """
 
+from vrambudget.dtypes import bool_
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import bool_
 from vrambudget.engine.tensor import Tensor, empty_like
 
 

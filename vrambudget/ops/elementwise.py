@@ -15,10 +15,10 @@ which is alphabetical by argument: `other` before `self`.
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from vrambudget.dtypes import promote
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import promote
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_like
 
 

@@ -18,9 +18,9 @@ Not modelled: int32 indices, max_norm, scale_grad_by_freq, sparse gradients, det
 algorithms.
 """
 
+from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, float32, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.cub import exclusive_sum_bytes, sort_pairs_bytes, unique_by_key_bytes
 from vrambudget.ops.shape import contiguous, reshape
@@ -89,7 +89,7 @@ def _dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
 
 def _passes(rows: int) -> int:
     """Return how often the sort goes over the indices: once for 8 bits."""
-    bits = rows.bit_length() if context.device.torch >= _SORTS_BITS_OF_V_SINCE else 64
+    bits = rows.bit_length() if context.platform.torch >= _SORTS_BITS_OF_V_SINCE else 64
     return -(-bits // 8)
 
 
@@ -99,9 +99,9 @@ def _come_and_go(nbytes: int) -> None:
 
 def _adds_atomically(segments: int, parts: int, width: int) -> bool:
     """Whether so few segments would leave most of the card idle (use_fused_kernel)."""
-    if context.device.torch < _ADDS_ATOMICALLY_SINCE:
+    if context.platform.torch < _ADDS_ATOMICALLY_SINCE:
         return False
     padded_width = -(-width // _WARP) * _WARP
     blocks = -(-segments * padded_width // min(padded_width, _MAX_BLOCK))
-    fills = context.device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
+    fills = context.platform.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
     return blocks < fills and parts > 4 * blocks

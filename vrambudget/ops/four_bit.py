@@ -21,9 +21,9 @@ a dequantised weight too much is counted in forward (not in backward). Other ver
 
 from dataclasses import dataclass
 
+from vrambudget.dtypes import DType, float32, uint8
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context, no_grad
-from vrambudget.engine.dtypes import DType, float32, uint8
 from vrambudget.engine.tensor import Shape, Tensor, empty, numel
 from vrambudget.ops.creation import made
 from vrambudget.ops.linear import linear

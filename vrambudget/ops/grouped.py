@@ -20,10 +20,10 @@ Not modelled: widths that are no multiple of 16 bytes, which the kernels refuse;
 B200's kernel, taken to be Hopper's.
 """
 
+from vrambudget.dtypes import DType, bfloat16
 from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, bfloat16
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_bytes
 from vrambudget.ops.workspaces import cublas_workspace
 
@@ -35,7 +35,7 @@ def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     x = to(x, weight.dtype)
     if x.shape[1] != weight.shape[2]:
         raise ShapeError(f"grouped product of {list(x.shape)} by {list(weight.shape)}")
-    if context.device.compute_capability < (8, 0):
+    if context.platform.compute_capability < (8, 0):
         return _by_transformers(x, weight, offsets)
     kept = (
         keep(x, when=weight.requires_grad),
@@ -61,11 +61,11 @@ def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 def _product(operation: str, shape: Shape, dtype: DType, groups: int) -> Tensor:
     context.operation = operation
     y = empty(shape, dtype)
-    if dtype is bfloat16 and context.device.compute_capability[0] in (9, 10):
+    if dtype is bfloat16 and context.platform.compute_capability[0] in (9, 10):
         even = groups + groups % 2  # pointers are aligned to 16 bytes
         # Per group: pointers to x, weight and y; three strides of 8 bytes; m, n, k of 4 bytes.
         arguments = empty_bytes(3 * 8 * even + (3 * 8 + 3 * 4) * groups)
-        tensor_maps = empty_bytes(_TENSOR_MAPS * context.device.multiprocessors)
+        tensor_maps = empty_bytes(_TENSOR_MAPS * context.platform.multiprocessors)
         del tensor_maps, arguments
     else:
         cublas_workspace()

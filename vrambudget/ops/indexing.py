@@ -15,9 +15,9 @@ cuda/Indexing.cu (index_put_with_sort_kernel, wrapIndexOnce); derivatives.yaml (
 Not modelled: more than two index tensors, boolean masks, deterministic algorithms.
 """
 
+from vrambudget.dtypes import int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.shape import contiguous

@@ -16,10 +16,10 @@ Source: aten/src/ATen/native/Linear.cpp, LinearAlgebra.cpp (matmul); tools/autog
 (addmm, mm, bmm); aten/src/ATen/native/cuda/Blas.cpp.
 """
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import Saved, keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
 from vrambudget.ops.shape import expand, flatten_rows, reshape, view
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace

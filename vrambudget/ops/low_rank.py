@@ -10,9 +10,9 @@ FunctionsManual.cpp (maybe_multiply); derivatives.yaml (baddbmm).
 Not modelled: W that wants a gradient.
 """
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
 from vrambudget.ops.workspaces import cublas_workspace
 

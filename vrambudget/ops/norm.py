@@ -16,10 +16,10 @@ Not modelled: layer_norm of an x and a weight of two types (PyTorch refuses it);
 types (PyTorch composes it of other operations).
 """
 
+from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.reduce import sum_to_size
@@ -82,7 +82,7 @@ def _normalised(
 
 def _sum_in_parts(rows: int, features: int, gradients: list[Tensor | None]) -> None:
     """Replace gradients [C] of weight and bias by sums over parts, if rows are many for C."""
-    if rows <= _MANY_ROWS or features // _WARP >= context.device.multiprocessors // 2:
+    if rows <= _MANY_ROWS or features // _WARP >= context.platform.multiprocessors // 2:
         return
     parts = min(-(-rows // _ROWS_PER_PART), _MOST_WARPS // -(-features // _WARP))
     partial = [g if g is None else empty((parts, features), g.dtype) for g in gradients]

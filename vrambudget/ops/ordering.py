@@ -9,9 +9,9 @@ derivatives.yaml (topk).
 Not modelled: topk of more than 4096 values, or of slices so long that they are split over blocks.
 """
 
+from vrambudget.dtypes import int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops.creation import made
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
@@ -60,7 +60,7 @@ def bincount(x: Tensor, groups: int) -> Tensor:
     """
     context.operation = "bincount"
     size = int64.itemsize
-    if context.device.torch >= _EXTREMES_AT_ONCE_SINCE:
+    if context.platform.torch >= _EXTREMES_AT_ONCE_SINCE:
         smallest, largest = empty((), int64), empty((), int64)
         with_partial_sums(x, (0,), accumulator=2 * size)
         result = empty((groups,), int64)

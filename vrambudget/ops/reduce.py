@@ -5,10 +5,10 @@
 Source: aten/src/ATen/native/ReduceOps.cpp; ExpandUtils.h (sum_to); derivatives.yaml (sum, mean).
 """
 
+from vrambudget.dtypes import DType, int64
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import record, sums_gradients
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.reduce_buffers import reduction_buffers
 
@@ -34,7 +34,7 @@ def with_partial_sums(
     `dtype`: of the result, x's own if not given; `accumulator`: bytes of a partial sum.
     """
     buffers = reduction_buffers(
-        context.device,
+        context.platform,
         x.shape,
         x.actual_strides(),
         tuple(i % x.ndim for i in summed),

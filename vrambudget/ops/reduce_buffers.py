@@ -19,7 +19,7 @@ element.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vrambudget.engine.context import Device
+from vrambudget.engine.context import Platform
 from vrambudget.engine.sizes import pure
 from vrambudget.engine.tensor import Shape, contiguous_strides
 
@@ -50,7 +50,7 @@ class Buffers:
 
 @pure
 def reduction_buffers(
-    device: Device,
+    platform: Platform,
     shape: Shape,
     strides: Shape,
     summed: tuple[int, ...],
@@ -69,7 +69,7 @@ def reduction_buffers(
     if output_itemsize < accumulator and not _reachable(dims):
         outputs = [dim.size * dim.output_step for dim in dims]
         waiting = max(output_itemsize, *outputs) // output_itemsize * accumulator
-    parts = (_partial_sums(device, part, itemsize, accumulator) for part in _halves(dims))
+    parts = (_partial_sums(platform, part, itemsize, accumulator) for part in _halves(dims))
     return Buffers(waiting, tuple(part for part in parts if part[0]))
 
 
@@ -154,7 +154,7 @@ def _halves(dims: list[Dimension]) -> Iterator[list[Dimension]]:
 
 
 def _partial_sums(
-    device: Device, dims: list[Dimension], itemsize: int, accumulator: int
+    platform: Platform, dims: list[Dimension], itemsize: int, accumulator: int
 ) -> tuple[int, int]:
     """Return the bytes of partial results and semaphores: zeros where the sum is not split."""
     summed = [dim for dim in dims if not dim.output_step]
@@ -176,10 +176,10 @@ def _partial_sums(
     if _ceil_div(inputs, step_input) < min(block_height * 16, _MAX_VALUES):
         return 0, 0  # each warp has an output of its own
     values = _ceil_div(inputs, step_input * block_height)
-    blocks_per_multiprocessor = device.max_threads_per_multiprocessor // (
+    blocks_per_multiprocessor = platform.max_threads_per_multiprocessor // (
         block_width * block_height
     )
-    target = device.multiprocessors * blocks_per_multiprocessor
+    target = platform.multiprocessors * blocks_per_multiprocessor
     grid = _ceil_div(outputs // vector, step_output)
     if values < _MAX_VALUES or grid > target:
         return 0, 0

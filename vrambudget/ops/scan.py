@@ -8,8 +8,8 @@ Source: aten/src/ATen/native/cuda/ScanUtils.cuh (scan_dim), ReduceOps.cpp (cumsu
 Not modelled: other dimensions than the last, tensors with a gradient.
 """
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops.cub import inclusive_sum_bytes
 

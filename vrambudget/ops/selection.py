@@ -4,8 +4,8 @@ Source: aten/src/ATen/native/cuda/Nonzero.cu (nonzero_cuda_out_impl); TensorConv
 Not modelled: more than 2**31 elements.
 """
 
+from vrambudget.dtypes import int64
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops.cub import reduce_bytes, select_bytes
 from vrambudget.ops.shape import contiguous

@@ -11,9 +11,9 @@ tools/autograd/derivatives.yaml.
 from collections.abc import Sequence
 from functools import partial, reduce
 
+from vrambudget.dtypes import DType, promote
 from vrambudget.engine.autograd import Backward, record, record_many
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, promote
 from vrambudget.engine.tensor import (
     Shape,
     ShapeError,
@@ -124,7 +124,7 @@ def open_slices(x: Tensor, count: int) -> Tensor:
 
     Until 2.8 autograd follows each: backward copies the gradient into zeros.
     """
-    if context.device.torch >= _ALIASES_SINCE:
+    if context.platform.torch >= _ALIASES_SINCE:
         return x
     for _ in range(count):
         x = _share(x, "slice", x.shape, x.strides, partial(_zeros, x.shape, x.dtype))

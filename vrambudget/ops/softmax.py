@@ -6,10 +6,10 @@ Source: aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu; autocast_mode.h (fp32
 derivatives.yaml (_softmax, _log_softmax).
 """
 
+from vrambudget.dtypes import DType, float16, float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, float16, float32
 from vrambudget.engine.tensor import Tensor, empty, empty_like
 from vrambudget.ops.shape import contiguous
 

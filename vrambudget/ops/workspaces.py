@@ -24,8 +24,8 @@ without Triton.
 """
 
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.tape import Purpose, Storage
 from vrambudget.engine.tensor import empty_bytes
+from vrambudget.tape.events import Purpose, Storage
 
 MIB = 2**20
 
@@ -38,7 +38,7 @@ _OUTER_PRODUCT_KERNEL_SINCE = (2, 13)
 
 def cublas_workspace(*, epilogue: bool = False) -> None:
     """Allocate what a matrix product allocates besides its result."""
-    version = context.device.torch
+    version = context.platform.torch
     cublas, lt = cublas_workspace_bytes(), cublaslt_workspace_bytes()
     if version >= _PER_PRODUCT_SINCE:
         _passing(lt if epilogue else cublas)
@@ -55,12 +55,12 @@ def cublas_workspace(*, epilogue: bool = False) -> None:
 
 def addmm_workspace() -> None:
     """Allocate what a 16-bit product allocates that a matrix is added to."""
-    cublas_workspace(epilogue=context.device.torch >= _LT_ADDS_MATRICES_SINCE)
+    cublas_workspace(epilogue=context.platform.torch >= _LT_ADDS_MATRICES_SINCE)
 
 
 def bmm_workspace(inner: int) -> None:
     """Allocate what a batched product allocates that sums over `inner` elements."""
-    if inner > 1 or context.device.torch < _OUTER_PRODUCT_KERNEL_SINCE:
+    if inner > 1 or context.platform.torch < _OUTER_PRODUCT_KERNEL_SINCE:
         cublas_workspace()
 
 
@@ -78,9 +78,9 @@ def _passing(nbytes: int) -> Storage:
 
 def cublas_workspace_bytes() -> int:
     """Return 32 MiB, or 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8")."""
-    major, minor = context.device.compute_capability
+    major, minor = context.platform.compute_capability
     hopper = (major, minor) == (9, 0)
-    if hopper or (context.device.torch >= _SHARED_SINCE and major in {9, 10, 11, 12}):
+    if hopper or (context.platform.torch >= _SHARED_SINCE and major in {9, 10, 11, 12}):
         return 32 * MIB
     return 2 * 4096 * 1024 + 8 * 16 * 1024
 

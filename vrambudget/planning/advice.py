@@ -15,16 +15,16 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
-from vrambudget.engine.tape import Tape
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, Task, follow, resolve
+from vrambudget.estimator import Followed, Scenario, follow, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.sweep_plan import ModelSource
 from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
-from vrambudget.replay import alive_at, fits, replay
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import alive_at, fits, replay
 
 _COSTS = tuple(Cost)
 _NAMED = 5  # tensors
@@ -63,7 +63,7 @@ def advise(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -
 
 
 def advise_on(followed: Followed) -> Advice:
-    """Return what would help a task that was followed."""
+    """Return what would help a scenario that was followed."""
     trial = _Trial(followed)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
@@ -76,7 +76,7 @@ def advise_on(followed: Followed) -> Advice:
         fits=trial.now.fits,
         device_peak_bytes=trial.device_peak_bytes(trial.now),
         options=(*sorted(singles.values(), key=_rank), *enough[:_PAIRS]),
-        largest=tuple(held(followed.tape, alive, followed.task.job)[:_NAMED]),
+        largest=tuple(held(followed.tape, alive, followed.scenario.job)[:_NAMED]),
     )
 
 
@@ -92,10 +92,10 @@ class _Result:
 
 
 class _Trial:
-    """A task, and what becomes of its variants; each is replayed once."""
+    """A scenario, and what becomes of its variants; each is replayed once."""
 
     def __init__(self, followed: Followed) -> None:
-        self.task, self.tape = followed.task, followed.tape
+        self.scenario, self.tape = followed.scenario, followed.tape
         self.room = followed.room_bytes
         budget = followed.budget
         self.now = _Result(
@@ -103,17 +103,17 @@ class _Trial:
             model_bytes(budget.breakdown),
             budget.fits if budget.device else None,
         )
-        self.results: dict[Job, _Result] = {self.task.job: self.now}
+        self.results: dict[Job, _Result] = {self.scenario.job: self.now}
 
-    def result(self, task: Task) -> _Result:
+    def result(self, scenario: Scenario) -> _Result:
         """Return what a variant comes to."""
-        if (task := _shortened(task)).job not in self.results:
-            self._replay(task, self._tape(task))
-        return self.results[task.job]
+        if (scenario := _shortened(scenario)).job not in self.results:
+            self._replay(scenario, self._tape(scenario))
+        return self.results[scenario.job]
 
     def device_peak_bytes(self, result: _Result) -> int:
         """Return reserved bytes and the card's context."""
-        return result.reserved_bytes + (self.task.gpu.context_bytes if self.task.gpu else 0)
+        return result.reserved_bytes + (self.scenario.gpu.context_bytes if self.scenario.gpu else 0)
 
     def helpful(
         self, sets: Iterable[tuple[Change, ...]], *, only_enough: bool = False
@@ -130,8 +130,8 @@ class _Trial:
                 found[changes] = option
         return found
 
-    def _search(self, sizes: Sequence[int], at: Callable[[int], Task], now: int) -> Task:
-        """Return the task at the largest size that fits; where that is no question, at half."""
+    def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:
+        """Return the scenario at the largest size that fits; where that is no question, at half."""
         if self.now.fits is False and self.room is not None:
             best = largest_that_fits(
                 sizes, lambda n: self._attempt(at(n)), start=now, room=self.room
@@ -140,40 +140,40 @@ class _Trial:
             best = next(reversed(sizes[: bisect_right(sizes, now // 2)]), None)
         return at(best or sizes[0])
 
-    def _attempt(self, task: Task) -> Try:
+    def _attempt(self, scenario: Scenario) -> Try:
         """Try a variant; one whose tensors alone are too much is not replayed."""
-        if (task := _shortened(task)).job not in self.results:
-            tape = self._tape(task)
+        if (scenario := _shortened(scenario)).job not in self.results:
+            tape = self._tape(scenario)
             requested = tape.peak_requested_bytes()
             if self.room is not None and requested > self.room:
                 return Try(requested, 0, fits=False)
-            self._replay(task, tape)
-        result = self.results[task.job]
+            self._replay(scenario, tape)
+        result = self.results[scenario.job]
         return Try(result.reserved_bytes, result.model_bytes, bool(result.fits))
 
-    def _tape(self, task: Task) -> Tape:
+    def _tape(self, scenario: Scenario) -> Tape:
         """Return a variant's tape; the allocator's setting does not change it."""
-        expandable = task.job.expandable_segments
-        if task.job == self.task.job.model_copy(update={"expandable_segments": expandable}):
-            return replace(self.tape, expandable_on_bytes=task.device.expandable_on_bytes)
-        return simulate(task.config, task.job, task.device).tape
+        expandable = scenario.job.expandable_segments
+        if scenario.job == self.scenario.job.model_copy(update={"expandable_segments": expandable}):
+            return replace(self.tape, expandable_on_bytes=scenario.platform.expandable_on_bytes)
+        return simulate(scenario.config, scenario.job, scenario.platform).tape
 
-    def _replay(self, task: Task, tape: Tape) -> None:
+    def _replay(self, scenario: Scenario, tape: Tape) -> None:
         replayed = replay(tape)
         verdict = None if self.room is None else fits(tape, replayed.peak, self.room)
-        self.results[task.job] = _Result(
+        self.results[scenario.job] = _Result(
             replayed.peak.reserved_bytes, model_bytes(replayed.breakdown), verdict
         )
 
     def _option(self, changes: tuple[Change, ...], *, only_enough: bool) -> Option | None:
-        changed: Task | None = self.task
+        changed: Scenario | None = self.scenario
         for change in changes:
             changed = changed and change.apply(changed, self._search)
         if changed is None or (only_enough and not self._attempt(changed).fits):
             return None
         result = self.result(changed)
         return Option(
-            options=options(self.task.job, changed.job),
+            options=options(self.scenario.job, changed.job),
             words=tuple(change.words for change in changes),
             cost=max((change.cost for change in changes), key=_COSTS.index),
             device_peak_bytes=self.device_peak_bytes(result),
@@ -182,6 +182,8 @@ class _Trial:
         )
 
 
-def _shortened(task: Task) -> Task:
-    """Return the task without the micro-batches that only repeat."""
-    return variant(task, grad_accum=_FOLLOWED) if task.job.grad_accum > _FOLLOWED else task
+def _shortened(scenario: Scenario) -> Scenario:
+    """Return the scenario without the micro-batches that only repeat."""
+    return (
+        variant(scenario, grad_accum=_FOLLOWED) if scenario.job.grad_accum > _FOLLOWED else scenario
+    )

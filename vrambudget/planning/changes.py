@@ -5,7 +5,7 @@
     numerics    numbers that differ: other types, other optimizers, fewer trained weights
     data        the model sees something else: shorter sequences
 
-A change turns a task into another, or into None where it does not apply. Batch and block are
+A change turns a scenario into another, or into None where it does not apply. Batch and block are
 searched by whoever applies it: the largest that will do, the smallest where none does.
 
 Not modelled, so not offered: offloading, torch.compile.
@@ -18,11 +18,11 @@ from math import isqrt
 from typing import Any
 
 from vrambudget.config.job import Job
-from vrambudget.estimator import Task
+from vrambudget.estimator import Scenario
 from vrambudget.planning.variants import variant
 
-Search = Callable[[Sequence[int], Callable[[int], Task], int], Task]
-"""From sizes that rise, the task at a size, and the size it has now, to the task at the best."""
+Search = Callable[[Sequence[int], Callable[[int], Scenario], int], Scenario]
+"""From rising sizes, the scenario at a size, and the size it has now, to the best scenario."""
 
 _LORA_RANK = 16
 _BLOCK_STEP = 64  # a searched block is a multiple of this, if it is longer
@@ -47,43 +47,43 @@ class Cost(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change in words, and how it makes a task another; None where it does not apply."""
+    """One change in words, and how it makes a scenario another; None where it does not apply."""
 
     words: str
     cost: Cost
-    apply: Callable[[Task, Search], Task | None]
+    apply: Callable[[Scenario, Search], Scenario | None]
     least: int = _LEAST  # it is told from this part of the peak on
 
 
 def _fields(
-    words: str, cost: Cost, when: Callable[[Task], bool], least: int = _LEAST, **values: Any
+    words: str, cost: Cost, when: Callable[[Scenario], bool], least: int = _LEAST, **values: Any
 ) -> Change:
     """Return the change that sets fields of the job where `when` holds."""
 
-    def apply(task: Task, search: Search) -> Task | None:
+    def apply(scenario: Scenario, search: Search) -> Scenario | None:
         del search
-        return variant(task, **values) if when(task) else None
+        return variant(scenario, **values) if when(scenario) else None
 
     return Change(words, cost, apply, least)
 
 
-def _trains(task: Task) -> bool:
-    return task.job.mode == "train"
+def _trains(scenario: Scenario) -> bool:
+    return scenario.job.mode == "train"
 
 
-def _has_bfloat16(task: Task) -> bool:
-    return task.device.compute_capability >= _FIRST_WITH_BFLOAT16
+def _has_bfloat16(scenario: Scenario) -> bool:
+    return scenario.platform.compute_capability >= _FIRST_WITH_BFLOAT16
 
 
-def _accumulated(task: Task, search: Search) -> Task | None:
+def _accumulated(scenario: Scenario, search: Search) -> Scenario | None:
     """Return the job at a divisor of its batch, for the same step."""
-    batch, times = task.job.batch, task.job.grad_accum
+    batch, times = scenario.job.batch, scenario.job.grad_accum
 
-    def at(n: int) -> Task:
-        return variant(task, batch=n, grad_accum=times * batch // n)
+    def at(n: int) -> Scenario:
+        return variant(scenario, batch=n, grad_accum=times * batch // n)
 
     sizes = [n for n in _divisors(batch) if n < batch and times * batch // n <= _MOST_TIMES]
-    return search(sizes, at, batch) if sizes and _trains(task) else None
+    return search(sizes, at, batch) if sizes and _trains(scenario) else None
 
 
 def _divisors(n: int) -> list[int]:
@@ -91,87 +91,87 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-def _smaller_batch(task: Task, search: Search) -> Task | None:
+def _smaller_batch(scenario: Scenario, search: Search) -> Scenario | None:
     """Return the evaluation at a smaller batch."""
-    sizes = range(1, task.job.batch)
-    if _trains(task) or not sizes:
+    sizes = range(1, scenario.job.batch)
+    if _trains(scenario) or not sizes:
         return None
-    return search(sizes, lambda n: variant(task, batch=n), task.job.batch)
+    return search(sizes, lambda n: variant(scenario, batch=n), scenario.job.batch)
 
 
-def _shorter_block(task: Task, search: Search) -> Task | None:
+def _shorter_block(scenario: Scenario, search: Search) -> Scenario | None:
     """Return the job at a shorter block."""
-    block = task.job.block or 1
+    block = scenario.job.block or 1
     step = _BLOCK_STEP if block > _BLOCK_STEP else 1
     sizes = range(step, block, step)
-    return search(sizes, lambda n: variant(task, block=n), block) if sizes else None
+    return search(sizes, lambda n: variant(scenario, block=n), block) if sizes else None
 
 
 CHANGES = (
     _fields(
         "the fused optimizer makes no temporaries as large as the model",
         Cost.NOTHING,
-        lambda task: (
-            _trains(task)
-            and task.job.optimizer in {"adamw", "adam"}
-            and task.job.optimizer_impl != "fused"
+        lambda scenario: (
+            _trains(scenario)
+            and scenario.job.optimizer in {"adamw", "adam"}
+            and scenario.job.optimizer_impl != "fused"
         ),
         optimizer_impl="fused",
     ),
     _fields(
         "attention that keeps no scores [T, T]",
         Cost.NOTHING,
-        lambda task: task.job.attention == "eager",
+        lambda scenario: scenario.job.attention == "eager",
         attention="sdpa",
     ),
     _fields(
         "drop the outputs before the next forward: `del outputs`",
         Cost.NOTHING,
-        lambda task: task.job.keep_outputs,
+        lambda scenario: scenario.job.keep_outputs,
         keep_outputs=False,
     ),
     _fields(
         "segments that grow: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
         Cost.NOTHING,
-        lambda task: not task.job.expandable_segments,
+        lambda scenario: not scenario.job.expandable_segments,
         _LEAST_OF_CACHE,
         expandable_segments=True,
     ),
     _fields(
         "keep each layer's input only, run the layer again in backward",
         Cost.SPEED,
-        lambda task: _trains(task) and task.job.checkpointing == "none",
+        lambda scenario: _trains(scenario) and scenario.job.checkpointing == "none",
         checkpointing="full",
     ),
     _fields(
         "autocast: activations in 16 bit",
         Cost.NUMERICS,
-        lambda task: task.job.precision == "fp32" and _has_bfloat16(task),
+        lambda scenario: scenario.job.precision == "fp32" and _has_bfloat16(scenario),
         precision="amp-bf16",
     ),
     _fields(
         "autocast: activations in 16 bit, with a GradScaler",
         Cost.NUMERICS,
-        lambda task: task.job.precision == "fp32" and not _has_bfloat16(task),
+        lambda scenario: scenario.job.precision == "fp32" and not _has_bfloat16(scenario),
         precision="amp-fp16",
     ),
     _fields(
         "weights, gradients and optimizer states in 16 bit",
         Cost.NUMERICS,
-        lambda task: task.job.precision in {"fp32", "amp-bf16"} and _has_bfloat16(task),
+        lambda scenario: scenario.job.precision in {"fp32", "amp-bf16"} and _has_bfloat16(scenario),
         precision="bf16",
     ),
     _fields(
         "optimizer states of one byte (bitsandbytes)",
         Cost.NUMERICS,
-        lambda task: _trains(task) and task.job.optimizer == "adamw",
+        lambda scenario: _trains(scenario) and scenario.job.optimizer == "adamw",
         optimizer="adamw-8bit",
         optimizer_impl=None,
     ),
     _fields(
         "train adapters, freeze the weights",
         Cost.NUMERICS,
-        lambda task: _trains(task) and task.job.lora_rank is None,
+        lambda scenario: _trains(scenario) and scenario.job.lora_rank is None,
         lora_rank=_LORA_RANK,
     ),
     Change("fewer sequences at a time, accumulated to the same batch", Cost.SPEED, _accumulated),

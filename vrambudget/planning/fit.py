@@ -13,12 +13,12 @@ from typing import Any, Literal
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Task, resolve
+from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.sweep_plan import ModelSource
 from vrambudget.planning.variants import variant
-from vrambudget.replay import fits, replay
 from vrambudget.simulate import simulate
+from vrambudget.tape.replay import fits, replay
 from vrambudget.units import parse_bytes
 
 What = Literal["batch", "block"]
@@ -67,8 +67,8 @@ def max_block(
     **fields: Any,
 ) -> int:
     """Return the longest block that fits, 0 if none does; for the rest see `max_batch`."""
-    task = resolve(model, gpu=gpu, **fields)
-    return fit(task, what="block", margin_bytes=margin_bytes(margin)).block
+    scenario = resolve(model, gpu=gpu, **fields)
+    return fit(scenario, what="block", margin_bytes=margin_bytes(margin)).block
 
 
 def margin_bytes(margin: int | str) -> int:
@@ -79,46 +79,46 @@ def margin_bytes(margin: int | str) -> int:
     return size
 
 
-def largest_batch(task: Task, *, margin_bytes: int = 0) -> tuple[int, list[Point]]:
+def largest_batch(scenario: Scenario, *, margin_bytes: int = 0) -> tuple[int, list[Point]]:
     """Return the largest batch that fits (0: none) and the points tried, in order of batch."""
-    search = _Search(task, "batch", margin_bytes)
+    search = _Search(scenario, "batch", margin_bytes)
     answer = search.largest()
     return answer, [search.points[n] for n in sorted(search.points)]
 
 
-def fit(task: Task, *, what: What = "batch", margin_bytes: int = 0) -> Fit:
+def fit(scenario: Scenario, *, what: What = "batch", margin_bytes: int = 0) -> Fit:
     """Return the largest batch or the longest block that fits, and the curve around it."""
-    search = _Search(task, what, margin_bytes)
+    search = _Search(scenario, what, margin_bytes)
     answer = search.largest()
     around = {answer * quarters // 4 for quarters in _QUARTERS} | {answer, answer + 1}
     curve = [search.point(n) for n in sorted(around) if 1 <= n < search.end]
-    size = {"batch": task.job.batch, "block": task.job.block or 0, what: answer}
+    size = {"batch": scenario.job.batch, "block": scenario.job.block or 0, what: answer}
     return Fit(size["batch"], size["block"], tuple(curve))
 
 
 class _Search:
     """Tries sizes of one kind, each once."""
 
-    def __init__(self, task: Task, what: What, margin_bytes: int) -> None:
-        if task.gpu is None:
+    def __init__(self, scenario: Scenario, what: What, margin_bytes: int) -> None:
+        if scenario.gpu is None:
             raise VramBudgetError("no GPU was named", hint="say --gpu, for example --gpu 12GB")
-        self.task = task
+        self.scenario = scenario
         self.what = what
-        self.room = task.gpu.room_bytes - margin_bytes
-        positions = task.config.learned_positions if what == "block" else None
+        self.room = scenario.gpu.room_bytes - margin_bytes
+        positions = scenario.config.learned_positions if what == "block" else None
         self.end = (positions or LARGEST) + 1  # no size from here on is one
         self.points: dict[int, Point] = {}
 
     def point(self, n: int) -> Point:
-        """Return what the task takes at size n."""
+        """Return what the scenario takes at size n."""
         if n not in self.points:
             self.attempt(n)
         return self.points[n]
 
     def attempt(self, n: int) -> Try:
         """Try size n."""
-        there = variant(self.task, **{self.what: n})
-        tape = simulate(there.config, there.job, there.device).tape
+        there = variant(self.scenario, **{self.what: n})
+        tape = simulate(there.config, there.job, there.platform).tape
         replayed = replay(tape)
         peak, fit = replayed.peak, fits(tape, replayed.peak, self.room)
         self.points[n] = Point(
@@ -132,6 +132,6 @@ class _Search:
 
     def largest(self) -> int:
         """Return the largest size that fits, 0 if none does."""
-        start = min(getattr(self.task.job, self.what), self.end - 1)
+        start = min(getattr(self.scenario.job, self.what), self.end - 1)
         sizes = range(1, self.end)
         return largest_that_fits(sizes, self.attempt, start=start, room=self.room) or 0

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vrambudget.engine.tape import Purpose
+from vrambudget.tape.events import Purpose
 
 _OF_THE_MODEL = (
     Purpose.WEIGHTS,

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vrambudget.engine.sizes import forget
-from vrambudget.engine.tape import Tape
-from vrambudget.estimator import Task
+from vrambudget.estimator import Scenario
 from vrambudget.planning.size_vector import SizeVector, by_regime
 from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
 
 Sizes = npt.NDArray[np.int64]
 
@@ -73,12 +73,12 @@ class SharedTape:
         return alive, [*vectors, 1]
 
 
-def shared_tapes(task: Task, batches: Sizes, blocks: Sizes) -> Iterator[SharedTape]:
-    """Yield tapes of `task` at all points (batch, block), as few as the rules' decisions allow."""
+def shared_tapes(scenario: Scenario, batches: Sizes, blocks: Sizes) -> Iterator[SharedTape]:
+    """Yield tapes of all points (batch, block): as few as the rules' decisions allow."""
 
     def walk(batch: SizeVector, block: SizeVector) -> Tape:
-        here = variant(task, batch=batch, block=block)
-        return simulate(here.config, here.job, here.device).tape
+        here = variant(scenario, batch=batch, block=block)
+        return simulate(here.config, here.job, here.platform).tape
 
     for indices, tape in by_regime(walk, (batches, blocks), len(batches)):
         forget()

@@ -22,7 +22,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.processes import progress, side_by_side
-from vrambudget.planning.sweep_plan import Cards, ModelSource, Place, Plan, make_plan
+from vrambudget.planning.sweep_plan import Cards, ModelSource, Place, SweepPlan, make_plan
 
 By = Literal["replay", "requested"]
 Record = dict[str, Any]
@@ -42,7 +42,7 @@ def sweep(
     return list(_records(plan, by, _results(plan, by)))
 
 
-def _results(plan: Plan, by: By) -> list[list[Any]]:
+def _results(plan: SweepPlan, by: By) -> list[list[Any]]:
     """Return what each point comes to in each setting: an Outcome, or requested bytes."""
     try:
         from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
@@ -65,10 +65,10 @@ def _results(plan: Plan, by: By) -> list[list[Any]]:
     return found
 
 
-def _records(plan: Plan, by: By, found: list[list[Any]]) -> Iterator[Record]:
+def _records(plan: SweepPlan, by: By, found: list[list[Any]]) -> Iterator[Record]:
     measures = _replayed if by == "replay" else _requested
     for places in plan.combinations:
-        task = plan.settings[places[0].setting].task
+        task = plan.settings[places[0].setting].scenario
         settings = {name: _plain(getattr(task.job, name)) for name in plan.columns}
         columns = [(_of_card(place.card), place, found[place.setting]) for place in places]
         for index, (batch, block) in enumerate(plan.points):

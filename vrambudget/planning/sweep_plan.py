@@ -16,9 +16,9 @@ from typing import Any
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
-from vrambudget.engine.context import Device
+from vrambudget.engine.context import Platform
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.estimator import Task, resolve
+from vrambudget.estimator import Scenario, resolve
 
 ModelSource = str | Path | Mapping[str, Any]
 Cards = str | Gpu | Iterable[str | Gpu] | None
@@ -29,9 +29,9 @@ _ALWAYS = ("mode", "precision", "optimizer", "optimizer_impl", "attention", "che
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything but batch and block; `cards` share the kernels of the task's."""
+    """Everything but batch and block; `cards` share the kernels of the scenario's."""
 
-    task: Task
+    scenario: Scenario
     cards: tuple[Gpu, ...]
 
 
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What is to be computed, and in which order the records come."""
 
     settings: tuple[Setting, ...]
@@ -54,7 +54,7 @@ class Plan:
     columns: tuple[str, ...]  # fields of the job
 
 
-def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Plan:
+def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> SweepPlan:
     """Return the plan. Raises VramBudgetError for a value that makes no sense."""
     cards, several = _cards(gpu), _many(fields)
     others = {name: values for name, values in several.items() if name not in {"batch", "block"}}
@@ -68,8 +68,8 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Plan
         for name in ("batch", "block")
     )
     settings: list[Setting] = []
-    return Plan(
-        combinations=tuple(tuple(_places(task, cards, settings)) for task in tasks),
+    return SweepPlan(
+        combinations=tuple(tuple(_places(scenario, cards, settings)) for scenario in tasks),
         settings=tuple(settings),
         points=tuple(itertools.product(batches, blocks)),
         columns=tuple(name for name in Job.model_fields if name in {*_ALWAYS, *others}),
@@ -108,24 +108,24 @@ def _cards(gpu: Cards) -> tuple[Gpu, ...]:
     return tuple(find_gpu(card) if isinstance(card, str) else card for card in several)
 
 
-def _checked(tasks: Sequence[Task], name: str, value: Any) -> int:
+def _checked(tasks: Sequence[Scenario], name: str, value: Any) -> int:
     """Return a batch or a block that all tasks take."""
     size: int = getattr(Job.parse({name: value}), name)
-    for task in tasks:
-        task.job.model_copy(update={name: size}).resolve(task.config)
+    for scenario in tasks:
+        scenario.job.model_copy(update={name: size}).resolve(scenario.config)
     return size
 
 
-def _places(task: Task, cards: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
+def _places(scenario: Scenario, cards: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
     """Yield where each card's numbers will be; a setting for each kind of kernels is added."""
-    kinds: dict[Device, list[Gpu]] = {}
+    kinds: dict[Platform, list[Gpu]] = {}
     for card in cards:
-        kinds.setdefault(replace(task, gpu=card).device, []).append(card)
+        kinds.setdefault(replace(scenario, gpu=card).platform, []).append(card)
     numbers = dict(zip(kinds, itertools.count(len(settings)), strict=False))
-    settings.extend(Setting(replace(task, gpu=same[0]), tuple(same)) for same in kinds.values())
+    settings.extend(Setting(replace(scenario, gpu=same[0]), tuple(same)) for same in kinds.values())
     for card in cards:
-        kind = replace(task, gpu=card).device
+        kind = replace(scenario, gpu=card).platform
         yield Place(numbers[kind], card, kinds[kind].index(card))
     if not cards:
-        settings.append(Setting(task, ()))
+        settings.append(Setting(scenario, ()))
         yield Place(len(settings) - 1, None, 0)

@@ -11,11 +11,11 @@ import numpy as np
 
 from vrambudget.budget import Peak
 from vrambudget.config.gpus import Gpu
-from vrambudget.engine.tape import Tape
 from vrambudget.planning.processes import cpu_count
 from vrambudget.planning.shared_tape import Sizes, shared_tapes
 from vrambudget.planning.sweep_plan import Setting
-from vrambudget.replay import fits, replay
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import fits, replay
 
 _REPLAYS_AT_LEAST = 32  # in a portion: a walk costs about as much as two replays
 _REQUESTS_AT_LEAST = 16384
@@ -56,7 +56,7 @@ def portions(
 def replayed(portion: Portion) -> list[Outcome]:
     """Return each point's outcome."""
     outcomes: dict[int, Outcome] = {}
-    for shared in shared_tapes(portion.setting.task, portion.batches, portion.blocks):
+    for shared in shared_tapes(portion.setting.scenario, portion.batches, portion.blocks):
         for index, tape in shared.at_points():
             outcomes[index] = _outcome(tape, portion.setting.cards)
     return [outcomes[index] for index in range(len(outcomes))]
@@ -65,7 +65,7 @@ def replayed(portion: Portion) -> list[Outcome]:
 def requested(portion: Portion) -> list[int]:
     """Return each point's peak of requested bytes."""
     peaks = np.empty(len(portion.indices), np.int64)
-    for shared in shared_tapes(portion.setting.task, portion.batches, portion.blocks):
+    for shared in shared_tapes(portion.setting.scenario, portion.batches, portion.blocks):
         peaks[shared.indices] = shared.requested_peaks()
     requested_bytes: list[int] = peaks.tolist()
     return requested_bytes

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vrambudget.config.job import Job
-from vrambudget.engine.tape import Content, Purpose, Tape
+from vrambudget.tape.events import Content, Purpose, Tape
 
 _KINDS = {
     Purpose.WEIGHTS: "weight",

@@ -1,4 +1,4 @@
-"""The same task with something changed: `variant(task, batch=8, checkpointing="full")`.
+"""The same scenario with something changed: `variant(scenario, batch=8, checkpointing="full")`.
 
 A sequence-to-sequence job whose targets are as long as its block keeps them so when the block
 changes.
@@ -7,15 +7,15 @@ changes.
 from dataclasses import replace
 from typing import Any
 
-from vrambudget.estimator import Task
+from vrambudget.estimator import Scenario
 
 
-def variant(task: Task, **fields: Any) -> Task:
-    """Return `task` with these fields of its job. Raises VramBudgetError for a block too long.
+def variant(scenario: Scenario, **fields: Any) -> Scenario:
+    """Return `scenario` with these fields of its job. Raises VramBudgetError for a block too long.
 
     The values are taken as they are: a caller that has them from a user has them checked before.
     """
-    if "block" in fields and task.job.target_len == task.job.block:
+    if "block" in fields and scenario.job.target_len == scenario.job.block:
         fields.setdefault("target_len", None)  # resolved: as long as the block
-    job = task.job.model_copy(update=fields)
-    return replace(task, job=job.resolve(task.config.for_job(job)))
+    job = scenario.job.model_copy(update=fields)
+    return replace(scenario, job=job.resolve(scenario.config.for_job(job)))

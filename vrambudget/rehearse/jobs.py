@@ -18,13 +18,13 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import runnable
 from vrambudget.rehearse.record import Rehearsal
-from vrambudget.rehearse.run import Options, rehearse_command
+from vrambudget.rehearse.run import RehearsalOptions, rehearse_command
 
 _PACKAGE = Path(__file__).parents[1]
 
 
 def rehearse_report(
-    job: Mapping[str, Any], *, gpu: str | Gpu, options: Options | None = None
+    job: Mapping[str, Any], *, gpu: str | Gpu, options: RehearsalOptions | None = None
 ) -> Rehearsal:
     """Run a record's job on a virtual `gpu` and return what was seen, as for a script.
 
@@ -33,7 +33,9 @@ def rehearse_report(
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         run = JobFolder(Path(name), job)
-        seen = rehearse_command(run.command(python()), card, options or Options(), run.package)
+        seen = rehearse_command(
+            run.command(python()), card, options or RehearsalOptions(), run.package
+        )
         measured = run.measured() if seen.exit_code == 0 else {}
     seen = replace(seen, command=("vrambudget", "rehearse", str(job.get("id", "job"))))
     return _ran_out(seen, str(measured["oom"])) if "oom" in measured else seen

@@ -48,7 +48,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class RecordedOutOfMemory:
     """One request that the card could not serve. `handled`: the script caught it and went on."""
 
     requested_bytes: int
@@ -79,7 +79,7 @@ class Rehearsal:
     peak_reserved_bytes: int
     peak: Moment | None
     phases: tuple[PhasePeak, ...]
-    out_of_memory: tuple[OutOfMemory, ...]
+    out_of_memory: tuple[RecordedOutOfMemory, ...]
     warnings: tuple[str, ...]
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from vrambudget.rehearse.record import Moment, OutOfMemory, Rehearsal
+from vrambudget.rehearse.record import Moment, RecordedOutOfMemory, Rehearsal
 from vrambudget.units import format_bytes
 
 _STEPS_SHOWN = 3
@@ -87,7 +87,7 @@ def _phases(result: Rehearsal) -> Iterator[str]:
     yield _table(rows, ("asked for, at most", *names))
 
 
-def _out_of_memory(event: OutOfMemory) -> Iterator[str]:
+def _out_of_memory(event: RecordedOutOfMemory) -> Iterator[str]:
     yield ""
     handled = ", which the script handled" if event.handled else ""
     asked, allocated, reserved, free = (

@@ -27,7 +27,7 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
-from vrambudget.rehearse.record import Ending, OutOfMemory, Rehearsal
+from vrambudget.rehearse.record import Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
 from vrambudget.rehearse.torch_build import find_torch
@@ -42,7 +42,7 @@ _INTERRUPTED = 130  # as a shell says it
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RehearsalOptions:
     """How to rehearse; `say` gets the progress, a line at a time."""
 
     steps: int | None = None
@@ -76,7 +76,7 @@ def rehearse(
     compiler, not Linux.
     """
     file = Path(snapshot) if snapshot else None
-    options = Options(steps, timeout, file, any_torch, quiet, ranks, say)
+    options = RehearsalOptions(steps, timeout, file, any_torch, quiet, ranks, say)
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     return rehearse_command(command_of(script), card, options)
 
@@ -108,7 +108,7 @@ def _call(function: Callable[[], object]) -> tuple[str, ...]:
     return (python, "-c", code, str(Path(file).resolve()), name)
 
 
-def _check(options: Options) -> None:
+def _check(options: RehearsalOptions) -> None:
     if options.steps is not None and options.steps < 1:
         raise VramBudgetError("steps must be 1 or more", where="--steps")
     if options.timeout is not None and not 0 < options.timeout < float("inf"):
@@ -130,7 +130,7 @@ def _check_launcher(command: Sequence[str]) -> None:
 
 
 def rehearse_command(
-    command: tuple[str, ...], gpu: Gpu, options: Options, python_path: Path | None = None
+    command: tuple[str, ...], gpu: Gpu, options: RehearsalOptions, python_path: Path | None = None
 ) -> Rehearsal:
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
     _check(options)
@@ -199,7 +199,7 @@ def _result(
     gpu: Gpu,
     ended: process.Ended,
     records: list[dict[str, Any]],
-    options: Options,
+    options: RehearsalOptions,
 ) -> Rehearsal:
     record = records[0] if records else {}
     timeline = read_timeline(record) if record.get("history") else None
@@ -258,11 +258,11 @@ def _error(record: dict[str, Any]) -> str | None:
     return None if name in (None, "Stopped") else f"{name}: {message}"
 
 
-def _out_of_memory(record: dict[str, Any], ending: Ending) -> tuple[OutOfMemory, ...]:
+def _out_of_memory(record: dict[str, Any], ending: Ending) -> tuple[RecordedOutOfMemory, ...]:
     found = record.get("out_of_memory", [])
     last = len(found) - 1
     return tuple(
-        OutOfMemory(
+        RecordedOutOfMemory(
             requested_bytes=event["requested_bytes"],
             free_bytes=event["free_bytes"],
             allocated_bytes=event["allocated_bytes"],

@@ -6,7 +6,7 @@ render(budget, "table")      table, json, csv or markdown
 from dataclasses import asdict, fields
 
 from vrambudget.budget import Budget, Device, OutOfMemory
-from vrambudget.report.rows import FORMATS, Format, csv_text
+from vrambudget.report.tabular import FORMATS, Format, csv_text
 
 __all__ = ["FORMATS", "Format", "render"]
 

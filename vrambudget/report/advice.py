@@ -6,7 +6,7 @@ what would help              GiB  fits  costs
 
 from vrambudget.planning.advice import Advice, Option
 from vrambudget.planning.tensors import Held
-from vrambudget.report.rows import grid
+from vrambudget.report.tabular import grid
 from vrambudget.units import format_bytes, unit_for
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vrambudget.budget import BLOCK_ROUNDING
-from vrambudget.engine.tape import Purpose
+from vrambudget.tape.events import Purpose
 
 
 class Colour(NamedTuple):

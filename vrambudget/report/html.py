@@ -14,10 +14,10 @@ from vrambudget.budget import Budget
 from vrambudget.estimator import Followed
 from vrambudget.report.bar import bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug
-from vrambudget.report.course import PARTS, Course, course
 from vrambudget.report.ledger import Ledger, ledger
+from vrambudget.report.memory_curve import PARTS, MemoryCurve, memory_curve
+from vrambudget.report.phrases import job_text, moments, notes, phase_text, verdict
 from vrambudget.report.plot import plot
-from vrambudget.report.words import job_text, moments, notes, phase_text, verdict
 from vrambudget.units import bytes_in
 
 _PAGE = """<!DOCTYPE html>
@@ -44,7 +44,7 @@ def page(followed: Followed) -> str:
     """Return the page."""
     budget = followed.budget
     lines = ledger(budget)
-    drawn = course(followed.tape, followed.room_bytes if budget.out_of_memory else None)
+    drawn = memory_curve(followed.tape, followed.room_bytes if budget.out_of_memory else None)
     colours = [*COLOURS.items(), *OTHERS.items()]
     return _PAGE.format(
         title=escape(f"{budget.model}: {_headline(budget, lines)}"),
@@ -63,7 +63,7 @@ def _headline(budget: Budget, lines: Ledger) -> str:
     return ": ".join(verdict(budget, lines))
 
 
-def _body(followed: Followed, lines: Ledger, drawn: Course) -> Iterator[str]:
+def _body(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator[str]:
     budget = followed.budget
     word, sentence = verdict(budget, lines)
     kind = "peak" if budget.device is None else "fits" if budget.fits else "fails"
@@ -101,7 +101,7 @@ def _table(lines: Ledger) -> str:
     )
 
 
-def _data(drawn: Course, lines: Ledger) -> str:
+def _data(drawn: MemoryCurve, lines: Ledger) -> str:
     """Return what the script shows of each moment, as JSON that cannot end its element."""
     unit = lines.amounts.unit
     values = {

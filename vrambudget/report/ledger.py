@@ -19,7 +19,7 @@ from vrambudget.report.amounts import Amounts
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerLine:
     """One line; `hundredths` of the ledger's unit, as printed. A total ends a group of terms."""
 
     name: str
@@ -33,7 +33,7 @@ class Ledger:
     """A budget in one unit, line by line."""
 
     amounts: Amounts
-    lines: tuple[Line, ...]
+    lines: tuple[LedgerLine, ...]
 
 
 def ledger(budget: Budget) -> Ledger:
@@ -44,23 +44,25 @@ def ledger(budget: Budget) -> Ledger:
     return Ledger(amounts, tuple(_lines(budget, amounts)))
 
 
-def _lines(budget: Budget, amounts: Amounts) -> Iterator[Line]:
+def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
     allocated = amounts.of(budget.peak.allocated_bytes)
     reserved = amounts.of(budget.peak.reserved_bytes)
     parts = amounts.split(list(budget.breakdown.values()), allocated)
     for purpose, part in zip(budget.breakdown, parts, strict=True):
-        yield Line(purpose, part, how_counted(purpose, budget))
-    yield Line("peak allocated", allocated, "torch.cuda.max_memory_allocated()", is_total=True)
-    yield Line("cached", reserved - allocated, "held by PyTorch's allocator for reuse")
-    yield Line("peak reserved", reserved, "torch.cuda.max_memory_reserved()", is_total=True)
+        yield LedgerLine(purpose, part, how_counted(purpose, budget))
+    yield LedgerLine(
+        "peak allocated", allocated, "torch.cuda.max_memory_allocated()", is_total=True
+    )
+    yield LedgerLine("cached", reserved - allocated, "held by PyTorch's allocator for reuse")
+    yield LedgerLine("peak reserved", reserved, "torch.cuda.max_memory_reserved()", is_total=True)
     if (device := budget.device) is None:
         return
     total = amounts.of(device.peak_bytes)
     capacity = amounts.of(device.capacity_bytes)
-    yield Line("CUDA context", total - reserved, "the driver's own, outside PyTorch")
-    yield Line("device total", total, "what the card must hold", is_total=True)
-    yield Line("capacity", capacity, "as the driver reports it")
-    yield Line("left", capacity - total, "capacity - device total", is_total=True)
+    yield LedgerLine("CUDA context", total - reserved, "the driver's own, outside PyTorch")
+    yield LedgerLine("device total", total, "what the card must hold", is_total=True)
+    yield LedgerLine("capacity", capacity, "as the driver reports it")
+    yield LedgerLine("left", capacity - total, "capacity - device total", is_total=True)
 
 
 def how_counted(purpose: str, budget: Budget) -> str:

@@ -10,7 +10,7 @@ from vrambudget.budget import Budget
 from vrambudget.report.bar import bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS
 from vrambudget.report.ledger import Ledger, ledger
-from vrambudget.report.words import job_text, moments, notes, verdict
+from vrambudget.report.phrases import job_text, moments, notes, verdict
 
 _STYLE = (
     "<style scoped>"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from vrambudget.report.colours import COLOURS, slug
-from vrambudget.report.course import PARTS, Course, Span
-from vrambudget.report.words import phase_text
+from vrambudget.report.memory_curve import PARTS, MemoryCurve, Span
+from vrambudget.report.phrases import phase_text
 from vrambudget.units import bytes_in, format_bytes
 
 _HEIGHT = 4000  # of the drawing, in its own units
@@ -18,7 +18,7 @@ _CARD_IN_SIGHT = 1.4  # a card larger than this many times the peak would flatte
 _TICKS = 6
 
 
-def plot(drawn: Course, unit: str, room_bytes: int | None) -> str:
+def plot(drawn: MemoryCurve, unit: str, room_bytes: int | None) -> str:
     """Return the figure: zoom buttons, the drawing, its labels, and room for what is pointed at."""
     top = _top(drawn, room_bytes)
     count = len(drawn.columns)
@@ -40,14 +40,14 @@ def plot(drawn: Course, unit: str, room_bytes: int | None) -> str:
     )
 
 
-def _top(drawn: Course, room_bytes: int | None) -> float:
+def _top(drawn: MemoryCurve, room_bytes: int | None) -> float:
     highest = max(column.reserved_bytes for column in drawn.columns)
     if room_bytes is not None and room_bytes <= _CARD_IN_SIGHT * highest:
         highest = max(highest, room_bytes)
     return highest * _AIR
 
 
-def _areas(drawn: Course, top: float) -> Iterator[str]:
+def _areas(drawn: MemoryCurve, top: float) -> Iterator[str]:
     """Yield one path for each part, on top of the parts before it."""
     below = [0] * len(drawn.columns)
     for name in COLOURS:
@@ -71,12 +71,12 @@ def _line(values: Sequence[int], top: float, *, back: bool = False) -> str:
     return "M" + " ".join(f"{x},{y}" for x, y in (reversed(corners) if back else corners))
 
 
-def _reserved(drawn: Course, top: float) -> str:
+def _reserved(drawn: MemoryCurve, top: float) -> str:
     line = _line([column.reserved_bytes for column in drawn.columns], top)
     return f'<path d="{line}" class="reserved"/>'
 
 
-def _borders(drawn: Course) -> str:
+def _borders(drawn: MemoryCurve) -> str:
     path = "".join(f"M{span.start},0V{_HEIGHT}" for span in drawn.spans[1:])
     return f'<path d="{path}" class="border"/>'
 
@@ -95,26 +95,26 @@ def _round_step(least: float) -> float:
     return next((k * power for k in (1, 2, 5) if k * power >= least), 10 * power)
 
 
-def _phases(drawn: Course) -> Iterator[str]:
+def _phases(drawn: MemoryCurve) -> Iterator[str]:
     for span in drawn.spans:
         text = phase_text(span.phase)
         yield f'<div class="phase" {_place(span.start, span.stop)} title="{text}">{text}</div>'
 
 
-def _steps(drawn: Course) -> Iterator[str]:
+def _steps(drawn: MemoryCurve) -> Iterator[str]:
     for step, start, stop in _step_spans(drawn):
         text = f"step {step + 1}"
         yield f'<div class="step" {_place(start, stop)}>{text}</div>'
 
 
-def _step_spans(drawn: Course) -> list[tuple[int, int, int]]:
+def _step_spans(drawn: MemoryCurve) -> list[tuple[int, int, int]]:
     spans: dict[int, list[Span]] = {}
     for span in drawn.spans:
         spans.setdefault(span.step, []).append(span)
     return [(step, found[0].start, found[-1].stop) for step, found in spans.items()]
 
 
-def _markers(drawn: Course, top: float, unit: str, room_bytes: int | None) -> Iterator[str]:
+def _markers(drawn: MemoryCurve, top: float, unit: str, room_bytes: int | None) -> Iterator[str]:
     peak = drawn.columns[drawn.peak]
     text = f"peak {format_bytes(peak.allocated_bytes, unit)}"
     yield _marker("peak", drawn.peak, peak.allocated_bytes / top, text)
@@ -134,7 +134,7 @@ def _place(start: int, stop: int) -> str:
     return f'data-from="{start}" data-to="{stop}"'
 
 
-def _buttons(drawn: Course) -> str:
+def _buttons(drawn: MemoryCurve) -> str:
     whole = f'<button {_place(0, len(drawn.columns))} aria-pressed="true">all steps</button>'
     return whole + "".join(
         f"<button {_place(start, stop)}>step {step + 1}</button>"
@@ -142,7 +142,7 @@ def _buttons(drawn: Course) -> str:
     )
 
 
-def _moment(drawn: Course, unit: str) -> str:
+def _moment(drawn: MemoryCurve, unit: str) -> str:
     """Return the peak's moment, which is shown until another is pointed at."""
     column, span = drawn.columns[drawn.peak], drawn.span_of(drawn.peak)
     rows = "".join(

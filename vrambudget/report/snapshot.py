@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from vrambudget.engine.tape import Tape
 from vrambudget.estimator import Followed
-from vrambudget.replay import moment
-from vrambudget.report.course import tensor_name
-from vrambudget.trace import Action, Trace, trace
+from vrambudget.report.memory_curve import tensor_name
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import moment
+from vrambudget.tape.trace import Action, Trace, trace
 
 _BASE = 0x7F00_0000_0000  # where a driver's addresses lie; 0 is no address
 _SMALL_SEGMENT = 2 * 2**20

@@ -11,9 +11,9 @@ next                what to try
 import textwrap
 
 from vrambudget.budget import Budget
-from vrambudget.report.ledger import Ledger, Line, ledger
-from vrambudget.report.rows import grid, printable
-from vrambudget.report.words import job_text, moments, notes, verdict
+from vrambudget.report.ledger import Ledger, LedgerLine, ledger
+from vrambudget.report.phrases import job_text, moments, notes, verdict
+from vrambudget.report.tabular import grid, printable
 
 WIDTH = 80
 _GREEN, _RED, _PLAIN = "\x1b[1;32m", "\x1b[1;31m", "\x1b[0m"
@@ -60,5 +60,5 @@ def _grid(lines: Ledger, *, markdown: bool) -> str:
     return grid(rows, headings, ["left", "right", "left"], markdown=markdown)
 
 
-def _name(line: Line) -> str:
+def _name(line: LedgerLine) -> str:
     return f"= {line.name}" if line.is_total else f"  {line.name}"

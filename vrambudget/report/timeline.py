@@ -7,9 +7,9 @@ from typing import Any, Literal
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed
 from vrambudget.report.colours import COLOURS
-from vrambudget.report.course import PARTS, Course, course
 from vrambudget.report.ledger import ledger
-from vrambudget.report.words import job_text, phase_text, verdict
+from vrambudget.report.memory_curve import PARTS, MemoryCurve, memory_curve
+from vrambudget.report.phrases import job_text, phase_text, verdict
 from vrambudget.units import bytes_in, format_bytes
 
 _INCHES = (11.0, 5.2)
@@ -24,7 +24,7 @@ def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
     """Return the picture. Raises VramBudgetError where matplotlib is missing."""
     budget = followed.budget
     lines = ledger(budget)
-    drawn = course(followed.tape, followed.room_bytes if budget.out_of_memory else None)
+    drawn = memory_curve(followed.tape, followed.room_bytes if budget.out_of_memory else None)
     figure = _figure()
     axes = figure.subplots()
     _stack(axes, drawn, bytes_in(lines.amounts.unit))
@@ -56,7 +56,7 @@ def _figure() -> Any:
     return figure.Figure(figsize=_INCHES, layout="constrained")
 
 
-def _stack(axes: Any, drawn: Course, unit_bytes: int) -> None:
+def _stack(axes: Any, drawn: MemoryCurve, unit_bytes: int) -> None:
     count = len(drawn.columns)
     last = drawn.columns[-1]
     columns = [*drawn.columns, last]  # where the last column ends
@@ -84,7 +84,7 @@ def _stack(axes: Any, drawn: Course, unit_bytes: int) -> None:
     axes.set_ylim(0, _AIR * max(reserved))
 
 
-def _name_phases(axes: Any, drawn: Course) -> None:
+def _name_phases(axes: Any, drawn: MemoryCurve) -> None:
     wide = [s for s in drawn.spans if s.stop - s.start >= _WIDE * len(drawn.columns)]
     middles = [(span.start + span.stop) / 2 for span in wide]
     names = [f"{phase_text(span.phase)}\nstep {span.step + 1}" for span in wide]
@@ -94,13 +94,13 @@ def _name_phases(axes: Any, drawn: Course) -> None:
         axes.axvline(span.start, color=_QUIET, lw=0.6, alpha=0.35)
 
 
-def _mark_peak(axes: Any, drawn: Course, unit: str) -> None:
+def _mark_peak(axes: Any, drawn: MemoryCurve, unit: str) -> None:
     peak = drawn.columns[drawn.peak].allocated_bytes
     text = f"peak {format_bytes(peak, unit)}"
     _point(axes, drawn.peak, peak / bytes_in(unit), _INK, text)
 
 
-def _mark_card(axes: Any, drawn: Course, room_bytes: int | None, unit: str) -> None:
+def _mark_card(axes: Any, drawn: MemoryCurve, room_bytes: int | None, unit: str) -> None:
     """Draw what the card has for PyTorch, where that is in sight, and where it is full."""
     highest = drawn.columns[-1].reserved_bytes
     if room_bytes is None or room_bytes > _CARD_IN_SIGHT * highest:

@@ -19,7 +19,7 @@ Trainer keeps the states of embeddings in 32 bits where the others have 8).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vrambudget.engine.dtypes import float32, uint8
+from vrambudget.dtypes import float32, uint8
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.training.optimizer_base import Optimizer, new_state
 

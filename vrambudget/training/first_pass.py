@@ -12,10 +12,10 @@ loop's names held what.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
-from vrambudget.engine.tape import Mark, Storage, Tape
 from vrambudget.engine.tensor import Parameter, Shape, Tensor
+from vrambudget.tape.events import Mark, Storage, Tape
 from vrambudget.training.scaler import GradScaler
 
 

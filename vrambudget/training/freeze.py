@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.models.release import is_transformers_4
+from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.training.lora import make_inputs_require_grads
 
 

@@ -14,9 +14,9 @@ weights' dtype.
 from dataclasses import dataclass
 
 from vrambudget.config.job import Job
+from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, float32, int64
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.ops.creation import made
 

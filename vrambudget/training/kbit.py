@@ -19,14 +19,14 @@ linear layers; a checkpoint that is in 4 bit already; a card on which the warm-u
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import float32
 from vrambudget.engine.module import Module
-from vrambudget.engine.tape import Purpose, Tape
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_bytes, empty_like
-from vrambudget.models.layers import Conv1D, Linear
+from vrambudget.models.parts.layers import Conv1D, Linear
 from vrambudget.ops.four_bit import FourBit, linear_4bit, quantise
+from vrambudget.tape.events import Purpose, Tape
 
 _HEAD = "lm_head"
 

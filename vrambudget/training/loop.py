@@ -15,15 +15,15 @@ outputs of an earlier step. From the third on nothing changes but how the alloca
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vrambudget.engine import dtypes
+from vrambudget import dtypes
+from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import context, made_for, no_grad
-from vrambudget.engine.dtypes import DType
 from vrambudget.engine.module import Module
-from vrambudget.engine.tape import Phase, Purpose
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.ops.elementwise import mul_scalar
+from vrambudget.tape.events import Phase, Purpose
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.first_pass import FirstPass
 from vrambudget.training.inputs import Input, on_device

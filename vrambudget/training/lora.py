@@ -18,16 +18,16 @@ Not modelled: DoRA, rsLoRA's other scaling (values only), other modules_to_save.
 from collections.abc import Iterator
 from copy import copy
 
+from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import float32
 from vrambudget.engine.module import Module
-from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.models.layers import Conv1D, Dropout, Embedding, Linear
+from vrambudget.models.parts.layers import Conv1D, Dropout, Embedding, Linear
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.shape import clone
+from vrambudget.tape.events import Purpose
 from vrambudget.training.kbit import Linear4bit
 from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 

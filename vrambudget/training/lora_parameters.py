@@ -22,8 +22,8 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import VramBudgetError
-from vrambudget.models.layers import Linear
-from vrambudget.models.parametrised import Parametrised, StandIn
+from vrambudget.models.parts.layers import Linear
+from vrambudget.models.parts.parametrised import Parametrised, StandIn
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.linear import mm
 from vrambudget.ops.low_rank import add_low_rank

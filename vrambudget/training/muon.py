@@ -16,11 +16,11 @@ Not modelled: parameters of more dimensions, reshaped to matrices by some users.
 
 from collections.abc import Callable, Collection, Sequence
 
+from vrambudget.dtypes import bfloat16
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import bfloat16
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
-from vrambudget.models.layers import Embedding, Linear
+from vrambudget.models.parts.layers import Embedding, Linear
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.workspaces import addmm_workspace, cublas_workspace
 from vrambudget.training.optimizer_base import Optimizer, new_state

@@ -8,10 +8,10 @@ Source: torch/optim/optimizer.py (zero_grad); torch/utils/_foreach_utils.py.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.context import context, made_for, no_grad
-from vrambudget.engine.dtypes import DType
-from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Parameter, Tensor, empty
+from vrambudget.tape.events import Purpose
 
 Implementation = Literal["foreach", "fused", "for-loop"]
 

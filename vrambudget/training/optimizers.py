@@ -20,8 +20,8 @@ and SGD, which makes a copy of the gradients (AdamW's does not).
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import float32
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.training.adafactor import Adafactor

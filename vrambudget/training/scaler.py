@@ -12,11 +12,11 @@ Not modelled: several optimizers on one scaler; steps skipped because a gradient
 
 from __future__ import annotations
 
+from vrambudget.dtypes import DType, float32, float64, int32, promote
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.dtypes import DType, float32, float64, int32, promote
-from vrambudget.engine.tape import Purpose
 from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.tape.events import Purpose
 from vrambudget.training.optimizer_base import Optimizer
 
 

@@ -13,10 +13,10 @@ _safe_softmax); aten/src/ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out)
 Not modelled: torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp.
 """
 
+from vrambudget.dtypes import bool_, float32
 from vrambudget.engine.autocast import autocast, to
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import bool_, float32
 from vrambudget.engine.tensor import Tensor, empty, empty_like
 from vrambudget.ops.attention.layout import dense_like
 from vrambudget.ops.attention.mask import additive

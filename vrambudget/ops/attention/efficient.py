@@ -19,9 +19,9 @@ The random state was on the CPU before 2.15, and is with dropout.
 Not modelled: batches of more than 65535, deterministic algorithms, nested tensors.
 """
 
+from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, float32, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.attention.layout import contiguous, heads_last
 from vrambudget.ops.attention.tiles import backward_tile
@@ -68,7 +68,7 @@ def efficient_attention(
 
 
 def _rng_state(dropout: float) -> list[Tensor]:
-    if dropout or context.device.torch < _RNG_STATE_SINCE:
+    if dropout or context.platform.torch < _RNG_STATE_SINCE:
         return []
     return [empty((), int64), empty((), int64)]  # seed and offset
 
@@ -82,7 +82,7 @@ def _bias_gradient(shape: Shape, dtype: DType) -> Tensor:
 
 def _backward_temporaries(q: Shape, Sk: int, Dv: int, dtype: DType, dropout: float) -> None:
     B, H, Sq, D = q
-    tile = backward_tile(context.device, dtype, max(D, Dv), dropout=bool(dropout))
+    tile = backward_tile(context.platform, dtype, max(D, Dv), dropout=bool(dropout))
     delta = empty((B, H, Sq), float32) if tile.makes_delta else _delta(B, H, Sq, Dv, dtype)
     workspace = empty_bytes(tile.workspace_bytes(B * H, Sq, Sk, D, Dv))
     del workspace, delta

@@ -18,9 +18,9 @@ Not modelled: deterministic algorithms, nested tensors.
 
 import math
 
+from vrambudget.dtypes import float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import float32, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty
 from vrambudget.ops.attention.layout import Layout, contiguous, heads_last, pad_last, slice_last
 
@@ -76,7 +76,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 def _rng_state(dropout: float) -> list[Tensor]:
     """Return the state and a scalar that nothing uses; with dropout the state is made twice."""
-    if context.device.torch < _RNG_STATE_SINCE:
+    if context.platform.torch < _RNG_STATE_SINCE:
         return []
     rng_state, unused = empty((2,), int64), empty((), int64)
     if dropout:
@@ -107,7 +107,7 @@ def split_count(B: int, H: int, Sq: int, Sk: int, D: int) -> int:
     keys = 256 if D <= 64 else 128 if D <= 128 else 64  # noqa: PLR2004
     key_blocks = -(-Sk // keys)
     blocks = B * H * -(-Sq // 64)
-    slots = 2 * context.device.multiprocessors
+    slots = 2 * context.platform.multiprocessors
     if blocks >= 0.8 * slots:
         return 1
     efficiency: dict[int, float] = {}

@@ -8,9 +8,9 @@ Source: c10 and ATen's empty_like; aten/src/ATen/ExpandUtils.cpp (infer_dense_st
 
 from dataclasses import dataclass
 
+from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType
 from vrambudget.engine.tensor import Shape, Tensor, empty
 
 

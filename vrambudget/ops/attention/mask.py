@@ -7,9 +7,9 @@ Source: aten/src/ATen/native/transformers/attention.cpp (convert_boolean_attn_ma
 preprocess_mask, pad_bias).
 """
 
+from vrambudget.dtypes import DType, bool_
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context
-from vrambudget.engine.dtypes import DType, bool_
 from vrambudget.engine.tensor import Shape, Tensor, empty
 from vrambudget.ops.attention.layout import dense_like, pad_last, slice_last
 

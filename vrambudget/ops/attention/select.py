@@ -18,8 +18,8 @@ sdp_utils_cpp.h. Torch 2.11.
 
 from typing import Literal
 
-from vrambudget.engine.context import Device, context
-from vrambudget.engine.dtypes import bfloat16, float16, float32
+from vrambudget.dtypes import bfloat16, float16, float32
+from vrambudget.engine.context import Platform, context
 from vrambudget.engine.tensor import ShapeError, Tensor
 
 Kernel = Literal["flash", "efficient", "math"]
@@ -51,9 +51,9 @@ def select_kernel(
     return "efficient" if same_heads and _efficient_takes(q, v) else "math"
 
 
-def prefers_cudnn(device: Device) -> bool:
+def prefers_cudnn(platform: Platform) -> bool:
     """Whether PyTorch's default there, in 16 bit, is cuDNN's kernel, which is not modelled."""
-    return device.compute_capability[0] in {9, 10}
+    return platform.compute_capability[0] in {9, 10}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, enable_gqa: bool) -> None:
@@ -77,7 +77,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, enable_gqa: 
 
 
 def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, *, is_causal: bool) -> bool:
-    capability = context.device.compute_capability
+    capability = context.platform.compute_capability
     head_dim = q.shape[3]
     if q.dtype not in {float16, bfloat16} or capability < _AMPERE or head_dim > _FLASH_WIDEST:
         return False
@@ -91,7 +91,7 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, *, is_causal: 
 
 
 def _efficient_takes(q: Tensor, v: Tensor) -> bool:
-    ampere = context.device.compute_capability >= _AMPERE
+    ampere = context.platform.compute_capability >= _AMPERE
     alignment = (4 if ampere else 1) if q.dtype is float32 else 8
     if q.dtype is bfloat16 and not ampere:
         return False

@@ -17,8 +17,8 @@ memory). What shared memory the kernels need was read from their launches, torch
 
 from dataclasses import dataclass
 
-from vrambudget.engine.context import Device
-from vrambudget.engine.dtypes import DType, float32
+from vrambudget.dtypes import DType, float32
+from vrambudget.engine.context import Platform
 
 _LOCK_BYTES = 16
 _MOST_STAGED = 200  # thread blocks that stage dk and dv, over all heads
@@ -50,7 +50,7 @@ class Tile:
         return heads * nbytes
 
 
-def shared_memory(device: Device) -> int:
+def shared_memory(platform: Platform) -> int:
     """Return the bytes of shared memory that one thread block may ask for."""
     kib = {
         (7, 0): 96,
@@ -61,28 +61,28 @@ def shared_memory(device: Device) -> int:
         (10, 0): 227,
         (10, 3): 227,
     }
-    return 1024 * kib.get(device.compute_capability, 99)
+    return 1024 * kib.get(platform.compute_capability, 99)
 
 
-def backward_tile(device: Device, dtype: DType, head_dim: int, *, dropout: bool) -> Tile:
+def backward_tile(platform: Platform, dtype: DType, head_dim: int, *, dropout: bool) -> Tile:
     """Return the tile that PyTorch takes for these tensors on this card."""
     if dtype is float32:
-        return _float32_tile(device, head_dim)
+        return _float32_tile(platform, head_dim)
     if head_dim <= 64:  # noqa: PLR2004
         return Tile(64, 64)
-    capability = device.compute_capability
+    capability = platform.compute_capability
     if head_dim > 128:  # noqa: PLR2004
         return Tile(128, 64, stages_dkv=True, makes_delta=capability != (7, 0))
     if capability < (8, 0) or (
         capability in {(8, 6), (8, 9)} and head_dim <= 96 and not dropout  # noqa: PLR2004
     ):
         return Tile(128, 64)
-    if shared_memory(device) >= (_LARGE_16_BIT_DROPOUT if dropout else _LARGE_16_BIT):
+    if shared_memory(platform) >= (_LARGE_16_BIT_DROPOUT if dropout else _LARGE_16_BIT):
         return Tile(128, 128)
     return Tile(64, 64, stages_dkv=True)
 
 
-def _float32_tile(device: Device, head_dim: int) -> Tile:
-    ampere = device.compute_capability >= (8, 0)
-    large = head_dim > 64 and ampere and shared_memory(device) >= _LARGE_FLOAT32  # noqa: PLR2004
+def _float32_tile(platform: Platform, head_dim: int) -> Tile:
+    ampere = platform.compute_capability >= (8, 0)
+    large = head_dim > 64 and ampere and shared_memory(platform) >= _LARGE_FLOAT32  # noqa: PLR2004
     return Tile(128 if large else 64, 64, makes_delta=False)

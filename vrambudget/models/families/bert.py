@@ -1,0 +1,157 @@
+"""BERT as transformers writes it (models/bert/modeling_bert.py).
+
+Words, token types and learned positions are added up; LayerNorm follows each part; the masked-LM
+head shares the embedding's weight, the classifier reads the first token.
+
+Not modelled: what `encoder.py` does not; next-sentence prediction; regression (`num_labels` 1) runs
+as a classification, whose few numbers take as much.
+"""
+
+from typing import Literal
+
+from vrambudget.config.job import Task
+from vrambudget.config.settings import Size
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models.parts import encoder
+from vrambudget.models.parts.encoder import (
+    EncoderConfig,
+    Model,
+    PositionBuffers,
+    plus_positions,
+    tie_decoder,
+    token_types,
+)
+from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
+from vrambudget.models.parts.losses import class_loss
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.models.parts.release import is_transformers_4
+from vrambudget.ops.elementwise import ACTIVATIONS, add
+from vrambudget.tape.events import Purpose
+
+
+class Embeddings(encoder.Embeddings):
+    """BertEmbeddings."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        width = config.hidden_size
+        self.word_embeddings = Embedding(config.vocab_size, width)
+        self.position_embeddings = Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, width)
+        self.LayerNorm = LayerNorm(width)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.buffers = PositionBuffers(config.max_position_embeddings)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        batch, length = input_ids.shape
+        position_ids = self.buffers.positions(length)
+        token_type_ids = token_types(self.buffers, position_ids, batch)
+        inputs_embeds = self.word_embeddings(input_ids)
+        token_type_embeddings = self.token_type_embeddings(token_type_ids)
+        embeddings = add(inputs_embeds, token_type_embeddings)
+        position_embeddings = self.position_embeddings(position_ids)
+        embeddings = plus_positions(embeddings, position_embeddings)
+        embeddings = self.LayerNorm(embeddings)
+        dropped: Tensor = self.dropout(embeddings)
+        return dropped
+
+
+class Transform(Module):
+    """BertPredictionHeadTransform."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.LayerNorm = LayerNorm(config.hidden_size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        hidden_states = self.dense(hidden_states)
+        hidden_states = self.act(hidden_states)
+        normed: Tensor = self.LayerNorm(hidden_states)
+        return normed
+
+
+class Predictions(Module):
+    """BertLMPredictionHead: its bias is the decoder's, once they are tied."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.transform = Transform(config)
+        self.decoder = Linear(config.hidden_size, config.vocab_size, bias=not is_transformers_4())
+        self.bias = Parameter((config.vocab_size,), context.options.dtype)
+        if is_transformers_4():
+            self.decoder.bias = self.bias
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, V]."""
+        hidden_states = self.transform(hidden_states)
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            logits: Tensor = self.decoder(hidden_states)
+        return logits
+
+
+class MaskedLMHead(Module):
+    """BertOnlyMLMHead."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.predictions = Predictions(config)
+
+    def forward(self, sequence_output: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, V]."""
+        logits: Tensor = self.predictions(sequence_output)
+        return logits
+
+
+class BertForMaskedLM(Module):
+    """BERT with a masked language modelling head."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.bert = Model(config, Embeddings(config), pooler=False)
+        self.cls = MaskedLMHead(config)
+        if config.tie_word_embeddings:
+            head = self.cls.predictions
+            tie_decoder(head.decoder, self.bert.embeddings.word_embeddings, head.bias)
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
+        """[B, T], [B, T] -> loss and logits [B, T, V]."""
+        sequence_output, _ = self.bert(input_ids, attention_mask)
+        prediction_scores = self.cls(sequence_output)
+        loss = class_loss(prediction_scores, labels)
+        return Outputs(loss, prediction_scores)
+
+
+class BertForSequenceClassification(Module):
+    """BERT with a classifier of the first token."""
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.bert = Model(config, Embeddings(config), pooler=True)
+        self.dropout = Dropout(config.head_dropout)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
+        """[B, T], [B] -> loss and logits [B, num_labels]."""
+        outputs = self.bert(input_ids, attention_mask)  # held until this returns
+        pooled_output = outputs[1]
+        pooled_output = self.dropout(pooled_output)
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            logits = self.classifier(pooled_output)
+        loss = class_loss(logits, labels)
+        return Outputs(loss, logits)
+
+
+class BertConfig(EncoderConfig):
+    """transformers' BertConfig, with its defaults."""
+
+    model_type: Literal["bert"] = "bert"
+    pad_token_id: int | None = 0
+    vocab_size: Size = 30522
+
+    def build(self, task: Task) -> BertForMaskedLM | BertForSequenceClassification:
+        """Return the model, its weights allocated."""
+        return BertForMaskedLM(self) if task == "masked-lm" else BertForSequenceClassification(self)

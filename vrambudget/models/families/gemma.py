@@ -1,0 +1,104 @@
+"""Gemma as transformers writes it (models/gemma/modeling_gemma.py).
+
+Llama with embeddings times a scalar that lies on the device, an RMSNorm whose product with
+(1 + weight) is in float32 too, and heads of a width of their own.
+
+Not modelled: `use_bidirectional_attention`.
+"""
+
+from typing import Literal
+
+from vrambudget.config.job import Task
+from vrambudget.config.settings import Size
+from vrambudget.dtypes import float32
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models.parts.classification import SequenceClassifier
+from vrambudget.models.parts.decoder import (
+    MLP,
+    Attention,
+    CausalLM,
+    DecoderConfig,
+    DecoderLayer,
+    Model,
+)
+from vrambudget.models.parts.layers import Embedding
+from vrambudget.models.parts.release import is_transformers_4
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import Activation, add_scalar, mul, pow_scalar, rsqrt
+from vrambudget.ops.reduce import mean_last
+from vrambudget.tape.events import Purpose
+
+
+class ScaledEmbedding(Embedding):
+    """GemmaTextScaledWordEmbedding: the scale is a buffer of the weights' type.
+
+    In transformers 4.57 the model itself scales, by a number, when masks and positions are made.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width)
+        self.model_scales = is_transformers_4()
+        if self.model_scales:
+            return
+        with made_for(Purpose.WEIGHTS):
+            self.embed_scale = made("tensor", (), context.options.dtype)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """[...] -> [..., C]."""
+        inputs_embeds = super().forward(indices)
+        if self.model_scales:
+            return inputs_embeds
+        return mul(inputs_embeds, to(self.embed_scale, self.weight.dtype))
+
+
+class ZeroCenteredRMSNorm(Module):
+    """GemmaRMSNorm: weight [C], around 0; all in float32."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter((width,), context.options.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        output = self._norm(to(x, float32))
+        output = mul(output, add_scalar(to(self.weight, float32)))
+        return to(output, x.dtype)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return mul(x, rsqrt(add_scalar(mean_last(pow_scalar(x)))))
+
+
+class GemmaConfig(DecoderConfig):
+    """transformers' GemmaConfig, with its defaults."""
+
+    model_type: Literal["gemma"] = "gemma"
+    pad_token_id: int | None = 0
+    vocab_size: Size = 256000
+    hidden_size: Size = 3072
+    intermediate_size: Size = 24576
+    num_hidden_layers: Size = 28
+    num_attention_heads: Size = 16
+    num_key_value_heads: Size | None = 16
+    head_dim: Size | None = 256
+    hidden_act: Activation = "gelu_pytorch_tanh"
+    max_position_embeddings: Size = 8192
+    attention_bias: bool = False
+    tie_word_embeddings: bool = True
+    use_bidirectional_attention: Literal[False] | None = None
+
+    ignored_keys = DecoderConfig.ignored_keys | {"hidden_activation"}
+
+    def layer(self) -> DecoderLayer:
+        """GemmaDecoderLayer."""
+        bias = self.attention_bias
+        attention = Attention(self, qkv_bias=bias, out_bias=bias)
+        return DecoderLayer(self.hidden_size, attention, MLP(self), ZeroCenteredRMSNorm)
+
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
+        """Return the model, its weights allocated."""
+        if task == "seq-cls":
+            model = Model(self, ZeroCenteredRMSNorm, ScaledEmbedding)
+            return SequenceClassifier(self, model, self.hidden_size)
+        return CausalLM(self, ZeroCenteredRMSNorm, ScaledEmbedding)

@@ -1,0 +1,158 @@
+"""Gemma 2 as transformers writes it (models/gemma2/modeling_gemma2.py).
+
+Gemma with norms after each part too, layers that alternate between a window and all, and tanh
+(soft-capping) over the logits and, with eager attention, over the scores.
+
+Not modelled: `use_bidirectional_attention`.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vrambudget.config.job import Task
+from vrambudget.config.settings import Size
+from vrambudget.dtypes import float32
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
+from vrambudget.models.parts.attention import Attended, attend, repeat_kv
+from vrambudget.models.parts.classification import SequenceClassifier
+from vrambudget.models.parts.decoder import MLP, Attention, CausalLM, DecoderLayer, LayerType, Model
+from vrambudget.models.parts.rotary import Rotary
+from vrambudget.models.parts.windows import LayerTypesConfig
+from vrambudget.ops.dropout import dropout
+from vrambudget.ops.elementwise import Activation, add, mul_scalar, tanh
+from vrambudget.ops.linear import matmul
+from vrambudget.ops.shape import contiguous, transpose
+from vrambudget.ops.softmax import softmax
+
+Cap = Annotated[float, Field(gt=0)]
+
+
+def capped(x: Tensor) -> Tensor:
+    """Return tanh(x / cap) * cap."""
+    x = mul_scalar(x)
+    x = tanh(x)
+    return mul_scalar(x)
+
+
+def capped_eager_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+) -> Attended:
+    """Return the output and the weights; the scores are soft-capped before the mask."""
+    groups = query.shape[1] // key.shape[1]
+    key_states = repeat_kv(key, groups)
+    value_states = repeat_kv(value, groups)
+    weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
+    weights = mul_scalar(weights)
+    weights = tanh(weights)
+    weights = mul_scalar(weights)
+    if mask is not None:
+        weights = add(weights, mask)
+    weights = to(softmax(weights, dtype=float32), query.dtype)
+    weights = dropout(weights, dropout_p, training=context.options.training)
+    output = matmul(weights, value_states)
+    return contiguous(transpose(output, 1, 2)), weights
+
+
+class CappedAttention(Attention):
+    """Gemma2Attention with `attn_logit_softcapping`."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
+        """[B, H, T, D], [B, Hkv, T, D] twice -> [B, T, H, D] and the weights."""
+        dropout_p = self.attention_dropout if context.options.training else 0.0
+        return attend(query, key, value, mask, dropout_p=dropout_p, eager=capped_eager_attention)
+
+
+class Gemma2Layer(DecoderLayer):
+    """Gemma2DecoderLayer."""
+
+    def __init__(self, width: int, self_attn: Attention, mlp: MLP) -> None:
+        super().__init__(width, self_attn, mlp, ZeroCenteredRMSNorm)
+        self.pre_feedforward_layernorm = ZeroCenteredRMSNorm(width)
+        self.post_feedforward_layernorm = ZeroCenteredRMSNorm(width)
+
+    def forward(
+        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
+        del position_ids
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = add(residual, hidden_states)
+        residual = hidden_states
+        hidden_states = self.pre_feedforward_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        hidden_states = self.post_feedforward_layernorm(hidden_states)
+        return add(residual, hidden_states)
+
+
+class CappedCausalLM(CausalLM):
+    """Gemma2ForCausalLM with `final_logit_softcapping`."""
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, V]."""
+        return capped(super().logits(hidden_states))
+
+
+class Gemma2Config(LayerTypesConfig):
+    """transformers' Gemma2Config, with its defaults."""
+
+    model_type: Literal["gemma2"] = "gemma2"
+    pad_token_id: int | None = 0
+    vocab_size: Size = 256000
+    hidden_size: Size = 2304
+    intermediate_size: Size = 9216
+    num_hidden_layers: Size = 26
+    num_attention_heads: Size = 8
+    num_key_value_heads: Size | None = 4
+    head_dim: Size | None = 256
+    hidden_act: Activation = "gelu_pytorch_tanh"
+    max_position_embeddings: Size = 8192
+    attention_bias: bool = False
+    tie_word_embeddings: bool = True
+    sliding_window: Size | None = 4096
+    attn_logit_softcapping: Cap | None = 50.0
+    final_logit_softcapping: Cap | None = 30.0
+    use_bidirectional_attention: Literal[False] | None = None
+
+    heads_share_width = True  # validate_architecture of configuration_gemma2.py
+    aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
+    ignored_keys = LayerTypesConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
+
+    @property
+    def usual_layer_kinds(self) -> list[LayerType]:
+        """A window in the first layer, everything in the second, and so on."""
+        layers = range(self.num_hidden_layers)
+        return ["full_attention" if i % 2 else "sliding_attention" for i in layers]
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """Both, whatever the layers need."""
+        return ["full_attention", "sliding_attention"]
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.sliding_window is None:
+            yield "sliding_window is null, which Gemma 2 does not know"
+
+    def layer(self) -> Gemma2Layer:
+        """Gemma2DecoderLayer."""
+        kind = Attention if self.attn_logit_softcapping is None else CappedAttention
+        bias = self.attention_bias
+        attention = kind(self, qkv_bias=bias, out_bias=bias)
+        return Gemma2Layer(self.hidden_size, attention, MLP(self))
+
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
+        """Return the model, its weights allocated."""
+        if task == "seq-cls":
+            model = Model(self, ZeroCenteredRMSNorm, ScaledEmbedding)
+            return SequenceClassifier(self, model, self.hidden_size)
+        kind = CausalLM if self.final_logit_softcapping is None else CappedCausalLM
+        return kind(self, ZeroCenteredRMSNorm, ScaledEmbedding)

@@ -1,0 +1,151 @@
+"""Phi-3, Phi-3.5 and Phi-4 as transformers writes them (models/phi3/modeling_phi3.py).
+
+Llama with one projection for q, k, v and one for gate and up, both cut up by views; dropout after
+both parts; rotary positions over `partial_rotary_factor` of a head, joined with the rest of it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vrambudget.config.settings import Probability, Size
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.decoder import DecoderLayer
+from vrambudget.models.parts.layers import Dropout, Linear
+from vrambudget.models.parts.rotary import Rotary, rotate_half
+from vrambudget.models.parts.windows import SlidingConfig
+from vrambudget.ops.elementwise import ACTIVATIONS, add, mul
+from vrambudget.ops.shape import (
+    cat,
+    contiguous,
+    reshape,
+    slice_last,
+    split,
+    transpose,
+    unsqueeze,
+    view,
+)
+
+
+class Attention(Module):
+    """Phi3Attention."""
+
+    def __init__(self, config: "Phi3Config") -> None:
+        self.attention_dropout = config.attention_dropout
+        self.head_dim = config.head_width
+        self.query_width = config.num_attention_heads * self.head_dim
+        self.key_width = config.kv_heads * self.head_dim
+        self.o_proj = Linear(self.query_width, config.hidden_size, bias=False)
+        self.qkv_proj = Linear(
+            config.hidden_size, self.query_width + 2 * self.key_width, bias=False
+        )
+
+    def forward(self, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
+        """[B, T, C] -> [B, T, C] and the weights."""
+        qkv = self.qkv_proj(hidden_states)
+        query = slice_last(qkv, self.query_width)
+        key = slice_last(qkv, self.key_width)
+        value = slice_last(qkv, self.key_width)
+        query = self._heads(query)
+        key = self._heads(key)
+        value = self._heads(value)
+        cos, sin = rotary
+        query, key = rotate_partially(query, key, cos, sin)
+        dropout_p = self.attention_dropout if context.options.training else 0.0
+        output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
+        output = contiguous(reshape(output, *output.shape[:2], -1))
+        output = self.o_proj(output)
+        return output, weights
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, H * D] -> [B, H, T, D]."""
+        return transpose(view(x, *x.shape[:2], -1, self.head_dim), 1, 2)
+
+
+def rotate_partially(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the first elements of each head; the rest, if only of width 0, is joined to them."""
+    cos = unsqueeze(cos, 1)
+    sin = unsqueeze(sin, 1)
+    width = cos.shape[-1]
+    q_rot, q_pass = slice_last(q, width), slice_last(q, q.shape[-1] - width)
+    k_rot, k_pass = slice_last(k, width), slice_last(k, k.shape[-1] - width)
+    q_embed = cat([add(mul(q_rot, cos), mul(rotate_half(q_rot), sin)), q_pass], dim=-1)
+    k_embed = cat([add(mul(k_rot, cos), mul(rotate_half(k_rot), sin)), k_pass], dim=-1)
+    return q_embed, k_embed
+
+
+class MLP(Module):
+    """Phi3MLP."""
+
+    def __init__(self, config: "Phi3Config") -> None:
+        self.inner = config.intermediate_size
+        self.gate_up_proj = Linear(config.hidden_size, 2 * self.inner, bias=False)
+        self.down_proj = Linear(self.inner, config.hidden_size, bias=False)
+        self.activation_fn = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        up_states = self.gate_up_proj(hidden_states)
+        gate, up_states = split(up_states, self.inner, dim=-1)
+        up_states = mul(up_states, self.activation_fn(gate))
+        y: Tensor = self.down_proj(up_states)
+        return y
+
+
+class Phi3Layer(DecoderLayer):
+    """Phi3DecoderLayer."""
+
+    def __init__(self, config: "Phi3Config") -> None:
+        super().__init__(config.hidden_size, Attention(config), MLP(config))
+        self.resid_attn_dropout = Dropout(config.resid_pdrop)
+        self.resid_mlp_dropout = Dropout(config.resid_pdrop)
+
+    def forward(
+        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
+        del position_ids
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states = add(residual, self.resid_attn_dropout(hidden_states))
+        residual = hidden_states
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        return add(residual, self.resid_mlp_dropout(hidden_states))
+
+
+class Phi3Config(SlidingConfig):
+    """transformers' Phi3Config, with its defaults."""
+
+    model_type: Literal["phi3"] = "phi3"
+    pad_token_id: int | None = 32000
+    vocab_size: Size = 32064
+    hidden_size: Size = 3072
+    intermediate_size: Size = 8192
+    num_hidden_layers: Size = 32
+    num_attention_heads: Size = 32
+    max_position_embeddings: Size = 4096
+    resid_pdrop: Probability = 0.0
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    ignored_keys = SlidingConfig.ignored_keys | {
+        *("embd_pdrop", "original_max_position_embeddings", "attention_bias")
+    }
+
+    @property
+    def rotary_width(self) -> int:
+        """How many of a head's elements carry positions."""
+        return int(self.head_width * self.partial_rotary_factor_of(self.partial_rotary_factor))
+
+    @property
+    def rope_type(self) -> str:
+        """A key of FREQUENCIES; older files say otherwise."""
+        return {"su": "longrope", "yarn": "longrope"}.get(super().rope_type, super().rope_type)
+
+    def layer(self) -> Phi3Layer:
+        """Phi3DecoderLayer."""
+        return Phi3Layer(self)

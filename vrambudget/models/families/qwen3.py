@@ -1,0 +1,49 @@
+"""Qwen3, dense, as transformers writes it (models/qwen3/modeling_qwen3.py).
+
+Llama with an RMSNorm over each head of q and k, and heads of a width of their own.
+"""
+
+from typing import Literal
+
+from vrambudget.config.settings import Size
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, DecoderLayer, RMSNorm
+from vrambudget.models.parts.windows import LaterLayersSlide
+from vrambudget.ops.shape import transpose
+
+
+class NormedAttention(Attention):
+    """Qwen3Attention."""
+
+    def __init__(self, config: DecoderConfig, *, bias: bool) -> None:
+        super().__init__(config, qkv_bias=bias, out_bias=bias)
+        self.q_norm = RMSNorm(self.head_dim)
+        self.k_norm = RMSNorm(self.head_dim)
+
+    def query(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, H, T, D]."""
+        return transpose(self.q_norm(self.heads(self.q_proj(hidden_states))), 1, 2)
+
+    def key(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, Hkv, T, D]."""
+        return transpose(self.k_norm(self.heads(self.k_proj(hidden_states))), 1, 2)
+
+
+class Qwen3Config(LaterLayersSlide):
+    """transformers' Qwen3Config, with its defaults."""
+
+    model_type: Literal["qwen3"] = "qwen3"
+    vocab_size: Size = 151936
+    hidden_size: Size = 4096
+    intermediate_size: Size = 22016
+    num_hidden_layers: Size = 32
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = 32
+    head_dim: Size | None = 128
+    max_position_embeddings: Size = 32768
+    attention_bias: bool = False
+
+    def layer(self) -> DecoderLayer:
+        """Qwen3DecoderLayer."""
+        attention = NormedAttention(self, bias=self.attention_bias)
+        return DecoderLayer(self.hidden_size, attention, MLP(self))

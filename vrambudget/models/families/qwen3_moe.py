@@ -1,0 +1,113 @@
+"""Qwen3 with experts as transformers writes it (models/qwen3_moe/modeling_qwen3_moe.py).
+
+Qwen3's attention; every `decoder_sparse_step`-th layer has experts, but not `mlp_only_layers`.
+
+Not modelled: RoPE scaling (it changes values, not sizes).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from vrambudget.config.settings import Size
+from vrambudget.dtypes import float32
+from vrambudget.engine.autocast import to
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.families.qwen3 import NormedAttention
+from vrambudget.models.parts.decoder import MLP, DecoderLayer, LayerType
+from vrambudget.models.parts.moe import MoeConfig, Router
+from vrambudget.ops.fill import div_
+from vrambudget.ops.linear import linear
+from vrambudget.ops.ordering import topk
+from vrambudget.ops.reduce import sum_dim
+from vrambudget.ops.shape import reshape, view
+from vrambudget.ops.softmax import softmax
+
+Layers = Annotated[
+    tuple[int, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)
+]
+
+
+class TopKRouter(Router):
+    """Qwen3MoeTopKRouter: weights in the logits' type, made to add up to 1 if asked for."""
+
+    def __init__(self, config: "Qwen3MoeConfig") -> None:
+        super().__init__(config.num_experts, config.hidden_size, config.num_experts_per_tok)
+        self.norm_topk_prob = config.norm_topk_prob
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
+        hidden_states = reshape(hidden_states, -1, hidden_states.shape[-1])
+        router_logits = linear(hidden_states, self.value("weight"))
+        router_probs = softmax(router_logits, dtype=float32)
+        router_top_value, router_indices = topk(router_probs, self.top_k)
+        if self.norm_topk_prob:
+            router_top_value = div_(router_top_value, sum_dim(router_top_value, -1, keepdim=True))
+        router_top_value = to(router_top_value, router_logits.dtype)
+        return router_logits, router_top_value, router_indices
+
+
+class SparseMoeBlock(Module):
+    """Qwen3MoeSparseMoeBlock."""
+
+    def __init__(self, config: "Qwen3MoeConfig") -> None:
+        self.experts = config.make_experts(config.moe_intermediate_size)
+        self.gate = TopKRouter(config)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        hidden_states_reshaped = view(hidden_states, -1, hidden_states.shape[-1])
+        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
+        final_hidden_states = self.experts(
+            hidden_states_reshaped, selected_experts, routing_weights
+        )
+        return reshape(final_hidden_states, *hidden_states.shape)
+
+
+class Qwen3MoeConfig(MoeConfig):
+    """transformers' Qwen3MoeConfig, with its defaults."""
+
+    model_type: Literal["qwen3_moe"] = "qwen3_moe"
+    vocab_size: Size = 151936
+    hidden_size: Size = 2048
+    intermediate_size: Size = 6144
+    num_hidden_layers: Size = 24
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = 4
+    max_position_embeddings: Size = 32768
+    attention_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Size | None = 4096
+    decoder_sparse_step: Size = 1
+    moe_intermediate_size: Size = 768
+    num_experts: Size = 128
+    num_experts_per_tok: Size = 8
+    norm_topk_prob: bool = False
+    mlp_only_layers: Layers | None = None
+
+    aliases: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
+    ignored_keys = MoeConfig.ignored_keys | {"max_window_layers"}
+
+    @property
+    def experts(self) -> int:
+        """How many experts a layer has."""
+        return self.num_experts
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """The one mask that a forward pass makes."""
+        return super().mask_kinds if self.use_sliding_window else ["full_attention"]
+
+    def make_layers(self) -> list[Module]:
+        """Return all layers, their weights allocated."""
+        return [self._layer(index) for index in range(self.num_hidden_layers)]
+
+    def _layer(self, index: int) -> DecoderLayer:
+        """Qwen3MoeDecoderLayer."""
+        is_dense = index in (self.mlp_only_layers or ())
+        is_sparse = not is_dense and (index + 1) % self.decoder_sparse_step == 0
+        attention = NormedAttention(self, bias=self.attention_bias)
+        mlp = SparseMoeBlock(self) if is_sparse else MLP(self)
+        return DecoderLayer(self.hidden_size, attention, mlp)

@@ -1,0 +1,1 @@
+"""What several architectures are made of: attention, masks, rotary positions, norms, losses."""

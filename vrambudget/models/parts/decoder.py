@@ -1,0 +1,291 @@
+"""What transformers' decoder-only families have in common, most of them copies of Llama's code.
+
+    RMSNorm        weight [C]; all but the last product in float32
+    Attention      projections for q, k, v with fewer key-value heads, rotary positions
+    MLP            down(act(gate(x)) * up(x))
+    DecoderLayer   x + attention(norm(x)), then x + mlp(norm(x))
+    Model          embedding, masks, rotary tables, layers, norm
+    CausalLM       the head and its loss
+
+A family says which parts its layers are made of (`DecoderConfig.layer`) and overrides what its own
+code does otherwise.
+
+Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
+Not modelled: a cache of keys and values (training has none), tensor parallelism.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Literal
+
+from vrambudget.config.job import Task
+from vrambudget.config.model_config import divides
+from vrambudget.config.settings import Probability, Size
+from vrambudget.dtypes import float32
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.classification import SequenceClassifier
+from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, Linear
+from vrambudget.models.parts.losses import causal_lm_loss
+from vrambudget.models.parts.masks import causal_mask, positions, sliding_window_mask
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate
+from vrambudget.models.parts.rotary_config import RotaryConfig
+from vrambudget.ops.elementwise import (
+    ACTIVATIONS,
+    Activation,
+    add,
+    add_scalar,
+    mul,
+    mul_scalar,
+    pow_scalar,
+    rsqrt,
+)
+from vrambudget.ops.reduce import mean_last
+from vrambudget.ops.shape import contiguous, open_slices, reshape, transpose, view
+from vrambudget.tape.events import Purpose
+
+LayerType = Literal["full_attention", "sliding_attention"]
+Norm = Callable[[int], Module]
+
+
+class RMSNorm(Module):
+    """LlamaRMSNorm: weight [C]; all but the last product in float32."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter((width,), context.options.dtype)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        input_dtype = hidden_states.dtype
+        hidden_states = to(hidden_states, float32)
+        variance = mean_last(pow_scalar(hidden_states))
+        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
+        return mul(self.weight, to(hidden_states, input_dtype))
+
+
+class Attention(Module):
+    """LlamaAttention."""
+
+    def __init__(self, config: "DecoderConfig", *, qkv_bias: bool, out_bias: bool) -> None:
+        self.head_dim = config.head_width
+        self.attention_dropout = config.attention_dropout
+        width, heads = config.hidden_size, config.num_attention_heads
+        self.q_proj = Linear(width, heads * self.head_dim, bias=qkv_bias)
+        self.k_proj = Linear(width, config.kv_heads * self.head_dim, bias=qkv_bias)
+        self.v_proj = Linear(width, config.kv_heads * self.head_dim, bias=qkv_bias)
+        self.o_proj = Linear(heads * self.head_dim, width, bias=out_bias)
+
+    def forward(self, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
+        """[B, T, C] -> [B, T, C] and the weights."""
+        query = self.query(hidden_states)
+        key = self.key(hidden_states)
+        value = transpose(self.heads(self.v_proj(hidden_states)), 1, 2)
+        cos, sin = rotary
+        query, key = rotate(query, key, cos, sin)
+        output, weights = self.attend(query, key, value, mask)
+        output = contiguous(reshape(output, *output.shape[:2], -1))
+        output = self.o_proj(output)
+        return output, weights
+
+    def query(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, H, T, D]."""
+        return transpose(self.heads(self.q_proj(hidden_states)), 1, 2)
+
+    def key(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, Hkv, T, D]."""
+        return transpose(self.heads(self.k_proj(hidden_states)), 1, 2)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, T, H * D] -> [B, T, H, D]."""
+        return view(x, *x.shape[:2], -1, self.head_dim)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
+        """[B, H, T, D], [B, Hkv, T, D] twice -> [B, T, H, D] and the weights."""
+        dropout_p = self.attention_dropout if context.options.training else 0.0
+        return attend(query, key, value, mask, dropout_p=dropout_p)
+
+
+class MLP(Module):
+    """LlamaMLP: down(act(gate(x)) * up(x))."""
+
+    def __init__(self, config: "DecoderConfig", *, bias: bool = False) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = Linear(width, inner, bias=bias)
+        self.up_proj = Linear(width, inner, bias=bias)
+        self.down_proj = Linear(inner, width, bias=bias)
+        self.act_fn = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        y: Tensor = self.down_proj(mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
+        return y
+
+
+class DecoderLayer(CheckpointedLayer):
+    """LlamaDecoderLayer, of the parts that it is given."""
+
+    def __init__(self, width: int, self_attn: Module, mlp: Module, norm: Norm = RMSNorm) -> None:
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.input_layernorm = norm(width)
+        self.post_attention_layernorm = norm(width)
+
+    def forward(
+        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
+        del position_ids
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states = add(residual, hidden_states)
+        residual = hidden_states
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        return add(residual, hidden_states)
+
+
+class Model(Module):
+    """LlamaModel; Qwen2Model where layers of two kinds alternate."""
+
+    def __init__(self, config: "DecoderConfig", norm: Norm, embedding: type[Embedding]) -> None:
+        self.config = config
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
+        self.scales_embeddings = self.embed_tokens.model_scales
+        self.layers = config.make_layers()
+        self.norm = norm(config.hidden_size)
+        self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        inputs_embeds = self.embed_tokens(input_ids)
+        position_ids = positions(input_ids.shape[1])
+        masks = {
+            kind: self._mask(kind, inputs_embeds, position_ids, attention_mask)
+            for kind in self.config.mask_kinds
+        }
+        hidden_states = inputs_embeds
+        rotary = self.rotary_emb(input_ids.shape[1], inputs_embeds.dtype)
+        if self.scales_embeddings:
+            hidden_states = mul_scalar(hidden_states)
+        for kind, layer in zip(self.config.layer_kinds, self.layers, strict=True):
+            hidden_states = layer(
+                hidden_states, rotary=rotary, mask=masks[kind], position_ids=position_ids
+            )
+        y: Tensor = self.norm(hidden_states)
+        return y
+
+    def _mask(
+        self, kind: LayerType, embeddings: Tensor, position_ids: Tensor, padding: Tensor | None
+    ) -> Tensor | None:
+        if kind == "full_attention":
+            return causal_mask(embeddings, position_ids, padding)
+        return sliding_window_mask(embeddings, position_ids, self.config.window, padding)
+
+
+class CausalLM(Module):
+    """LlamaForCausalLM: the model with a language modelling head."""
+
+    def __init__(
+        self,
+        config: "DecoderConfig",
+        norm: Norm = RMSNorm,
+        embedding: type[Embedding] = Embedding,
+    ) -> None:
+        self.config = config
+        self.model = Model(config, norm, embedding)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Outputs:
+        """[B, T], [B, T] -> loss and logits [B, T, V]."""
+        hidden_states = self.model(input_ids, attention_mask)
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            logits = self.logits(hidden_states)
+        loss = causal_lm_loss(logits, labels, self.config.vocab_size)
+        return Outputs(loss, logits)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, V]."""
+        y: Tensor = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
+        return y
+
+
+class DecoderConfig(RotaryConfig):
+    """The keys that these families share; each gives them its own defaults."""
+
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Size
+    attention_dropout: Probability = 0.0
+    tie_word_embeddings: bool = False
+
+    reads_back_in = frozenset({"5.17"})
+    tasks = ("causal-lm", "seq-cls")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of key and value."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotary_width(self) -> int:
+        """How many of a head's elements carry positions."""
+        return self.head_width
+
+    @property
+    def window(self) -> int:
+        """How many tokens a sliding layer looks back."""
+        raise NotImplementedError
+
+    @property
+    def layer_kinds(self) -> list[LayerType]:
+        """What each layer attends to."""
+        return ["full_attention"] * self.num_hidden_layers
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """The masks that a forward pass makes, in order."""
+        return ["full_attention"]
+
+    heads_share_width: ClassVar[bool] = False
+    """Whether heads divide the hidden size even if they have a width of their own."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.head_dim is None or self.heads_share_width:
+            yield from divides(self, "num_attention_heads", into="hidden_size")
+        if self.num_attention_heads % self.kv_heads:
+            yield from divides(self, "num_key_value_heads", into="num_attention_heads")
+
+    def make_layers(self) -> list[Module]:
+        """Return all layers, their weights allocated."""
+        return [self.layer() for _ in range(self.num_hidden_layers)]
+
+    def layer(self) -> Module:
+        """Return one layer, its weights allocated; families say of which parts."""
+        raise NotImplementedError
+
+    def build(self, task: Task) -> CausalLM | SequenceClassifier:
+        """Return the model, its weights allocated."""
+        if task == "seq-cls":
+            return SequenceClassifier(self, Model(self, RMSNorm, Embedding), self.hidden_size)
+        return CausalLM(self)

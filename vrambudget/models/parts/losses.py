@@ -1,0 +1,29 @@
+"""The losses of transformers' models (loss/loss_utils.py) and what they do to the logits."""
+
+from vrambudget.dtypes import float32, int64
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import made_for
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.creation import made
+from vrambudget.ops.loss import cross_entropy
+from vrambudget.ops.shape import contiguous, view
+from vrambudget.tape.events import Purpose
+
+
+def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """ForCausalLMLoss: logits [B, T, V] as float32 against labels [B, T] shifted by one."""
+    with made_for(Purpose.LOGITS_AND_LOSS):
+        logits = to(logits, float32)
+        B, T = labels.shape
+        labels = made("pad", (B, T + 1), int64)
+        # labels[..., 1:].contiguous(): of a single row the slice is contiguous as it is
+        shift_labels = contiguous(labels.viewed((B, T), (T + 1, 1)))
+        logits = view(logits, -1, vocab_size)
+        shift_labels = view(shift_labels, -1)
+        return cross_entropy(logits, shift_labels)
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """CrossEntropyLoss of logits [..., K], in the dtype they come in, for labels [...]."""
+    with made_for(Purpose.LOGITS_AND_LOSS):
+        return cross_entropy(view(logits, -1, logits.shape[-1]), view(labels, -1))

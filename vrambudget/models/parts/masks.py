@@ -1,0 +1,256 @@
+"""The masks of transformers 5 and 4.57 (masking_utils.py), with all that making them allocates.
+
+Called with a tokenizer's attention mask [B, T], of a batch that has padding, a model makes a mask
+[B, 1, T, T] of it; sdpa reads back whether it could do without.
+
+A decoder called without one looks whether its rows are packed (several sequences in
+one row): it takes differences of the position ids and *reads the result back*. Rows that are not
+packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says
+what that look found; True is what a GPU whose memory reads as zeros finds.
+
+Transformers 4.57 does not look: where there is no padding mask, it takes rows for packed.
+"""
+
+from collections.abc import Callable
+
+from vrambudget.dtypes import DType, bool_, int64
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.release import is_transformers_4
+from vrambudget.ops.creation import arange, made
+from vrambudget.ops.elementwise import broadcast
+from vrambudget.ops.reduce import count_true, with_partial_sums
+from vrambudget.ops.scan import cumsum
+from vrambudget.ops.shape import expand, view
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk] to what broadcasts to [B,1,Sq,Sk]."""
+
+
+def positions(length: int) -> Tensor:
+    """torch.arange(length) + past_seen_tokens: [1, T]; 4.57 begins the range there."""
+    indices = arange(length) if is_transformers_4() else _offset_arange(length)
+    return view(indices, 1, length)
+
+
+def look_for_padding(batch: int) -> None:
+    """warn_if_padding_and_no_attention_mask: pad_token_id in input_ids[:, [-1, 0]]."""
+    ends = made("to_device", (2,), int64)
+    tokens = made("index", (batch, 2), int64)
+    del ends
+    equal = made("eq", (batch, 2), bool_)
+    found = made("any", (), bool_)
+    del equal, found, tokens
+
+
+def causal_mask(
+    embeddings: Tensor, position_ids: Tensor | None, padding: Tensor | None = None
+) -> Tensor | None:
+    """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive.
+
+    A model without position ids does not look for packed rows, nor does one with a padding mask.
+    """
+    if padding is not None:
+        return _padded_mask(embeddings, padding, _not_after)
+    return _unpadded_mask(embeddings, position_ids, _not_after, skippable=True)
+
+
+def sliding_window_mask(
+    embeddings: Tensor, position_ids: Tensor, window: int, padding: Tensor | None = None
+) -> Tensor | None:
+    """create_sliding_window_causal_mask: each token sees itself and the window - 1 before it."""
+    function = and_masks(_within_window, _not_after)
+    skippable = embeddings.shape[1] < window
+    if padding is not None:
+        return _padded_mask(embeddings, padding, function, asks=skippable)
+    return _unpadded_mask(embeddings, position_ids, function, skippable=skippable)
+
+
+def mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
+    """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
+
+    Sdpa reads back whether all are ones, and goes without a mask if so. What the answer was,
+    `options.builds_causal_mask` says.
+    """
+    if context.options.attention == "sdpa" and not context.options.builds_causal_mask:
+        padding = made("to_dtype", ones.shape, bool_)
+        _all_ones(padding)
+        return None
+    return _padded_mask(embeddings, ones, _not_after)
+
+
+def bidirectional_mask(
+    embeddings: Tensor, padding: Tensor | None, attended: Tensor | None = None
+) -> Tensor | None:
+    """create_bidirectional_mask: None without padding [B, S], else [B, 1, T, S].
+
+    `attended`: an encoder's states [B, S, C], if it is not the embeddings that are attended to.
+    """
+    if padding is None:
+        return None
+    padding = made("to_dtype", padding.shape, bool_)
+    every = made("all", (), bool_)
+    with_partial_sums(padding, (0, 1), accumulator=1)
+    del every
+    return _built(embeddings, and_masks(_anywhere, _is_token(padding)), attended)
+
+
+def _padded_mask(
+    embeddings: Tensor, padding: Tensor, function: MaskFunction, *, asks: bool = True
+) -> Tensor:
+    """Return the mask that padding makes necessary.
+
+    Sdpa asks twice whether it is: for all tokens, then for the part of the queries.
+    """
+    padding = made("to_dtype", padding.shape, bool_)
+    if context.options.attention == "sdpa" and asks:
+        _all_ones(padding)
+        _all_ones(padding)
+    return _built(embeddings, and_masks(function, _is_token(padding)))
+
+
+def _built(embeddings: Tensor, function: MaskFunction, attended: Tensor | None = None) -> Tensor:
+    """Return the mask for queries [B, T, C] and what they attend to, themselves if not given."""
+    attended = embeddings if attended is None else attended
+    batch, length = embeddings.shape[:2]
+    mask = _sdpa_mask(batch, length, attended.shape[1], function)
+    return _additive(mask, attended.dtype) if context.options.attention == "eager" else mask
+
+
+def _all_ones(mask: Tensor) -> None:
+    """fast_all: mask.sum() == mask.numel(), read back."""
+    total = count_true(mask)
+    equal = made("eq", (), bool_)
+    del total, equal
+
+
+def _unpadded_mask(
+    embeddings: Tensor, position_ids: Tensor | None, function: MaskFunction, *, skippable: bool
+) -> Tensor | None:
+    """Return the mask of a model called without a padding mask; sdpa skips what is_causal says."""
+    packed = None
+    if position_ids is not None:
+        packed = _packed_sequence_mask(expand(position_ids, *embeddings.shape[:2]))
+    if packed is not None:
+        function = and_masks(function, _same_sequence(packed))
+    if context.options.attention == "sdpa" and packed is None and skippable:
+        return None
+    return _built(embeddings, function)
+
+
+def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
+    """find_packed_sequence_indices: [B, T] -> which sequence of its row each token belongs to."""
+    B, T = position_ids.shape
+    first = made("sub", (B, 1), int64)
+    padded = made("diff", (B, T + 1), int64)
+    difference = made("diff", (B, T), int64)
+    del padded
+    starts = made("ne", (B, T), bool_)
+    indices = cumsum(starts, int64)
+    del starts
+    if is_transformers_4():
+        return indices
+    last = made("eq", (B,), bool_)
+    every = made("all", (), bool_)
+    del last, every, first, difference
+    return indices if context.options.builds_causal_mask else None
+
+
+def _not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    del batch
+    return made("le", (1, 1, query.shape[2], key.shape[3]), bool_)
+
+
+def _anywhere(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    del batch, key
+    return made("ge", query.shape, bool_)
+
+
+def _within_window(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    del batch
+    oldest = made("sub", query.shape, int64)
+    seen = made("gt", (1, 1, query.shape[2], key.shape[3]), bool_)  # key > query - window
+    del oldest
+    return seen
+
+
+def _same_sequence(packed: Tensor) -> MaskFunction:
+    def same(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        # packed at (batch, query) against packed at (batch, key)
+        of_query = _indexed(packed, batch.shape[0], query.shape[2])
+        of_key = _indexed(packed, batch.shape[0], key.shape[3])
+        equal = made("eq", (batch.shape[0], 1, query.shape[2], key.shape[3]), bool_)
+        del of_query, of_key
+        return equal
+
+    return same
+
+
+def _is_token(padding: Tensor) -> MaskFunction:
+    def token(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        del query
+        rows = _indexed(padding, batch.shape[0], key.shape[3])
+        return view(rows, batch.shape[0], 1, 1, key.shape[3])
+
+    return token
+
+
+def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
+    """packed[b, t]: an index tensor that must be expanded to the other's shape is copied first."""
+    rows = made("index", (batch, length), int64) if length > 1 else None
+    columns = made("index", (batch, length), int64) if batch > 1 else None
+    result = made("index", (batch, length), packed.dtype)
+    del rows, columns
+    return result
+
+
+def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Tensor:
+    """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
+    if is_transformers_4():  # the queries' positions are the model's own
+        kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
+        q_arange = kv_arange
+    else:
+        batch_arange, head_arange = arange(batch), arange(1)
+        q_arange, kv_arange = _offset_arange(length), _offset_arange(keys)
+    index = (
+        view(batch_arange, batch, 1, 1, 1),
+        view(q_arange, 1, 1, length, 1),
+        view(kv_arange, 1, 1, 1, keys),
+    )
+    mask = function(*index)
+    del head_arange
+    return expand(mask, batch, 1, length, keys)
+
+
+def and_masks(*functions: MaskFunction) -> MaskFunction:
+    """Return the mask of what all functions allow: from True on, each `&` a new tensor.
+
+    Under 4.57's vmap the True is as many as there are queries.
+    """
+
+    def every(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        result = made("new_ones", query.shape if is_transformers_4() else (), bool_)
+        for function in functions:
+            part = function(batch, query, key)
+            result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
+            del part
+        return result
+
+    return every
+
+
+def _offset_arange(length: int) -> Tensor:
+    """torch.arange(length) + offset: the sum is a new tensor even where the offset is 0."""
+    plain = arange(length)
+    result = made("add", (length,), int64)
+    del plain
+    return result
+
+
+def _additive(mask: Tensor, dtype: DType) -> Tensor:
+    """Return the mask of eager attention: zeros and the lowest number."""
+    zero = made("tensor", (), dtype)
+    minimum = made("where", (), dtype)
+    additive = made("where", mask.shape, dtype)
+    del minimum, zero
+    return additive

@@ -1,0 +1,100 @@
+"""Rotary position embeddings, as transformers composes them.
+
+    cos, sin    [1, T, D] in the embeddings' dtype, made once per forward without autograd
+    rotation    q * cos + rotate_half(q) * sin for q [B, H, T, D], each a new tensor
+
+Source: modeling_llama.py (LlamaRotaryEmbedding, rotate_half, apply_rotary_pos_emb),
+modeling_rope_utils.py (dynamic_rope_update).
+Not modelled: what `dynamic` and `longrope` compute anew, a few hundred bytes, for sequences beyond
+the original length.
+"""
+
+from vrambudget.dtypes import DType, bool_, float32, int64
+from vrambudget.engine.context import no_grad
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.frequencies import FREQUENCIES, FREQUENCIES_OF_4
+from vrambudget.models.parts.release import is_transformers_4
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import add, mul, neg
+from vrambudget.ops.shape import cat, slice_last, view
+from vrambudget.ops.workspaces import bmm_workspace
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin [1, T, D]."""
+
+
+class RotaryEmbedding(Module):
+    """Inverse frequencies [dim / 2] in float32, twice: the buffer and its original."""
+
+    def __init__(self, dim: int, rope_type: str = "default") -> None:
+        self.dim = dim
+        self.rope_type = rope_type
+        if is_transformers_4():  # one buffer by two names, made once
+            frequencies = FREQUENCIES_OF_4[rope_type]
+            self.inv_freq = self.original_inv_freq = frequencies(dim)
+            return
+        frequencies = FREQUENCIES[rope_type]
+        self.inv_freq = frequencies(dim)
+        self.original_inv_freq = made("clone", (dim // 2,), float32)
+        # _init_weights computes the frequencies once more and copies them in.
+        again = frequencies(dim)
+        del again
+
+    def forward(self, length: int, dtype: DType) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [1, T, D]."""
+        with no_grad():
+            self._update()
+            positions = made("to_dtype", (1, 1, length), float32)
+            freqs = made("bmm", (1, self.dim // 2, length), float32)
+            bmm_workspace(inner=1)
+            emb = made("cat", (1, length, self.dim), float32)
+            cos = _scaled("cos", emb)
+            sin = _scaled("sin", emb)
+            result = _cast(cos, dtype), _cast(sin, dtype)
+            del positions, freqs
+            return result
+
+    def _update(self) -> None:
+        """dynamic_rope_update: compare the highest position with the original length."""
+        if self.rope_type not in {"dynamic", "longrope"}:
+            return
+        highest = made("max", (), int64)
+        sequence_length = made("add", (), int64)
+        del highest
+        is_longer = made("gt", (), bool_)
+        del is_longer
+        if self.rope_type == "dynamic":
+            is_shorter = made("lt", (), bool_)
+            del is_shorter
+        else:  # not longer: the buffer is the original from now on
+            self.inv_freq = self.original_inv_freq
+        del sequence_length
+
+
+def _scaled(name: str, x: Tensor) -> Tensor:
+    plain = made(name, x.shape, x.dtype)
+    scaled = made("mul", x.shape, x.dtype)
+    del plain
+    return scaled
+
+
+def _cast(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype is dtype else made("to_dtype", x.shape, dtype)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """[..., D] -> (-second half, first half)."""
+    half = x.shape[-1] // 2
+    x1 = slice_last(x, half)
+    x2 = slice_last(x, half)
+    return cat((neg(x2), x1), dim=-1)
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate q [B, H, T, D] and k [B, Hkv, T, D]."""
+    cos = view(cos, cos.shape[0], 1, *cos.shape[1:])
+    sin = view(sin, sin.shape[0], 1, *sin.shape[1:])
+    q_embed = add(mul(q, cos), mul(rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_half(k), sin))
+    return q_embed, k_embed

@@ -1,0 +1,98 @@
+"""Which layers of a decoder see a sliding window only, and which masks a forward pass makes.
+
+    SlidingConfig      all layers slide, or none (Mistral, Phi-3)
+    LaterLayersSlide   the layers from `max_window_layers` on (Qwen2, Qwen3), if asked for
+    layer_types        a file's own list goes before the rule
+
+Source: __post_init__ of the configuration classes, forward of the models (transformers 5.17).
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from vrambudget.config.settings import Size
+from vrambudget.models.parts.decoder import DecoderConfig, LayerType
+
+LayerTypes = Annotated[
+    tuple[LayerType, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)
+]
+
+
+class SlidingConfig(DecoderConfig):
+    """All layers see `sliding_window` tokens, or all if it is null."""
+
+    sliding_window: Size | None = None
+
+    @property
+    def window(self) -> int:
+        """How many tokens a sliding layer looks back."""
+        assert self.sliding_window is not None  # noqa: S101 - no layer slides otherwise
+        return self.sliding_window
+
+    @property
+    def layer_kinds(self) -> list[LayerType]:
+        """What each layer attends to."""
+        return self.mask_kinds * self.num_hidden_layers
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """The one mask that a forward pass makes."""
+        return ["full_attention" if self.sliding_window is None else "sliding_attention"]
+
+
+class LayerTypesConfig(SlidingConfig):
+    """Layers of two kinds, by the file's `layer_types` or by the family's rule."""
+
+    layer_types: LayerTypes | None = None
+
+    @property
+    def layer_kinds(self) -> list[LayerType]:
+        """What each layer attends to."""
+        return list(self.layer_types or self.usual_layer_kinds)
+
+    @property
+    def usual_layer_kinds(self) -> list[LayerType]:
+        """What each layer attends to where the file does not say."""
+        raise NotImplementedError
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            yield (
+                f"layer_types names {len(self.layer_types)} layers,"
+                f" num_hidden_layers is {self.num_hidden_layers}"
+            )
+        if "sliding_attention" in (self.layer_types or ()) and self.sliding_window is None:
+            yield "layer_types names sliding layers, but sliding_window is null"
+
+
+class LaterLayersSlide(LayerTypesConfig):
+    """With `use_sliding_window` the layers from `max_window_layers` on slide."""
+
+    use_sliding_window: bool = False
+    sliding_window: Size | None = 4096
+    max_window_layers: int = Field(28, ge=0)
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if "sliding_attention" in (self.layer_types or ()) and not self.use_sliding_window:
+            yield "layer_types names sliding layers, but use_sliding_window is false"
+
+    @property
+    def usual_layer_kinds(self) -> list[LayerType]:
+        """Full attention up to `max_window_layers`."""
+        slides = self.use_sliding_window and self.sliding_window is not None
+        first = self.max_window_layers if slides else self.num_hidden_layers
+        layers = range(self.num_hidden_layers)
+        return ["full_attention" if i < first else "sliding_attention" for i in layers]
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """A full mask always, a sliding one where a layer needs it."""
+        if "sliding_attention" in self.layer_kinds:
+            return ["full_attention", "sliding_attention"]
+        return ["full_attention"]

@@ -1,0 +1,119 @@
+"""A training log as lines: cleaned, sorted by rank, with tracebacks and progress read from it.
+
+A launcher mixes the ranks' lines; `streams` takes them apart by their prefix, so that a traceback
+keeps to one rank. A line without a prefix goes to the rank that spoke last.
+
+Not modelled: `rich` tracebacks in boxes, and IPython's before version 8.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RANK = re.compile(
+    r"^\W{0,3}(?:\[?\b(?:default|rank)\s?[:=]?\s?(\d+)\]?:\s?|\([^)\n]*\brank=(\d+)[^)\n]*\)\s?)"
+)
+_MARGIN = re.compile(r"^(?:\s*[>#│┃|]+)+\s?|\s*[│┃|]+\s*$")  # quotes, comments, boxes
+_PROGRESS_BAR = re.compile(r"^[^|]*?\d+%\|[^|]*\|\s*(\d+)/\d+ \[[^\]]*\]")
+_COUNTED = re.compile(r"\b(?:iter|iteration|step|global_step)s?\b\W{0,3}(\d+)", re.IGNORECASE)
+_NOT_STEPS = re.compile(r"load|shard|fetch|map|token|file", re.IGNORECASE)
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)'
+    r"|File (?P<file8>\S+?):(?P<line8>\d+), in (?P<function8>[\w.<>]+)\("  # IPython
+)
+_LIBRARY = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|torchinductor|^<")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of the log, without colours, prefix and margin; `number` counts from 1."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TracebackFrame:
+    """One frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    @property
+    def is_library(self) -> bool:
+        """Tell whether the file is installed code and not the user's own."""
+        return _LIBRARY.search(self.file) is not None
+
+
+def streams(text: str) -> dict[int | None, list[LogLine]]:
+    """Return the log's lines by rank (None: no rank is named)."""
+    by_rank: dict[int | None, list[LogLine]] = {}
+    rank: int | None = None
+    for number, raw in enumerate(_ANSI.sub("", text).replace("\r\n", "\n").split("\n"), start=1):
+        for part in _parts(raw):
+            if _PROGRESS_BAR.match(part):  # one rank draws it, every rank is as far
+                for lines in by_rank.values() or [by_rank.setdefault(None, [])]:
+                    lines.append(LogLine(number, part))
+                continue
+            prefix = _RANK.match(part)
+            if prefix:
+                rank = int(prefix[1] or prefix[2])
+            bare = part[prefix.end() :] if prefix else part
+            by_rank.setdefault(rank, []).append(LogLine(number, _MARGIN.sub("", bare)))
+    return by_rank
+
+
+def _parts(raw: str) -> Iterator[str]:
+    """Yield what one line of a file was on the screen: progress bars, then what followed them."""
+    for part in raw.split("\r"):  # a progress bar writes over itself
+        bar = _PROGRESS_BAR.match(part)
+        if bar:
+            yield bar[0]
+        if not bar or bar.end() < len(part):
+            yield part[bar.end() :] if bar else part
+
+
+def frames_before(lines: list[LogLine]) -> tuple[TracebackFrame, ...]:
+    """Return the frames of the last traceback in `lines`, outermost first."""
+    headers = [
+        i for i, line in enumerate(lines) if "Traceback (most recent call last)" in line.text
+    ]
+    block = [line.text for line in lines[headers[-1] if headers else 0 :]]
+    found = [(i, match) for i, text in enumerate(block) if (match := _FRAME.search(text))]
+    return tuple(
+        TracebackFrame(
+            file=match["file"] or match["file8"],
+            line=int(match["line"] or match["line8"]),
+            function=match["function"] or match["function8"],
+            code=_code_after(block, i, match),
+        )
+        for i, match in found
+    )
+
+
+def _code_after(block: list[str], i: int, match: re.Match[str]) -> str:
+    """Return the source line of the frame at `i`: the next line, less the logger's prefix."""
+    if match["file8"]:
+        arrow = re.compile(rf"-+> {match['line8']} (.*)")
+        return next((hit[1].strip() for text in block[i + 1 :] if (hit := arrow.search(text))), "")
+    prefix = match.string[: match.start()].rstrip()
+    code = block[i + 1].removeprefix(prefix).strip() if i + 1 < len(block) else ""
+    return "" if _FRAME.search(code) else code
+
+
+def without_progress(text: str) -> str:
+    """Return the line without the progress bar that stands at its start."""
+    return _PROGRESS_BAR.sub("", text)
+
+
+def progress_before(lines: list[LogLine]) -> int | None:
+    """Return the number of the last training step that `lines` show, or None."""
+    for line in reversed(lines):
+        for pattern in (_PROGRESS_BAR, _COUNTED):
+            hits = [*pattern.finditer(line.text)]
+            if hits and not _NOT_STEPS.search(line.text[: hits[-1].start(1)]):
+                return int(hits[-1][1])
+    return None

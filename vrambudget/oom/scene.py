@@ -1,0 +1,45 @@
+"""What a tell may look at, and what it returns."""
+
+from dataclasses import dataclass
+
+from vrambudget.oom.card_ledger import CardLedger
+from vrambudget.oom.message import OomMessage
+from vrambudget.oom.request_match import Match, Request
+
+SMALLER = (
+    "lower the batch (and accumulate gradients), shorten the sequences, or checkpoint activations; "
+    "`vrambudget fit` finds the largest batch that fits"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that happened: a title, the words, the bytes that it is about, and what to do."""
+
+    title: str
+    text: str
+    bytes: int | None = None
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that a tell may look at; `resident_bytes` is what the job holds in any case."""
+
+    message: OomMessage
+    ledger: CardLedger
+    phase: str | None = None
+    history: tuple[int, ...] = ()  # allocated bytes, as the log shows them, oldest first
+    matches: tuple[Match, ...] = ()
+    requests: tuple[Request, ...] = ()
+    resident_bytes: int | None = None
+
+    @property
+    def asked(self) -> int:
+        """Return the bytes asked for (0: the message does not say)."""
+        return self.message.asked.bytes if self.message.asked else 0
+
+    @property
+    def alloc_conf(self) -> str:
+        """Return the variable that configures the allocator."""
+        return f"PYTORCH_{self.message.backend}_ALLOC_CONF"

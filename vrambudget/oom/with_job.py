@@ -1,0 +1,190 @@
+"""An out-of-memory message explained with its job: which tensor, when, what would have avoided it.
+
+The job is followed on a card without end. Among its requests of the size that was asked for, the
+one is taken before which about as much was allocated as the message says: that tells the first
+iteration from the second, and two tensors of one size apart. What would have avoided the crash is
+what makes the job fit into the room that this process had: free memory and what it held already.
+
+Not modelled: torch.compile, which makes fewer temporaries than the job that is followed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from vrambudget.estimator import Scenario, follow
+from vrambudget.oom.card_ledger import CardLedger
+from vrambudget.oom.explain import Explanation, explain
+from vrambudget.oom.message import OomMessage
+from vrambudget.oom.request_match import Request, match_request
+from vrambudget.oom.scene import Finding
+from vrambudget.planning.advice import Advice, advise_on
+from vrambudget.planning.tensors import describe, held
+from vrambudget.planning.variants import variant
+from vrambudget.simulate import simulate
+from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.replay import alive_at, replay
+from vrambudget.units import format_bytes
+
+_LASTING = {Purpose.WEIGHTS, Purpose.OPTIMIZER_STATES, Purpose.WORKSPACES}
+_PRODUCTS = {"mm", "addmm", "bmm"}
+_NEAR = 64  # a moment is met if at most this part is missing: blocks are rounded up
+_ITERATIONS = ("first iteration", "second iteration", "a later iteration")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """One request of the tape: when, and how much was alive before it."""
+
+    event: int
+    storage: int
+    step: int
+    alive_bytes: int
+    operation: str
+    request: Request
+
+
+def explain_with_job(messages: Sequence[OomMessage], scenario: Scenario) -> Explanation:
+    """Return what the messages mean for this job. Raises VramBudgetError where there is none."""
+    message = next((m for m in messages if m.has_numbers), None)
+    if message is None:
+        return explain(messages)
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    askings = list(_askings(tape, scenario))
+    requests = list(dict.fromkeys(each.request for each in askings))
+    asking = _most_likely(askings, requests, message)
+    resident_bytes: int | None = None
+    findings: list[Finding | None] = []
+    if asking is not None:
+        resident_bytes = _resident_bytes(tape, asking, scenario)
+        findings.append(_unlike(asking, message))
+        when = _ITERATIONS[min(asking.step, len(_ITERATIONS) - 1)]
+        named = replace(asking.request, phase=f"{asking.request.phase}, {when}")
+        requests = [named, *(each for each in requests if each != asking.request)]
+    explanation = explain(messages, requests, resident_bytes=resident_bytes)
+    findings += [_avoiding(message, scenario), _training(scenario)]
+    told = tuple(finding for finding in findings if finding is not None)
+    return replace(explanation, findings=(*explanation.findings, *told))
+
+
+def _askings(tape: Tape, scenario: Scenario) -> Iterator[_Asking]:
+    """Yield every request of the loop, in order."""
+    does = "evaluation" if scenario.job.mode == "eval" else "training"
+    marks = iter(tape.marks)
+    following = next(marks, None)
+    step, phase, alive = 0, "build", 0
+    for position, event in enumerate(tape.events):
+        while following is not None and following.position <= position:
+            step, phase = following.step, following.phase.value.replace("_", " ")
+            following = next(marks, None)
+        if event < 0:
+            alive -= tape.sizes[~event]
+            continue
+        size = tape.sizes[event]
+        request = Request(size, describe(tape, event, scenario.job), f"{does} {phase}")
+        yield _Asking(position, event, step, alive, tape.operations[event], request)
+        alive += size
+
+
+def _most_likely(
+    askings: Sequence[_Asking], requests: Sequence[Request], message: OomMessage
+) -> _Asking | None:
+    """Return the request that the message is most likely about.
+
+    Where none comes at the moment that the message tells, the job that ran is not quite this one:
+    then a product counts before all else, for torch.compile fuses other operations away.
+    """
+    assert message.asked is not None  # noqa: S101 - the message has numbers
+    how = {match.request: match.how for match in match_request(message.asked, requests)}
+
+    def distance(each: _Asking) -> tuple[str, bool, int]:
+        off = _off(each, message)
+        is_near = off * _NEAR <= each.alive_bytes
+        return how[each.request], not is_near and each.operation not in _PRODUCTS, off
+
+    return min((each for each in askings if each.request in how), key=distance, default=None)
+
+
+def _off(asking: _Asking, message: OomMessage) -> int:
+    """Return how far what is alive before a request is from what the message says."""
+    return abs(asking.alive_bytes - message.allocated.bytes) if message.allocated else 0
+
+
+def _unlike(asking: _Asking, message: OomMessage) -> Finding | None:
+    """Tell that the job that ran held more or less than the one described."""
+    if message.allocated is None or _off(asking, message) * _NEAR <= asking.alive_bytes:
+        return None
+    held = format_bytes(asking.alive_bytes)
+    return Finding(
+        "The job that ran is not quite the one described",
+        f"Before this request the job as described holds {held}, the message says "
+        f"{message.allocated.text}. Typical: torch.compile, which makes fewer temporaries; another "
+        "batch or block; results that are kept.",
+        asking.alive_bytes,
+    )
+
+
+def _resident_bytes(tape: Tape, asking: _Asking, scenario: Scenario) -> int:
+    """Return what is held in any case: all but what an earlier iteration left behind.
+
+    Where something is left behind in evaluation, only what lasts counts: without gradients a
+    forward keeps nothing else, compiled or not.
+    """
+    begin = min(mark.position for mark in tape.marks if mark.step == asking.step)
+    alive = alive_at(tape, asking.event - 1)
+    born_before = {event for event in tape.events[:begin] if event >= 0}
+    lasting: int = sum(tape.sizes[i] for i in alive if tape.purposes[i] in _LASTING)
+    left: int = sum(
+        tape.sizes[i] for i in alive if i in born_before and tape.purposes[i] not in _LASTING
+    )
+    if left and scenario.job.mode == "eval":
+        return lasting
+    return asking.alive_bytes - left
+
+
+def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
+    """Tell what would have made the job fit into what this process had of the card."""
+    ledger = CardLedger.of(message)
+    mine = ledger.reserved or ledger.allocated
+    if scenario.gpu is None or mine is None or ledger.free is None:
+        return None
+    room = mine + ledger.free
+    card = replace(scenario.gpu, capacity_bytes=room + scenario.gpu.context_bytes)
+    advice = advise_on(follow(replace(scenario, gpu=card)))
+    peak = advice.device_peak_bytes - scenario.gpu.context_bytes
+    had = f"{format_bytes(peak)} at its peak; this process could have {format_bytes(room)}"
+    if advice.fits:
+        return Finding(
+            "This job, as it is described here, would have fitted",
+            f"It takes {had}. So more was held than this job holds: another model, a result that "
+            "is kept, a larger batch or block than was said.",
+            peak,
+        )
+    return Finding("What would have avoided it", *_ways(advice, f"The job takes {had}."))
+
+
+def _training(scenario: Scenario) -> Finding | None:
+    """Tell what training at an evaluation's batch and block would take."""
+    if scenario.job.mode != "eval":
+        return None
+    training = variant(scenario, mode="train")
+    tape = simulate(training.config, training.job, training.platform).tape
+    replayed = replay(tape)
+    largest = held(tape, alive_at(tape, replayed.peak_event), training.job)[0]
+    return Finding(
+        "Training at this batch and block takes far more than the evaluation",
+        f"{format_bytes(replayed.peak.reserved_bytes)} at its peak; the largest tensor then is "
+        f"{largest.description}, {format_bytes(largest.bytes)}.",
+        replayed.peak.reserved_bytes,
+    )
+
+
+def _ways(advice: Advice, had: str) -> tuple[str, int, str]:
+    enough = [option for option in advice.options if option.fits]
+    if not enough:
+        return f"{had} No change that is known here is enough.", advice.device_peak_bytes, ""
+    ways = "; ".join(f"{option.options} (costs {option.cost})" for option in enough)
+    return (
+        f"{had} Within that fits: {ways}.",
+        advice.device_peak_bytes,
+        f"the cheapest change that fits there: {enough[0].options} ({enough[0].words[-1]})",
+    )

@@ -1,0 +1,165 @@
+"""How memory goes up and down along a job's steps, in few enough points to draw.
+
+    columns   each stands for some events of one phase and shows the highest of them: what is alive
+              then by purpose, the largest groups of tensors, allocated and reserved bytes
+    spans     which columns are which phase of which step
+    groups    tensors of one operation, shape, dtype and purpose: "12 x linear float32 [8, 64, 768]"
+
+Each column is one real moment, so its parts add up, and no peak is lost between two columns.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import pairwise
+
+from vrambudget.budget import BLOCK_ROUNDING
+from vrambudget.tape.events import Mark, Phase, Purpose, Tape
+from vrambudget.tape.trace import Action, trace
+from vrambudget.units import format_bytes
+
+PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
+_COLUMNS = 720
+_LEAST = 2  # columns of a phase, however short
+_LARGEST = 8  # groups that a column names
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Tensors that a reader need not tell apart."""
+
+    purpose: str
+    operation: str
+    tensor: str
+    size_bytes: int  # of one
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment: the event with the most allocated bytes among those that it stands for."""
+
+    event: int
+    operation: str
+    parts: tuple[int, ...]  # bytes, in the order of PARTS
+    allocated_bytes: int
+    reserved_bytes: int
+    largest: tuple[tuple[int, int], ...]  # group and how many of it are alive
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Columns `start` to `stop` are this phase."""
+
+    step: int
+    phase: Phase
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """A tape, ready to be drawn; `peak` is the number of the highest column."""
+
+    columns: tuple[Moment, ...]
+    spans: tuple[Span, ...]
+    groups: tuple[TensorGroup, ...]
+    peak: int
+    out_of_memory: int | None = None  # the column in which the card is full
+
+    def span_of(self, column: int) -> Span:
+        """Return the phase that a column is in."""
+        return self.spans[bisect_right([span.start for span in self.spans], column) - 1]
+
+
+def memory_curve(tape: Tape, room_bytes: int | None = None) -> MemoryCurve:
+    """Return the course on a card without end, and where one with `room_bytes` would be full."""
+    after = [a for a in trace(tape).actions if a.kind in ("alloc", "free")]  # one for each event
+    phases = list(_phases(tape))
+    bins = [_bins(start, stop, len(after)) for _, start, stop in phases]
+    moments = [max(b, key=lambda e: after[e].allocated_bytes) for part in bins for b in part]
+    spans, at = [], 0
+    for (mark, _, _), part in zip(phases, bins, strict=True):
+        spans.append(Span(mark.step, mark.phase, at, at + len(part)))
+        at += len(part)
+    groups, columns = _columns(tape, moments, after)
+    peak = max(range(len(columns)), key=lambda i: columns[i].allocated_bytes)
+    full = trace(tape, room_bytes).out_of_memory if room_bytes is not None else None
+    starts = [b[0] for part in bins for b in part]
+    in_column = None if full is None else bisect_right(starts, full.event) - 1
+    return MemoryCurve(tuple(columns), tuple(spans), groups, peak, in_column)
+
+
+def tensor_name(tape: Tape, storage: int) -> str:
+    """Return what a storage was made for: "float32 [8, 1024, 768]", or its size for raw bytes."""
+    content = tape.contents[storage]
+    if content is None:
+        return f"{format_bytes(tape.sizes[storage])} of raw memory"
+    shape, dtype = content
+    return f"{dtype} {list(shape)}" if shape else f"{dtype} scalar"
+
+
+def _phases(tape: Tape) -> Iterator[tuple[Mark, int, int]]:
+    """Yield each phase that has events, with where it begins and ends."""
+    marks = [Mark(0, 0, Phase.BUILD), *tape.marks]
+    ends = [*(mark.position for mark in tape.marks), len(tape.events)]
+    for mark, stop in zip(marks, ends, strict=True):
+        if stop > mark.position:
+            yield mark, mark.position, stop
+
+
+def _bins(start: int, stop: int, total: int) -> list[range]:
+    """Return the events of a phase in as many parts as its share of all columns."""
+    count = min(max(_COLUMNS * (stop - start) // total, _LEAST), stop - start)
+    edges = [start + (stop - start) * i // count for i in range(count + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+def _columns(
+    tape: Tape, moments: Sequence[int], after: Sequence[Action]
+) -> tuple[tuple[TensorGroup, ...], list[Moment]]:
+    """Return the groups, and what is alive at each of the moments, which rise."""
+    numbers: dict[TensorGroup, int] = {}
+    group_of: list[int] = []
+    parts = dict.fromkeys(PARTS, 0)
+    alive: dict[int, int] = {}
+    columns, done = [], 0
+    for event in moments:
+        for item in tape.events[done : event + 1]:
+            storage = item if item >= 0 else ~item
+            if item >= 0:
+                group_of += (
+                    numbers.setdefault(_group(tape, i), len(numbers))
+                    for i in range(len(group_of), storage + 1)
+                )
+            sign, group = (1 if item >= 0 else -1), group_of[storage]
+            parts[tape.purposes[storage]] += sign * tape.sizes[storage]
+            alive[group] = alive.get(group, 0) + sign
+        done = event + 1
+        columns.append(_column(tape, after[event], parts, alive, tuple(numbers)))
+    return tuple(numbers), columns
+
+
+def _group(tape: Tape, storage: int) -> TensorGroup:
+    purpose, operation = str(tape.purposes[storage]), tape.operations[storage]
+    return TensorGroup(purpose, operation, tensor_name(tape, storage), tape.sizes[storage])
+
+
+def _column(
+    tape: Tape,
+    action: Action,
+    parts: Mapping[str, int],
+    alive: Mapping[int, int],
+    groups: Sequence[TensorGroup],
+) -> Moment:
+    item = tape.events[action.event]
+    rounding = action.allocated_bytes - sum(parts.values())
+    largest = nlargest(_LARGEST, alive, key=lambda g: (alive[g] * groups[g].size_bytes, -g))
+    return Moment(
+        event=action.event,
+        operation=tape.operations[item if item >= 0 else ~item],
+        parts=tuple({**parts, BLOCK_ROUNDING: rounding}.values()),
+        allocated_bytes=action.allocated_bytes,
+        reserved_bytes=action.reserved_bytes,
+        largest=tuple((g, alive[g]) for g in largest if alive[g]),
+    )

@@ -1,0 +1,275 @@
+"""Replay of the caching allocator with `expandable_segments:True`: pools that grow page by page.
+
+It is fed and read as `CachingAllocator`, whose rules it keeps but for these (torch 2.11):
+
+    pool        a stretch of addresses, 1.125 times the card's memory, of which pages are mapped as
+                they are needed: 2 MiB in the small pool, 20 MiB in the large one; reserved is what
+                is mapped. Where that stretch has no room another one begins; past the card's
+                memory there is no end, as on a card that is large enough
+    find        best fit, but a free block before unmapped pages counts as if all were mapped
+    grow        where none is: the lowest address where free blocks and unmapped pages in a row are
+                enough; only what lacks is mapped, so a free block at the end is grown
+    split       in both pools, if 512 bytes or more are left over
+    card full   every page that is wholly free is unmapped, and asked for once more; then out of
+                memory. Emptying the cache unmaps them, too
+
+So allocated is what was asked for, rounded up to 512 bytes each, wherever it lies.
+
+Source: c10/cuda/CUDACachingAllocator.cpp: get_free_block, find_expandable_block, map_block,
+try_allocate_expandable_block, should_split, unmap_block, release_blocks; ExpandableSegment.
+tests/records/expandable.jsonl holds it against what PyTorch itself did.
+
+Not modelled: several streams.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, SMALL, UNIT_BITS, CachingAllocator
+
+# As in `allocator`, sizes and addresses count units of 512 bytes, and a block is one integer.
+_SMALL_PAGE = 2_097_152 >> UNIT_BITS  # kSmallBuffer
+_LARGE_PAGE = 20_971_520 >> UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
+_LARGE_POOL_AT = _LARGE_PAGE << 26  # far above all that a small pool can map
+_ENDLESS = 1 << 42
+
+
+class ExpandableAllocator(CachingAllocator):
+    """One device's allocator with expandable segments; `card_bytes`: what the driver reports.
+
+    `capacity_bytes` as in `CachingAllocator`; the stretches of addresses do not depend on it.
+    """
+
+    def __init__(self, card_bytes: int, capacity_bytes: int | None = None) -> None:
+        super().__init__(capacity_bytes)
+        self._card = card_bytes >> UNIT_BITS
+        stretch = (card_bytes + card_bytes // 8) >> UNIT_BITS
+        self._pools = (
+            _Pool(self, 0, _SMALL_PAGE, stretch),
+            _Pool(self, _LARGE_POOL_AT, _LARGE_PAGE, stretch),
+        )
+
+    def empty_cache(self) -> None:
+        """Unmap every page that is wholly free: `torch.cuda.empty_cache()`."""
+        for pool in reversed(self._pools):
+            pool.unmap_free_pages()
+
+    def run(
+        self,
+        events: Sequence[int],
+        sizes: Sequence[int],
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Replay `events[start:stop]`; a later call goes on where this one stopped.
+
+        A storage is allocated once, and freed once after that. Raises OutOfDeviceMemoryError.
+        """
+        self._blocks.extend([0] * (len(sizes) - len(self._blocks)))
+        end = len(events) if stop is None else stop
+        for position in range(start, end):
+            event = events[position]
+            if event < 0:
+                self._free(~event, sizes[~event])
+            elif sizes[event]:
+                self._allocate(position, event, sizes[event])
+
+    def segments(self) -> dict[int, int]:
+        """Return the sizes of the stretches that are mapped now, by address, in bytes."""
+        return {
+            at << UNIT_BITS: size << UNIT_BITS for pool in self._pools for at, size in pool.mapped()
+        }
+
+    def resize(self, address: int, change: int) -> bool:
+        """Map (or, where `change` is negative, unmap) pages; False where the card has no room."""
+        if change > 0 and not self._has_room(change):
+            return False
+        self.segment_changes.append((address << UNIT_BITS, change << UNIT_BITS))
+        self._reserved += change
+        self._peak_reserved = max(self._peak_reserved, self._reserved)
+        return True
+
+    def _free_blocks(self) -> tuple[object, ...]:
+        return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self._pools)
+
+    def is_beyond_card(self, need: int) -> bool:
+        """Whether what is mapped and `need` are more than this card has: another is meant."""
+        return self._reserved + need > self._card
+
+    def _allocate(self, position: int, storage: int, asked: int) -> None:
+        need = (asked + 511) >> UNIT_BITS
+        pool = self._pools[need > SMALL]
+        address = pool.best_fit(need)
+        if address is None:
+            address = pool.grown_to(need)
+        if address is None:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            address = pool.grown_to(need)
+        if address is None:
+            self._raise_out_of_memory(position, asked)
+            return
+        pool.take(address, need)
+        self._blocks[storage] = (need << SIZE_SHIFT) + address
+        self._allocated += need
+        if self._allocated > self._peak_allocated:
+            self._peak_allocated, self.peak_event = self._allocated, position
+        self._requested_bytes += asked
+        self._peak_requested_bytes = max(self._peak_requested_bytes, self._requested_bytes)
+
+    def _free(self, storage: int, asked: int) -> None:
+        block = self._blocks[storage]
+        if not block:
+            return
+        address, size = block & ADDRESS_MASK, block >> SIZE_SHIFT
+        self._pools[size > SMALL].add(address, size)
+        self._allocated -= size
+        self._requested_bytes -= asked
+
+
+def allocator_for(
+    expandable_on_bytes: int | None, capacity_bytes: int | None = None
+) -> CachingAllocator:
+    """Return the allocator of a process; with expandable segments on a card of so many bytes."""
+    if expandable_on_bytes is None:
+        return CachingAllocator(capacity_bytes)
+    return ExpandableAllocator(expandable_on_bytes, capacity_bytes)
+
+
+class _Pool:
+    """Free blocks and unmapped pages of one pool; what is neither is allocated."""
+
+    def __init__(self, owner: ExpandableAllocator, base: int, page: int, stretch: int) -> None:
+        self.owner, self.base, self.page = owner, base, page  # base is a multiple of page
+        self.stretch = -(-stretch // page) * page
+        self.stretches: dict[int, int] = {}  # size by address, whole pages
+        self.free: list[int] = []  # sorted: by size, then by address
+        self.by_start: dict[int, int] = {}  # sizes of free blocks
+        self.by_end: dict[int, int] = {}
+        self.unmapped: dict[int, int] = {}  # size by address, whole pages
+
+    def best_fit(self, need: int) -> int | None:
+        """Return the address of the free block to take, None where none is enough."""
+        free = self.free
+        at = bisect_left(free, need << SIZE_SHIFT)
+        if at == len(free):
+            return None
+        room = self._room(free[at])
+        while at + 1 < len(free) and (further := self._room(free[at + 1])) < room:
+            at, room = at + 1, further
+        return free[at] & ADDRESS_MASK
+
+    def grown_to(self, need: int) -> int | None:
+        """Map what lacks for a free block and return its address; None where the card is full.
+
+        What was mapped before the card was full stays.
+        """
+        address = self._lowest_room(need)
+        while (size := self.by_start.get(address, 0)) < need:
+            if not self._map(address + size, need - size):
+                return None
+        return address
+
+    def take(self, address: int, need: int) -> None:
+        """Allocate the front of a free block."""
+        left = self._remove(address) - need
+        if left:
+            self._insert(address + need, left)
+
+    def add(self, address: int, size: int) -> None:
+        """Free a stretch: it joins its free neighbours."""
+        before = self.by_end.get(address)
+        if before is not None:
+            address -= before
+            size += self._remove(address)
+        if address + size in self.by_start:
+            size += self._remove(address + size)
+        self._insert(address, size)
+
+    def unmap_free_pages(self) -> None:
+        """Give the pages that are wholly free back to the driver."""
+        for address, size in list(self.by_start.items()):
+            begin = -(-address // self.page) * self.page
+            end = (address + size) // self.page * self.page
+            if begin < end:
+                self._remove(address)
+                if address < begin:
+                    self._insert(address, begin - address)
+                if end < address + size:
+                    self._insert(end, address + size - end)
+                self.owner.resize(begin, begin - end)
+                self._unmap(begin, end)
+
+    def mapped(self) -> Iterator[tuple[int, int]]:
+        """Yield address and size of what lies between unmapped pages, stretch by stretch."""
+        for start, size in self.stretches.items():
+            at, end = start, start + size
+            for address in [*sorted(a for a in self.unmapped if start <= a < end), end]:
+                if address > at:
+                    yield at, address - at
+                at = address + self.unmapped.get(address, 0)
+
+    def _room(self, block: int) -> int:
+        """Return a free block's size with the unmapped pages that follow it."""
+        size = block >> SIZE_SHIFT
+        return size + self.unmapped.get((block & ADDRESS_MASK) + size, 0)
+
+    def _lowest_room(self, need: int) -> int:
+        """Return where free blocks and unmapped pages in a row are enough for `need`."""
+        for unmapped in sorted(self.unmapped):
+            address = end = unmapped - self.by_end.get(unmapped, 0)
+            while end - address < need:
+                size = self.by_start.get(end) or self.unmapped.get(end)
+                if size is None:
+                    break
+                end += size
+            if end - address >= need:
+                return address
+        return self._endless() if self.owner.is_beyond_card(need) else self._new_stretch()
+
+    def _new_stretch(self) -> int:
+        """Reserve addresses, with a gap: blocks of two stretches are never neighbours."""
+        last = max(self.stretches, default=None)
+        address = self.base if last is None else last + self.stretches[last] + self.page
+        self.stretches[address] = self.unmapped[address] = self.stretch
+        return address
+
+    def _endless(self) -> int:
+        """Let the last stretch have no end; return where its last free block begins."""
+        last = max(self.stretches, default=self.base)
+        end = last + self.stretches.get(last, 0)
+        tail = next((at for at, size in self.unmapped.items() if at + size == end), end)
+        self.stretches[last] = end - last + _ENDLESS
+        self.unmapped[tail] = end - tail + _ENDLESS
+        return tail - self.by_end.get(tail, 0)
+
+    def _map(self, address: int, size: int) -> bool:
+        """Map unmapped pages for so much, or all there are in a row, and free them."""
+        there = self.unmapped[address]
+        size = min(there, -(-size // self.page) * self.page)
+        if not self.owner.resize(address, size):
+            return False
+        del self.unmapped[address]
+        if size < there:
+            self.unmapped[address + size] = there - size
+        self.add(address, size)
+        return True
+
+    def _unmap(self, begin: int, end: int) -> None:
+        """Note pages as unmapped: they join those before and after."""
+        size = end - begin + self.unmapped.pop(end, 0)
+        before = next((at for at, n in self.unmapped.items() if at + n == begin), None)
+        if before is None:
+            self.unmapped[begin] = size
+        else:
+            self.unmapped[before] += size
+
+    def _insert(self, address: int, size: int) -> None:
+        self.by_start[address] = self.by_end[address + size] = size
+        insort(self.free, (size << SIZE_SHIFT) + address)
+
+    def _remove(self, address: int) -> int:
+        size = self.by_start.pop(address)
+        del self.by_end[address + size]
+        del self.free[bisect_left(self.free, (size << SIZE_SHIFT) + address)]
+        return size

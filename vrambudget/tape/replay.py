@@ -1,0 +1,126 @@
+"""A tape, replayed through the caching allocator: what the job's counters would show, and when.
+
+    weights       allocated once the model is built and the cache is emptied
+    steps         allocated after forward and backward, and the peaks up to the end of each step
+    peak          the highest requested, allocated and reserved bytes, and the event of the second
+    breakdown     what is alive at that event, by purpose; the allocator's rounding is one of them
+
+On a card that is too small the replay ends where the card is full.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
+from vrambudget.tape.allocator import OutOfDeviceMemoryError
+from vrambudget.tape.events import Mark, Phase, Purpose, Tape
+from vrambudget.tape.expandable import allocator_for
+from vrambudget.tape.steady import run
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What `torch.cuda`'s counters would have shown. Bytes."""
+
+    weights_bytes: int
+    steps: tuple[Step, ...]
+    peak: Peak
+    breakdown: Mapping[str, int]
+    peak_event: int  # the event of the tape that most is allocated after
+
+
+@dataclass(slots=True)
+class _Readings:
+    """Counters as the loop reads them."""
+
+    weights_bytes: int = 0
+    after_forward_bytes: int | None = None
+    after_backward_bytes: int | None = None
+
+
+def replay(tape: Tape) -> Replay:
+    """Replay on a card without end."""
+    allocator = allocator_for(tape.expandable_on_bytes)
+    readings, steps = _Readings(), []
+    for mark, allocated_bytes in run(tape, allocator):
+        if mark.resets_allocator:
+            allocator.reset_peaks()
+            readings.weights_bytes = allocated_bytes
+        elif mark.phase is Phase.BACKWARD:
+            readings.after_forward_bytes = allocated_bytes
+        elif mark.phase is Phase.OPTIMIZER_STEP:
+            readings.after_backward_bytes = allocated_bytes
+        elif mark.phase is Phase.STEP_END:
+            steps.append(
+                Step(
+                    after_forward_bytes=readings.after_forward_bytes,
+                    after_backward_bytes=readings.after_backward_bytes,
+                    peak_allocated_bytes=allocator.peak_allocated_bytes,
+                    peak_reserved_bytes=allocator.peak_reserved_bytes,
+                )
+            )
+    event = allocator.peak_event or 0
+    mark, operation = moment(tape, event)
+    peak = Peak(
+        requested_bytes=allocator.peak_requested_bytes,
+        allocated_bytes=allocator.peak_allocated_bytes,
+        reserved_bytes=allocator.peak_reserved_bytes,
+        step=mark.step,
+        phase=mark.phase.value,
+        operation=operation,
+    )
+    breakdown = _breakdown(tape, event, peak.allocated_bytes)
+    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event)
+
+
+def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
+    """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
+    allocator = allocator_for(tape.expandable_on_bytes, room_bytes)
+    try:
+        for _ in run(tape, allocator):
+            pass
+    except OutOfDeviceMemoryError as full:
+        mark, operation = moment(tape, full.event)
+        return OutOfMemory(
+            step=mark.step,
+            phase=mark.phase.value,
+            operation=operation,
+            requested_bytes=full.requested_bytes,
+            allocated_bytes=full.allocated_bytes,
+        )
+    return None
+
+
+def fits(tape: Tape, peak: Peak, room_bytes: int) -> bool:
+    """Return whether a tape of this peak runs on a card with `room_bytes` for segments."""
+    if peak.reserved_bytes <= room_bytes:
+        return True
+    return peak.requested_bytes <= room_bytes and replay_on(tape, room_bytes) is None
+
+
+def moment(tape: Tape, event: int) -> tuple[Mark, str]:
+    """Return the phase that an event belongs to, and the operation that made its storage."""
+    index = bisect_right([mark.position for mark in tape.marks], event) - 1
+    mark = tape.marks[index] if index >= 0 else Mark(0, 0, Phase.BUILD)
+    storage = tape.events[event]
+    return mark, tape.operations[storage if storage >= 0 else ~storage]
+
+
+def alive_at(tape: Tape, event: int) -> list[int]:
+    """Return the storages that are alive right after `event`, oldest first."""
+    alive: dict[int, None] = {}
+    for item in tape.events[: event + 1]:
+        if item >= 0:
+            alive[item] = None
+        else:
+            del alive[~item]
+    return list(alive)
+
+
+def _breakdown(tape: Tape, event: int, allocated_bytes: int) -> dict[str, int]:
+    parts = dict.fromkeys(map(str, Purpose), 0)
+    for storage in alive_at(tape, event):
+        parts[tape.purposes[storage]] += tape.sizes[storage]
+    parts[BLOCK_ROUNDING] = allocated_bytes - sum(parts.values())
+    return parts

@@ -1,0 +1,80 @@
+"""A tape run through an allocator from mark to mark, without what would only go round in circles.
+
+Micro-batches repeat one another and steps do (`Tape.repeat`), but the first few find free blocks
+where others left them. Sooner or later the allocator stands before one as it stood before an
+earlier one: the same free blocks, and what will die lies in the same places. From there on the same
+requests get the same blocks, every counter goes the same way once more, and no peak is new. So
+whole turns of that circle are passed over. The result is that of a full replay.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.events import Mark, Tape
+
+
+def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
+    """Run a tape; yield each mark, once it is reached, with the bytes allocated there.
+
+    Raises OutOfDeviceMemoryError.
+    """
+    circles = _Circles(tape, allocator)
+    allocated: list[int] = []  # at each mark
+    here = turn = 0  # position; marks in a turn of what is passed over
+    for number, mark in enumerate(tape.marks):
+        if mark.position < here:
+            allocated.append(allocated[-turn])
+            yield mark, allocated[-1]
+            continue
+        allocator.run(tape.events, tape.sizes, here, mark.position)
+        if mark.resets_allocator:
+            allocator.empty_cache()
+        allocated.append(allocator.allocated_bytes)
+        yield mark, allocated[-1]
+        here, turn = circles.passed_over(mark.position, number)
+
+
+class _Circles:
+    """Knows how the allocator stood before each part that is repeated or repeats."""
+
+    def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
+        self.events, self.allocator = tape.events, allocator
+        self.periods = {mark.position: mark.period for mark in tape.marks if mark.period}
+        self.parts = {at - period: period for at, period in self.periods.items()} | self.periods
+        self.stood: dict[tuple[int, int], tuple[int, object]] = {}  # number of mark, state
+
+    def passed_over(self, here: int, number: int) -> tuple[int, int]:
+        """Pass over whole turns from `here` on, if any: return where they end, marks in a turn."""
+        period = self.parts.get(here)
+        if period is None or (here, period) in self.stood:
+            return here, 0
+        self.stood[here, period] = number, self.allocator.state()
+        before = here - period
+        while (before, period) in self.stood and not self._alike(before, here, period):
+            before -= period
+        if self.periods.get(here) != period or (before, period) not in self.stood:
+            return here, 0
+        turn, to = here - before, here
+        while all(self.periods.get(at) == period for at in range(to, to + turn, period)):
+            to += turn
+        first, stop = (_next_born(self.events, at) for at in (here - period, here))
+        self.allocator.take_over(first, stop, (stop - first) * ((to - here) // period))
+        return to, number - self.stood[before, period][0]
+
+    def _alike(self, before: int, here: int, period: int) -> bool:
+        """Whether the allocator stood there as it stands here, for a part that repeats that one."""
+        if self.stood[before, period][1] != self.stood[here, period][1]:
+            return False
+        then, now = (self.allocator.blocks(self._found(at, period)) for at in (before, here))
+        return then == now
+
+    def _found(self, start: int, length: int) -> list[int]:
+        """Return the storages that die in a part and were there before it, oldest first."""
+        events, first = self.events, _next_born(self.events, start)
+        return sorted(~event for event in events[start : start + length] if ~first < event < 0)
+
+
+def _next_born(events: Sequence[int], position: int) -> int:
+    while events[position] < 0:
+        position += 1
+    return events[position]
