@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def _bytes(n: int | None) -> str:
 
 
 def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    """Return a share, rounded down: only what is whole is 100 %."""
+    return f"{floor(1000 * share) / 10:g} %"
 
 
 _COLUMNS = [

@@ -1,0 +1,145 @@
+"""README.md, CONTRIBUTING.md and docs/ hold what they promise.
+
+Commands run, except those that need a GPU, PyTorch's CUDA build or a file of the reader's: these
+are parsed. Marked outputs are what the commands print. Links, paths and Python names exist.
+"""
+
+import ast
+import shlex
+
+import pages
+import pytest
+import test_records
+
+import vrambudget
+from vrambudget.cli import DOES_NOT_FIT, DONE, main
+from vrambudget.cli.job_options import add_job_options
+from vrambudget.cli.parser import COMMANDS, Parser, parse
+from vrambudget.config.versions import BASELINE, CHECKED
+from vrambudget.models import model_types
+
+NEEDS_CUDA_TORCH = {"rehearse", "compare", "measure"}
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.14 GiB. GPU 0 has a total"
+    " capacity of 11.69 GiB of which 4.34 GiB is free. Including non-PyTorch memory, this process"
+    " has 7.35 GiB memory in use. Of the allocated memory 6.78 GiB is allocated by PyTorch, and"
+    " 358.46 MiB is reserved by PyTorch but unallocated.\n"
+)
+GPT2 = '{"model_type": "gpt2"}'
+
+each_page = pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
+
+
+def _commands(*, run: bool) -> list[str]:
+    """Return the commands that run, or those that are only parsed; marked outputs run elsewhere."""
+    shown = {command for page in pages.PAGES for command, _ in pages.outputs(page)}
+    found = dict.fromkeys(command for page in pages.PAGES for command in pages.commands(page))
+    return [c for c in found if _runs(c) is run and f"vrambudget {c}" not in shown]
+
+
+def _runs(command: str) -> bool:
+    words = shlex.split(command)
+    files = [
+        w for w in words if w.endswith((".json", ".jsonl")) and words[words.index(w) - 1] != "-o"
+    ]
+    own = all(word == "path/to/config.json" or (pages.ROOT / word).exists() for word in files)
+    return words[0] not in NEEDS_CUDA_TORCH and "auto" not in words and own
+
+
+def _outputs() -> list[object]:
+    return [
+        pytest.param(command, shown, id=f"{pages.name_of(page)}: {command}")
+        for page in pages.PAGES
+        for command, shown in pages.outputs(page)
+    ]
+
+
+@pytest.mark.parametrize("command", _commands(run=True))
+def test_a_command_runs(command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.log").write_text(OUT_OF_MEMORY, encoding="utf-8")
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "config.json").write_text(GPT2, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = [str(pages.ROOT / w) if w.startswith("tests/") else w for w in shlex.split(command)]
+    assert main(words) in {DONE, DOES_NOT_FIT}
+    assert "error:" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", _commands(run=False))
+def test_a_command_that_cannot_run_here_is_understood(command):
+    assert callable(parse(shlex.split(command)).run)
+
+
+@pytest.mark.parametrize(("command", "shown"), _outputs())
+def test_an_output_is_what_the_command_prints(command, shown):
+    assert pages.printed(command) == shown
+
+
+@each_page
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for target in pages.links(page):
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in pages.anchors(linked), target
+
+
+@each_page
+def test_every_file_that_is_named_exists(page):
+    assert [path for path in pages.paths(page) if not any(pages.ROOT.glob(path.rstrip("/")))] == []
+
+
+@each_page
+def test_python_examples_use_names_of_the_api(page):
+    for block in pages.blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vrambudget":
+                assert node.attr in vrambudget.__all__
+            if isinstance(node, ast.ImportFrom) and node.module == "vrambudget":
+                assert {alias.name for alias in node.names} <= set(vrambudget.__all__)
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {
+        pages.ROOT / target.partition("#")[0] for target in pages.links(pages.ROOT / "README.md")
+    }
+    assert {page for page in pages.PAGES if page.name != "README.md"} <= linked
+
+
+def test_every_command_has_an_example():
+    shown = {command.split()[0] for page in pages.PAGES for command in pages.commands(page)}
+    assert set(COMMANDS) - {"estimate"} <= shown  # `estimate` is what runs without a name
+
+
+def test_every_option_of_a_job_is_documented():
+    parser = Parser()
+    add_job_options(parser)
+    text = pages.text_of(pages.ROOT / "docs" / "commands.md")
+    options = {action.option_strings[0] for action in parser._actions}  # noqa: SLF001
+    assert [option for option in sorted(options - {"-h"}) if f"`{option}" not in text] == []
+
+
+def test_the_readme_stays_short():
+    assert len(pages.text_of(pages.ROOT / "README.md").splitlines()) <= 170
+
+
+def test_the_readme_counts_the_records():
+    records = [param.values[0] for param in test_records.job_records()]
+    out_of_memory = sum("oom" in record["measured"] for record in records)
+    peaks = len(records) - out_of_memory
+    text = " ".join(pages.text_of(pages.ROOT / "README.md").split())
+    assert f"{len(records):,} jobs of {len(model_types())} model families" in text
+    assert f"{out_of_memory} ran out of memory" in text
+    assert f"For {peaks - len(test_records.KNOWN):,} of the other {peaks:,}" in text
+
+
+def test_the_accuracy_page_counts_the_jobs_drawn_at_random():
+    drawn = sum("drawn" in param.id for param in test_records.job_records())
+    text = pages.text_of(pages.ROOT / "docs" / "accuracy.md")
+    assert f"{drawn} of the jobs were drawn at random" in text
+
+
+def test_the_checked_versions_are_listed():
+    text = pages.text_of(pages.ROOT / "docs" / "versions.md")
+    for package, name in (("torch", "PyTorch"), ("transformers", "transformers")):
+        assert f"| {name} | {', '.join(CHECKED[package])} | {BASELINE[package]} |" in text
