@@ -9,7 +9,9 @@ from vrambudget.engine.autocast import autocast, lower_precision, to
 from vrambudget.engine.autograd import keep, record, run_backward
 from vrambudget.engine.checkpoint import checkpoint
 from vrambudget.engine.context import Platform, context, no_grad, recording
+from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, ShapeError, Tensor, empty, empty_like
+from vrambudget.models.parts.layers import Dropout
 from vrambudget.ops.elementwise import add, gelu, mul, tanh
 from vrambudget.ops.linear import linear
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
@@ -303,6 +305,35 @@ def test_a_product_keeps_only_what_is_needed() -> None:
         assert y.node is not None
         kept = [saved for saved in y.node.saved if saved is not None]
         assert kept == [b.storage]
+
+
+class TwoDropouts(Module):
+    def __init__(self) -> None:
+        self.inner = [Dropout(0.5)]
+        self.last = Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.inner:
+            x = layer(x)
+        dropped: Tensor = self.last(x)
+        return dropped
+
+
+def test_a_module_trains_until_it_is_told_to_evaluate_and_each_keeps_its_own_mode() -> None:
+    model = TwoDropouts()
+
+    def dropouts() -> int:
+        with recording(Platform()) as tape:
+            model(weight(256))
+            return tape.operations.count("dropout") // 2  # a mask and an output each
+
+    assert dropouts() == 2
+    model.eval()
+    assert dropouts() == 0
+    model.last.train()
+    assert dropouts() == 1
+    model.train()
+    assert dropouts() == 2
 
 
 def test_an_operation_of_ones_own_is_ten_lines() -> None:

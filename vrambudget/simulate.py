@@ -58,7 +58,6 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         experts=job.experts,
         routing=routing,
         checkpointing=job.checkpointing == "full",
-        training=job.mode == "train",
         builds_causal_mask=job.causal_mask == "built",
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
     )
@@ -81,9 +80,9 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         total = sum(p.numel for p in parameters)
         trained = [p for p in parameters if p.requires_grad]
         trainable = sum(p.numel for p in trained)
-        paged = paged_bytes(job.optimizer, trained) if options.training else 0
+        paged = paged_bytes(job.optimizer, trained) if job.mode == "train" else 0
         del parameters, trained
-        (train if options.training else evaluate)(model, loop)
+        (train if job.mode == "train" else evaluate)(model, loop)
         del model
     return Recording(tape, total, trainable, paged)
 
@@ -98,7 +97,8 @@ def _build(config: ModelConfig, job: Job) -> Module:
             hint="causal language models of transformers without experts are",
         )
     if job.quant is not None:
-        return build_quantised(partial(config.build, job.task), double=job.double_quant)
+        build = partial(config.build, job.task)
+        return build_quantised(build, double=job.double_quant, prepared=job.mode == "train")
     model: Module = config.build(job.task)
     return model
 

@@ -44,7 +44,6 @@ class ModelOptions:
     experts: str = "grouped_mm"  # or "eager"
     routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
-    training: bool = True
     builds_causal_mask: bool = True
     transformers: tuple[int, int] = (5, 17)
 

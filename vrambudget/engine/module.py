@@ -15,6 +15,8 @@ class Module:
     them alive until `forward` returns, which decides when intermediates die.
     """
 
+    training = True  # a model that was just built trains, as torch's does
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`."""
         return self.forward(*args, **kwargs)
@@ -22,6 +24,15 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; each module says how."""
         raise NotImplementedError
+
+    def train(self, *, mode: bool = True) -> None:
+        """Let this module and all below it train: drop out, checkpoint."""
+        for module in self.modules():
+            module.training = mode
+
+    def eval(self) -> None:
+        """Let this module and all below it evaluate."""
+        self.train(mode=False)
 
     def children(self) -> Iterator[Module]:
         """Submodules, in order of registration."""

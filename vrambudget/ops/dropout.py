@@ -12,7 +12,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty_like
 
 
-def dropout(x: Tensor, p: float, *, training: bool) -> Tensor:
+def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     """Return x with a share p of its elements zeroed."""
     if not training or p == 0.0:
         return x

@@ -53,8 +53,11 @@ class Linear4bit(Linear):
         return to(linear_4bit(x, self.quantised, self.bias), source)
 
 
-def build_quantised(build: Callable[[], Module], *, double: bool) -> Module:
-    """Return the model that `build` makes, its linear layers in 4 bit, ready to be trained."""
+def build_quantised(build: Callable[[], Module], *, double: bool, prepared: bool) -> Module:
+    """Return the model that `build` makes, its linear layers in 4 bit.
+
+    `prepared`: cast the rest to float32, for a job that trains.
+    """
     tape, context.tape = context.tape, Tape()  # torch.device("meta")
     try:
         model = build()
@@ -64,7 +67,7 @@ def build_quantised(build: Callable[[], Module], *, double: bool) -> Module:
         setattr(parent, name, Linear4bit(child))
     with made_for(Purpose.WEIGHTS):
         _load(model, double=double)
-        if context.options.training:
+        if prepared:
             _prepare(model)
     return model
 

@@ -56,6 +56,7 @@ class Loop:
 
 def train(model: Module, loop: Loop) -> None:
     """Run the training steps on the current tape."""
+    model.train()
     tape = context.tape
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(
@@ -118,6 +119,7 @@ def _update(
 
 def evaluate(model: Module, loop: Loop) -> None:
     """Run forward passes under no_grad on the current tape."""
+    model.eval()
     tape = context.tape
     outputs = None
     with no_grad():

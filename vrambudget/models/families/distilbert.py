@@ -66,7 +66,8 @@ class SelfAttention(Module):
         query = heads(self.q_lin(hidden_states), self.head_dim)
         key = heads(self.k_lin(hidden_states), self.head_dim)
         value = heads(self.v_lin(hidden_states), self.head_dim)
-        output, weights = attend_both_ways(query, key, value, mask, dropout_p=self.dropout_p)
+        dropout_p = self.dropout_p if self.training else 0.0
+        output, weights = attend_both_ways(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.out_lin(output)
         return output, weights

@@ -15,7 +15,6 @@ from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
-from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
 from vrambudget.models.parts.attention import Attended, attend, repeat_kv
@@ -53,7 +52,7 @@ def capped_eager_attention(
     if mask is not None:
         weights = add(weights, mask)
     weights = to(softmax(weights, dtype=float32), query.dtype)
-    weights = dropout(weights, dropout_p, training=context.options.training)
+    weights = dropout(weights, dropout_p)
     output = matmul(weights, value_states)
     return contiguous(transpose(output, 1, 2)), weights
 
@@ -63,7 +62,7 @@ class CappedAttention(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
         """[B, H, T, D], [B, Hkv, T, D] twice -> [B, T, H, D] and the weights."""
-        dropout_p = self.attention_dropout if context.options.training else 0.0
+        dropout_p = self.attention_dropout if self.training else 0.0
         return attend(query, key, value, mask, dropout_p=dropout_p, eager=capped_eager_attention)
 
 

@@ -75,7 +75,7 @@ def eager_attention(
         weights = add(weights, mask)
     weights = softmax(weights)
     weights = to(weights, value.dtype)
-    weights = dropout(weights, dropout_p, training=context.options.training)
+    weights = dropout(weights, dropout_p)
     output = matmul(weights, value)
     return transpose(output, 1, 2), weights
 
@@ -98,7 +98,7 @@ class Attention(Module):
         key = self._heads(key)
         value = self._heads(value)
         query = self._heads(query)
-        dropout_p = self.attn_pdrop if context.options.training else 0.0
+        dropout_p = self.attn_pdrop if self.training else 0.0
         eager = partial(eager_attention, causal=self.causal and self.causal[0])
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p, eager=eager)
         output = contiguous(reshape(output, *output.shape[:-2], self.width))

@@ -12,7 +12,7 @@ from pydantic import Field
 from vrambudget.config.job import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
@@ -58,7 +58,7 @@ class Attention(Module):
         query, key, value = split(qkv, self.head_dim, dim=-1)
         cos, sin = rotary
         query, key = rotate_partially(query, key, cos, sin)
-        dropout_p = self.attention_dropout if context.options.training else 0.0
+        dropout_p = self.attention_dropout if self.training else 0.0
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.dense(output)

@@ -13,7 +13,6 @@ from pydantic import Field
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
-from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty_like
 from vrambudget.models.parts.decoder import Attention, DecoderLayer
@@ -50,7 +49,7 @@ class SparseMoeBlock(Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         shape = hidden_states.shape
-        if context.options.training and self.jitter_noise > 0:
+        if self.training and self.jitter_noise > 0:
             hidden_states = mul_(hidden_states, empty_like(hidden_states))
         hidden_states = view(hidden_states, -1, shape[-1])
         _, top_k_weights, top_k_index = self.gate(hidden_states)

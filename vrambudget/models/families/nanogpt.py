@@ -11,7 +11,7 @@ from typing import Literal, Self
 from vrambudget.config.job import Job, Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
@@ -41,7 +41,7 @@ class Attention(Module):
         q, k, v = split(self.qkv(x), C, dim=2)
         # [B, T, C] -> [B, H, T, D]
         q, k, v = (transpose(view(t, B, T, self.heads, C // self.heads), 1, 2) for t in (q, k, v))
-        dropout_p = self.p if context.options.training else 0.0
+        dropout_p = self.p if self.training else 0.0
         y = scaled_dot_product_attention(q, k, v, dropout=dropout_p, is_causal=True)
         y = view(contiguous(transpose(y, 1, 2)), B, T, C)
         projected: Tensor = self.drop(self.proj(y))

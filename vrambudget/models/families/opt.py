@@ -14,7 +14,7 @@ from vrambudget.config.job import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import float32, int64
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
@@ -66,7 +66,7 @@ class Attention(Module):
         value = self.v_proj(hidden_states)
         key = self._heads(key)
         value = self._heads(value)
-        dropout_p = self.dropout if context.options.training else 0.0
+        dropout_p = self.dropout if self.training else 0.0
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.out_proj(output)
@@ -122,7 +122,7 @@ class DecoderLayer(CheckpointedLayer):
         return hidden_states
 
     def _dropout(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p, training=context.options.training)
+        return dropout(x, self.p, training=self.training)
 
 
 class Decoder(Module):

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
@@ -54,7 +53,7 @@ class Attention(Module):
         value = self._heads(value)
         cos, sin = rotary
         query, key = rotate_partially(query, key, cos, sin)
-        dropout_p = self.attention_dropout if context.options.training else 0.0
+        dropout_p = self.attention_dropout if self.training else 0.0
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.o_proj(output)

@@ -148,7 +148,7 @@ class Stack(Module):
     ) -> tuple[Tensor, Cache | None]:
         """[B, T] -> [B, T, C] and what was cached."""
         inputs_embeds = self.embed_tokens(input_ids)  # held until this returns
-        caches = not (context.options.checkpointing and context.options.training)
+        caches = not (context.options.checkpointing and self.training)
         cache = Cache() if self.is_decoder and caches else None
         if self.is_decoder:
             mask = causal_mask(inputs_embeds, None, attention_mask)

@@ -108,7 +108,7 @@ class Attention(Module):
         query = heads(self.q_proj(hidden_states), self.head_dim)
         key = heads(self.k_proj(hidden_states), self.head_dim)
         value = heads(self.v_proj(hidden_states), self.head_dim)
-        dropout_p = self.dropout_p if context.options.training else 0.0
+        dropout_p = self.dropout_p if self.training else 0.0
         output, weights = attend(query, key, value, None, dropout_p=dropout_p, is_causal=False)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.o_proj(output)

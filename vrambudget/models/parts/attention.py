@@ -46,7 +46,7 @@ def eager_attention(
     if mask is not None:
         weights = add(weights, mask)
     weights = to(softmax(weights, dtype=float32), query.dtype)
-    weights = dropout(weights, dropout_p, training=context.options.training)
+    weights = dropout(weights, dropout_p)
     output = matmul(weights, value_states)
     return contiguous(transpose(output, 1, 2)), weights
 
@@ -61,7 +61,7 @@ def attend(
     is_causal: bool = True,
     eager: EagerAttention = eager_attention,
 ) -> Attended:
-    """Attend by the job's implementation."""
+    """Attend by the job's implementation; outside training `dropout_p` is 0."""
     if context.options.attention == "eager":
         return eager(query, key, value, mask, dropout_p=dropout_p)
     return _sdpa(query, key, value, mask, dropout_p=dropout_p, is_causal=is_causal), None

@@ -104,7 +104,7 @@ class Attention(Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
         """[B, H, T, D], [B, Hkv, T, D] twice -> [B, T, H, D] and the weights."""
-        dropout_p = self.attention_dropout if context.options.training else 0.0
+        dropout_p = self.attention_dropout if self.training else 0.0
         return attend(query, key, value, mask, dropout_p=dropout_p)
 
 

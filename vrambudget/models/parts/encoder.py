@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import int64
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.attention import Attended, attend
@@ -124,7 +124,7 @@ def eager_attention(
         weights = add(weights, mask)
     scores = weights if is_transformers_4() else None
     weights = softmax(weights)
-    weights = dropout(weights, dropout_p, training=context.options.training)
+    weights = dropout(weights, dropout_p)
     output = matmul(weights, value)
     output = contiguous(transpose(output, 1, 2))
     del scores  # held until here
@@ -135,7 +135,6 @@ def attend_both_ways(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
 ) -> Attended:
     """Attend to all tokens, or to all that the mask leaves: [B, H, T, D] -> [B, T, H, D]."""
-    dropout_p = dropout_p if context.options.training else 0.0
     return attend(
         query, key, value, mask, dropout_p=dropout_p, is_causal=False, eager=eager_attention
     )
@@ -162,7 +161,8 @@ class SelfAttention(Module):
         query = heads(self.query(hidden_states), self.head_dim)
         key = heads(self.key(hidden_states), self.head_dim)
         value = heads(self.value(hidden_states), self.head_dim)
-        output, weights = attend_both_ways(query, key, value, mask, dropout_p=self.dropout_p)
+        dropout_p = self.dropout_p if self.training else 0.0
+        output, weights = attend_both_ways(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         return output, weights
 

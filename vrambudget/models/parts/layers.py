@@ -82,7 +82,7 @@ class Dropout(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[...] -> [...]."""
-        return dropout(x, self.p, training=context.options.training)
+        return dropout(x, self.p, training=self.training)
 
 
 class CheckpointedLayer(Module):
@@ -93,7 +93,7 @@ class CheckpointedLayer(Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, checkpointed if the job says so."""
-        if context.options.checkpointing and context.options.training:
+        if context.options.checkpointing and self.training:
             call = super().__call__
             return checkpoint(lambda *inputs: call(*inputs, **kwargs), *args)
         return super().__call__(*args, **kwargs)

@@ -101,7 +101,7 @@ class Attention(Module):
         if self.relative_attention_bias is not None:
             return self._computed_bias(self.relative_attention_bias, query.shape[2], Sk)
         zeros = made("zeros", (1, self.sizes.heads, query.shape[2], Sk), query.dtype)
-        zeros.requires_grad = context.options.checkpointing and context.options.training
+        zeros.requires_grad = context.options.checkpointing and self.training
         return zeros
 
     def _computed_bias(self, table: Embedding, Sq: int, Sk: int) -> Tensor:
@@ -120,7 +120,7 @@ class Attention(Module):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor
     ) -> Attended:
-        dropout_p = self.sizes.dropout if context.options.training else 0.0
+        dropout_p = self.sizes.dropout if self.training else 0.0
         if context.options.attention == "eager":
             return _eager_attention(query, key, value, mask, bias, dropout_p=dropout_p)
         if mask is not None:
@@ -145,7 +145,7 @@ def _eager_attention(
     if mask is not None:
         weights = add(weights, mask)
     weights = softmax(weights)
-    weights = dropout(weights, dropout_p, training=context.options.training)
+    weights = dropout(weights, dropout_p)
     output = matmul(weights, value)
     output = contiguous(transpose(output, 1, 2))
     return output, weights

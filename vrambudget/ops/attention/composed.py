@@ -38,7 +38,7 @@ def composed_attention(
         if is_causal:
             bias = _causal_bias(q.shape[2], k.shape[2])
         keys, values = _repeat_heads(k_acc, q.shape[1]), _repeat_heads(v_acc, q.shape[1])
-        weights = drop(_weights(scaled, keys, bias), dropout, training=True)
+        weights = drop(_weights(scaled, keys, bias), dropout)
         returned = to(weights, dtype)  # PyTorch's function returns the weights as well
         out = to(matmul(weights, values), dtype)
         del returned
