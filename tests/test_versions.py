@@ -1,17 +1,35 @@
 """Which version's rules a job follows."""
 
+import functools
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from vrambudget import estimate
 from vrambudget.config.job import Job
-from vrambudget.config.versions import BASELINE, CHECKED, default_version, followed_version
+from vrambudget.config.source import find_model
+from vrambudget.config.versions import (
+    BASELINE,
+    CHECKED,
+    CHECKED_CUDA,
+    as_numbers,
+    cuda_of,
+    default_version,
+    followed_version,
+    plain_version,
+)
+from vrambudget.engine.context import recording
 from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.models import config_class, model_types
+from vrambudget.ops.cub import exclusive_sum_bytes
 from vrambudget.report.phrases import job_text
+from vrambudget.validate import read_records, record_files
 
+RECORDS = Path(__file__).parent / "records"
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 500}
 
 
@@ -34,7 +52,7 @@ def test_a_version_follows_the_rules_of_its_nearest_checked_relative(package, as
 
 def test_an_estimate_says_whose_rules_it_follows_where_the_version_was_not_checked():
     budget = estimate(TINY, torch="2.10", transformers="5.17")
-    assert budget.not_modelled == ("torch 2.10: the rules followed are those of 2.8",)
+    assert "torch 2.10 was not checked: the rules followed are those of 2.8" in budget.warnings
     assert budget.peak == estimate(TINY, torch="2.8", transformers="5.17").peak
 
 
@@ -49,13 +67,14 @@ def test_a_family_whose_older_modelling_code_is_not_followed_says_so():
     }
     fields = {"block": 16, "torch": "2.8"}
     older = estimate(t5, transformers="4.57", **fields)
-    assert older.not_modelled == ("transformers 4.57: the rules followed are those of 5.17",)
+    note = "transformers 4.57 was not checked: the rules followed are those of 5.17"
+    assert note in older.warnings
     assert older.peak == estimate(t5, transformers="5.17", **fields).peak
 
 
 def test_nanogpt_knows_no_transformers():
     budget = estimate("nanogpt", batch=1, block=16, transformers="4.0")
-    assert budget.not_modelled == ()
+    assert not any("transformers" in warning for warning in budget.warnings)
     assert budget.job["transformers"] is None
     assert "transformers" not in job_text(budget)
 
@@ -64,6 +83,76 @@ def test_the_report_names_the_versions_whose_rules_it_follows():
     assert job_text(estimate(TINY, torch="2.8", transformers="4.57")).endswith(
         "torch 2.8, transformers 4.57"
     )
+
+
+def test_the_rules_of_other_versions_are_no_lower_bound():
+    text = str(estimate(TINY, torch="2.10"))
+    assert "note: torch 2.10 was not checked: the rules followed are those of 2.8" in text
+    assert "lower bound" not in text
+    assert "at least" not in text
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda"),
+    [
+        pytest.param("2.8", (12, 8), id="PyPI's build"),
+        pytest.param("2.10", (12, 8), id="PyPI's build, of a version that is not checked itself"),
+        pytest.param("2.11.0+cu130", (13, 0), id="PyPI's build by its full name"),
+        pytest.param("2.11.0+cu128", (12, 8), id="another build"),
+        pytest.param("2.7.1+cu126", (12, 4), id="a CUDA that is not checked"),
+        pytest.param("2.6.0+cu118", (12, 4), id="a CUDA that is older than all checked"),
+        pytest.param("2.11.0a0+git1a2b3c", (13, 0), id="a build that names no CUDA"),
+    ],
+)
+def test_the_rules_of_cuda_are_those_that_pytorch_is_built_with(torch, cuda):
+    assert resolve(TINY, torch=torch).platform.cuda == cuda
+
+
+def test_a_build_for_another_cuda_is_named_and_has_its_temporary_storage():
+    pypi, other = (resolve(TINY, torch=torch) for torch in ("2.11.0+cu130", "2.11.0+cu128"))
+    assert (pypi.job.torch, other.job.torch) == ("2.11", "2.11+cu128")
+    sums = []
+    for scenario in (pypi, other):
+        with recording(scenario.platform):
+            sums.append(exclusive_sum_bytes(4096))
+    assert sums[0] - sums[1] == 256  # CUDA 13's
+
+
+def test_a_build_for_a_cuda_that_was_not_checked_says_so():
+    notes = estimate(TINY, torch="2.8.0+cu129").warnings
+    assert "CUDA 12.9 was not checked: the rules followed are those of 12.8" in notes
+
+
+@functools.cache
+def backed():
+    """Return the versions that kept records were made with: of torch, CUDA, and by family."""
+    torch, cuda, families = set(), set(), set()
+    for file in record_files(RECORDS):
+        for record in read_records(file):
+            versions = record["versions"]
+            family = find_model(record["model"]).values["model_type"]
+            plain = plain_version(versions["torch"])
+            torch.add(plain)
+            cuda.add(cuda_of(plain))
+            if versions.get("transformers"):
+                families.add((family, plain_version(versions["transformers"])))
+    return torch, cuda, families
+
+
+def test_every_version_called_checked_has_records():
+    torch, cuda, families = backed()
+    assert torch == set(CHECKED["torch"])
+    assert cuda == set(CHECKED_CUDA)
+    assert {version for _, version in families} == set(CHECKED["transformers"])
+
+
+@pytest.mark.parametrize("family", model_types())
+def test_a_family_claims_the_versions_of_transformers_that_it_has_records_of(family):
+    claimed = vars(config_class(family)).get("followed_in")
+    assert claimed is not None, "a family says itself which versions it follows"
+    assert claimed == tuple(sorted(claimed, key=as_numbers))
+    unbacked = [version for version in claimed if (family, version) not in backed()[2]]
+    assert not unbacked
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.source import find_model
-from vrambudget.config.versions import CHECKED, as_numbers, followed_version
+from vrambudget.config.versions import (
+    CHECKED,
+    CHECKED_CUDA,
+    as_numbers,
+    cuda_of,
+    followed_version,
+)
 from vrambudget.engine import context as engine
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
@@ -47,9 +53,15 @@ class Scenario:
     def platform(self) -> engine.Platform:
         """What of the card and of torch decides kernels, workspaces and addresses."""
         gpu = self.gpu or find_gpu(DEFAULT_GPU)
-        torch = as_numbers(followed_version(self.job.torch, CHECKED["torch"]))
-        expandable = gpu.capacity_bytes if self.job.expandable_segments else None
-        return engine.Platform(gpu.compute_capability, gpu.multiprocessors, torch, expandable)
+        torch = followed_version(self.job.torch, CHECKED["torch"])
+        cuda = followed_version(cuda_of(self.job.torch), CHECKED_CUDA)
+        return engine.Platform(
+            gpu.compute_capability,
+            gpu.multiprocessors,
+            as_numbers(torch),
+            as_numbers(cuda),
+            gpu.capacity_bytes if self.job.expandable_segments else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +140,8 @@ def unpacked(scenario: Scenario) -> Scenario | None:
     """
     job = scenario.job
     version = followed_version(job.transformers, scenario.config.followed_in)
-    looks = version in scenario.config.reads_back_in and job.attention == "sdpa"
-    looks = looks and job.attention_mask == "none"
+    looks = job.attention == "sdpa" and job.attention_mask == "none"
+    looks = looks and scenario.config.reads_back(as_numbers(version))
     if not looks or job.causal_mask == "skipped":
         return None
     return replace(scenario, job=job.model_copy(update={"causal_mask": "skipped"}))
@@ -172,7 +184,11 @@ def _on_card(
 
 
 def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
-    return (*_assumptions(scenario, replayed), *_not_on_the_tape(scenario, recording))
+    return (
+        *_unchecked_versions(scenario),
+        *_assumptions(scenario, replayed),
+        *_not_on_the_tape(scenario, recording),
+    )
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
@@ -235,11 +251,18 @@ def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
 
 def _not_modelled(scenario: Scenario) -> Iterator[str]:
     yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
-    for package, among in (
-        ("torch", CHECKED["torch"]),
-        ("transformers", scenario.config.followed_in),
-    ):
-        asked = getattr(scenario.job, package)
-        followed = followed_version(asked, among)
-        if asked != followed:
-            yield f"{package} {asked}: the rules followed are those of {followed}"
+
+
+def _unchecked_versions(scenario: Scenario) -> Iterator[str]:
+    """Say whose rules stand in for those of versions that were not checked: more or less memory."""
+    torch = scenario.job.torch
+    asked = [
+        ("torch", torch, CHECKED["torch"]),
+        ("transformers", scenario.job.transformers, scenario.config.followed_in),
+    ]
+    if "+" in torch:  # a build that is not PyPI's
+        asked.append(("CUDA", cuda_of(torch), CHECKED_CUDA))
+    for package, version, checked in asked:
+        followed = followed_version(version, checked)
+        if as_numbers(version) != as_numbers(followed):
+            yield f"{package} {version} was not checked: the rules followed are those of {followed}"

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import BeforeValidator, Field
 
 from vrambudget.config.settings import Probability, Settings, Size, canonical
-from vrambudget.config.versions import as_numbers, default_version
+from vrambudget.config.versions import as_numbers, default_version, plain_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 Mode = Literal["train", "eval"]
@@ -48,7 +48,6 @@ CausalMask = Literal["built", "skipped"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
 _MUON_SINCE = (2, 9)
-_VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(\+\w+)?")
 _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -69,11 +68,10 @@ class Limits(Protocol):
 
 
 def _minor_version(value: Any) -> Any:
-    """Return "2.11" for "2.11.0+cu130": rules change with minor versions, not below."""
-    match = _VERSION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
+    version = plain_version(value) if isinstance(value, str) else None
+    if version is None:
         raise ValueError("it should be a version as text, for example '2.11'")
-    return match[1]
+    return version
 
 
 def _lora_targets(value: Any) -> Any:
@@ -194,7 +192,8 @@ class Job(Settings):
     torch: Version = Field(
         default_factory=partial(default_version, "torch"),
         validate_default=True,
-        description="version of PyTorch whose rules are followed",
+        description="version of PyTorch whose rules are followed; a build that is not PyPI's names"
+        " its CUDA: 2.11+cu128",
     )
     transformers: Version = Field(
         default_factory=partial(default_version, "transformers"),

@@ -32,7 +32,6 @@ from pydantic import Field
 
 from vrambudget.config.job import Job, Task
 from vrambudget.config.settings import Settings, Size, show
-from vrambudget.config.versions import CHECKED
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 IGNORED_KEYS = frozenset(
@@ -107,11 +106,15 @@ class ModelConfig(Settings):
     loads_in_4bit: ClassVar[bool] = True
     """Whether its causal language model in bitsandbytes' 4 bits is followed."""
 
-    reads_back_in: ClassVar[frozenset[str]] = frozenset()
-    """Versions of transformers that read back from the GPU whether sdpa needs a mask."""
+    followed_in: ClassVar[tuple[str, ...]]
+    """Versions of transformers whose code is followed, the oldest first; () where it is no code of
+    transformers. Each family says so itself, and kept records of each version back it."""
 
-    followed_in: ClassVar[tuple[str, ...]] = CHECKED["transformers"]
-    """Versions of transformers whose modelling code is followed, the oldest first; not its own."""
+    reads_back_since: ClassVar[tuple[int, int] | None] = None
+    """The release of transformers that began to read back from the GPU if sdpa needs a mask."""
+
+    reads_back_until: ClassVar[tuple[int, int] | None] = None
+    """The release that ended it."""
 
     has_experts: ClassVar[bool] = False
     """Whether its layers are mixtures of experts."""
@@ -135,6 +138,14 @@ class ModelConfig(Settings):
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task` (one of `tasks`), its weights allocated."""
         raise NotImplementedError
+
+    @classmethod
+    def reads_back(cls, transformers: tuple[int, int]) -> bool:
+        """Whether this release reads back from the GPU if sdpa needs a mask."""
+        since, until = cls.reads_back_since, cls.reads_back_until
+        if since is None or transformers < since:
+            return False
+        return until is None or transformers < until
 
     def for_job(self, job: Job) -> Self:
         """Return the configuration as `job` trains it: with its dropout everywhere."""

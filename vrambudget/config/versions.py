@@ -1,16 +1,19 @@
-"""The versions of PyTorch and transformers: which were checked, which is taken where none is named.
+"""The versions of PyTorch, CUDA and transformers: which were checked, which is taken by default.
 
     default    VRAMBUDGET_TORCH, VRAMBUDGET_TRANSFORMERS; else what is installed, if it was checked
                and is no CPU build (which trains on no GPU); else the version that most records back
     followed   a version that was not checked follows the newest checked one before it in its major
                release, the oldest checked one if it is older than all
+    CUDA       what PyPI's build of that PyTorch has, unless the version names it: "2.11+cu128"
 
-A rule that changed carries the versions that it holds for. Under each version named here jobs were
-held against PyTorch's own events (tests/records/versions.jsonl).
+A rule that changed names the release that changed it (engine/versions.py). Under each version named
+here jobs were held against PyTorch's own events (tests/records); a family says which versions of
+transformers it follows (`ModelConfig.followed_in`).
 """
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Sequence
 
 CHECKED = {
@@ -19,8 +22,23 @@ CHECKED = {
 }
 """Versions whose rules were held against events, the oldest first."""
 
+CHECKED_CUDA = ("12.4", "12.8", "13.0", "13.2")
+"""The same of the CUDA that PyTorch was built with."""
+
 BASELINE = {"torch": "2.11", "transformers": "5.17"}
 """What most records were made with."""
+
+_CUDA_ON_PYPI = {
+    "2.6": "12.4",
+    "2.7": "12.6",
+    "2.8": "12.8",
+    "2.11": "13.0",
+    "2.15": "13.2",
+}
+"""CUDA in PyPI's wheels from a version of PyTorch on: nvidia-cuda-runtime in their metadata."""
+
+_VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(?:\+([\w.]+))?")
+_CUDA_BUILD = re.compile(r"cu(\d\d)(\d+)")
 
 
 def default_version(package: str) -> str:
@@ -32,11 +50,33 @@ def default_version(package: str) -> str:
         installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return BASELINE[package]
-    release, _, build = installed.partition("+")
-    if build == "cpu":
+    version = plain_version(installed)
+    if version is None or installed.endswith("+cpu"):
         return BASELINE[package]
-    minor = ".".join(release.split(".")[:2])
-    return minor if minor in CHECKED[package] else BASELINE[package]
+    return version if version.partition("+")[0] in CHECKED[package] else BASELINE[package]
+
+
+def plain_version(text: str) -> str | None:
+    """Return "2.11" for "2.11.0+cu130", "2.11+cu128" for a build that is not PyPI's.
+
+    Rules change with minor versions, not below. None where the text is no version.
+    """
+    match = _VERSION.fullmatch(text)
+    if match is None:
+        return None
+    version, _, build = match.groups()
+    cuda = _CUDA_BUILD.fullmatch(build or "")
+    if cuda is None or f"{cuda[1]}.{cuda[2]}" == cuda_of(version):
+        return version
+    return f"{version}+{build}"
+
+
+def cuda_of(torch: str) -> str:
+    """Return the CUDA that a job's PyTorch ("2.11", "2.11+cu128") is built with."""
+    version, _, build = torch.partition("+")
+    if cuda := _CUDA_BUILD.fullmatch(build):
+        return f"{cuda[1]}.{cuda[2]}"
+    return _CUDA_ON_PYPI[_newest_until(version, list(_CUDA_ON_PYPI))]
 
 
 def followed_version(asked: str, checked: Sequence[str]) -> str:
@@ -46,15 +86,20 @@ def followed_version(asked: str, checked: Sequence[str]) -> str:
     """
     if not checked:
         return asked
-    relatives = [version for version in checked if _major(version) == _major(asked)] or checked
-    before = [version for version in relatives if as_numbers(version) <= as_numbers(asked)]
-    return before[-1] if before else relatives[0]
+    relatives = [version for version in checked if _major(version) == _major(asked)]
+    return _newest_until(asked, relatives or checked)
 
 
 def as_numbers(version: str) -> tuple[int, int]:
-    """Return (2, 11) for "2.11", for comparing."""
-    major, minor = version.split(".")
+    """Return (2, 11) for "2.11" and for "2.11+cu128", for comparing."""
+    major, minor = version.partition("+")[0].split(".")
     return int(major), int(minor)
+
+
+def _newest_until(asked: str, versions: Sequence[str]) -> str:
+    """Return the newest of `versions` (the oldest first) up to `asked`, else the oldest."""
+    before = [version for version in versions if as_numbers(version) <= as_numbers(asked)]
+    return before[-1] if before else versions[0]
 
 
 def _major(version: str) -> int:

@@ -25,6 +25,7 @@ class Platform:
     compute_capability: tuple[int, int] = (8, 0)
     multiprocessors: int = 108
     torch: tuple[int, int] = (2, 11)
+    cuda: tuple[int, int] = (13, 0)  # that torch is built with
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
 
     @property

@@ -6,17 +6,18 @@ values are int64 here, as indices are.
 
     sort         a pass for 8 bits: 256 digits, 8-byte counts; 256 counters of 4 bytes a tile
     sum, unique  16-byte tile states, 32 more than there are tiles; with CUDA 13 256 bytes more
-    select       the same with 8-byte tile states; unique too in PyTorch 2.6
+    select       the same with 8-byte tile states; unique too with CUDA 12.4
     reduce       a partial sum for each thread block
 
 Source: CCCL, cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep), dispatch_scan.cuh,
-dispatch_unique_by_key.cuh, tuning/; tiles read off the requests of PyTorch 2.6 (CUDA 12.4), 2.8
-(12.8), 2.11 (13.0) and 2.15 (13.2) for compute capabilities 7.0 to 12.0.
-Not modelled: more than 2**28 items; other key types; builds of PyTorch for another CUDA than the
-one that PyPI has.
+dispatch_unique_by_key.cuh, tuning/. CUB comes with the CUDA toolkit that PyTorch is built with, not
+with PyTorch: tiles were read off the requests of builds for CUDA 12.4, 12.8, 13.0 and 13.2 for
+compute capabilities 7.0 to 12.0.
+Not modelled: more than 2**28 items; other key types.
 """
 
 from vrambudget.engine.context import context
+from vrambudget.engine.versions import cuda_since
 
 _ALIGNMENT = 256
 _SCAN_TILE = 896
@@ -25,9 +26,6 @@ _LONG = 8
 _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
-_LONG_UNIQUE_SINCE = (2, 8)
-_CUDA_13_SINCE = (2, 11)
-_CUDA_13_2_SINCE = (2, 15)
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
 
 
@@ -48,18 +46,18 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
 
 def unique_by_key_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::UniqueByKey."""
-    state_bytes = 16 if context.platform.torch >= _LONG_UNIQUE_SINCE else 8
+    state_bytes = 16 if cuda_since(12, 8) else 8
     return _of_tiles(state_bytes, n, _unique_tile())
 
 
 def _unique_tile() -> int:
-    capability, torch = context.platform.compute_capability, context.platform.torch
+    capability = context.platform.compute_capability
     if capability == (8, 0):
-        return 1344 if torch >= _CUDA_13_2_SINCE else 1792
+        return 1344 if cuda_since(13, 2) else 1792
     if capability < (9, 0):
         return 320
-    of_cuda_13_0 = _CUDA_13_SINCE <= torch < _CUDA_13_2_SINCE
-    return 3840 if of_cuda_13_0 and capability >= (10, 0) else 4480
+    is_cuda_13_0 = cuda_since(13, 0) and not cuda_since(13, 2)
+    return 3840 if is_cuda_13_0 and capability >= (10, 0) else 4480
 
 
 def exclusive_sum_bytes(n: int) -> int:
@@ -86,14 +84,14 @@ def reduce_bytes(n: int) -> int:
 def select_bytes(n: int) -> int:
     """Return the temporary storage of DeviceSelect::Flagged over n items."""
     capability = context.platform.compute_capability
-    blackwell = 3520 if context.platform.torch >= _CUDA_13_SINCE else 4224
+    blackwell = 3520 if cuda_since(13, 0) else 4224
     tile = blackwell if capability >= (10, 0) else {(8, 0): 2304, (9, 0): 4224}.get(capability, 640)
     return _of_tiles(8, n, tile)
 
 
 def _of_tiles(state_bytes: int, n: int, tile: int) -> int:
     states = state_bytes * (_ceil_div(n, tile) + 32)
-    return _storage(states, 1) if context.platform.torch >= _CUDA_13_SINCE else _storage(states)
+    return _storage(states, 1) if cuda_since(13, 0) else _storage(states)
 
 
 def _storage(*arrays: int) -> int:

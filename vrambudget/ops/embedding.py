@@ -22,11 +22,10 @@ from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.cub import exclusive_sum_bytes, sort_pairs_bytes, unique_by_key_bytes
 from vrambudget.ops.shape import contiguous, reshape
 
-_ADDS_ATOMICALLY_SINCE = (2, 11)
-_SORTS_BITS_OF_V_SINCE = (2, 13)
 _MOST_UNSORTED = 3072  # embedding_dense_backward_cuda
 _ROWS_PER_PART = 10  # NROWS_PER_THREAD
 _MAX_BLOCK = 1024  # MAX_BLOCK_SIZE
@@ -89,7 +88,7 @@ def _dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
 
 def _passes(rows: int) -> int:
     """Return how often the sort goes over the indices: once for 8 bits."""
-    bits = rows.bit_length() if context.platform.torch >= _SORTS_BITS_OF_V_SINCE else 64
+    bits = rows.bit_length() if torch_since(2, 13) else 64
     return -(-bits // 8)
 
 
@@ -99,7 +98,7 @@ def _come_and_go(nbytes: int) -> None:
 
 def _adds_atomically(segments: int, parts: int, width: int) -> bool:
     """Whether so few segments would leave most of the card idle (use_fused_kernel)."""
-    if context.platform.torch < _ADDS_ATOMICALLY_SINCE:
+    if not torch_since(2, 11):
         return False
     padded_width = -(-width // _WARP) * _WARP
     blocks = -(-segments * padded_width // min(padded_width, _MAX_BLOCK))

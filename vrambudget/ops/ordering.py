@@ -13,11 +13,11 @@ from vrambudget.dtypes import int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.creation import made
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
 from vrambudget.ops.reduce import with_partial_sums
 
-_EXTREMES_AT_ONCE_SINCE = (2, 13)
 _MOST_SORTED_IN_PLACE = 4096  # should_use_small_sort
 
 
@@ -60,7 +60,7 @@ def bincount(x: Tensor, groups: int) -> Tensor:
     """
     context.operation = "bincount"
     size = int64.itemsize
-    if context.platform.torch >= _EXTREMES_AT_ONCE_SINCE:
+    if torch_since(2, 13):
         smallest, largest = empty((), int64), empty((), int64)
         with_partial_sums(x, (0,), accumulator=2 * size)
         result = empty((groups,), int64)

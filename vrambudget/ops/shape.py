@@ -23,8 +23,7 @@ from vrambudget.engine.tensor import (
     empty_like,
     numel,
 )
-
-_ALIASES_SINCE = (2, 11)
+from vrambudget.engine.versions import torch_since
 
 
 def view(x: Tensor, *shape: int) -> Tensor:
@@ -124,7 +123,7 @@ def open_slices(x: Tensor, count: int) -> Tensor:
 
     Until 2.8 autograd follows each: backward copies the gradient into zeros.
     """
-    if context.platform.torch >= _ALIASES_SINCE:
+    if torch_since(2, 11):
         return x
     for _ in range(count):
         x = _share(x, "slice", x.shape, x.strides, partial(_zeros, x.shape, x.dtype))

@@ -25,26 +25,20 @@ without Triton.
 
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import empty_bytes
+from vrambudget.engine.versions import torch_since
 from vrambudget.tape.events import Purpose, Storage
 
 MIB = 2**20
 
-_LT_KEPT_SINCE = (2, 11)
-_SHARED_SINCE = (2, 13)
-_PER_PRODUCT_SINCE = (2, 15)
-_LT_ADDS_MATRICES_SINCE = (2, 15)
-_OUTER_PRODUCT_KERNEL_SINCE = (2, 13)
-
 
 def cublas_workspace(*, epilogue: bool = False) -> None:
     """Allocate what a matrix product allocates besides its result."""
-    version = context.platform.torch
     cublas, lt = cublas_workspace_bytes(), cublaslt_workspace_bytes()
-    if version >= _PER_PRODUCT_SINCE:
+    if torch_since(2, 15):
         _passing(lt if epilogue else cublas)
-    elif not epilogue or version >= _SHARED_SINCE:
+    elif not epilogue or torch_since(2, 13):
         _kept("cublas", cublas)
-    elif version >= _LT_KEPT_SINCE:
+    elif torch_since(2, 11):
         _kept("cublas", cublas)
         _kept("cublaslt", lt)
     else:  # cuBLASLt's is there before the handle and what it keeps
@@ -55,12 +49,12 @@ def cublas_workspace(*, epilogue: bool = False) -> None:
 
 def addmm_workspace() -> None:
     """Allocate what a 16-bit product allocates that a matrix is added to."""
-    cublas_workspace(epilogue=context.platform.torch >= _LT_ADDS_MATRICES_SINCE)
+    cublas_workspace(epilogue=torch_since(2, 15))
 
 
 def bmm_workspace(inner: int) -> None:
     """Allocate what a batched product allocates that sums over `inner` elements."""
-    if inner > 1 or context.platform.torch < _OUTER_PRODUCT_KERNEL_SINCE:
+    if inner > 1 or not torch_since(2, 13):
         cublas_workspace()
 
 
@@ -80,7 +74,7 @@ def cublas_workspace_bytes() -> int:
     """Return 32 MiB, or 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8")."""
     major, minor = context.platform.compute_capability
     hopper = (major, minor) == (9, 0)
-    if hopper or (context.platform.torch >= _SHARED_SINCE and major in {9, 10, 11, 12}):
+    if hopper or (torch_since(2, 13) and major in {9, 10, 11, 12}):
         return 32 * MIB
     return 2 * 4096 * 1024 + 8 * 16 * 1024
 

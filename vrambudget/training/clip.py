@@ -15,11 +15,11 @@ from functools import reduce
 from vrambudget.dtypes import DType, float32, int64, promote
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Parameter, Tensor, empty
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.training.optimizer_base import by_type
 
 _CHUNK = 65536  # kChunkSize
-_COMPACT_SINCE = (2, 15)
 
 
 def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
@@ -50,7 +50,7 @@ def _foreach_norm(group: list[Parameter]) -> list[Tensor]:
     """Return the norms of gradients of one type; a gradient has its parameter's shape and type."""
     context.operation = "_foreach_norm"
     chunks = [-(-parameter.numel // _CHUNK) for parameter in group]
-    compact = context.platform.torch >= _COMPACT_SINCE
+    compact = torch_since(2, 15)
     begins = empty((len(group) + 1,), int64) if compact else None
     partial = empty((sum(chunks) if compact else len(group) * max(chunks),), float32)
     norms = [empty((), parameter.dtype) for parameter in group]

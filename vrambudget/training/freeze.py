@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
+from vrambudget.engine.versions import transformers_since
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.training.lora import make_inputs_require_grads
 
 
@@ -34,7 +34,7 @@ def freeze(model: Module, names: Sequence[str]) -> None:
             p.requires_grad = False
     if not any(p.requires_grad for p in parameters.values()):
         raise VramBudgetError("freeze leaves nothing to train", hint="evaluation is --mode eval")
-    if context.options.checkpointing and not is_transformers_4():
+    if context.options.checkpointing and transformers_since(5, 0):
         make_inputs_require_grads(model)
 
 

@@ -14,6 +14,7 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts import encoder
 from vrambudget.models.parts.encoder import (
     EncoderConfig,
@@ -26,7 +27,6 @@ from vrambudget.models.parts.encoder import (
 from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.ops.elementwise import ACTIVATIONS, add
 from vrambudget.tape.events import Purpose
 
@@ -79,9 +79,9 @@ class Predictions(Module):
 
     def __init__(self, config: "BertConfig") -> None:
         self.transform = Transform(config)
-        self.decoder = Linear(config.hidden_size, config.vocab_size, bias=not is_transformers_4())
+        self.decoder = Linear(config.hidden_size, config.vocab_size, bias=transformers_since(5, 0))
         self.bias = Parameter((config.vocab_size,), context.options.dtype)
-        if is_transformers_4():
+        if not transformers_since(5, 0):
             self.decoder.bias = self.bias
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -151,6 +151,8 @@ class BertConfig(EncoderConfig):
     model_type: Literal["bert"] = "bert"
     pad_token_id: int | None = 0
     vocab_size: Size = 30522
+
+    followed_in = ("4.57", "5.17")
 
     def build(self, task: Task) -> BertForMaskedLM | BertForSequenceClassification:
         """Return the model, its weights allocated."""

@@ -15,6 +15,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.decoder import (
     MLP,
@@ -25,7 +26,6 @@ from vrambudget.models.parts.decoder import (
     Model,
 )
 from vrambudget.models.parts.layers import Embedding
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import Activation, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
@@ -35,12 +35,12 @@ from vrambudget.tape.events import Purpose
 class ScaledEmbedding(Embedding):
     """GemmaTextScaledWordEmbedding: the scale is a buffer of the weights' type.
 
-    In transformers 4.57 the model itself scales, by a number, when masks and positions are made.
+    Before 5.4 the model itself scales, by a number, when masks and positions are made.
     """
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width)
-        self.model_scales = is_transformers_4()
+        self.model_scales = not transformers_since(5, 4)
         if self.model_scales:
             return
         with made_for(Purpose.WEIGHTS):
@@ -88,6 +88,7 @@ class GemmaConfig(DecoderConfig):
     tie_word_embeddings: bool = True
     use_bidirectional_attention: Literal[False] | None = None
 
+    followed_in = ("4.57", "5.17")
     ignored_keys = DecoderConfig.ignored_keys | {"hidden_activation"}
 
     def layer(self) -> DecoderLayer:

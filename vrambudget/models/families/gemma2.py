@@ -120,6 +120,7 @@ class Gemma2Config(LayerTypesConfig):
     final_logit_softcapping: Cap | None = 30.0
     use_bidirectional_attention: Literal[False] | None = None
 
+    followed_in = ("4.57", "5.17")
     heads_share_width = True  # validate_architecture of configuration_gemma2.py
     aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
     ignored_keys = LayerTypesConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}

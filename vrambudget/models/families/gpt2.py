@@ -19,6 +19,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import (
@@ -32,7 +33,6 @@ from vrambudget.models.parts.layers import (
 from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.masks import causal_mask, look_for_padding, positions
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import (
@@ -111,8 +111,8 @@ class Attention(Module):
 
 
 def _causal_buffers(length: int) -> tuple[Tensor, Tensor] | None:
-    """Return each layer's causal mask [1, 1, P, P] and its lowest score: transformers 4.57's."""
-    if not is_transformers_4():
+    """Return each layer's causal mask [1, 1, P, P] and its lowest score, before 5.2."""
+    if transformers_since(5, 2):
         return None
     ones = made("ones", (length, length), bool_)
     with made_for(Purpose.WEIGHTS):
@@ -228,7 +228,8 @@ class GPT2Config(ModelConfig):
     attn_pdrop: Probability = 0.1
     tie_word_embeddings: bool = True
 
-    reads_back_in = frozenset({"5.17"})
+    followed_in = ("4.57", "5.17")
+    reads_back_since = (5, 0)
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

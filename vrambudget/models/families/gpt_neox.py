@@ -192,7 +192,8 @@ class GPTNeoXConfig(RotaryConfig):
     rotary_pct: Annotated[float, Field(gt=0, le=1)] = 0.25
     tie_word_embeddings: bool = False
 
-    reads_back_in = frozenset({"5.17"})
+    followed_in = ("4.57", "5.17")
+    reads_back_since = (5, 0)
     tasks = ("causal-lm", "seq-cls")
     ignored_keys = RotaryConfig.ignored_keys | {"rotary_emb_base", "classifier_dropout"}
 

@@ -23,6 +23,8 @@ class MistralConfig(SlidingConfig):
     max_position_embeddings: Size = 131072
     sliding_window: Size | None = 4096
 
+    followed_in = ("4.57", "5.17")
+
     def layer(self) -> DecoderLayer:
         """MistralDecoderLayer."""
         attention = Attention(self, qkv_bias=False, out_bias=False)

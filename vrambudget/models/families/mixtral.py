@@ -72,6 +72,7 @@ class MixtralConfig(MoeConfig):
     num_experts_per_tok: Size = 2
     router_jitter_noise: Annotated[float, Field(ge=0)] = 0.0
 
+    followed_in = ("5.17",)
     aliases: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
 
     @property

@@ -17,6 +17,7 @@ from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
@@ -24,7 +25,6 @@ from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.masks import causal_mask, mask_of_ones
 from vrambudget.models.parts.masks_v4 import additive_causal_mask, tokens_of
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
@@ -146,7 +146,7 @@ class Decoder(Module):
         """[B, T] -> [B, T, C of the embeddings]."""
         inputs_embeds = self.embed_tokens(input_ids)
         positions: list[Tensor] = []
-        if is_transformers_4():
+        if not transformers_since(5, 2):
             positions.append(arange(input_ids.shape[1]))
             attention_mask = tokens_of(inputs_embeds, attention_mask)
             mask = additive_causal_mask(inputs_embeds, attention_mask)
@@ -212,7 +212,7 @@ class OPTForCausalLM(Module):
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         hidden_states = self.model(input_ids, attention_mask)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            colons = 0 if is_transformers_4() else 3  # [:, slice_indices, :]
+            colons = 3 if transformers_since(5, 0) else 0  # [:, slice_indices, :]
             logits = self.lm_head(open_slices(hidden_states, colons))
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
         return Outputs(loss, logits)
@@ -239,7 +239,8 @@ class OPTConfig(ModelConfig):
     layer_norm_elementwise_affine: bool = True
     tie_word_embeddings: bool = True
 
-    reads_back_in = frozenset({"4.57", "5.17"})
+    followed_in = ("4.57", "5.17")
+    reads_back_since = (4, 0)
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "_remove_final_layer_norm": "remove_final_layer_norm"
     }

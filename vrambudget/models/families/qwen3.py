@@ -43,6 +43,8 @@ class Qwen3Config(LaterLayersSlide):
     max_position_embeddings: Size = 32768
     attention_bias: bool = False
 
+    followed_in = ("4.57", "5.17")
+
     def layer(self) -> DecoderLayer:
         """Qwen3DecoderLayer."""
         attention = NormedAttention(self, bias=self.attention_bias)

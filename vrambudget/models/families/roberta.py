@@ -16,6 +16,7 @@ from vrambudget.dtypes import bool_, int32, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts import encoder
 from vrambudget.models.parts.encoder import (
     EncoderConfig,
@@ -28,7 +29,6 @@ from vrambudget.models.parts.encoder import (
 from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, gelu, tanh
 from vrambudget.ops.scan import cumsum
@@ -42,7 +42,7 @@ class Embeddings(encoder.Embeddings):
     def __init__(self, config: "RobertaConfig") -> None:
         width = config.hidden_size
         self.word_embeddings = Embedding(config.vocab_size, width)
-        if is_transformers_4():  # made twice; the first goes when the second is there
+        if not transformers_since(5, 0):  # made twice; the first goes when the second is there
             self.position_embeddings = Embedding(config.max_position_embeddings, width)
         self.token_type_embeddings = Embedding(config.type_vocab_size, width)
         self.LayerNorm = LayerNorm(width)
@@ -87,7 +87,7 @@ class LMHead(Module):
         self.layer_norm = LayerNorm(config.hidden_size)
         self.decoder = Linear(config.hidden_size, config.vocab_size)
         self.bias = Parameter((config.vocab_size,), context.options.dtype)
-        if is_transformers_4():
+        if not transformers_since(5, 0):
             self.decoder.bias = self.bias
 
     def forward(self, features: Tensor) -> Tensor:
@@ -164,6 +164,8 @@ class RobertaConfig(EncoderConfig):
     model_type: Literal["roberta"] = "roberta"
     vocab_size: Size = 50265
     pad_token_id: Annotated[int, Field(ge=0)] = 1
+
+    followed_in = ("4.57", "5.17")
 
     @property
     def default_block(self) -> int:

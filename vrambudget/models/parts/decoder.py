@@ -232,7 +232,7 @@ class DecoderConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     tie_word_embeddings: bool = False
 
-    reads_back_in = frozenset({"5.17"})
+    reads_back_since = (5, 0)
     tasks = ("causal-lm", "seq-cls")
 
     @property

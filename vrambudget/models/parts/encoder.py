@@ -19,11 +19,11 @@ from vrambudget.dtypes import int64
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.masks import bidirectional_mask, look_for_padding
 from vrambudget.models.parts.masks_v4 import bidirectional_mask_of_4, tokens_of
-from vrambudget.models.parts.release import is_transformers_4
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar, tanh
@@ -58,9 +58,10 @@ class EncoderConfig(ModelConfig):
     type_vocab_size: Size = 2
     tie_word_embeddings: bool = True
 
+    reads_back_since = (4, 0)
+    reads_back_until = (5, 0)
     tasks = ("masked-lm", "seq-cls")
     loads_in_4bit = False
-    reads_back_in = frozenset({"4.57"})
     ignored_keys = frozenset({"position_embedding_type"})
 
     @property
@@ -88,11 +89,10 @@ class PositionBuffers(Module):
             self.token_type_ids = made("zeros", (1, length), int64) if token_types else None
 
     def initialise(self) -> None:
-        """_init_weights counts once more and copies the result in; not in transformers 4."""
-        if is_transformers_4():
-            return
-        again = arange(self.position_ids.shape[1])
-        del again
+        """_init_weights counts once more and copies the result in, from 5.0 on."""
+        if transformers_since(5, 0):
+            again = arange(self.position_ids.shape[1])
+            del again
 
     def positions(self, length: int) -> Tensor:
         """Return the first `length` positions [1, T]: a view."""
@@ -102,14 +102,13 @@ class PositionBuffers(Module):
 def token_types(buffers: PositionBuffers, position_ids: Tensor, batch: int) -> Tensor:
     """Return the buffer's types at `position_ids`, for every row [B, T].
 
-    Transformers 4 takes the first T.
+    Before 5.0 the first T are taken.
     """
     length = position_ids.shape[1]
-    if is_transformers_4():
-        assert buffers.token_type_ids is not None  # noqa: S101 - these encoders have types
-        return expand(narrowed(buffers.token_type_ids, 1, length), batch, length)
-    gathered = made("gather", position_ids.shape, int64)
-    return expand(gathered, batch, length)
+    if transformers_since(5, 0):
+        return expand(made("gather", position_ids.shape, int64), batch, length)
+    assert buffers.token_type_ids is not None  # noqa: S101 - these encoders have types
+    return expand(narrowed(buffers.token_type_ids, 1, length), batch, length)
 
 
 def eager_attention(
@@ -117,12 +116,12 @@ def eager_attention(
 ) -> Attended:
     """BERT's eager_attention_forward: the softmax in the scores' dtype (float32 under autocast).
 
-    Transformers 4 has two names, for scores and for weights.
+    Before 5.0 there are two names, for scores and for weights.
     """
     weights = mul_scalar(matmul(query, transpose(key, 2, 3)))
     if mask is not None:
         weights = add(weights, mask)
-    scores = weights if is_transformers_4() else None
+    scores = None if transformers_since(5, 0) else weights
     weights = softmax(weights)
     weights = dropout(weights, dropout_p)
     output = matmul(weights, value)
@@ -219,11 +218,11 @@ class Layer(CheckpointedLayer):
         self.output = AddNorm(config, config.intermediate_size)
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
-        """[B, T, C] -> [B, T, C]; transformers 4 hands the weights on to the loop over layers."""
+        """[B, T, C] -> [B, T, C]; before 5.0 the weights go on to the loop over layers."""
         attention_output, weights = self.attention(hidden_states, mask)
         intermediate_output = self.intermediate(attention_output)
         layer_output: Tensor = self.output(intermediate_output, attention_output)
-        return layer_output, weights if is_transformers_4() else None
+        return layer_output, None if transformers_since(5, 0) else weights
 
 
 class Encoder(Module):
@@ -267,10 +266,11 @@ class Model(Module):
         self, input_ids: Tensor, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T] -> [B, T, C], [B, C]."""
-        if is_transformers_4() and attention_mask is None and self.pads:
+        before_5 = not transformers_since(5, 0)
+        if before_5 and attention_mask is None and self.pads:
             look_for_padding(input_ids.shape[0])
         embedding_output = self.embeddings(input_ids)  # held until this returns
-        if is_transformers_4():
+        if before_5:
             attention_mask = tokens_of(embedding_output, attention_mask)
             mask = bidirectional_mask_of_4(embedding_output, attention_mask)
         else:
@@ -281,8 +281,8 @@ class Model(Module):
 
 
 def plus_positions(embeddings: Tensor, positions: Tensor) -> Tensor:
-    """Return the sum; transformers 4 adds in place."""
-    return add_(embeddings, positions) if is_transformers_4() else add(embeddings, positions)
+    """Return the sum, before 5.0 in place."""
+    return add(embeddings, positions) if transformers_since(5, 0) else add_(embeddings, positions)
 
 
 class Embeddings(Module):

@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.ops.creation import made
 
 
 def default(dim: int) -> Tensor:
-    """1 / base ** (arange(0, dim, 2) / dim)."""
+    """1 / base ** (arange(0, dim, 2) / dim); before 5.15 as `linear`."""
+    if not transformers_since(5, 15):
+        return linear(dim)
     return _over(_powers(_chain((dim // 2,), "arange", "div")))
 
 
@@ -72,9 +75,6 @@ FREQUENCIES: dict[str, Callable[[int], Tensor]] = {
     "longrope": longrope,
 }
 """Formulas by `rope_type`."""
-
-FREQUENCIES_OF_4 = {**FREQUENCIES, "default": linear}
-"""The same in transformers 4.57."""
 
 
 def _exponents(dim: int) -> Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from vrambudget.dtypes import DType, bool_, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.release import is_transformers_4
+from vrambudget.engine.versions import transformers_since
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.reduce import count_true, with_partial_sums
@@ -28,8 +28,8 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def positions(length: int) -> Tensor:
-    """torch.arange(length) + past_seen_tokens: [1, T]; 4.57 begins the range there."""
-    indices = arange(length) if is_transformers_4() else _offset_arange(length)
+    """torch.arange(length) + past_seen_tokens: [1, T]; before 5.0 the range begins there."""
+    indices = _offset_arange(length) if transformers_since(5, 0) else arange(length)
     return view(indices, 1, length)
 
 
@@ -148,7 +148,7 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
     starts = made("ne", (B, T), bool_)
     indices = cumsum(starts, int64)
     del starts
-    if is_transformers_4():
+    if not transformers_since(5, 0):
         return indices
     last = made("eq", (B,), bool_)
     every = made("all", (), bool_)
@@ -206,12 +206,12 @@ def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
 
 def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Tensor:
     """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
-    if is_transformers_4():  # the queries' positions are the model's own
-        kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
-        q_arange = kv_arange
-    else:
+    if transformers_since(5, 4):
         batch_arange, head_arange = arange(batch), arange(1)
         q_arange, kv_arange = _offset_arange(length), _offset_arange(keys)
+    else:  # the queries' positions are the model's own
+        kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
+        q_arange = kv_arange
     index = (
         view(batch_arange, batch, 1, 1, 1),
         view(q_arange, 1, 1, length, 1),
@@ -225,11 +225,11 @@ def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Te
 def and_masks(*functions: MaskFunction) -> MaskFunction:
     """Return the mask of what all functions allow: from True on, each `&` a new tensor.
 
-    Under 4.57's vmap the True is as many as there are queries.
+    Before 5.0, under vmap, the True is as many as there are queries.
     """
 
     def every(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        result = made("new_ones", query.shape if is_transformers_4() else (), bool_)
+        result = made("new_ones", () if transformers_since(5, 0) else query.shape, bool_)
         for function in functions:
             part = function(batch, query, key)
             result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)

@@ -89,7 +89,6 @@ class MoeConfig(SlidingConfig):
     output_router_logits: bool = False
 
     has_experts = True
-    followed_in = ("5.17",)
     loads_in_4bit = False  # experts are no linear layers: bitsandbytes leaves them as they are
     ignored_keys = SlidingConfig.ignored_keys | {"router_aux_loss_coef"}
 

@@ -13,8 +13,8 @@ from vrambudget.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.frequencies import FREQUENCIES, FREQUENCIES_OF_4
-from vrambudget.models.parts.release import is_transformers_4
+from vrambudget.engine.versions import transformers_since
+from vrambudget.models.parts.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
 from vrambudget.ops.shape import cat, slice_last, view
@@ -30,11 +30,10 @@ class RotaryEmbedding(Module):
     def __init__(self, dim: int, rope_type: str = "default") -> None:
         self.dim = dim
         self.rope_type = rope_type
-        if is_transformers_4():  # one buffer by two names, made once
-            frequencies = FREQUENCIES_OF_4[rope_type]
+        frequencies = FREQUENCIES[rope_type]
+        if not transformers_since(5, 0):  # one buffer by two names, made once
             self.inv_freq = self.original_inv_freq = frequencies(dim)
             return
-        frequencies = FREQUENCIES[rope_type]
         self.inv_freq = frequencies(dim)
         self.original_inv_freq = made("clone", (dim // 2,), float32)
         # _init_weights computes the frequencies once more and copies them in.

@@ -23,11 +23,11 @@ from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.attention.layout import contiguous, heads_last
 from vrambudget.ops.attention.tiles import backward_tile
 from vrambudget.ops.reduce import with_partial_sums
 
-_RNG_STATE_SINCE = (2, 15)
 _LOGSUMEXP_ALIGNMENT = 32
 _BIAS_GRADIENT_ALIGNMENT = 16
 _WIDEST_IN_REGISTERS = 128  # a head dimension up to this needs no accumulator in memory
@@ -68,9 +68,10 @@ def efficient_attention(
 
 
 def _rng_state(dropout: float) -> list[Tensor]:
-    if dropout or context.platform.torch < _RNG_STATE_SINCE:
+    """Return seed and offset; until 2.13 they are not on the card."""
+    if dropout or not torch_since(2, 15):
         return []
-    return [empty((), int64), empty((), int64)]  # seed and offset
+    return [empty((), int64), empty((), int64)]
 
 
 def _bias_gradient(shape: Shape, dtype: DType) -> Tensor:

@@ -22,9 +22,9 @@ from vrambudget.dtypes import float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.attention.layout import Layout, contiguous, heads_last, pad_last, slice_last
 
-_RNG_STATE_SINCE = (2, 8)
 _ALIGNMENT = 8  # of the head dimension
 _ROWS = 128  # queries are padded to blocks of these
 _MAX_SPLITS = 128
@@ -75,8 +75,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def _rng_state(dropout: float) -> list[Tensor]:
-    """Return the state and a scalar that nothing uses; with dropout the state is made twice."""
-    if context.platform.torch < _RNG_STATE_SINCE:
+    """Return the state and a scalar that nothing uses; with dropout the state is made twice.
+
+    They are on the card from 2.8 on.
+    """
+    if not torch_since(2, 8):
         return []
     rng_state, unused = empty((2,), int64), empty((), int64)
     if dropout:

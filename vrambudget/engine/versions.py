@@ -1,0 +1,26 @@
+"""Whether the job's PyTorch, CUDA or transformers is a release or a later one.
+
+A rule that changed stands beside the one before it and names the release that changed it:
+
+    q = arange(queries) if transformers_since(5, 4) else positions
+
+What a job follows is always a version that was checked (config/versions.py), so a rule whose exact
+release is not known may name the first checked release that has it; it says so then.
+"""
+
+from vrambudget.engine.context import context
+
+
+def torch_since(major: int, minor: int) -> bool:
+    """Whether the job runs this release of PyTorch or a later one."""
+    return context.platform.torch >= (major, minor)
+
+
+def cuda_since(major: int, minor: int) -> bool:
+    """Whether the job's PyTorch is built with this release of CUDA or a later one."""
+    return context.platform.cuda >= (major, minor)
+
+
+def transformers_since(major: int, minor: int) -> bool:
+    """Whether the job runs this release of transformers or a later one."""
+    return context.options.transformers >= (major, minor)
