@@ -29,13 +29,11 @@ from vrambudget import dtypes
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
-from vrambudget.tape.events import Purpose, Storage
+from vrambudget.tape.events import Purpose, Storage, Tape
 
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]
 Edge = tuple["Node", int, tuple[int, ...], dtypes.DType]
-
-_OWN_REFERENCES = 2  # a local name and getrefcount's own argument
 
 _sum_to_size: list[Callable[[Tensor, Shape], Tensor]] = []
 
@@ -260,29 +258,39 @@ def _fit(
     gradients[i] = gradient
 
 
-def _unshared(x: Tensor, holders: int) -> bool:
-    """Whether `holders` references to x are all there are, and x alone holds its storage."""
-    if sys.getrefcount(x) > holders + _OWN_REFERENCES:
-        return False
-    return sys.getrefcount(x.storage) <= _OWN_REFERENCES
+def _references(tensors: list[Tensor | None], i: int) -> tuple[int, int]:
+    """Count the references to tensors[i] and to its storage."""
+    x = tensors[i]
+    assert x is not None  # noqa: S101 - the caller saw it
+    return sys.getrefcount(x), sys.getrefcount(x.storage)
+
+
+# What the interpreter itself adds to these counts is its own affair: up to Python 3.13 a local that
+# is passed on is one more reference, from 3.14 on it is borrowed. So no number stands here: counts
+# are held against those of a tensor that nobody shares, taken by the same code at the same moment.
+_UNSHARED: list[Tensor | None] = [
+    Tensor((), dtypes.float32, Storage(Tape(), 4, Purpose.TEMPORARIES, "unshared"))
+]
 
 
 def _add_into(buffer: list[Tensor | None], slot: int) -> None:
     """Add a second gradient to the first: only a new tensor is an event."""
+    is_shared = _references(buffer, slot) != _references(_UNSHARED, 0)
     old = buffer[slot]
     assert old is not None  # noqa: S101 - the caller saw it
     # A view counts as shared: what it is a view of is kept by it (can_accumulate_inplace).
-    if old.is_view or not (old.is_dense and _unshared(old, 2)):  # the buffer and `old`
+    if old.is_view or is_shared or not old.is_dense:
         context.operation = "add"
         buffer[slot] = empty(old.shape, old.dtype)
 
 
 def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
     """Take the gradient itself if nobody else holds it, else a copy (accumulate_grad.h)."""
+    is_shared = _references(grads, 0)[0] != _references(_UNSHARED, 0)[0]  # its storage may be
     gradient = grads.pop()
     assert gradient is not None  # noqa: S101 - a node without gradients is never ready
     if variable.grad is None:
-        if sys.getrefcount(gradient) > _OWN_REFERENCES or not gradient.is_contiguous:
+        if is_shared or not gradient.is_contiguous:
             context.operation = "clone"
             gradient = empty(gradient.shape, gradient.dtype)
         gradient.storage.purpose = Purpose.GRADIENTS
