@@ -188,12 +188,21 @@ def test_help_lists_all_commands(capsys, words):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_sweep_without_numpy_says_what_it_needs(run, monkeypatch):
+    monkeypatch.delattr("vrambudget.planning.sweep_points", raising=False)
+    monkeypatch.setitem(sys.modules, "vrambudget.planning.sweep_points", None)
+    code, out, err = run("sweep", *SMALL)
+    assert (code, out) == (2, "")
+    assert "needs NumPy" in err
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"vrambudget {vrambudget.__version__}\n"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the pipe is one of a POSIX shell")
 def test_a_closed_pipe_is_quiet():
     command = f"{sys.executable} -m vrambudget gpus | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)  # noqa: S607

@@ -19,6 +19,7 @@ from vrambudget.config.versions import BASELINE, CHECKED
 from vrambudget.models import model_types
 
 NEEDS_CUDA_TORCH = {"rehearse", "compare", "measure"}
+NEEDS = {"sweep": "numpy", "timeline.png": "matplotlib"}  # a word of a command: what it imports
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.14 GiB. GPU 0 has a total"
     " capacity of 11.69 GiB of which 4.34 GiB is free. Including non-PyTorch memory, this process"
@@ -61,6 +62,8 @@ def test_a_command_runs(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "path" / "to" / "config.json").write_text(GPT2, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     words = [str(pages.ROOT / w) if w.startswith("tests/") else w for w in shlex.split(command)]
+    for word in NEEDS.keys() & set(words):
+        pytest.importorskip(NEEDS[word])
     assert main(words) in {DONE, DOES_NOT_FIT}
     assert "error:" not in capsys.readouterr().err
 

@@ -5,10 +5,11 @@ from test_laws import KINDS, TINY
 
 from vrambudget.engine.context import Platform, recording
 from vrambudget.estimator import resolve
-from vrambudget.measure.runner import CLASSES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from vrambudget.measure.runner import CLASSES  # noqa: E402 - it imports torch
 
 
 @pytest.mark.parametrize(("name", "task"), [kind for kind in KINDS if kind[0] != "nanogpt"])

@@ -5,12 +5,19 @@ import operator
 import random
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from vrambudget.engine.sizes import forget, pure
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.size_vector import Disagreement, Points, SizeVector, by_regime
+
+np = pytest.importorskip("numpy")
+
+from vrambudget.planning.size_vector import (  # noqa: E402 - it imports NumPy
+    Disagreement,
+    Points,
+    SizeVector,
+    by_regime,
+)
 
 VALUES = [3, 8, 1, 4096, 77]
 OTHERS = [2, 5, 9, 3, 77]

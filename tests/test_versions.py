@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -219,4 +220,5 @@ def test_the_default_is_found_without_importing_the_package():
         "import sys; from vrambudget.config.job import Job; Job();"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={})
+    own = {name: value for name, value in os.environ.items() if not name.startswith("VRAMBUDGET_")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=own)

@@ -8,6 +8,7 @@ Not modelled: a configuration in YAML or inside a checkpoint.
 
 import json
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from vrambudget.errors import VramBudgetError
@@ -31,11 +32,13 @@ def read_config(path: Path) -> tuple[dict[str, Any], Path]:
 
 def _locate(path: Path) -> Path:
     file = path / CONFIG_NAME if path.is_dir() else path
-    if not file.exists():
-        raise _nothing_there(path)
-    if not file.is_file():
+    try:
+        found = file.stat()  # exists() would call a name that is too long missing, from 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
+        raise _nothing_there(path) from None
+    if not S_ISREG(found.st_mode):
         raise VramBudgetError("this is not a regular file", where=str(file))
-    if (size := file.stat().st_size) > _MOST_BYTES:
+    if (size := found.st_size) > _MOST_BYTES:
         raise VramBudgetError(
             f"this file has {format_bytes(size)}, too much for a configuration",
             where=str(file),
