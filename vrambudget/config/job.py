@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import BeforeValidator, Field
-
-from vrambudget.config.settings import Probability, Settings, Size, canonical
+from vrambudget.config.settings import Probability, Settings, Size, canonical, field
 from vrambudget.config.versions import as_numbers, default_version, plain_version
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.schema import Rule
 
 Mode = Literal["train", "eval"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
@@ -98,106 +97,104 @@ def _is_module_name(name: object) -> bool:
     return isinstance(name, str) and _MODULE_NAME.fullmatch(name) is not None
 
 
-Version = Annotated[str, BeforeValidator(_minor_version)]
-ModuleNames = Annotated[tuple[str, ...], BeforeValidator(_module_names)]
-LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_lora_targets)]
+Version = Annotated[str, Rule(before=_minor_version)]
+ModuleNames = Annotated[tuple[str, ...], Rule(before=_module_names)]
+LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], Rule(before=_lora_targets)]
 
 
 class Job(Settings):
     """One training or evaluation job; every field is an option of the command line."""
 
-    batch: Size = Field(1, description="sequences per forward pass on this GPU")
-    block: Size | None = Field(
+    batch: Size = field(1, description="sequences per forward pass on this GPU")
+    block: Size | None = field(
         None, description="tokens per sequence (default: the model's own limit; none for images)"
     )
-    mode: Mode = Field("train", description="train, or evaluate under no_grad")
-    precision: Precision = Field(
+    mode: Mode = field("train", description="train, or evaluate under no_grad")
+    precision: Precision = field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
     )
-    optimizer: Optimizer = Field(
+    optimizer: Optimizer = field(
         "adamw", description="optimizer, as torch.optim has it, or bitsandbytes (lion, ...-8bit)"
     )
-    optimizer_impl: OptimizerImpl | None = Field(
+    optimizer_impl: OptimizerImpl | None = field(
         None, description="the optimizer's implementation (default: what PyTorch takes)"
     )
-    attention: Attention = Field("sdpa", description="attention implementation")
-    experts: ExpertsImplementation = Field(
+    attention: Attention = field("sdpa", description="attention implementation")
+    experts: ExpertsImplementation = field(
         "grouped_mm", description="how transformers runs a mixture's experts"
     )
-    routing: Routing = Field(
+    routing: Routing = field(
         "uniform",
         description="how tokens spread over experts, where that decides memory (experts eager):"
         " evenly, or the worse of evenly and all to the same few",
     )
-    checkpointing: Checkpointing = Field(
+    checkpointing: Checkpointing = field(
         "none", description="full: keep each layer's input only and run the layer again in backward"
     )
-    dropout: Probability | None = Field(
+    dropout: Probability | None = field(
         None, description="dropout probability everywhere (default: the model's own)"
     )
-    clip: Annotated[float, Field(gt=0)] | None = Field(
+    clip: Annotated[float, Rule(gt=0)] | None = field(
         None, description="clip the gradients' norm at this value (default: no clipping)"
     )
-    grad_accum: Annotated[Size, Field(le=2**16)] = Field(
+    grad_accum: Annotated[Size, Rule(le=2**16)] = field(
         1, description="forward and backward passes for each optimizer step"
     )
-    keep_outputs: bool = Field(
+    keep_outputs: bool = field(
         default=True,
         description="the loop's variables hold the last outputs while the next forward runs",
     )
-    steps: Annotated[Size, Field(le=100)] = Field(
+    steps: Annotated[Size, Rule(le=100)] = field(
         3, description="optimizer steps that are followed; the peak settles by the third"
     )
-    task: Task | None = Field(
+    task: Task | None = field(
         None,
         description="what the model is trained for: decides its head (default: the family's own)",
     )
-    target_len: Size | None = Field(
+    target_len: Size | None = field(
         None, description="tokens per target sequence for seq2seq-lm (default: as block)"
     )
-    image_size: Size | None = Field(
+    image_size: Size | None = field(
         None, description="pixels along each side of an image (default: the model's own)"
     )
-    lora_rank: Annotated[Size, Field(le=2**16)] | None = Field(
+    lora_rank: Annotated[Size, Rule(le=2**16)] | None = field(
         None, description="train LoRA adapters of this rank instead of the weights, as PEFT does"
     )
-    lora_targets: LoraTargets = Field(
+    lora_targets: LoraTargets = field(
         ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
     )
-    lora_dropout: Probability = Field(
+    lora_dropout: Probability = field(
         0.0, description="dropout probability of the adapters' inputs"
     )
-    freeze: ModuleNames = Field(
+    freeze: ModuleNames = field(
         (), description="modules or parameters that are not trained, by name: transformer.wte"
     )
-    quant: Quant | None = Field(
+    quant: Quant | None = field(
         None,
         description="linear layers' weights in 4 bit by bitsandbytes (QLoRA: with --lora-rank)",
     )
-    double_quant: bool = Field(
+    double_quant: bool = field(
         default=True, description="quantise the 4-bit blocks' scales too, as QLoRA does"
     )
-    attention_mask: AttentionMask = Field(
+    attention_mask: AttentionMask = field(
         "none", description="padding: a tokenizer's attention mask, of a batch with padding in it"
     )
-    causal_mask: CausalMask = Field(
+    causal_mask: CausalMask = field(
         "built",
         description="whether transformers materialises the causal mask for sdpa"
         " (it decides from position ids read back at run time)",
     )
-    expandable_segments: bool = Field(
+    expandable_segments: bool = field(
         default=False,
         description="PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
     )
-    torch: Version = Field(
+    torch: Version = field(
         default_factory=partial(default_version, "torch"),
-        validate_default=True,
         description="version of PyTorch whose rules are followed; a build that is not PyPI's names"
         " its CUDA: 2.11+cu128",
     )
-    transformers: Version = Field(
+    transformers: Version = field(
         default_factory=partial(default_version, "transformers"),
-        validate_default=True,
         description="version of transformers whose modelling code is followed",
     )
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
 from vrambudget.rehearse.record import Moment, RecordedOutOfMemory, Rehearsal
+from vrambudget.report.tabular import grid
 from vrambudget.units import format_bytes
 
 _STEPS_SHOWN = 3
@@ -113,4 +112,4 @@ def _table(
     columns = len(headers)
     sides = align or ("left", *("right",) * (columns - 1))
     sides = (*sides, *("left",) * (columns - len(sides)))
-    return tabulate(rows, headers=headers, disable_numparse=True, colalign=sides, tablefmt="simple")
+    return grid(rows, headers, sides)

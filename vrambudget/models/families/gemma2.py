@@ -9,8 +9,6 @@ Not modelled: `use_bidirectional_attention`.
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
@@ -27,8 +25,9 @@ from vrambudget.ops.elementwise import Activation, add, mul_scalar, tanh
 from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import contiguous, transpose
 from vrambudget.ops.softmax import softmax
+from vrambudget.schema import Rule
 
-Cap = Annotated[float, Field(gt=0)]
+Cap = Annotated[float, Rule(gt=0)]
 
 
 def capped(x: Tensor) -> Tensor:

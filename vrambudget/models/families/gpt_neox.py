@@ -7,8 +7,6 @@ LayerNorm, one projection for q, k and v whose heads lie one after another, rota
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from vrambudget.config.job import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
@@ -35,6 +33,7 @@ from vrambudget.ops.shape import (
     unsqueeze,
     view,
 )
+from vrambudget.schema import Rule
 from vrambudget.tape.events import Purpose
 
 
@@ -189,7 +188,7 @@ class GPTNeoXConfig(RotaryConfig):
     hidden_dropout: Probability = 0.0
     attention_bias: bool = True
     use_parallel_residual: bool = True
-    rotary_pct: Annotated[float, Field(gt=0, le=1)] = 0.25
+    rotary_pct: Annotated[float, Rule(gt=0, le=1)] = 0.25
     tie_word_embeddings: bool = False
 
     followed_in = ("4.57", "5.17")

@@ -6,8 +6,6 @@ both parts; rotary positions over `partial_rotary_factor` of a head, joined with
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -27,6 +25,7 @@ from vrambudget.ops.shape import (
     unsqueeze,
     view,
 )
+from vrambudget.schema import Rule
 
 
 class Attention(Module):
@@ -129,7 +128,7 @@ class Phi3Config(SlidingConfig):
     num_attention_heads: Size = 32
     max_position_embeddings: Size = 4096
     resid_pdrop: Probability = 0.0
-    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    partial_rotary_factor: Annotated[float, Rule(gt=0, le=1)] = 1.0
 
     followed_in = ("4.57", "5.17")
     ignored_keys = SlidingConfig.ignored_keys | {
