@@ -7,8 +7,11 @@ import pytest
 
 import vrambudget
 from vrambudget.cli import main
+from vrambudget.estimator import follow, resolve
 from vrambudget.planning.changes import CHANGES, Cost
+from vrambudget.planning.floor import Floor
 from vrambudget.report.advice import next_step, render_advice
+from vrambudget.simulate import simulate
 
 COSTS = list(Cost)
 JOBS = {
@@ -63,6 +66,38 @@ def test_the_batch_is_accumulated_to_what_it_was():
     assert next(o.options for o in advice.options if "--batch" in o.options) == (
         "--batch 8 --grad-accum 16"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("gpt2", {"batch": 2, "block": 64, "precision": "fp32"}),
+        ("gpt2", {"batch": 2, "block": 64, "precision": "bf16", "lora_rank": 4}),
+        ("bert-base-uncased", {"batch": 2, "block": 64, "mode": "eval"}),
+        ("gpt2", {"batch": 2, "block": 64, "optimizer": "adafactor"}),
+    ],
+)
+def test_no_variant_takes_less_than_the_floor(model, fields):
+    followed = follow(resolve(model, **fields))
+    floor, scenario = Floor(followed), followed.scenario
+    assert 0 < floor.bytes(scenario.job) < followed.budget.peak.requested_bytes
+    variants = [change.apply(scenario, lambda sizes, at, _: at(sizes[0])) for change in CHANGES]
+    for changed in filter(None, variants):
+        tape = simulate(changed.config, changed.job, changed.platform).tape
+        assert floor.bytes(changed.job) <= tape.peak_requested_bytes()
+
+
+def test_where_the_weights_alone_are_too_much_no_pair_and_no_size_is_walked(monkeypatch):
+    walked = []
+
+    def counted(config, job, platform):
+        walked.append(job)
+        return simulate(config, job, platform)
+
+    monkeypatch.setattr("vrambudget.planning.advice.simulate", counted)
+    advice = vrambudget.advise("gpt2-large", batch=4, block=1024, gpu="1GiB")
+    assert not any(option.fits for option in advice.options)
+    assert len(walked) == len(set(walked)) <= len(CHANGES)
 
 
 def test_pairs_come_where_one_change_is_not_enough():

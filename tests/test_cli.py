@@ -13,8 +13,10 @@ import vrambudget
 from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.cli.job_options import add_job_options
+from vrambudget.cli.output import telling
 from vrambudget.cli.parser import COMMANDS, Parser
 from vrambudget.config.job import Job
+from vrambudget.planning import advice
 
 SMALL = ("gpt2", "--batch", "1", "--block", "64")
 
@@ -98,6 +100,32 @@ def test_the_table_says_what_to_try_next(run):
     assert code == 1
     assert "--batch" in options
     assert run(*job, *options)[0] == 0
+
+
+def test_the_report_is_printed_before_advice_is_worked_out(capsys, monkeypatch):
+    printed = []
+
+    advise_on = advice.advise_on
+
+    def spying(followed, tell):
+        printed.append(capsys.readouterr().out)
+        return advise_on(followed, tell)
+
+    monkeypatch.setattr(advice, "advise_on", spying)
+    main([*SMALL, "--gpu", "500MiB"])
+    assert printed[0].startswith("DOES NOT FIT: ")
+    assert "out of memory in step" in printed[0]
+    assert capsys.readouterr().out.startswith("\nnext: ")
+
+
+def test_what_takes_long_is_told_on_a_terminal_alone_and_erased(capsys, monkeypatch):
+    monkeypatch.setattr("vrambudget.cli.output._PATIENCE", -1.0)
+    for terminal, told in ((False, ""), (True, "looking ...\r\x1b[K")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with telling("looking") as tell:
+            tell()
+            tell()
+        assert capsys.readouterr().err == told
 
 
 def test_the_default_command_may_be_named(run):

@@ -14,6 +14,7 @@ from vrambudget.budget import Budget
 from vrambudget.report import FORMATS, render
 from vrambudget.report.amounts import Amounts
 from vrambudget.report.ledger import ledger
+from vrambudget.report.table import render_next
 from vrambudget.report.tabular import Column, render_rows
 
 SMALL, LARGE = 12_552_044_544, 85_097_971_712
@@ -34,8 +35,8 @@ def test_every_format_renders_every_budget(made, output):
 @each_budget
 def test_the_table_fits_eighty_columns(made):
     noted = replace(made, warnings=("a long warning " * 20,), not_modelled=("aten::my_op",))
-    lines = render(noted, advice="take a smaller batch " * 9).splitlines()
-    assert max(map(len, lines)) <= 80
+    text = f"{render(noted)}\n{render_next('take a smaller batch ' * 9)}"
+    assert max(map(len, text.splitlines())) <= 80
 
 
 # Re-adds the printed column, as a reader with a pencil would.
@@ -107,10 +108,6 @@ def test_what_is_not_modelled_makes_the_verdict_a_bound():
     text = render(replace(on_card(SMALL), not_modelled=("aten::my_op",)))
     assert text.startswith("DOES NOT FIT: at least 33.55")
     assert "not modelled: aten::my_op" in text
-
-
-def test_advice_comes_last():
-    assert render(budget(), advice="batch 7 fits").endswith("\n\nnext: batch 7 fits")
 
 
 def test_colour_only_where_asked():

@@ -5,14 +5,13 @@ config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
-from vrambudget.config.source import find_model
+from vrambudget.config.source import ModelSource, find_model
 from vrambudget.config.versions import (
     CHECKED,
     CHECKED_CUDA,
@@ -80,9 +79,7 @@ class Followed:
         return gpu.room_bytes if gpu else None
 
 
-def estimate(
-    model: str | Path | Mapping[str, Any], *, gpu: str | Gpu | None = None, **fields: Any
-) -> Budget:
+def estimate(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
     """Return what a job takes; `fields` are those of `Job`.
 
     Raises VramBudgetError for a model, a field or a card that makes no sense.
@@ -90,9 +87,7 @@ def estimate(
     return estimate_scenario(resolve(model, gpu=gpu, **fields))
 
 
-def resolve(
-    model: str | Path | Mapping[str, Any], *, gpu: str | Gpu | None = None, **fields: Any
-) -> Scenario:
+def resolve(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Scenario:
     """Return the scenario that `estimate` would do."""
     found = find_model(model)
     config = load_config(found.values, config_class, where=found.where)

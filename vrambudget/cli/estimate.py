@@ -3,12 +3,14 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from vrambudget.budget import Budget
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
-from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour
+from vrambudget.cli.output import add_output_options, chosen_format, emit, telling, wants_colour
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import (
     PACKED_ROWS,
@@ -19,12 +21,13 @@ from vrambudget.estimator import (
     resolve,
     unpacked,
 )
-from vrambudget.planning.advice import advise_on
-from vrambudget.planning.fit import largest_batch
 from vrambudget.report import render
-from vrambudget.report.advice import next_step, render_advice
 from vrambudget.report.pictures import is_picture, save
+from vrambudget.report.table import render_next
 from vrambudget.units import format_bytes
+
+if TYPE_CHECKING:
+    from vrambudget.planning.advice import Advice
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -59,17 +62,20 @@ def run(args: argparse.Namespace) -> int:
     if is_picture(args.output):
         return _draw(scenario, args)
     followed = follow(scenario)
-    budget = followed.budget
-    output = chosen_format(args)
+    emit(_parts(followed, args), args)
+    return DONE if followed.budget.fits else DOES_NOT_FIT
+
+
+def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
+    """Yield the result in parts, what is known first."""
+    budget, output = followed.budget, chosen_format(args)
     if output in ("table", "markdown"):
-        text = _report(followed, args)
+        yield from _report(followed, args)
     elif output == "json" and args.advise:
-        advised = {**json.loads(budget.to_json()), "advice": asdict(advise_on(followed))}
-        text = json.dumps(advised, indent=2, ensure_ascii=False)
+        advised = {**json.loads(budget.to_json()), "advice": asdict(_advice(followed))}
+        yield json.dumps(advised, indent=2, ensure_ascii=False)
     else:
-        text = render(budget, output)
-    emit(text, args)
-    return DONE if budget.fits else DOES_NOT_FIT
+        yield render(budget, output)
 
 
 def _with_unpacked_rows(scenario: Scenario, budget: Budget) -> Budget:
@@ -85,16 +91,29 @@ def _with_unpacked_rows(scenario: Scenario, budget: Budget) -> Budget:
     return replace(budget, warnings=warnings)
 
 
-def _report(followed: Followed, args: argparse.Namespace) -> str:
-    """Return what people read: the budget, then what to do next."""
+def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
+    """Yield what people read: the budget, then what to do next."""
     scenario, budget = followed.scenario, _with_unpacked_rows(followed.scenario, followed.budget)
-    output, colour = chosen_format(args), wants_colour(args)
+    output = chosen_format(args)
+    yield render(budget, output, colour=wants_colour(args))
+    if budget.fits:
+        yield f"\n{render_next(_next_step(scenario, budget))}"
     if budget.fits and not args.advise:
-        return render(budget, output, advice=_next_step(scenario, budget), colour=colour)
-    advice = advise_on(followed)
-    told = next_step(advice) if not budget.fits else _next_step(scenario, budget)
-    report = render(budget, output, advice=told, colour=colour)
-    return f"{report}\n\n{render_advice(advice, markdown=output == 'markdown')}"
+        return
+    from vrambudget.report.advice import next_step, render_advice  # noqa: PLC0415 - needed last
+
+    advice = _advice(followed)
+    if not budget.fits:
+        yield f"\n{render_next(next_step(advice))}"
+    yield f"\n{render_advice(advice, markdown=output == 'markdown')}"
+
+
+def _advice(followed: Followed) -> "Advice":
+    """Return what would help; on a terminal a line says that it is being worked out."""
+    from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - needed last
+
+    with telling("working out what would help") as tell:
+        return advise_on(followed, tell)
 
 
 def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
@@ -113,6 +132,8 @@ def _next_step(scenario: Scenario, budget: Budget) -> str:
     """Return the next thing to try with a job that fits."""
     if budget.device is None:
         return "name a card, for example --gpu 12GB, to see whether it fits"
+    from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
+
     batch, _ = largest_batch(scenario)
     if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits"

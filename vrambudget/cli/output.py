@@ -3,12 +3,17 @@
 import argparse
 import os
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.report import FORMATS, Format
 
 _SUFFIXES: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "markdown"}
+_PATIENCE = 1.0  # seconds without a word
+_ERASE_LINE = "\r\x1b[K"
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, writes: str = "write to FILE") -> None:
@@ -30,11 +35,15 @@ def wants_colour(args: argparse.Namespace) -> bool:
     return not args.output and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def emit(text: str, args: argparse.Namespace) -> None:
-    """Write a result. Raises VramBudgetError where the file cannot be written."""
+def emit(parts: str | Iterable[str], args: argparse.Namespace) -> None:
+    """Write a result, all of it or its parts in turn: on stdout each is seen once it is there.
+
+    Raises VramBudgetError where the file cannot be written.
+    """
+    parts = [parts] if isinstance(parts, str) else parts
     if args.output:
         try:
-            args.output.write_text(f"{text}\n", encoding="utf-8")
+            args.output.write_text("".join(f"{part}\n" for part in parts), encoding="utf-8")
         except OSError as error:
             raise VramBudgetError(
                 f"cannot write the result: {error.strerror}", where=str(args.output)
@@ -42,7 +51,28 @@ def emit(text: str, args: argparse.Namespace) -> None:
         sys.stderr.write(f"wrote {args.output}\n")
         return
     try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        for part in parts:
+            sys.stdout.write(f"{part}\n")
+            sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough; Python's own flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def telling(what: str) -> Iterator[Callable[[], None]]:
+    """Give a function to call now and then: it shows `what` on a terminal if it takes long."""
+    start, shown = time.monotonic(), False
+
+    def tell() -> None:
+        nonlocal shown
+        if not shown and sys.stderr.isatty() and time.monotonic() - start > _PATIENCE:
+            shown = True
+            sys.stderr.write(f"{what} ...")
+            sys.stderr.flush()
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            sys.stderr.write(_ERASE_LINE)
+            sys.stderr.flush()

@@ -16,6 +16,9 @@ from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean
 
+ModelSource = str | Path | Mapping[str, Any]
+"""What names a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
@@ -32,7 +35,7 @@ class FoundModel:
         return self.card.job if self.card else {}
 
 
-def find_model(name: str | Path | Mapping[str, Any]) -> FoundModel:
+def find_model(name: ModelSource) -> FoundModel:
     """Return the model that `name` means. Raises VramBudgetError that says what to type instead."""
     if isinstance(name, Mapping):
         return _given(name)

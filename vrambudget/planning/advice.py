@@ -15,11 +15,12 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
+from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, Scenario, follow, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
+from vrambudget.planning.floor import Floor
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.sweep_plan import ModelSource
 from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
@@ -62,9 +63,9 @@ def advise(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -
     return advise_on(follow(resolve(model, gpu=gpu, **fields)))
 
 
-def advise_on(followed: Followed) -> Advice:
-    """Return what would help a scenario that was followed."""
-    trial = _Trial(followed)
+def advise_on(followed: Followed, tell: Callable[[], object] = lambda: None) -> Advice:
+    """Return what would help a scenario that was followed; `tell` is called before each try."""
+    trial = _Trial(followed, tell)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not any(option.fits for option in singles.values()):
@@ -94,7 +95,8 @@ class _Result:
 class _Trial:
     """A scenario, and what becomes of its variants; each is replayed once."""
 
-    def __init__(self, followed: Followed) -> None:
+    def __init__(self, followed: Followed, tell: Callable[[], object]) -> None:
+        self.tell = tell
         self.scenario, self.tape = followed.scenario, followed.tape
         self.room = followed.room_bytes
         budget = followed.budget
@@ -103,7 +105,9 @@ class _Trial:
             model_bytes(budget.breakdown),
             budget.fits if budget.device else None,
         )
+        self.floor = Floor(followed)
         self.results: dict[Job, _Result] = {self.scenario.job: self.now}
+        self.requested: dict[Job, int] = {}  # by jobs without expandable segments: they change none
 
     def result(self, scenario: Scenario) -> _Result:
         """Return what a variant comes to."""
@@ -121,6 +125,7 @@ class _Trial:
         """Return the sets of changes that can be made and lower the peak (below the card's)."""
         found = {}
         for changes in sets:
+            self.tell()
             try:
                 option = self._option(changes, only_enough=only_enough)
             except VramBudgetError:  # this model, or this job, cannot be changed so
@@ -132,19 +137,23 @@ class _Trial:
 
     def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:
         """Return the scenario at the largest size that fits; where that is no question, at half."""
-        if self.now.fits is False and self.room is not None:
-            best = largest_that_fits(
-                sizes, lambda n: self._attempt(at(n)), start=now, room=self.room
-            )
-        else:
-            best = next(reversed(sizes[: bisect_right(sizes, now // 2)]), None)
-        return at(best or sizes[0])
+        if self.now.fits is not False or self.room is None:
+            return at(next(reversed(sizes[: bisect_right(sizes, now // 2)]), sizes[0]))
+        if self.floor.bytes(at(sizes[0]).job) > self.room:
+            return at(sizes[0])
+        return at(
+            largest_that_fits(sizes, lambda n: self._attempt(at(n)), start=now, room=self.room)
+            or sizes[0]
+        )
 
     def _attempt(self, scenario: Scenario) -> Try:
-        """Try a variant; one whose tensors alone are too much is not replayed."""
+        """Try a variant; one whose tensors alone are too much is not replayed, nor walked twice."""
         if (scenario := _shortened(scenario)).job not in self.results:
-            tape = self._tape(scenario)
-            requested = tape.peak_requested_bytes()
+            plain = scenario.job.model_copy(update={"expandable_segments": False})
+            requested = max(self.floor.bytes(plain), self.requested.get(plain, 0))
+            if self.room is None or requested <= self.room:
+                tape = self._tape(scenario)
+                requested = self.requested[plain] = tape.peak_requested_bytes()
             if self.room is not None and requested > self.room:
                 return Try(requested, 0, fits=False)
             self._replay(scenario, tape)
@@ -160,6 +169,8 @@ class _Trial:
 
     def _replay(self, scenario: Scenario, tape: Tape) -> None:
         replayed = replay(tape)
+        plain = scenario.job.model_copy(update={"expandable_segments": False})
+        self.requested[plain] = replayed.peak.requested_bytes
         verdict = None if self.room is None else fits(tape, replayed.peak, self.room)
         self.results[scenario.job] = _Result(
             replayed.peak.reserved_bytes, model_bytes(replayed.breakdown), verdict

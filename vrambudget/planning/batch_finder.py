@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
+from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.fit import max_batch
-from vrambudget.planning.sweep_plan import ModelSource
 
 
 def find_executable_batch_size(

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST
+from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.sweep_plan import ModelSource
 from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import fits, replay

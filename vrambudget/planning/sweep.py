@@ -20,9 +20,10 @@ from typing import Any, Literal, get_args
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
+from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.processes import progress, side_by_side
-from vrambudget.planning.sweep_plan import Cards, ModelSource, Place, SweepPlan, make_plan
+from vrambudget.planning.sweep_plan import Cards, Place, SweepPlan, make_plan
 
 By = Literal["replay", "requested"]
 Record = dict[str, Any]

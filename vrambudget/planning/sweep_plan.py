@@ -10,17 +10,16 @@ Values are checked here, all of them, before anything is computed.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
+from vrambudget.config.source import ModelSource
 from vrambudget.engine.context import Platform
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.estimator import Scenario, resolve
 
-ModelSource = str | Path | Mapping[str, Any]
 Cards = str | Gpu | Iterable[str | Gpu] | None
 
 _ALWAYS = ("mode", "precision", "optimizer", "optimizer_impl", "attention", "checkpointing")

@@ -11,10 +11,8 @@ from vrambudget.report.tabular import FORMATS, Format, csv_text
 __all__ = ["FORMATS", "Format", "render"]
 
 
-def render(
-    budget: Budget, output: Format = "table", *, advice: str | None = None, colour: bool = False
-) -> str:
-    """Return the budget in a format; `advice` closes what people read."""
+def render(budget: Budget, output: Format = "table", *, colour: bool = False) -> str:
+    """Return the budget in a format."""
     if output == "json":
         return budget.to_json()
     if output == "csv":
@@ -22,7 +20,7 @@ def render(
         return csv_text(list(row), [list(row.values())])
     from vrambudget.report.table import render_table  # noqa: PLC0415 - JSON needs none
 
-    return render_table(budget, advice=advice, colour=colour, markdown=output == "markdown")
+    return render_table(budget, colour=colour, markdown=output == "markdown")
 
 
 def flat(budget: Budget) -> dict[str, object]:

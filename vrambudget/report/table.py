@@ -5,7 +5,8 @@ job                 what was counted
 ledger              the parts at the worst moment, each with how it is counted
 moments             when the peak comes, when the card is full
 notes               what was assumed, what is not modelled
-next                what to try
+
+`render_next` says what to try: it may take longer to work out than all else, and comes last.
 """
 
 import textwrap
@@ -19,9 +20,7 @@ WIDTH = 80
 _GREEN, _RED, _PLAIN = "\x1b[1;32m", "\x1b[1;31m", "\x1b[0m"
 
 
-def render_table(
-    budget: Budget, *, advice: str | None = None, colour: bool = False, markdown: bool = False
-) -> str:
+def render_table(budget: Budget, *, colour: bool = False, markdown: bool = False) -> str:
     """Return the report as text, or as Markdown with the same words."""
     lines = ledger(budget)
     parts = [
@@ -33,9 +32,13 @@ def render_table(
         "",
         *(line for text in moments(budget) for line in _wrapped(text)),
         *(line for text in notes(budget) for line in _wrapped(text)),
-        *(["", *_wrapped(f"next: {advice}")] if advice else []),
     ]
     return "\n".join(parts)
+
+
+def render_next(advice: str) -> str:
+    """Return the line that closes a report: what to try."""
+    return "\n".join(_wrapped(f"next: {advice}"))
 
 
 def _wrapped(text: str) -> list[str]:
