@@ -8,23 +8,13 @@ Not modelled: `use_bidirectional_attention`.
 
 from typing import Literal
 
-from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
-from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
-from vrambudget.models.parts.classification import SequenceClassifier
-from vrambudget.models.parts.decoder import (
-    MLP,
-    Attention,
-    CausalLM,
-    DecoderConfig,
-    DecoderLayer,
-    Model,
-)
+from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, DecoderLayer, Norm
 from vrambudget.models.parts.layers import Embedding
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import Activation, add_scalar, mul, pow_scalar, rsqrt
@@ -54,11 +44,8 @@ class ScaledEmbedding(Embedding):
         return mul(inputs_embeds, to(self.embed_scale, self.weight.dtype))
 
 
-class ZeroCenteredRMSNorm(Module):
-    """GemmaRMSNorm: weight [C], around 0; all in float32."""
-
-    def __init__(self, width: int) -> None:
-        self.weight = Parameter((width,), context.options.dtype)
+class ZeroCenteredRMSNorm(Norm):
+    """GemmaRMSNorm: the weight is around 0; all in float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
@@ -89,17 +76,12 @@ class GemmaConfig(DecoderConfig):
     use_bidirectional_attention: Literal[False] | None = None
 
     followed_in = ("4.57", "5.17")
+    norm = ZeroCenteredRMSNorm
+    embedding = ScaledEmbedding
     ignored_keys = DecoderConfig.ignored_keys | {"hidden_activation"}
 
     def layer(self) -> DecoderLayer:
         """GemmaDecoderLayer."""
         bias = self.attention_bias
         attention = Attention(self, qkv_bias=bias, out_bias=bias)
-        return DecoderLayer(self.hidden_size, attention, MLP(self), ZeroCenteredRMSNorm)
-
-    def build(self, task: Task) -> CausalLM | SequenceClassifier:
-        """Return the model, its weights allocated."""
-        if task == "seq-cls":
-            model = Model(self, ZeroCenteredRMSNorm, ScaledEmbedding)
-            return SequenceClassifier(self, model, self.hidden_size)
-        return CausalLM(self, ZeroCenteredRMSNorm, ScaledEmbedding)
+        return DecoderLayer(self, attention, MLP(self))

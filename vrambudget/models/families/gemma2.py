@@ -7,53 +7,20 @@ Not modelled: `use_bidirectional_attention`.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Literal
 
-from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
-from vrambudget.dtypes import float32
-from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
-from vrambudget.models.parts.attention import Attended, attend, repeat_kv
-from vrambudget.models.parts.classification import SequenceClassifier
-from vrambudget.models.parts.decoder import MLP, Attention, CausalLM, DecoderLayer, LayerType, Model
+from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped
+from vrambudget.models.parts.decoder import MLP, Attention, CausalLM, DecoderLayer, LayerType
 from vrambudget.models.parts.rotary import Rotary
 from vrambudget.models.parts.windows import LayerTypesConfig
-from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import Activation, add, mul_scalar, tanh
-from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, transpose
-from vrambudget.ops.softmax import softmax
+from vrambudget.ops.elementwise import Activation, add
 from vrambudget.schema import Rule
 
 Cap = Annotated[float, Rule(gt=0)]
-
-
-def capped(x: Tensor) -> Tensor:
-    """Return tanh(x / cap) * cap."""
-    x = mul_scalar(x)
-    x = tanh(x)
-    return mul_scalar(x)
-
-
-def capped_eager_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
-) -> Attended:
-    """Return the output and the weights; the scores are soft-capped before the mask."""
-    groups = query.shape[1] // key.shape[1]
-    key_states = repeat_kv(key, groups)
-    value_states = repeat_kv(value, groups)
-    weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
-    weights = mul_scalar(weights)
-    weights = tanh(weights)
-    weights = mul_scalar(weights)
-    if mask is not None:
-        weights = add(weights, mask)
-    weights = to(softmax(weights, dtype=float32), query.dtype)
-    weights = dropout(weights, dropout_p)
-    output = matmul(weights, value_states)
-    return contiguous(transpose(output, 1, 2)), weights
 
 
 class CappedAttention(Attention):
@@ -62,16 +29,23 @@ class CappedAttention(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
         """[B, H, T, D], [B, Hkv, T, D] twice -> [B, T, H, D] and the weights."""
         dropout_p = self.attention_dropout if self.training else 0.0
-        return attend(query, key, value, mask, dropout_p=dropout_p, eager=capped_eager_attention)
+        return attend(
+            query,
+            key,
+            value,
+            mask,
+            dropout_p=dropout_p,
+            eager=partial(eager_attention, soft_caps=True),
+        )
 
 
 class Gemma2Layer(DecoderLayer):
     """Gemma2DecoderLayer."""
 
-    def __init__(self, width: int, self_attn: Attention, mlp: MLP) -> None:
-        super().__init__(width, self_attn, mlp, ZeroCenteredRMSNorm)
-        self.pre_feedforward_layernorm = ZeroCenteredRMSNorm(width)
-        self.post_feedforward_layernorm = ZeroCenteredRMSNorm(width)
+    def __init__(self, config: "Gemma2Config", self_attn: Attention, mlp: MLP) -> None:
+        super().__init__(config, self_attn, mlp)
+        self.pre_feedforward_layernorm = config.norm(config.hidden_size)
+        self.post_feedforward_layernorm = config.norm(config.hidden_size)
 
     def forward(
         self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
@@ -95,7 +69,7 @@ class CappedCausalLM(CausalLM):
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
-        return capped(super().logits(hidden_states))
+        return soft_capped(super().logits(hidden_states))
 
 
 class Gemma2Config(LayerTypesConfig):
@@ -120,6 +94,8 @@ class Gemma2Config(LayerTypesConfig):
     use_bidirectional_attention: Literal[False] | None = None
 
     followed_in = ("4.57", "5.17")
+    norm = ZeroCenteredRMSNorm
+    embedding = ScaledEmbedding
     heads_share_width = True  # validate_architecture of configuration_gemma2.py
     aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
     ignored_keys = LayerTypesConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
@@ -146,12 +122,8 @@ class Gemma2Config(LayerTypesConfig):
         kind = Attention if self.attn_logit_softcapping is None else CappedAttention
         bias = self.attention_bias
         attention = kind(self, qkv_bias=bias, out_bias=bias)
-        return Gemma2Layer(self.hidden_size, attention, MLP(self))
+        return Gemma2Layer(self, attention, MLP(self))
 
-    def build(self, task: Task) -> CausalLM | SequenceClassifier:
-        """Return the model, its weights allocated."""
-        if task == "seq-cls":
-            model = Model(self, ZeroCenteredRMSNorm, ScaledEmbedding)
-            return SequenceClassifier(self, model, self.hidden_size)
-        kind = CausalLM if self.final_logit_softcapping is None else CappedCausalLM
-        return kind(self, ZeroCenteredRMSNorm, ScaledEmbedding)
+    def causal_lm(self) -> CausalLM:
+        """Gemma2ForCausalLM."""
+        return CausalLM(self) if self.final_logit_softcapping is None else CappedCausalLM(self)

@@ -19,20 +19,10 @@ from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding
 from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.masks import causal_mask, positions
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate_half
+from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate_partially
 from vrambudget.models.parts.rotary_config import RotaryConfig
-from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul
-from vrambudget.ops.shape import (
-    cat,
-    contiguous,
-    open_slices,
-    reshape,
-    slice_last,
-    split,
-    transpose,
-    unsqueeze,
-    view,
-)
+from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
+from vrambudget.ops.shape import contiguous, open_slices, reshape, split, transpose, view
 from vrambudget.schema import Rule
 from vrambudget.tape.events import Purpose
 
@@ -56,26 +46,12 @@ class Attention(Module):
         qkv = transpose(qkv, 1, 2)
         query, key, value = split(qkv, self.head_dim, dim=-1)
         cos, sin = rotary
-        query, key = rotate_partially(query, key, cos, sin)
+        query, key = rotate_partially(query, key, cos, sin, join_last=True)
         dropout_p = self.attention_dropout if self.training else 0.0
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.dense(output)
         return output, weights
-
-
-def rotate_partially(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the first elements of each head and join the rest to them, both q and k at the end."""
-    cos = unsqueeze(cos, 1)
-    sin = unsqueeze(sin, 1)
-    width = cos.shape[-1]
-    q_rot, q_pass = slice_last(q, width), slice_last(q, q.shape[-1] - width)
-    k_rot, k_pass = slice_last(k, width), slice_last(k, k.shape[-1] - width)
-    q_embed = add(mul(q_rot, cos), mul(rotate_half(q_rot), sin))
-    k_embed = add(mul(k_rot, cos), mul(rotate_half(k_rot), sin))
-    q_embed = cat([q_embed, q_pass], dim=-1)
-    k_embed = cat([k_embed, k_pass], dim=-1)
-    return q_embed, k_embed
 
 
 class MLP(Module):

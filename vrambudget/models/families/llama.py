@@ -29,4 +29,4 @@ class LlamaConfig(DecoderConfig):
         """LlamaDecoderLayer."""
         bias = self.attention_bias
         attention = Attention(self, qkv_bias=bias, out_bias=bias)
-        return DecoderLayer(self.hidden_size, attention, MLP(self, bias=self.mlp_bias))
+        return DecoderLayer(self, attention, MLP(self, bias=self.mlp_bias))

@@ -28,4 +28,4 @@ class MistralConfig(SlidingConfig):
     def layer(self) -> DecoderLayer:
         """MistralDecoderLayer."""
         attention = Attention(self, qkv_bias=False, out_bias=False)
-        return DecoderLayer(self.hidden_size, attention, MLP(self))
+        return DecoderLayer(self, attention, MLP(self))

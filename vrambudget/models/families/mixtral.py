@@ -82,4 +82,4 @@ class MixtralConfig(MoeConfig):
     def layer(self) -> DecoderLayer:
         """MixtralDecoderLayer."""
         attention = Attention(self, qkv_bias=False, out_bias=False)
-        return DecoderLayer(self.hidden_size, attention, SparseMoeBlock(self))
+        return DecoderLayer(self, attention, SparseMoeBlock(self))

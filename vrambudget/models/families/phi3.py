@@ -9,26 +9,16 @@ from typing import Annotated, Literal
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.attention import Attended, attend
-from vrambudget.models.parts.decoder import DecoderLayer
+from vrambudget.models.parts.decoder import Attention, DecoderLayer
 from vrambudget.models.parts.layers import Dropout, Linear
-from vrambudget.models.parts.rotary import Rotary, rotate_half
+from vrambudget.models.parts.rotary import Rotary, rotate_partially
 from vrambudget.models.parts.windows import SlidingConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, add, mul
-from vrambudget.ops.shape import (
-    cat,
-    contiguous,
-    reshape,
-    slice_last,
-    split,
-    transpose,
-    unsqueeze,
-    view,
-)
+from vrambudget.ops.shape import slice_last, split
 from vrambudget.schema import Rule
 
 
-class Attention(Module):
+class Phi3Attention(Attention):
     """Phi3Attention."""
 
     def __init__(self, config: "Phi3Config") -> None:
@@ -41,38 +31,17 @@ class Attention(Module):
             config.hidden_size, self.query_width + 2 * self.key_width, bias=False
         )
 
-    def forward(self, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
-        """[B, T, C] -> [B, T, C] and the weights."""
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice: views of one tensor."""
         qkv = self.qkv_proj(hidden_states)
         query = slice_last(qkv, self.query_width)
         key = slice_last(qkv, self.key_width)
         value = slice_last(qkv, self.key_width)
-        query = self._heads(query)
-        key = self._heads(key)
-        value = self._heads(value)
-        cos, sin = rotary
-        query, key = rotate_partially(query, key, cos, sin)
-        dropout_p = self.attention_dropout if self.training else 0.0
-        output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
-        output = contiguous(reshape(output, *output.shape[:2], -1))
-        output = self.o_proj(output)
-        return output, weights
+        return self.heads(query), self.heads(key), self.heads(value)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, H * D] -> [B, H, T, D]."""
-        return transpose(view(x, *x.shape[:2], -1, self.head_dim), 1, 2)
-
-
-def rotate_partially(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the first elements of each head; the rest, if only of width 0, is joined to them."""
-    cos = unsqueeze(cos, 1)
-    sin = unsqueeze(sin, 1)
-    width = cos.shape[-1]
-    q_rot, q_pass = slice_last(q, width), slice_last(q, q.shape[-1] - width)
-    k_rot, k_pass = slice_last(k, width), slice_last(k, k.shape[-1] - width)
-    q_embed = cat([add(mul(q_rot, cos), mul(rotate_half(q_rot), sin)), q_pass], dim=-1)
-    k_embed = cat([add(mul(k_rot, cos), mul(rotate_half(k_rot), sin)), k_pass], dim=-1)
-    return q_embed, k_embed
+    def rotate(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Rotate the first elements of each head."""
+        return rotate_partially(query, key, *rotary)
 
 
 class MLP(Module):
@@ -97,7 +66,7 @@ class Phi3Layer(DecoderLayer):
     """Phi3DecoderLayer."""
 
     def __init__(self, config: "Phi3Config") -> None:
-        super().__init__(config.hidden_size, Attention(config), MLP(config))
+        super().__init__(config, Phi3Attention(config), MLP(config))
         self.resid_attn_dropout = Dropout(config.resid_pdrop)
         self.resid_mlp_dropout = Dropout(config.resid_pdrop)
 

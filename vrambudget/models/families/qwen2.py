@@ -29,4 +29,4 @@ class Qwen2Config(LaterLayersSlide):
     def layer(self) -> DecoderLayer:
         """Qwen2DecoderLayer."""
         attention = Attention(self, qkv_bias=True, out_bias=False)
-        return DecoderLayer(self.hidden_size, attention, MLP(self))
+        return DecoderLayer(self, attention, MLP(self))

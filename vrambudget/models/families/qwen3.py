@@ -9,7 +9,7 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, DecoderLayer, RMSNorm
 from vrambudget.models.parts.windows import LaterLayersSlide
-from vrambudget.ops.shape import transpose
+from vrambudget.ops.shape import transpose, view
 
 
 class NormedAttention(Attention):
@@ -20,13 +20,15 @@ class NormedAttention(Attention):
         self.q_norm = RMSNorm(self.head_dim)
         self.k_norm = RMSNorm(self.head_dim)
 
-    def query(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, H, T, D]."""
-        return transpose(self.q_norm(self.heads(self.q_proj(hidden_states))), 1, 2)
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice."""
+        query = transpose(self.q_norm(self._by_head(self.q_proj(hidden_states))), 1, 2)
+        key = transpose(self.k_norm(self._by_head(self.k_proj(hidden_states))), 1, 2)
+        return query, key, self.heads(self.v_proj(hidden_states))
 
-    def key(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, Hkv, T, D]."""
-        return transpose(self.k_norm(self.heads(self.k_proj(hidden_states))), 1, 2)
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[B, T, H * D] -> [B, T, H, D]."""
+        return view(x, *x.shape[:2], -1, self.head_dim)
 
 
 class Qwen3Config(LaterLayersSlide):
@@ -48,4 +50,4 @@ class Qwen3Config(LaterLayersSlide):
     def layer(self) -> DecoderLayer:
         """Qwen3DecoderLayer."""
         attention = NormedAttention(self, bias=self.attention_bias)
-        return DecoderLayer(self.hidden_size, attention, MLP(self))
+        return DecoderLayer(self, attention, MLP(self))

@@ -105,4 +105,4 @@ class Qwen3MoeConfig(MoeConfig):
         is_sparse = not is_dense and (index + 1) % self.decoder_sparse_step == 0
         attention = NormedAttention(self, bias=self.attention_bias)
         mlp = SparseMoeBlock(self) if is_sparse else MLP(self)
-        return DecoderLayer(self.hidden_size, attention, mlp)
+        return DecoderLayer(self, attention, mlp)

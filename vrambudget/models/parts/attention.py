@@ -17,7 +17,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.attention import scaled_dot_product_attention
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import add, mul_scalar
+from vrambudget.ops.elementwise import add, mul_scalar, tanh
 from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import contiguous, expand, open_slices, reshape, transpose, unsqueeze
 from vrambudget.ops.softmax import softmax
@@ -36,19 +36,35 @@ class EagerAttention(Protocol):
 
 
 def eager_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout_p: float,
+    soft_caps: bool = False,
 ) -> Attended:
-    """Scores and probabilities [B, H, Sq, Sk], the softmax in float32."""
+    """Scores and probabilities [B, H, Sq, Sk], the softmax in float32; Gemma 2 caps the scores."""
     groups = query.shape[1] // key.shape[1]
     key_states = repeat_kv(key, groups)
     value_states = repeat_kv(value, groups)
-    weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
+    if soft_caps:
+        weights = soft_capped(mul_scalar(matmul(query, transpose(key_states, 2, 3))))
+    else:
+        weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
     if mask is not None:
         weights = add(weights, mask)
     weights = to(softmax(weights, dtype=float32), query.dtype)
     weights = dropout(weights, dropout_p)
     output = matmul(weights, value_states)
     return contiguous(transpose(output, 1, 2)), weights
+
+
+def soft_capped(x: Tensor) -> Tensor:
+    """Return tanh(x / cap) * cap."""
+    x = mul_scalar(x)
+    x = tanh(x)
+    return mul_scalar(x)
 
 
 def attend(

@@ -7,14 +7,15 @@
     Model          embedding, masks, rotary tables, layers, norm
     CausalLM       the head and its loss
 
-A family says which parts its layers are made of (`DecoderConfig.layer`) and overrides what its own
-code does otherwise.
+A family says which parts it is made of (`DecoderConfig.layer`, `norm`, `embedding`,
+`rotary_embedding`) and overrides what its own code does otherwise (`Attention.project`, `rotate`,
+`attend`; `CausalLM.logits`).
 
 Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
 Not modelled: a cache of keys and values (training has none), tensor parallelism.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from vrambudget.config.job import Task
@@ -48,14 +49,17 @@ from vrambudget.ops.shape import contiguous, open_slices, reshape, transpose, vi
 from vrambudget.tape.events import Purpose
 
 LayerType = Literal["full_attention", "sliding_attention"]
-Norm = Callable[[int], Module]
 
 
-class RMSNorm(Module):
-    """LlamaRMSNorm: weight [C]; all but the last product in float32."""
+class Norm(Module):
+    """A norm of the last dimension: weight [C]."""
 
     def __init__(self, width: int) -> None:
         self.weight = Parameter((width,), context.options.dtype)
+
+
+class RMSNorm(Norm):
+    """LlamaRMSNorm: all but the last product in float32."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
@@ -80,27 +84,30 @@ class Attention(Module):
 
     def forward(self, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
-        query = self.query(hidden_states)
-        key = self.key(hidden_states)
-        value = transpose(self.heads(self.v_proj(hidden_states)), 1, 2)
-        cos, sin = rotary
-        query, key = rotate(query, key, cos, sin)
+        query, key, value = self.project(hidden_states)
+        query, key = self.rotate(query, key, rotary)
         output, weights = self.attend(query, key, value, mask)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.o_proj(output)
         return output, weights
 
-    def query(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, H, T, D]."""
-        return transpose(self.heads(self.q_proj(hidden_states)), 1, 2)
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice; each is viewed once it is there.
 
-    def key(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, Hkv, T, D]."""
-        return transpose(self.heads(self.k_proj(hidden_states)), 1, 2)
+        Backward undoes views in their order, and a transposed gradient's takes a copy: a family
+        that projects all three first overrides this.
+        """
+        query = self.heads(self.q_proj(hidden_states))
+        key = self.heads(self.k_proj(hidden_states))
+        return query, key, self.heads(self.v_proj(hidden_states))
+
+    def rotate(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Rotate [B, H, T, D] and [B, Hkv, T, D]."""
+        return rotate(query, key, *rotary)
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, T, H * D] -> [B, T, H, D]."""
-        return view(x, *x.shape[:2], -1, self.head_dim)
+        """[B, T, H * D] -> [B, H, T, D]."""
+        return transpose(view(x, *x.shape[:2], -1, self.head_dim), 1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
         """[B, H, T, D], [B, Hkv, T, D] twice -> [B, T, H, D] and the weights."""
@@ -127,11 +134,11 @@ class MLP(Module):
 class DecoderLayer(CheckpointedLayer):
     """LlamaDecoderLayer, of the parts that it is given."""
 
-    def __init__(self, width: int, self_attn: Module, mlp: Module, norm: Norm = RMSNorm) -> None:
+    def __init__(self, config: "DecoderConfig", self_attn: Module, mlp: Module) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = norm(width)
-        self.post_attention_layernorm = norm(width)
+        self.input_layernorm = config.norm(config.hidden_size)
+        self.post_attention_layernorm = config.norm(config.hidden_size)
 
     def forward(
         self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
@@ -151,13 +158,13 @@ class DecoderLayer(CheckpointedLayer):
 class Model(Module):
     """LlamaModel; Qwen2Model where layers of two kinds alternate."""
 
-    def __init__(self, config: "DecoderConfig", norm: Norm, embedding: type[Embedding]) -> None:
+    def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
-        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = config.embedding(config.vocab_size, config.hidden_size)
         self.scales_embeddings = self.embed_tokens.model_scales
         self.layers = config.make_layers()
-        self.norm = norm(config.hidden_size)
-        self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
+        self.norm = config.norm(config.hidden_size)
+        self.rotary_emb = config.rotary_embedding(config.rotary_width, config.rope_type)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C]."""
@@ -189,14 +196,9 @@ class Model(Module):
 class CausalLM(Module):
     """LlamaForCausalLM: the model with a language modelling head."""
 
-    def __init__(
-        self,
-        config: "DecoderConfig",
-        norm: Norm = RMSNorm,
-        embedding: type[Embedding] = Embedding,
-    ) -> None:
+    def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
-        self.model = Model(config, norm, embedding)
+        self.model = Model(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -234,6 +236,10 @@ class DecoderConfig(RotaryConfig):
 
     reads_back_since = (5, 0)
     tasks = ("causal-lm", "seq-cls")
+
+    norm: ClassVar[type[Norm]] = RMSNorm
+    embedding: ClassVar[type[Embedding]] = Embedding
+    rotary_embedding: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
 
     @property
     def kv_heads(self) -> int:
@@ -287,5 +293,9 @@ class DecoderConfig(RotaryConfig):
     def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
         if task == "seq-cls":
-            return SequenceClassifier(self, Model(self, RMSNorm, Embedding), self.hidden_size)
+            return SequenceClassifier(self, Model(self), self.hidden_size)
+        return self.causal_lm()
+
+    def causal_lm(self) -> CausalLM:
+        """Return the model with a language modelling head, its weights allocated."""
         return CausalLM(self)

@@ -9,11 +9,9 @@ transformers 5.17.
 
 from collections.abc import Iterator
 
-from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.decoder import CausalLM
 from vrambudget.models.parts.experts import Experts
 from vrambudget.models.parts.load_balancing import load_balancing_loss
@@ -110,6 +108,6 @@ class MoeConfig(SlidingConfig):
         """Return the experts of one layer, `inner` wide inside."""
         return Experts(self.experts, self.hidden_size, inner, self.hidden_act)
 
-    def build(self, task: Task) -> CausalLM | SequenceClassifier:
-        """Return the model, its weights allocated."""
-        return super().build(task) if task == "seq-cls" else MoeCausalLM(self)
+    def causal_lm(self) -> CausalLM:
+        """MixtralForCausalLM, and its copy."""
+        return MoeCausalLM(self)
