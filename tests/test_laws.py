@@ -40,6 +40,7 @@ TINY: dict[str, dict[str, Any]] = {
     "mistral": {**GROUPED, "sliding_window": 8},
     "mixtral": {**EXPERTS, "num_local_experts": 4},
     "nanogpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50},
+    "olmo2": GROUPED,
     "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"vocab_size": 50, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     "phi3": DECODER,

@@ -15,6 +15,7 @@ _CONFIG_CLASSES = {
     "mistral": ("mistral", "MistralConfig"),
     "mixtral": ("mixtral", "MixtralConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
+    "olmo2": ("olmo2", "Olmo2Config"),
     "opt": ("opt", "OPTConfig"),
     "phi3": ("phi3", "Phi3Config"),
     "qwen2": ("qwen2", "Qwen2Config"),

@@ -1,0 +1,106 @@
+"""OLMo 2 as transformers writes it (models/olmo2/modeling_olmo2.py): 1B to 32B.
+
+Llama with norms after its parts instead of before them, an RMSNorm over all heads of q and k at
+once, and rotary tables in float32, which take q and k up with them until they are cast back.
+"""
+
+from typing import Literal
+
+from vrambudget.config.settings import Size
+from vrambudget.dtypes import DType, float32
+from vrambudget.engine.autocast import to
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, Norm
+from vrambudget.models.parts.layers import CheckpointedLayer
+from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate
+from vrambudget.ops.elementwise import add, add_scalar, mul, pow_scalar, rsqrt
+from vrambudget.ops.reduce import mean_last
+
+
+class Olmo2RMSNorm(Norm):
+    """Olmo2RMSNorm: the last product in float32 too."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        input_dtype = hidden_states.dtype
+        hidden_states = to(hidden_states, float32)
+        variance = mean_last(pow_scalar(hidden_states))
+        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
+        return to(mul(self.weight, hidden_states), input_dtype)
+
+
+class Olmo2RotaryEmbedding(RotaryEmbedding):
+    """Olmo2RotaryEmbedding: cos and sin stay in float32."""
+
+    def forward(self, length: int, dtype: DType) -> Rotary:
+        """Return cos and sin [1, T, D]."""
+        del dtype
+        return super().forward(length, float32)
+
+
+class Olmo2Attention(Attention):
+    """Olmo2Attention."""
+
+    def __init__(self, config: "Olmo2Config") -> None:
+        bias = config.attention_bias
+        super().__init__(config, qkv_bias=bias, out_bias=bias)
+        self.q_norm = Olmo2RMSNorm(config.num_attention_heads * self.head_dim)
+        self.k_norm = Olmo2RMSNorm(config.kv_heads * self.head_dim)
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice."""
+        query = self.q_norm(self.q_proj(hidden_states))
+        key = self.k_norm(self.k_proj(hidden_states))
+        value = self.v_proj(hidden_states)
+        return self.heads(query), self.heads(key), self.heads(value)
+
+    def rotate(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Rotate in float32; both are cast back once both are there."""
+        q_embed, k_embed = rotate(query, key, *rotary)
+        return to(q_embed, query.dtype), to(k_embed, key.dtype)
+
+
+class Olmo2Layer(CheckpointedLayer):
+    """Olmo2DecoderLayer."""
+
+    def __init__(self, config: "Olmo2Config") -> None:
+        self.self_attn = Olmo2Attention(config)
+        self.mlp = MLP(config)
+        self.post_attention_layernorm = Olmo2RMSNorm(config.hidden_size)
+        self.post_feedforward_layernorm = Olmo2RMSNorm(config.hidden_size)
+
+    def forward(
+        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
+        del position_ids
+        residual = hidden_states
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = add(residual, hidden_states)
+        residual = hidden_states
+        hidden_states = self.mlp(hidden_states)
+        hidden_states = self.post_feedforward_layernorm(hidden_states)
+        return add(residual, hidden_states)
+
+
+class Olmo2Config(DecoderConfig):
+    """transformers' Olmo2Config, with its defaults."""
+
+    model_type: Literal["olmo2"] = "olmo2"
+    pad_token_id: int | None = 1
+    vocab_size: Size = 50304
+    hidden_size: Size = 4096
+    intermediate_size: Size = 11008
+    num_hidden_layers: Size = 32
+    num_attention_heads: Size = 32
+    max_position_embeddings: Size = 2048
+    attention_bias: bool = False
+
+    followed_in = ("5.17",)
+    norm = Olmo2RMSNorm
+    rotary_embedding = Olmo2RotaryEmbedding
+
+    def layer(self) -> Olmo2Layer:
+        """Olmo2DecoderLayer."""
+        return Olmo2Layer(self)
