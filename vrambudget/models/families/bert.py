@@ -15,23 +15,22 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.versions import transformers_since
-from vrambudget.models.parts import encoder
-from vrambudget.models.parts.encoder import (
-    EncoderConfig,
+from vrambudget.models.parts.encoder import EncoderConfig
+from vrambudget.models.parts.encoder_model import (
+    EncoderEmbeddings,
+    MaskedLM,
     Model,
     PositionBuffers,
-    plus_positions,
     tie_decoder,
-    token_types,
 )
 from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.ops.elementwise import ACTIVATIONS, add
+from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.tape.events import Purpose
 
 
-class Embeddings(encoder.Embeddings):
+class Embeddings(EncoderEmbeddings):
     """BertEmbeddings."""
 
     def __init__(self, config: "BertConfig") -> None:
@@ -43,19 +42,9 @@ class Embeddings(encoder.Embeddings):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.buffers = PositionBuffers(config.max_position_embeddings)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """[B, T] -> [B, T, C]."""
-        batch, length = input_ids.shape
-        position_ids = self.buffers.positions(length)
-        token_type_ids = token_types(self.buffers, position_ids, batch)
-        inputs_embeds = self.word_embeddings(input_ids)
-        token_type_embeddings = self.token_type_embeddings(token_type_ids)
-        embeddings = add(inputs_embeds, token_type_embeddings)
-        position_embeddings = self.position_embeddings(position_ids)
-        embeddings = plus_positions(embeddings, position_embeddings)
-        embeddings = self.LayerNorm(embeddings)
-        dropped: Tensor = self.dropout(embeddings)
-        return dropped
+    def position_ids(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [1, T]: the first T."""
+        return self.buffers.positions(input_ids.shape[1])
 
 
 class Transform(Module):
@@ -104,8 +93,10 @@ class MaskedLMHead(Module):
         return logits
 
 
-class BertForMaskedLM(Module):
+class BertForMaskedLM(MaskedLM):
     """BERT with a masked language modelling head."""
+
+    names = ("bert", "cls")
 
     def __init__(self, config: "BertConfig") -> None:
         self.bert = Model(config, Embeddings(config), pooler=False)
@@ -113,15 +104,6 @@ class BertForMaskedLM(Module):
         if config.tie_word_embeddings:
             head = self.cls.predictions
             tie_decoder(head.decoder, self.bert.embeddings.word_embeddings, head.bias)
-
-    def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
-    ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        sequence_output, _ = self.bert(input_ids, attention_mask)
-        prediction_scores = self.cls(sequence_output)
-        loss = class_loss(prediction_scores, labels)
-        return Outputs(loss, prediction_scores)
 
 
 class BertForSequenceClassification(Module):

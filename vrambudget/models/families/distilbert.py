@@ -16,7 +16,8 @@ from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended
-from vrambudget.models.parts.encoder import PositionBuffers, attend_both_ways, heads, tie_decoder
+from vrambudget.models.parts.encoder import attend_both_ways, heads
+from vrambudget.models.parts.encoder_model import PositionBuffers, tie_decoder
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.masks import bidirectional_mask

@@ -15,27 +15,26 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.versions import transformers_since
-from vrambudget.models.parts import encoder
-from vrambudget.models.parts.encoder import (
-    EncoderConfig,
+from vrambudget.models.parts.encoder import EncoderConfig
+from vrambudget.models.parts.encoder_model import (
+    EncoderEmbeddings,
+    MaskedLM,
     Model,
     PositionBuffers,
-    plus_positions,
     tie_decoder,
-    token_types,
 )
 from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import add, gelu, tanh
+from vrambudget.ops.elementwise import gelu, tanh
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import open_slices, select
 from vrambudget.schema import Rule
 from vrambudget.tape.events import Purpose
 
 
-class Embeddings(encoder.Embeddings):
+class Embeddings(EncoderEmbeddings):
     """RobertaEmbeddings."""
 
     def __init__(self, config: "RobertaConfig") -> None:
@@ -49,18 +48,9 @@ class Embeddings(encoder.Embeddings):
         self.buffers = PositionBuffers(config.max_position_embeddings)
         self.position_embeddings = Embedding(config.max_position_embeddings, width)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """[B, T] -> [B, T, C]."""
-        position_ids = _count_positions(*input_ids.shape)
-        token_type_ids = token_types(self.buffers, position_ids, input_ids.shape[0])
-        inputs_embeds = self.word_embeddings(input_ids)
-        token_type_embeddings = self.token_type_embeddings(token_type_ids)
-        embeddings = add(inputs_embeds, token_type_embeddings)
-        position_embeddings = self.position_embeddings(position_ids)
-        embeddings = plus_positions(embeddings, position_embeddings)
-        embeddings = self.LayerNorm(embeddings)
-        dropped: Tensor = self.dropout(embeddings)
-        return dropped
+    def position_ids(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T]: counted from the tokens that are no padding."""
+        return _count_positions(*input_ids.shape)
 
 
 def _count_positions(B: int, T: int) -> Tensor:
@@ -120,8 +110,10 @@ class ClassificationHead(Module):
         return logits
 
 
-class RobertaForMaskedLM(Module):
+class RobertaForMaskedLM(MaskedLM):
     """RoBERTa with a masked language modelling head."""
+
+    names = ("roberta", "lm_head")
 
     def __init__(self, config: "RobertaConfig") -> None:
         self.roberta = Model(config, Embeddings(config), pooler=False)
@@ -129,15 +121,6 @@ class RobertaForMaskedLM(Module):
         if config.tie_word_embeddings:
             words = self.roberta.embeddings.word_embeddings
             tie_decoder(self.lm_head.decoder, words, self.lm_head.bias)
-
-    def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
-    ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        sequence_output, _ = self.roberta(input_ids, attention_mask)
-        prediction_scores = self.lm_head(sequence_output)
-        loss = class_loss(prediction_scores, labels)
-        return Outputs(loss, prediction_scores)
 
 
 class RobertaForSequenceClassification(Module):
