@@ -15,7 +15,8 @@ from vrambudget.models.parts.layers import Dropout
 from vrambudget.ops.elementwise import add, gelu, mul, tanh
 from vrambudget.ops.linear import linear
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
-from vrambudget.tape.events import Phase, Purpose, Tape
+from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.repeats import Place, place_of, repeats
 
 KIB = 1024
 
@@ -216,30 +217,48 @@ class TestCheckpoint:
             assert checkpoint(gelu, weight(256)).node is None
 
 
-class TestSteadyLoop:
+class TestRepeats:
     @staticmethod
-    def steps(tape: Tape, sizes: list[int]) -> None:
-        held = None
-        for step, size in enumerate(sizes):
-            tape.mark(step, Phase.FORWARD)
-            new = empty((size,), float32)
-            held = new
-            del new
-            tape.mark(step, Phase.STEP_END)
+    def places(tape: Tape, sizes: list[int]) -> list[Place]:
+        """Hold a tensor of each size until the next is there; return where each begins."""
+        held, places = None, []
+        for size in sizes:
+            places.append(place_of(tape))
+            held = empty((size,), float32)
+        places.append(place_of(tape))
         tape.close()
         del held
+        return places
 
-    def test_a_step_is_copied_when_it_leaves_what_it_found(self) -> None:
+    def test_a_part_repeats_the_one_before_if_it_frees_what_that_left(self) -> None:
         with recording(Platform()) as tape:
-            self.steps(tape, [256, 256])
-            assert tape.repeat_step(2)
-        assert tape.events == [0, 1, ~0, 2, ~1]
-        assert [mark.position for mark in tape.marks] == [0, 1, 1, 3, 3, 5]
+            places = self.places(tape, [256, 256, 256])
+            assert repeats(tape, *places[1:])
+            assert not repeats(tape, *places[:3])  # the first frees nothing
 
-    def test_a_step_that_leaves_something_else_is_not(self) -> None:
+    def test_a_part_of_other_sizes_is_another(self) -> None:
         with recording(Platform()) as tape:
-            self.steps(tape, [256, 512])
-            assert not tape.repeat_step(2)
+            assert not repeats(tape, *self.places(tape, [256, 256, 512])[1:])
+
+    def test_a_part_that_frees_what_is_older_is_another(self) -> None:
+        with recording(Platform()) as tape:
+            old, places = [empty((256,), float32) for _ in range(2)], []
+            for _ in range(2):
+                places.append(place_of(tape))
+                held = empty((256,), float32)
+                old.pop()
+            assert not repeats(tape, *places, place_of(tape))
+            del held
+
+    def test_the_order_of_frees_does_not_matter(self) -> None:
+        with recording(Platform()) as tape:
+            places = []
+            for order in ((0, 1), (1, 0)):
+                places.append(place_of(tape))
+                pair = [empty((256,), float32), empty((512,), float32)]
+                for index in order:
+                    pair[index] = None  # type: ignore[call-overload]
+            assert repeats(tape, *places, place_of(tape))
 
 
 class TestLayout:

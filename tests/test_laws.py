@@ -16,7 +16,6 @@ from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import alive_at, replay
-from vrambudget.training.first_pass import FirstPass
 
 DECODER = {
     "vocab_size": 50,
@@ -143,32 +142,6 @@ def test_every_free_follows_its_allocation(name: str, task: str) -> None:
             alive.add(event)
         else:
             alive.remove(~event)
-
-
-def story(tape: Tape) -> list[tuple[int, str, list[int]]]:
-    """Return every allocation, with the sizes that were freed since the one before."""
-    told, freed = [], list[int]()
-    for event in tape.events[: tape.marks[-1].position]:
-        if event >= 0:
-            told.append((tape.sizes[event], tape.operations[event], sorted(freed)))
-            freed = []
-        else:
-            freed.append(tape.sizes[~event])
-    return told
-
-
-@each_kind
-@pytest.mark.parametrize("accum", [1, 5], ids=["one micro-batch", "five"])
-def test_a_copied_step_is_the_step_that_would_have_run(name: str, task: str, accum: int) -> None:
-    four_steps = tiny(name, task, steps=4, clip=1.0, precision="amp-fp16", grad_accum=accum)
-    copied = tape_of(four_steps)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tape, "repeat", lambda *_: False)
-        patch.setattr(FirstPass, "can_be_copied", False)
-        walked = tape_of(four_steps)
-
-    assert story(copied) == story(walked)
-    assert replay(copied) == replay(walked)
 
 
 @each_kind

@@ -12,12 +12,14 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module
+from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Phase, Tape
 from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
-from vrambudget.training.loop import Loop, evaluate, train
+from vrambudget.training.loops import LOOPS
+from vrambudget.training.loops.run import LoopSettings, Run
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
@@ -61,7 +63,7 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         builds_causal_mask=job.causal_mask == "built",
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
     )
-    loop = Loop(
+    settings = LoopSettings(
         inputs=inputs_of(job, config.image_shape),
         steps=job.steps,
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
@@ -71,6 +73,22 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         grad_accum=job.grad_accum,
         keep_outputs=job.keep_outputs,
     )
+    try:
+        return _record(config, job, platform, options, settings)
+    except CannotRepeatError:
+        return _record(config, job, platform, options, settings, in_full=True)
+
+
+def _record(
+    config: ModelConfig,
+    job: Job,
+    platform: Platform,
+    options: ModelOptions,
+    settings: LoopSettings,
+    *,
+    in_full: bool = False,
+) -> Recording:
+    """Record a job; `in_full`: walk every pass, however often it comes."""
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
         model = _build(config, job)
@@ -82,8 +100,11 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         trainable = sum(p.numel for p in trained)
         paged = paged_bytes(job.optimizer, trained) if job.mode == "train" else 0
         del parameters, trained
-        (train if job.mode == "train" else evaluate)(model, loop)
-        del model
+        loop = LOOPS[job.loop]
+        run = Run(model, settings, in_full=in_full)
+        held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
+        tape.close()  # what the loop's variables hold outlives the job
+        del model, run, held
     return Recording(tape, total, trainable, paged)
 
 

@@ -20,6 +20,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.schema import Rule
 
 Mode = Literal["train", "eval"]
+LoopName = Literal["plain"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 Optimizer = Literal[
     "adamw",
@@ -110,6 +111,7 @@ class Job(Settings):
         None, description="tokens per sequence (default: the model's own limit; none for images)"
     )
     mode: Mode = field("train", description="train, or evaluate under no_grad")
+    loop: LoopName = field("plain", description="whose training loop: one written by hand")
     precision: Precision = field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
     )

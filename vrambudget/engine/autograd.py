@@ -22,8 +22,8 @@ from __future__ import annotations
 import heapq
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 from vrambudget import dtypes
 from vrambudget.engine.checkpoint import Holder
@@ -59,6 +59,7 @@ class Node:
         "edges",
         "name",
         "outputs",
+        "part",
         "purpose",
         "saved",
         "sequence",
@@ -84,6 +85,14 @@ class Node:
         self.purpose = context.purpose  # what backward makes is for what forward made
         self.attributes: tuple[Storage, ...] = ()  # as a Python function's ctx: die with the graph
         self.variable: Tensor | None = None  # the leaf of an accumulating node
+        self.part: Part | None = None  # a graph of its own, behind this node
+
+
+class Part(Protocol):
+    """What runs backward in a node's place."""
+
+    def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:
+        """Take the gradients of the node's outputs over; `nodes` are all of the graph around it."""
 
 
 def keep(x: Tensor | None, *, when: bool = True) -> Saved:
@@ -98,7 +107,8 @@ def keep(x: Tensor | None, *, when: bool = True) -> Saved:
     return storage
 
 
-def _edge(x: Tensor | None) -> Edge | None:
+def edge_to(x: Tensor | None) -> Edge | None:
+    """Return where the gradient of `x` goes, None where it wants none."""
     if x is None or not x.requires_grad:
         return None
     node = x.node or (x.accumulator() if x.accumulator is not None else None)
@@ -119,7 +129,7 @@ def record(
 ) -> Tensor:
     """Give `output` its node, unless autograd is off or no input wants a gradient."""
     if context.grad_enabled:
-        edges = [_edge(x) for x in inputs]
+        edges = [edge_to(x) for x in inputs]
         if any(edges):
             output.requires_grad = True
             output.node = Node(name, context.sequence, edges, saved, backward)
@@ -138,7 +148,7 @@ def record_many(
     """Like `record` for an operation with several outputs; backward gets one gradient for each."""
     if not context.grad_enabled:
         return
-    edges = [_edge(x) for x in inputs]
+    edges = [edge_to(x) for x in inputs]
     if any(edges):
         node = Node(name, context.sequence, edges, saved, backward, outputs=len(outputs))
         context.sequence += 1
@@ -155,23 +165,24 @@ def run_backward(loss: Tensor) -> None:
     seed = empty_like(loss)  # lives until backward returns: Python's frame holds it
     before = context.thread, context.purpose
     context.thread = "autograd"
+    first: list[Tensor | None] = [None] * root.outputs
+    first[loss.slot] = seed
     with no_grad():
-        _run(root, seed, loss.slot)
+        run_nodes(root, first)
     context.thread, context.purpose = before
 
 
-def _run(root: Node, seed: Tensor, slot: int) -> None:
+def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:
+    """Run a node, whose outputs' gradients these are, and all that depend on it."""
     waiting = _dependencies(root)
-    first: list[Tensor | None] = [None] * root.outputs
-    first[slot] = seed
-    buffers: dict[Node, list[Tensor | None]] = {root: first}
-    del first
+    buffers: dict[Node, list[Tensor | None]] = {root: gradients}
+    del gradients
     pushed = 0
     ready = [(-root.sequence, pushed, root)]
     leaves: list[tuple[Tensor, list[Tensor | None]]] = []
     while ready:
         node = heapq.heappop(ready)[2]
-        outgoing = _call(node, buffers.pop(node))
+        outgoing = _call(node, buffers.pop(node), waiting)
         for i, edge in enumerate(node.edges):
             gradient, outgoing[i] = outgoing[i], None
             if edge is None:
@@ -213,11 +224,14 @@ def _dependencies(root: Node) -> dict[Node, int]:
     return counts
 
 
-def _call(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
+def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> list[Tensor | None]:
     """Run one node. Its incoming gradients die first, then what it saved (call_function).
 
     What a checkpoint recomputed is handed out once, so it dies as soon as backward returns.
     """
+    if node.part is not None:
+        node.part.run(grads, nodes)
+        return []
     context.operation = node.name + "_backward"
     context.purpose = node.purpose
     if node.backward is None:

@@ -44,13 +44,20 @@ class Module:
 
     def modules(self) -> Iterator[Module]:
         """Return this module and all below it, depth first."""
-        yield self
-        for child in self.children():
-            yield from child.modules()
+        stack: list[Module] = [self]
+        while stack:
+            module = stack.pop()
+            yield module
+            stack += reversed([*module.children()])
 
     def parameters(self) -> list[Parameter]:
         """Parameters in the order of torch's `parameters()`, shared ones once."""
-        return list(self.named_parameters().values())
+        found: dict[int, Parameter] = {}
+        for module in self.modules():
+            for value in module.__dict__.values():
+                if isinstance(value, Parameter):
+                    found[id(value)] = value
+        return list(found.values())
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Parameters by their first name: "transformer.h.0.ln_1.weight"."""

@@ -113,10 +113,10 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(c["n_embd"], c["vocab_size"], bias=False)
         self.wte.weight = self.lm_head.weight
 
-    def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits [B, T, V] and their loss against `targets` [B, T]."""
-        positions = torch.arange(ids.shape[1], dtype=torch.long, device=ids.device)
-        tok_emb = self.wte(ids)
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the logits [B, T, V] and their loss against `labels` [B, T]."""
+        positions = torch.arange(input_ids.shape[1], dtype=torch.long, device=input_ids.device)
+        tok_emb = self.wte(input_ids)
         pos_emb = self.wpe(positions)
         x = self.drop(tok_emb + pos_emb)
         for block in self.h:
@@ -124,4 +124,5 @@ class GPT(nn.Module):
         x = self.ln_f(x)
         logits = self.lm_head(x)
         flat = logits.view(-1, logits.size(-1))
-        return logits, functional.cross_entropy(flat, targets.view(-1), ignore_index=-1)
+        loss = functional.cross_entropy(flat, labels.view(-1), ignore_index=-1)
+        return {"logits": logits, "loss": loss}

@@ -11,10 +11,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from vrambudget.config.job import LoopName
 from vrambudget.config.source import find_model
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.estimator import Scenario
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
@@ -96,8 +97,14 @@ def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict
 def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job as `measure.runner` reads it: a model that is named comes as its configuration.
 
-    Raises VramBudgetError for a name that is not known.
+    Raises VramBudgetError for a name of a model, or of a loop, that is not known.
     """
+    loop, loops = job.get("loop", "plain"), get_args(LoopName)
+    if loop not in loops:
+        known = f"known are {', '.join(loops)}"
+        raise VramBudgetError(
+            f"loop {loop!r} is not known", hint=did_you_mean(str(loop), loops) or known
+        )
     model = job.get("model")
     if not isinstance(model, str) or model == "nanogpt":  # the runner knows that one by name
         return dict(job)

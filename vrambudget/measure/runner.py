@@ -2,16 +2,8 @@
 
     python -m vrambudget.measure.runner JOB.json RESULT.json
 
-This file is what a job *means*: the model is built with random weights, and a loop as users write
-it runs `steps` times. Which of the loop's names lives how long decides the peak, so the order of
-every statement matters:
-
-    batch = â€¦                    the last batch lives until the new one is there
-    outputs = model(batch)       the last outputs (logits!) live through the new forward
-    loss = outputs.loss          likewise
-    scale(loss).backward()
-    unscale, clip                where the job clips
-    step, update, zero_grad
+This file is what a job *means*: the model is built with random weights, and the job's loop
+(`vrambudget.measure.loops`), as users write it, runs `steps` times.
 
 A job is a dict: a line of tests/records/reference.jsonl without its `measured`. Out of memory is a
 result, `{"oom": message}`. Keys of a result: bytes after the build (`weights`), at the end of each
@@ -20,24 +12,22 @@ step's forward and backward, peaks by the end of each step (`peak_allocated_0`â€
 Not modelled: data loaders, several GPUs.
 """
 
-import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vrambudget.measure.optimizers import make_optimizer
+from vrambudget.measure.loops import real_loop
+from vrambudget.measure.loops.run import OnPhase, Run
 from vrambudget.measure.quantised import load_quantised
 
 Job = Mapping[str, Any]
-OnPhase = Callable[[int, str], None]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -69,12 +59,10 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     torch.cuda.reset_peak_memory_stats()
     result["weights"] = torch.cuda.memory_allocated()
     model = _prepared(model, job)
-    loop = Loop(model, job, result, on_phase)
-    if job.get("mode", "train") == "train":
-        loop.train()
-    else:
-        loop.evaluate()
+    loop, run = real_loop(job.get("loop", "plain")), Run(model, job, result, on_phase)
+    held = loop.train(run) if job.get("mode", "train") == "train" else loop.evaluate(run)
     result.update(_totals())
+    del held  # a script's variables live as long as it does
     return result
 
 
@@ -142,108 +130,6 @@ def _prepared(model: Any, job: Job) -> Any:
         if full:
             model.enable_input_require_grads()
     return model
-
-
-class Loop:
-    """The user's loop. Its names are attributes, so that they live as long as a script's would."""
-
-    def __init__(self, model: Any, job: Job, result: dict[str, Any], on_phase: OnPhase) -> None:
-        self.model, self.job, self.result, self.on_phase = model, job, result, on_phase
-        self.batch: Any = None
-        self.outputs: Any = None
-        self.loss: Any = None
-
-    def train(self) -> None:
-        """Run the steps; the optimizer's states appear at the end of the first."""
-        job = self.job
-        self.model.train()
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.result["trainable"] = sum(p.numel() for p in self.parameters)
-        self.optimizer = make_optimizer(job, self.model, self.parameters)
-        scaled = job.get("precision") == "amp-fp16"
-        self.scaler = torch.amp.GradScaler("cuda", enabled=scaled)
-        for step in range(job.get("steps", 3)):
-            self._step(step)
-        self.result["after_step"] = torch.cuda.memory_allocated()
-
-    def _step(self, step: int) -> None:
-        result = self.result
-        times = self.job.get("grad_accum", 1)
-        for turn in range(times):
-            self._forward(step, times)
-            if turn == times - 1:
-                result[f"after_forward_{step}"] = torch.cuda.memory_allocated()
-            self.on_phase(step, "backward")
-            self.scaler.scale(self.loss).backward()
-        result[f"after_backward_{step}"] = torch.cuda.memory_allocated()
-        self.on_phase(step, "optimizer")
-        self._optimize()
-        result[f"peak_allocated_{step}"] = torch.cuda.max_memory_allocated()
-        result[f"peak_reserved_{step}"] = torch.cuda.max_memory_reserved()
-
-    def _forward(self, step: int, times: int) -> None:
-        self.batch = self.make_batch()
-        self.on_phase(step, "forward")
-        with self.autocast():
-            self.outputs = self.call_model()
-        self.loss = self.outputs["loss"]
-        if times > 1:
-            self.loss = self.loss / times
-        if not self.job.get("keep_outputs", True):
-            self.outputs = None
-
-    def _optimize(self) -> None:
-        if self.job.get("clip"):
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.job["clip"])
-        if self.optimizer is not None:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def evaluate(self) -> None:
-        """Run forward and loss only, as nanoGPT's `estimate_loss` does."""
-        self.model.eval()
-        with torch.no_grad():
-            for step in range(self.job.get("steps", 3)):
-                self.batch = self.make_batch()
-                self.on_phase(step, "forward")
-                with self.autocast():
-                    self.outputs = self.call_model()
-                self.outputs["loss"].item()
-                if not self.job.get("keep_outputs", True):
-                    self.outputs = None
-
-    def autocast(self) -> Any:
-        """Return the context of one forward."""
-        dtype = _AUTOCAST.get(self.job.get("precision", "fp32"))
-        return torch.autocast("cuda", dtype=dtype) if dtype else contextlib.nullcontext()
-
-    def call_model(self) -> Any:
-        """Return the outputs, which have "loss"."""
-        if not _is_nanogpt(self.job):
-            return self.model(**self.batch)
-        logits, loss = self.model(self.batch["input_ids"], self.batch["labels"])
-        return {"logits": logits, "loss": loss}
-
-    def make_batch(self) -> dict[str, Any]:
-        """Return inputs and labels, made on the CPU and moved, as a loader's are."""
-        job = self.job
-        count, task = job["batch"], job.get("task", "causal-lm")
-        if task == "image-cls":
-            size = self.model.config.image_size
-            dtype = next(self.model.parameters()).dtype
-            pixels = torch.zeros(count, 3, size, size).cuda().to(dtype)
-            return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).cuda()}
-        batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).cuda()}
-        if job.get("attention_mask") == "padding":
-            mask = torch.ones(count, job["block"], dtype=torch.long)
-            mask[:, -1] = 0
-            batch["attention_mask"] = mask.cuda()
-        length = job.get("target_len") or job.get("target") or job["block"]
-        labels = (count,) if task == "seq-cls" else (count, length)
-        batch["labels"] = torch.full(labels, int(task != "seq-cls")).cuda()
-        return batch
 
 
 def _totals() -> dict[str, Any]:

@@ -12,7 +12,7 @@ Everything the program shows is a function of a tape. It knows bytes *requested*
 allocator makes of them is `vrambudget.tape.allocator`'s business.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 from typing import Any
@@ -71,14 +71,11 @@ class Tape:
     operations: list[str] = field(default_factory=list)
     contents: list[Content] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    laid: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # see tape.repeats
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
-    # Storages that copies replaced: the objects of Python stand for the newest copy.
-    _newest: dict[int, int] = field(default_factory=dict)
-    _settled: int = 0  # events up to here name storages as they are
 
     def close(self) -> None:
         """End the recording: what dies from now on is no event of it."""
-        self._settle()
         self.events = list(self.events)
 
     def peak_requested_bytes(self) -> Any:
@@ -86,41 +83,6 @@ class Tape:
         sizes = self.sizes
         changes = (sizes[i] if i >= 0 else -sizes[~i] for i in self.events)
         return max(accumulate(changes), default=0)
-
-    def repeat_step(self, step: int) -> bool:
-        """Append a copy of the last step as `step`; see `repeat`."""
-        since = next(n for n, mark in enumerate(self.marks) if mark.step == step - 1)
-        return self.repeat(since, step)
-
-    def repeat(self, since: int, step: int) -> bool:
-        """Append a copy of all from mark number `since` on, if the loop has come to a steady state.
-
-        It has where the storages that this part left behind are, in order of birth and byte for
-        byte, those that it found and freed: the next does the same with them. Returns whether.
-        """
-        self._settle()
-        marks = self.marks[since:]
-        start = marks[0].position
-        events = self.events[start:]
-        born = {i for i in events if i >= 0}
-        first = min(born)
-        found = sorted(~i for i in events if i < 0 and ~i < first)
-        left = sorted(born - {~i for i in events if i < 0})
-        if [self._role(i) for i in found] != [self._role(i) for i in left]:
-            return False
-        shift = self.copy_storages(first, len(self.sizes))
-        moved = {~old: ~new for old, new in zip(found, left, strict=True)}
-        marks[0] = replace(marks[0], period=len(events))
-        self.marks += (
-            replace(mark, position=mark.position + len(events), step=step) for mark in marks
-        )
-        self.events += [
-            i + shift if i >= first else moved[i] if i in moved else i - shift for i in events
-        ]
-        objects = {newest: index for index, newest in self._newest.items()}
-        self._newest.update((objects.get(index, index), index + shift) for index in left)
-        self._settled = len(self.events)
-        return True
 
     def copy_storages(self, first: int, stop: int) -> int:
         """Append storages like `first` to `stop`, of no event yet; return how far they are off."""
@@ -131,30 +93,15 @@ class Tape:
         self.contents += self.contents[first:stop]
         return shift
 
-    def _settle(self) -> None:
-        """Let what objects freed since then name the newest copies of their storages."""
-        if self._newest:
-            for position in range(self._settled, len(self.events)):
-                freed = ~self.events[position]
-                if freed in self._newest:
-                    self.events[position] = ~self._newest.pop(freed)
-        self._settled = len(self.events)
-
     def adopted(self, index: int) -> "Storage":
         """Return the storage of an allocation that the tape has: its life is the caller's now."""
         storage = Storage.__new__(Storage)
         storage.events, storage.purposes, storage.index = self.events, self.purposes, index
         return storage
 
-    def _role(self, storage: int) -> tuple[Any, Purpose, str]:
-        return self.sizes[storage], self.purposes[storage], self.operations[storage]
-
-    def mark(
-        self, step: int, phase: Phase, *, resets_allocator: bool = False, period: int = 0
-    ) -> None:
+    def mark(self, step: int, phase: Phase, *, resets_allocator: bool = False) -> None:
         """Note that `phase` of `step` begins here."""
-        self._settle()
-        self.marks.append(Mark(len(self.events), step, phase, resets_allocator, period))
+        self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
 
 
 class Storage:

@@ -1,10 +1,10 @@
 """A tape run through an allocator from mark to mark, without what would only go round in circles.
 
-Micro-batches repeat one another and steps do (`Tape.repeat`), but the first few find free blocks
-where others left them. Sooner or later the allocator stands before one as it stood before an
-earlier one: the same free blocks, and what will die lies in the same places. From there on the same
-requests get the same blocks, every counter goes the same way once more, and no peak is new. So
-whole turns of that circle are passed over. The result is that of a full replay.
+Micro-batches repeat one another and steps do (`vrambudget.tape.repeats`), but the first few find
+free blocks where others left them. Sooner or later the allocator stands before one as it stood
+before an earlier one: the same free blocks, and what will die lies in the same places. From there
+on the same requests get the same blocks, every counter goes the same way once more, and no peak is
+new. So whole turns of that circle are passed over. The result is that of a full replay.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,0 +1,311 @@
+"""Training loops: the counted one is the real one, and what makes it fast changes nothing."""
+
+import ast
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from test_compare import why_not
+from test_laws import KINDS, tape_of, tiny
+
+from vrambudget import simulate as simulate_module
+from vrambudget.config.job import LoopName
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.context import no_grad
+from vrambudget.engine.walked_once import WalkedOnce
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.estimator import Scenario, resolve
+from vrambudget.measure.record import record_of, runnable
+from vrambudget.ops.elementwise import add, mul_scalar
+from vrambudget.rehearse.events import rehearse_job
+from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import replay
+from vrambudget.training.loops import LOOPS, plain
+from vrambudget.training.loops.run import Run
+
+PACKAGE = Path(simulate_module.__file__).parent
+COUNTED, REAL = PACKAGE / "training" / "loops", PACKAGE / "measure" / "loops"
+
+
+# ---- the registry, and pairs --------------------------------------------------------------------
+
+
+def test_every_loop_has_a_name_in_jobs_and_a_twin_in_torch() -> None:
+    listed = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse((REAL / "__init__.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAMES"
+    )
+    assert set(LOOPS) == set(get_args(LoopName)) == set(listed)
+    assert all((folder / f"{name}.py").exists() for name in LOOPS for folder in (COUNTED, REAL))
+
+
+def outline(file: Path) -> dict[str, list[str]]:
+    """Return a loop's functions: what is bound, marked, returned and opened, line by line."""
+    functions = [x for x in ast.parse(file.read_text()).body if isinstance(x, ast.FunctionDef)]
+    return {function.name: list(lines(function)) for function in functions}
+
+
+def lines(function: ast.FunctionDef) -> Any:
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[target]):
+                none = isinstance(node.value, ast.Constant) and node.value.value is None
+                yield node.lineno, f"{ast.unparse(target)} = {'None' if none else '...'}"
+            case ast.For():
+                yield node.lineno, f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
+            case ast.With() | ast.If() | ast.Delete() | ast.Return():
+                yield node.lineno, type(node).__name__
+            case ast.Expr(value=ast.Call(func=called)) if ast.unparse(called) == "run.mark":
+                yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_counted_loop_and_its_twin_bind_and_mark_the_same_in_one_order(name: str) -> None:
+    counted, real = (outline(folder / f"{name}.py") for folder in (COUNTED, REAL))
+    ours, theirs = (
+        {function: [text for _, text in sorted(found)] for function, found in functions.items()}
+        for functions in (counted, real)
+    )
+    assert ours == theirs
+    assert {"train", "evaluate"} <= set(ours)
+
+
+def test_a_loop_that_there_is_not_is_an_error_that_lists_those_that_there_are() -> None:
+    with pytest.raises(VramBudgetError, match="loop"):
+        resolve("gpt2", loop="trainr")
+    with pytest.raises(VramBudgetError, match="loop 'trainr' is not known") as error:
+        runnable({"id": "x", "model": "gpt2", "loop": "trainr"})
+    assert "plain" in str(error.value.hint)
+
+
+# ---- what makes a loop fast ---------------------------------------------------------------------
+
+OPTIONS = {
+    "plain": {},
+    "micro-batches": {"grad_accum": 5, "precision": "amp-fp16", "clip": 1.0, "steps": 4},
+    "clipping": {"precision": "amp-fp16", "clip": 1.0, "steps": 4},
+    "outputs dropped": {"keep_outputs": False, "optimizer": "sgd"},
+    "checkpointing": {"checkpointing": "full", "precision": "bf16"},
+    "adapters": {"lora_rank": 4, "precision": "bf16", "checkpointing": "full"},
+    "no optimizer": {"optimizer": "none", "steps": 4},
+    "evaluation": {"mode": "eval"},
+}
+
+
+def story(tape: Tape) -> list[tuple[Any, ...]]:
+    """Return every allocation, with the sizes that were freed since the one before."""
+    told, freed = list[tuple[Any, ...]](), list[int]()
+    for event in tape.events[: tape.marks[-1].position]:
+        if event >= 0:
+            told.append((tape.sizes[event], tape.operations[event], tape.purposes[event], freed))
+            freed = []
+        else:
+            freed.append(tape.sizes[~event])
+            freed.sort()
+    return [*told, *((mark.position, mark.step, mark.phase) for mark in tape.marks)]
+
+
+def in_full(scenario: Scenario) -> Tape:
+    """Return the tape of a job whose every pass is walked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate_module, "Run", partial(Run, in_full=True))
+        return tape_of(scenario)
+
+
+@pytest.mark.parametrize(("name", "task"), KINDS)
+def test_a_pass_that_is_laid_down_again_is_the_pass_that_would_have_run(
+    name: str, task: str
+) -> None:
+    for fields in OPTIONS.values():
+        try:
+            scenario = tiny(name, task, **fields)
+            ours = tape_of(scenario)
+        except (NotModelledError, VramBudgetError):
+            continue  # a combination that is refused by name
+        theirs = in_full(scenario)
+        assert story(ours) == story(theirs), fields
+        assert replay(ours) == replay(theirs), fields
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Count the forward passes of GPT-2 that are walked."""
+    kind, walked = type(simulate_module._build(*_of(tiny("gpt2", "causal-lm")))), list[str]()  # noqa: SLF001
+    forward = kind.forward
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        walked.append("forward")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", counted)
+    return walked
+
+
+def _of(scenario: Scenario) -> tuple[Any, Any]:
+    return scenario.config, scenario.job
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        pytest.param({"steps": 9}, 1, id="steps"),
+        pytest.param({"steps": 3, "grad_accum": 7}, 2, id="micro-batches"),
+        pytest.param({"steps": 9, "mode": "eval"}, 1, id="evaluation"),
+        pytest.param({"steps": 9, "lora_rank": 4, "checkpointing": "full"}, 1, id="adapters"),
+    ],
+)
+def test_each_kind_of_pass_is_walked_once(
+    walks: list[str], fields: dict[str, Any], count: int
+) -> None:
+    tape_of(tiny("gpt2", "causal-lm", **fields))
+    assert len(walks) == count
+
+
+# ---- loops of one's own -------------------------------------------------------------------------
+
+
+def evaluating(run: Run) -> dict[str, Any]:
+    """Evaluate after the second step, and hold the outputs of the last batch."""
+    model, batches = run.model, run.batches()
+    model.train()
+    for step in run.steps():
+        outputs = model(**next(batches))
+        run_backward(outputs.loss)
+        for parameter in model.parameters():
+            parameter.grad = None
+        if step == 1:
+            model.eval()
+            with no_grad():
+                evaluated = [model(**next(batches)).loss for _ in range(2)]
+            model.train()
+    return locals()
+
+
+def leaking(run: Run) -> dict[str, Any]:
+    """Keep every loss with its graph; let gradients add up."""
+    losses = []
+    for _ in run.steps():
+        with run.autocast():
+            outputs = run.model(**next(run.batches()))
+        losses.append(outputs.loss)
+        run_backward(outputs.loss)
+        del outputs
+    return locals()
+
+
+def without_backward(run: Run) -> dict[str, Any]:
+    """Drop every second graph before its backward."""
+    for step in run.steps():
+        outputs = run.model(**next(run.batches()))
+        if step % 2:
+            run_backward(outputs.loss)
+            for parameter in run.model.parameters():
+                parameter.grad = None
+        del outputs
+    return locals()
+
+
+def zeroing_late(run: Run) -> dict[str, Any]:
+    """Zero the gradients between forward and backward; drop the batch before it."""
+    batches = run.batches()
+    for _ in run.steps():
+        batch = next(batches)
+        loss = run.model(**batch).loss
+        del batch
+        for parameter in run.model.parameters():
+            parameter.grad = None
+        run_backward(mul_scalar(loss))
+    return locals()
+
+
+def changing(run: Run) -> dict[str, Any]:
+    """Drop the outputs before backward, but only from the third step on."""
+    for step in run.steps():
+        outputs = run.model(**next(run.batches()))
+        loss = outputs.loss
+        if step > 1:
+            del outputs
+        run_backward(loss)
+        for parameter in run.model.parameters():
+            parameter.grad = None
+    return locals()
+
+
+def calling_twice(run: Run) -> dict[str, Any]:
+    """Add the losses of two calls: the weights' gradients add up before they are theirs."""
+    for _ in run.steps():
+        batches = run.batches()
+        with run.autocast():
+            losses = [run.model(**next(batches)).loss for _ in range(2)]
+        run_backward(add(*losses))
+        for parameter in run.model.parameters():
+            parameter.grad = None
+    return locals()
+
+
+@pytest.mark.parametrize(
+    "loop", [evaluating, leaking, without_backward, zeroing_late, changing, calling_twice]
+)
+@pytest.mark.parametrize(("name", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq-lm")])
+def test_a_loop_of_one_s_own_is_right_without_a_word_about_speed(
+    loop: Any, name: str, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "train", loop)
+    scenario = tiny(name, task, steps=5)
+    ours, theirs = tape_of(scenario), in_full(scenario)
+    assert story(ours) == story(theirs)
+    assert replay(ours) == replay(theirs)
+
+
+def test_an_evaluation_between_steps_is_walked_once_too(
+    walks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "train", evaluating)
+    tape_of(tiny("gpt2", "causal-lm", steps=6))
+    assert len(walks) == 2  # training, evaluation
+
+
+def test_a_model_that_keeps_something_is_walked_each_time(
+    walks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    call = WalkedOnce.__call__
+
+    def keeping(self: Any, **kwargs: Any) -> Any:
+        forward = self.model.forward
+        self.model.forward = lambda **inputs: (
+            kept.append(mul_scalar(inputs["labels"])) or forward(**inputs)
+        )
+        try:
+            return call(self, **kwargs)
+        finally:
+            del self.model.forward
+
+    monkeypatch.setattr(WalkedOnce, "__call__", keeping)
+    tape_of(tiny("gpt2", "causal-lm", steps=4))
+    assert len(walks) == 4
+
+
+# ---- with a virtual GPU -------------------------------------------------------------------------
+
+TINY = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 500}
+
+
+@pytest.mark.virtual_gpu
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_counted_loop_peaks_where_the_real_one_does(loop: str, mode: str) -> None:
+    fields = {"loop": loop, "mode": mode, "batch": 2, "block": 32, "grad_accum": 2, "clip": 1.0}
+    record = json.loads(json.dumps(record_of(resolve(TINY, gpu="t4", **fields))))
+    found = rehearse_job(record, gpu="t4")
+    versions = {name: found.versions[name] for name in ("torch", "transformers")}
+    scenario = resolve(TINY, gpu="t4", **fields, **versions)
+    counted = replay(simulate(scenario.config, scenario.job, scenario.platform).tape)
+    for step, ours in enumerate(counted.steps):
+        assert ours.peak_allocated_bytes == found.measured[f"peak_allocated_{step}"]
+        assert ours.peak_reserved_bytes == found.measured[f"peak_reserved_{step}"]

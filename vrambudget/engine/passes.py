@@ -1,0 +1,266 @@
+"""A forward pass and its backward pass on the tape: what they left, and the same laid down again.
+
+    forward   what it leaves is held by the outputs, by the autocast region (copies of weights), by
+              the graph, or for good (workspaces)
+    backward  frees what the graph held (inputs too, if nobody else does) and the gradients that
+              come in; leaves the parameters' gradients
+
+A pass that leaves anything else, or in which anything else dies, cannot be laid down again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from vrambudget.dtypes import DType, float32
+from vrambudget.engine.autograd import Edge, Node, run_nodes
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Parameter, Shape, Tensor
+from vrambudget.tape.events import Storage
+from vrambudget.tape.repeats import lay
+
+
+class CannotRepeatError(Exception):
+    """What was laid down again should not have been: the job has to be walked in full."""
+
+
+class _LaidCopies(dict[int, Tensor]):
+    """An autocast region's copies of weights after a forward pass that was laid down again."""
+
+    def get(self, *_: object) -> Tensor:
+        """Refuse: which weight each of them is of is not known."""
+        raise CannotRepeatError
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """What backward gave a parameter."""
+
+    parameter: Parameter
+    shape: Shape
+    dtype: DType
+    strides: Shape | None
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a backward pass depends on besides the graph."""
+
+    nodes: list[str]  # of the loop's own graph
+    gradients: list[tuple[Shape, DType, Shape | None] | None]
+    had_none: list[bool]  # which parameters had no gradient
+    dropped: set[int]  # what the loop let go between forward and backward
+
+    @classmethod
+    def before(
+        cls,
+        gradients: Sequence[Tensor | None],
+        nodes: Collection[Node],
+        parameters: Sequence[Parameter],
+        dropped: set[int],
+    ) -> _Found:
+        """Return what a backward pass finds.
+
+        Raises CannotRepeatError where the loop's graph has another part, or parameters of its own:
+        gradients of both would add up before a parameter gets them.
+        """
+        if sum(node.part is not None or node.variable is not None for node in nodes) > 1:
+            raise CannotRepeatError
+        return cls(
+            [node.name for node in nodes],
+            [None if x is None else (x.shape, x.dtype, x.strides) for x in gradients],
+            [parameter.grad is None for parameter in parameters],
+            dropped,
+        )
+
+
+class Passes:
+    """A forward pass that is walked now, and later its backward pass."""
+
+    def __init__(self, inputs: Sequence[int], parameters: Sequence[Parameter]) -> None:
+        self.inputs, self.parameters = inputs, parameters
+        self.is_over = False  # both passes are, and can be laid down again
+        self.graph_gradients: set[int] = set()  # of leaves that are no parameters
+        self.first = len(context.tape.sizes)  # storages that forward makes are from here on
+        self._begin = len(context.tape.events)
+
+    def forward_is_over(self, returned: set[int], *, has_graph: bool) -> None:
+        """Note what the forward pass left; `returned` are the outputs' storages."""
+        tape, region = context.tape, context.autocast
+        self.end, self.stop, self.operation = len(tape.events), len(tape.sizes), context.operation
+        self.forward = tape.events[self._begin : self.end]
+        died = {~event for event in self.forward if event < 0}
+        self.left = set(range(self.first, self.stop)) - died
+        self.returned = returned & self.left
+        copies = () if region is None else region.cache.values()
+        self.copies = {x.storage.index for x in copies} & self.left
+        self.has_graph = has_graph
+        self._is_plain = not died or min(died) >= self.first  # nothing older died
+        if not has_graph:
+            self.is_over = self._is_plain and self._leaves_what_is_known(set(), ())
+
+    def backward_is_over(self, begin: int, first: int, graph: WalkedGraph) -> None:
+        """Note what the backward pass did, from event `begin` and storage `first` on."""
+        tape = context.tape
+        events, once = tape.events[begin:], _workspaces()
+        died = {~event for event in events if event < 0}
+        self.gradients = [
+            _Gradient(p, p.grad.shape, p.grad.dtype, p.grad.strides, p.grad.storage.index)
+            for p, had_none in zip(self.parameters, graph.found.had_none, strict=True)
+            if had_none and p.grad is not None
+        ]
+        left = set(range(first, len(tape.sizes))) - died - once
+        self.graph_gradients = left - {gradient.storage for gradient in self.gradients}
+        older = {index for index in died if index < first}
+        others = {*self.inputs, *graph.incoming}
+        if not (
+            self._is_plain
+            and len(left) == len(self.gradients) + len(self.graph_gradients)
+            and older <= self.left | others
+            and self._leaves_what_is_known(older, graph.edges)
+        ):
+            return
+        self.backward_first, self.backward_stop = first, len(tape.sizes)
+        self.found, self.incoming = graph.found, graph.incoming
+        self.shared = older & (self.held | others)  # by the graph, the last to hold them
+        self.backward = list(_pieces(events, self.shared, once))
+        self.is_over = not self.attributes & graph.found.dropped
+
+    def _leaves_what_is_known(self, freed: set[int], graph: Sequence[Edge]) -> bool:
+        """Whether what forward left, and backward did not free, is held by what is known here."""
+        once = _workspaces()
+        self.forward = [event for event in self.forward if event not in once]
+        rest = self.left - once - freed
+        self.copies &= rest
+        self.attributes = rest - self.returned - self.copies
+        self.held = self.returned | self.copies | self.attributes
+        self.graph_only = (self.left & freed) - self.held
+        by_graph = self.attributes | self.graph_gradients
+        return not by_graph or by_graph <= _held_by(graph)
+
+    def died_since(self, position: int, shift: int, inputs: Sequence[int]) -> set[int]:
+        """Return inputs, and what forward left, that died from there on: by the walk's indices."""
+        died = {~event for event in context.tape.events[position:] if event < 0}
+        made = {index - shift for index in died} & self.left
+        return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
+
+    def lay_forward(self, inputs: Sequence[Storage]) -> tuple[dict[int, Storage], LaidGraph | None]:
+        """Lay the forward pass down again; return storages of outputs and inputs, and the graph.
+
+        The storages are by the index that theirs had in the walk.
+        """
+        tape, region = context.tape, context.autocast
+        shift = tape.copy_storages(self.first, self.stop)
+        lay(tape, self.forward, self.first, shift, shift)
+        context.operation = self.operation
+        storages = {index: tape.adopted(index + shift) for index in self.held}
+        if region is not None and self.copies:
+            region.cache = _LaidCopies((index, _holding(storages[index])) for index in self.copies)
+        storages.update(zip(self.inputs, inputs, strict=True))
+        graph = LaidGraph(self, shift, storages) if self.has_graph else None
+        return storages, graph
+
+
+class WalkedGraph:
+    """The graph of a forward pass, behind the one node that the loop's graph has for it."""
+
+    def __init__(self, passes: Passes, edges: Sequence[Edge]) -> None:
+        self.passes, self.edges = passes, edges
+        self.incoming: list[int] = []
+        self.found: _Found
+
+    def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:
+        """Run backward through the graph; `nodes` are those of the loop's graph."""
+        tape, passes = context.tape, self.passes
+        begin, first = len(tape.events), len(tape.sizes)
+        dropped = passes.died_since(passes.end, 0, passes.inputs)
+        self.found = _Found.before(gradients, nodes, passes.parameters, dropped)
+        self.incoming = [x.storage.index for x in gradients if x is not None]
+        edges = [e for e, x in zip(self.edges, gradients, strict=True) if x is not None]
+        given: list[Tensor | None] = [x for x in gradients if x is not None]
+        gradients.clear()
+        root = Node("outputs", context.sequence, edges, (), lambda *given: given)
+        run_nodes(root, given)
+        passes.backward_is_over(begin, first, self)
+
+
+class LaidGraph:
+    """The graph of a forward pass that was laid down again."""
+
+    def __init__(self, passes: Passes, shift: int, storages: dict[int, Storage]) -> None:
+        self.passes, self.shift = passes, shift
+        self.inputs = [storages[index].index for index in passes.inputs]
+        kept = passes.attributes | passes.shared
+        self.storages = {index: x for index, x in storages.items() if index in kept}
+        self.events, self.position = context.tape.events, len(context.tape.events)
+        self.is_whole = True
+
+    def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:
+        """Lay the backward pass down again; `nodes` are those of the loop's graph."""
+        passes, tape = self.passes, context.tape
+        dropped = passes.died_since(self.position, self.shift, self.inputs)
+        found = _Found.before(gradients, nodes, passes.parameters, dropped)
+        if found != passes.found or not self.is_whole:
+            raise CannotRepeatError
+        self.is_whole = False
+        given = dict(zip(passes.incoming, [x for x in gradients if x is not None], strict=True))
+        gradients.clear()
+        first = passes.backward_first
+        shift = tape.copy_storages(passes.backward_first, passes.backward_stop)
+        for part, index in passes.backward:
+            lay(tape, part, first, shift, self.shift)
+            self.storages.pop(index, None)
+            given.pop(index, None)
+        for x in passes.gradients:
+            storage = tape.adopted(x.storage + shift)
+            x.parameter.grad = Tensor(x.shape, x.dtype, storage, x.strides)
+        for index in passes.graph_gradients:
+            self.storages[index] = tape.adopted(index + shift)
+
+    def __del__(self) -> None:
+        if self.is_whole:
+            self.events += [~(index + self.shift) for index in self.passes.graph_only]
+
+
+def _workspaces() -> set[int]:
+    return {storage.index for storage in context.workspaces.values()}
+
+
+def _holding(storage: Storage) -> Tensor:
+    return Tensor((), float32, storage)
+
+
+def _pieces(
+    events: Sequence[int], dropped: set[int], once: set[int]
+) -> Iterator[tuple[list[int], int]]:
+    """Yield events up to where something is dropped, and what; the last drops nothing."""
+    part = list[int]()
+    for event in events:
+        if ~event in dropped:
+            yield part, ~event
+            part = []
+        elif event not in once:
+            part.append(event)
+    yield part, -1
+
+
+def _held_by(graph: Sequence[Edge]) -> set[int]:
+    """Return what the graph's nodes hold until the graph dies; leaves that are no parameters, too.
+
+    Such are embeddings that were told to want a gradient: they and their gradients.
+    """
+    nodes = {edge[0] for edge in graph}
+    stack = [*nodes]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is not None and edge[0] not in nodes:
+                nodes.add(edge[0])
+                stack.append(edge[0])
+    leaves = [n.variable for n in nodes if not isinstance(n.variable, Parameter | None)]
+    return (
+        {storage.index for node in nodes for storage in node.attributes}
+        | {leaf.storage.index for leaf in leaves}
+        | {leaf.grad.storage.index for leaf in leaves if leaf.grad is not None}
+    )

@@ -1,0 +1,196 @@
+"""A model that is walked once: a call like an earlier one is laid down again from the tape.
+
+Two forward passes that find the same (inputs of the same shapes, modules in the same mode, the same
+kind of autocast region, gradients there or not) allocate and free the same, and so do their
+backward passes. So the second is a copy of the first's events, with storages of its own:
+
+    forward   its events; outputs are tensors of the storages so made; the graph is one node
+    backward  its events, once that node's turn comes; then the parameters have their gradients
+
+What outlives a pass is held by what is known here: outputs, inputs, the region's copies of weights,
+the graph, gradients, workspaces. A pass that leaves anything else, or in which anything else dies,
+is walked each time. The loop around the model runs as it is, every step of it: what it does, and
+what its variables hold, is on the tape as it would be without this.
+
+Where a call turns out to go another way than the one that it was copied from (its outputs die at
+another moment before backward, say), `CannotRepeatError` asks for a walk of the whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from vrambudget.dtypes import DType
+from vrambudget.engine.autograd import Edge, Node, edge_to
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.passes import CannotRepeatError, Passes, WalkedGraph
+from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.tape.events import Storage
+
+
+class _UnknownError(Exception):
+    """A value that holds tensors in a way that is not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A tensor that a call returned."""
+
+    shape: Shape
+    dtype: DType
+    strides: Shape | None
+    is_view: bool
+    requires_grad: bool
+    slot: int | None  # of the graph's node
+    storage: int  # its index
+
+
+class WalkedOnce(Module):
+    """A model as its loop calls it."""
+
+    def __init__(self, model: Module) -> None:
+        self.model = model
+        self._modules = tuple(model.modules())
+        self._parameters = tuple(model.parameters())
+        self._walks: tuple[_Walk, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model does, walked or laid down again."""
+        region = context.autocast
+        if region is not None and region.cache:
+            # The region spans two calls: the second reads copies that the first made.
+            if any(walk.was_laid for walk in self._walks):
+                raise CannotRepeatError
+            return self.model(*args, **kwargs)
+        try:
+            given, storages = _described((args, kwargs))
+        except _UnknownError:
+            return self.model(*args, **kwargs)
+        finds = (given, self._state())
+        for walk in self._walks:
+            if walk.passes.is_over and walk.finds == finds:
+                return walk.lay(storages)
+        inputs = [storage.index for storage in storages]
+        del storages
+        walk = _Walk(finds, Passes(inputs, self._parameters))
+        outputs = self.model(*args, **kwargs)
+        try:
+            outputs = walk.forward_is_over(outputs)
+        except _UnknownError:
+            return outputs
+        self._walks = (*(old for old in self._walks if old.finds != finds), walk)
+        return outputs
+
+    def _state(self) -> tuple[Any, ...]:
+        """Return what decides a call besides its inputs."""
+        region = context.autocast
+        return (
+            context.grad_enabled,
+            context.purpose,
+            None if region is None else region.dtype,
+            [module.training for module in self._modules],
+            [(p.requires_grad, p.dtype) for p in self._parameters],
+            [p.grad is None for p in self._parameters],
+        )
+
+
+class _Walk:
+    """A call that was walked: what it found, and what it returned."""
+
+    def __init__(self, finds: tuple[Any, ...], passes: Passes) -> None:
+        self.finds, self.passes = finds, passes
+        self.outputs: Any = None
+        self.was_laid = False
+
+    def forward_is_over(self, outputs: Any) -> Any:
+        """Note what the pass left; return the outputs, with one node for all of their graph.
+
+        Raises _UnknownError for outputs of a kind that is not known.
+        """
+        node, edges = _graph_node(), list[Edge]()
+
+        def noted(x: Tensor) -> _Output:
+            edge = edge_to(x)
+            slot = None if edge is None else len(edges)
+            if edge is not None:
+                if x.node is None:
+                    raise _UnknownError  # a parameter
+                edges.append(edge)
+            flags = x.is_view, x.requires_grad
+            return _Output(x.shape, x.dtype, x.strides, *flags, slot, x.storage.index)
+
+        self.outputs = mapped(outputs, Tensor, noted)
+        storages = dict[int, Storage]()
+        mapped(outputs, Tensor, lambda x: storages.update({x.storage.index: x.storage}))
+        if any(i < self.passes.first and i not in self.passes.inputs for i in storages):
+            raise _UnknownError
+        self.passes.forward_is_over(set(storages), has_graph=bool(edges))
+        if edges:
+            node.part = WalkedGraph(self.passes, edges)
+        return self._returned(storages, node)
+
+    def lay(self, inputs: list[Storage]) -> Any:
+        """Lay the forward pass down again and return its outputs."""
+        self.was_laid = True
+        storages, graph = self.passes.lay_forward(inputs)
+        node = _graph_node()
+        node.part = graph
+        return self._returned(storages, node)
+
+    def _returned(self, storages: dict[int, Storage], node: Node) -> Any:
+        def tensor(x: _Output) -> Tensor:
+            y = Tensor(x.shape, x.dtype, storages[x.storage], x.strides)
+            y.is_view, y.requires_grad = x.is_view, x.requires_grad
+            if x.slot is not None:
+                y.node, y.slot = node, x.slot
+                node.outputs = max(node.outputs, x.slot + 1)
+            return y
+
+        return mapped(self.outputs, _Output, tensor)
+
+
+def _graph_node() -> Node:
+    """Return the node of a whole graph; its place in the order is that of the newest node."""
+    node = Node("model", context.sequence, (), (), None, outputs=0)
+    context.sequence += 1
+    return node
+
+
+def _described(value: Any) -> tuple[Any, list[Storage]]:
+    """Return what decides about inputs, and their storages, each once.
+
+    Raises _UnknownError for those that want gradients, which would leave the model.
+    """
+    storages: list[Storage] = []
+
+    def described(x: Tensor) -> tuple[Any, ...]:
+        if x.requires_grad:
+            raise _UnknownError
+        number = next((n for n, known in enumerate(storages) if known is x.storage), len(storages))
+        if number == len(storages):
+            storages.append(x.storage)
+        return x.shape, x.dtype, x.strides, x.is_view, number
+
+    return mapped(value, Tensor, described), storages
+
+
+def mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Return a copy of what a model takes or returns, with `function` applied to all of `kind`.
+
+    Raises _UnknownError for values that may hold others in a way that is not known.
+    """
+    if isinstance(value, kind):
+        return function(value)
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(item, kind, function) for item in value])
+    if isinstance(value, dict):
+        return {key: mapped(item, kind, function) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {f.name: mapped(getattr(value, f.name), kind, function) for f in fields(value)}
+        return replace(value, **changed)
+    raise _UnknownError

@@ -1,0 +1,30 @@
+"""Training loops in torch, by the names that a job has for them.
+
+Each does what its twin of the same name in `vrambudget.training.loops` counts, statement by
+statement: which of its variables lives how long decides the peak.
+"""
+
+from importlib import import_module
+from typing import Any, Protocol
+
+from vrambudget.measure.loops.run import Run
+
+NAMES = ("plain",)
+
+
+class RealLoop(Protocol):
+    """What a loop's module has."""
+
+    def train(self, run: Run) -> dict[str, Any]:
+        """Train."""
+
+    def evaluate(self, run: Run) -> dict[str, Any]:
+        """Evaluate, without training."""
+
+
+def real_loop(name: str) -> RealLoop:
+    """Return a loop's module; raise ValueError for a name that is not known."""
+    if name not in NAMES:
+        raise ValueError(f"loop {name!r} is not known; there is {', '.join(NAMES)}")
+    loop: RealLoop = import_module(f"{__name__}.{name}")
+    return loop

@@ -1,0 +1,89 @@
+"""What a loop in torch is handed: the model, batches, marks, and iterators over steps.
+
+A mark reads the allocator's counters as the step's phase begins: into `result`, under the names
+that records have for them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from vrambudget.measure.optimizers import make_optimizer
+
+OnPhase = Callable[[int, str], None]
+
+_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+
+class Run:
+    """One run of a loop; its settings are a job as records have it."""
+
+    def __init__(
+        self, model: Any, settings: Mapping[str, Any], result: dict[str, Any], on_phase: OnPhase
+    ) -> None:
+        self.model, self.settings, self.result, self.on_phase = model, settings, result, on_phase
+        self._step = 0
+
+    def steps(self) -> Iterator[int]:
+        """Yield the numbers of the steps."""
+        for step in range(self.settings.get("steps", 3)):
+            self._step = step
+            yield step
+            self.mark("step_end")
+
+    def micro_batches(self) -> Iterator[int]:
+        """Yield the numbers of a step's micro-batches."""
+        yield from range(self.settings.get("grad_accum", 1))
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Yield batches, made on the CPU and moved, as a loader's are."""
+        while True:
+            yield make_batch(self.settings, self.model)
+
+    def autocast(self) -> Any:
+        """Return the region of one forward pass."""
+        dtype = _AUTOCAST.get(self.settings.get("precision", "fp32"))
+        return torch.autocast("cuda", dtype=dtype) if dtype else contextlib.nullcontext()
+
+    def make_optimizer(self, parameters: list[Any]) -> Any:
+        """Return the job's optimizer, None for a job without one."""
+        self.result["trainable"] = sum(p.numel() for p in parameters)
+        return make_optimizer(self.settings, self.model, parameters)
+
+    def make_scaler(self) -> Any:
+        """Return a gradient scaler, which does nothing where none is needed."""
+        return torch.amp.GradScaler("cuda", enabled=self.settings.get("precision") == "amp-fp16")
+
+    def mark(self, phase: str) -> None:
+        """Note that a phase of the current step begins."""
+        result, step = self.result, self._step
+        self.on_phase(step, phase)
+        if phase == "backward":
+            result[f"after_forward_{step}"] = torch.cuda.memory_allocated()
+        elif phase == "optimizer_step":
+            result[f"after_backward_{step}"] = torch.cuda.memory_allocated()
+        elif phase == "step_end":
+            result[f"peak_allocated_{step}"] = torch.cuda.max_memory_allocated()
+            result[f"peak_reserved_{step}"] = torch.cuda.max_memory_reserved()
+            result["after_step"] = torch.cuda.memory_allocated()
+
+
+def make_batch(job: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return inputs and labels on the GPU."""
+    count, task = job["batch"], job.get("task", "causal-lm")
+    if task == "image-cls":
+        size = model.config.image_size
+        dtype = next(model.parameters()).dtype
+        pixels = torch.zeros(count, 3, size, size).cuda().to(dtype)
+        return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).cuda()}
+    batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).cuda()}
+    if job.get("attention_mask") == "padding":
+        mask = torch.ones(count, job["block"], dtype=torch.long)
+        mask[:, -1] = 0
+        batch["attention_mask"] = mask.cuda()
+    length = job.get("target_len") or job.get("target") or job["block"]
+    labels = (count,) if task == "seq-cls" else (count, length)
+    batch["labels"] = torch.full(labels, int(task != "seq-cls")).cuda()
+    return batch

@@ -1,0 +1,100 @@
+"""Parts of a tape that repeat others: laid down again, or found to be the same.
+
+`lay` appends events once more, with storages of their own. `repeats` compares a part of the tape
+with the part before it; what was laid down in both from one source need not be looked at again.
+"""
+
+from typing import NamedTuple
+
+from vrambudget.tape.events import Tape
+
+
+class Place(NamedTuple):
+    """A moment of a recording: how many of each the tape had."""
+
+    event: int
+    storage: int
+    mark: int
+    laid: int
+
+
+def place_of(tape: Tape) -> Place:
+    """Return the end of the tape."""
+    return Place(len(tape.events), len(tape.sizes), len(tape.marks), len(tape.laid))
+
+
+def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
+    """Append events like these, with storages from `first` on `shift` higher, others as told.
+
+    Only frees are of others.
+    """
+    start, last = len(tape.events), ~first
+    tape.events += [
+        event + shift if event >= 0 else event - (shift if event <= last else older_shift)
+        for event in source
+    ]
+    tape.laid.append((start, len(tape.events), id(source), shift, older_shift))
+
+
+def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
+    """Whether all from `here` to `end` is as all from `before` to `here`, storage by storage.
+
+    What was there before the part, and dies in it, is what the part before left, oldest by oldest.
+    """
+    shift = here.storage - before.storage
+    if any(b - a != c - b for a, b, c in zip(before[:3], here[:3], end[:3], strict=True)):
+        return False
+    columns = tape.sizes, tape.purposes, tape.operations
+    middle, stop = here.storage, end.storage
+    if any(x[before.storage : middle] != x[middle:stop] for x in columns):
+        return False
+    ours, theirs = _not_laid_twice(tape, before, here, end)
+    first = before.storage
+    # Sorted, these frees are in order of birth, newest first.
+    found = sorted([event for event in ours if ~first < event < 0])
+    left = sorted([event for event in theirs if ~middle < event < 0])
+    if len(found) != len(left) or (left and ~left[-1] < first):
+        return False
+    moved = dict(zip(found, left, strict=True))
+    if any(x[~old] != x[~new] for old, new in moved.items() for x in columns):
+        return False
+    expected = [
+        event + shift if event >= 0 else event - shift if event <= ~first else moved[event]
+        for event in ours
+    ]
+    return expected == theirs or _in_order(expected) == _in_order(theirs)
+
+
+def _not_laid_twice(
+    tape: Tape, before: Place, here: Place, end: Place
+) -> tuple[list[int], list[int]]:
+    """Return the events of both parts, without what was laid down in both from one source."""
+    period, shift = here.event - before.event, here.storage - before.storage
+    ours, theirs = tape.laid[before.laid : here.laid], tape.laid[here.laid : end.laid]
+    expected = [(a + period, b + period, c, d + shift, e + shift) for a, b, c, d, e in ours]
+    if expected != theirs:
+        ours = theirs = []
+    return _without(tape, before, here, ours), _without(tape, here, end, theirs)
+
+
+def _without(
+    tape: Tape, start: Place, end: Place, laid: list[tuple[int, int, int, int, int]]
+) -> list[int]:
+    events, position = list[int](), start.event
+    for begin, stop, *_ in laid:
+        events += tape.events[position:begin]
+        position = stop
+    return events + tape.events[position : end.event]
+
+
+def _in_order(events: list[int]) -> list[int]:
+    """Return events with frees that follow one another sorted: their order changes nothing."""
+    ordered, frees = list[int](), list[int]()
+    for event in events:
+        if event < 0:
+            frees.append(event)
+            continue
+        ordered += sorted(frees)
+        ordered.append(event)
+        frees = []
+    return ordered + sorted(frees)

@@ -1,0 +1,102 @@
+"""What a counted loop is handed: the model, batches, marks, and iterators over steps.
+
+A loop uses it as a script uses its libraries, and need not know what makes it fast: a model that is
+walked once (`vrambudget.engine.walked_once`), and iterators that notice when a step, or a
+micro-batch, did what the one before it did.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from vrambudget import dtypes
+from vrambudget.dtypes import DType
+from vrambudget.engine.autocast import autocast
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.walked_once import WalkedOnce
+from vrambudget.tape.events import Phase, Purpose
+from vrambudget.tape.repeats import Place, place_of, repeats
+from vrambudget.training.inputs import Input, on_device
+from vrambudget.training.muon import embeddings_and_head
+from vrambudget.training.optimizer_base import Optimizer
+from vrambudget.training.optimizers import make_optimizer
+from vrambudget.training.scaler import GradScaler
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What decides a loop's memory besides the model: a job, reduced to what loops read."""
+
+    inputs: Mapping[str, Input]
+    steps: int
+    autocast: DType | None
+    optimizer: str
+    optimizer_impl: str | None
+    clip: float | None
+    grad_accum: int
+    keep_outputs: bool
+
+
+class Run:
+    """One run of a loop on the current tape."""
+
+    def __init__(self, model: Module, settings: LoopSettings, *, in_full: bool = False) -> None:
+        self.model = model if in_full else WalkedOnce(model)
+        self.settings = settings
+        self._model = model
+        self._step = 0
+
+    def steps(self) -> Iterator[int]:
+        """Yield the numbers of the steps."""
+        for step in _noticing(self.settings.steps):
+            self._step = step
+            yield step
+            self.mark("step_end")
+
+    def micro_batches(self) -> Iterator[int]:
+        """Yield the numbers of a step's micro-batches."""
+        return _noticing(self.settings.grad_accum)
+
+    def batches(self) -> Iterator[dict[str, Tensor]]:
+        """Yield batches on the device, as a data loader hands them over."""
+        while True:
+            yield self._next_batch()
+
+    def _next_batch(self) -> dict[str, Tensor]:
+        with made_for(Purpose.INPUTS):
+            return {name: on_device(value) for name, value in self.settings.inputs.items()}
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the region of one forward pass."""
+        return autocast(self.settings.autocast)
+
+    def make_optimizer(self, parameters: Sequence[Parameter]) -> Optimizer | None:
+        """Return the job's optimizer, None for a job without one."""
+        settings = self.settings
+        name, implementation = settings.optimizer, settings.optimizer_impl
+        outer = embeddings_and_head(self._model) if name == "muon" else ()
+        return make_optimizer(name, implementation, parameters, outer)
+
+    def make_scaler(self) -> GradScaler:
+        """Return a gradient scaler, which does nothing where none is needed."""
+        return GradScaler(enabled=self.settings.autocast is dtypes.float16)
+
+    def mark(self, phase: str) -> None:
+        """Note that a phase of the current step begins."""
+        context.tape.mark(self._step, Phase(phase))
+
+
+def _noticing(count: int) -> Iterator[int]:
+    """Yield numbers; mark each turn of the loop over them that repeats the one before it."""
+    tape = context.tape
+    before: Place | None = None
+    for number in range(count):
+        here = place_of(tape)
+        yield number
+        end = place_of(tape)
+        if before is not None and repeats(tape, before, here, end):
+            period = end.event - here.event
+            tape.marks[here.mark] = replace(tape.marks[here.mark], period=period)
+        before = here
