@@ -247,8 +247,49 @@ def calling_twice(run: Run) -> dict[str, Any]:
     return locals()
 
 
+def sharing_a_region(run: Run) -> dict[str, Any]:
+    """Call twice in one region of autocast: the second call reads the first one's copies."""
+    for _ in run.steps():
+        batches = run.batches()
+        with run.autocast():
+            first = run.model(**next(batches)).loss
+            second = run.model(**next(batches)).loss
+        del second
+        run_backward(first)
+        for parameter in run.model.parameters():
+            parameter.grad = None
+    return locals()
+
+
+def abandoning(run: Run) -> dict[str, Any]:
+    """From the third step on, drop the outputs, and later the graph, whose backward never runs."""
+    for step in run.steps():
+        batch = next(run.batches())
+        outputs = run.model(**batch)
+        loss = outputs.loss
+        if step > 1:
+            del outputs
+            batch = next(run.batches())
+            del loss
+            continue
+        run_backward(loss)
+        for parameter in run.model.parameters():
+            parameter.grad = None
+    return locals()
+
+
 @pytest.mark.parametrize(
-    "loop", [evaluating, leaking, without_backward, zeroing_late, changing, calling_twice]
+    "loop",
+    [
+        evaluating,
+        leaking,
+        without_backward,
+        zeroing_late,
+        changing,
+        calling_twice,
+        sharing_a_region,
+        abandoning,
+    ],
 )
 @pytest.mark.parametrize(("name", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq-lm")])
 def test_a_loop_of_one_s_own_is_right_without_a_word_about_speed(

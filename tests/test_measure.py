@@ -116,7 +116,7 @@ def test_every_job_of_the_records_comes_back():
 
 def test_the_runner_knows_every_field_of_a_job():
     source = "".join(
-        file.read_text("utf-8") for file in MEASURE.glob("*.py") if file.stem != "record"
+        file.read_text("utf-8") for file in MEASURE.rglob("*.py") if file.stem != "record"
     )
     in_the_model = {"experts"}  # as transformers has it
     fields = set(Job.model_fields) - DECIDED_BY_THE_RUN - in_the_model

@@ -103,6 +103,7 @@ def _record(
         loop = LOOPS[job.loop]
         run = Run(model, settings, in_full=in_full)
         held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
+        run.check()
         tape.close()  # what the loop's variables hold outlives the job
         del model, run, held
     return Recording(tape, total, trainable, paged)

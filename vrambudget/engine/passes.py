@@ -32,6 +32,10 @@ class _LaidCopies(dict[int, Tensor]):
         """Refuse: which weight each of them is of is not known."""
         raise CannotRepeatError
 
+    def __bool__(self) -> bool:
+        """Return True: there are copies, though the graph alone may hold them."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
@@ -82,6 +86,7 @@ class Passes:
     def __init__(self, inputs: Sequence[int], parameters: Sequence[Parameter]) -> None:
         self.inputs, self.parameters = inputs, parameters
         self.is_over = False  # both passes are, and can be laid down again
+        self.is_doubtful = False  # a copy may have let go too early
         self.graph_gradients: set[int] = set()  # of leaves that are no parameters
         self.first = len(context.tape.sizes)  # storages that forward makes are from here on
         self._begin = len(context.tape.events)
@@ -96,6 +101,7 @@ class Passes:
         self.returned = returned & self.left
         copies = () if region is None else region.cache.values()
         self.copies = {x.storage.index for x in copies} & self.left
+        self.fills_cache = bool(copies)
         self.has_graph = has_graph
         self._is_plain = not died or min(died) >= self.first  # nothing older died
         if not has_graph:
@@ -140,9 +146,9 @@ class Passes:
         by_graph = self.attributes | self.graph_gradients
         return not by_graph or by_graph <= _held_by(graph)
 
-    def died_since(self, position: int, shift: int, inputs: Sequence[int]) -> set[int]:
-        """Return inputs, and what forward left, that died from there on: by the walk's indices."""
-        died = {~event for event in context.tape.events[position:] if event < 0}
+    def died_in(self, events: Sequence[int], shift: int, inputs: Sequence[int]) -> set[int]:
+        """Return inputs, and what forward left, that died in these: by the walk's indices."""
+        died = {~event for event in events if event < 0}
         made = {index - shift for index in died} & self.left
         return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
 
@@ -156,7 +162,7 @@ class Passes:
         lay(tape, self.forward, self.first, shift, shift)
         context.operation = self.operation
         storages = {index: tape.adopted(index + shift) for index in self.held}
-        if region is not None and self.copies:
+        if region is not None and self.fills_cache:
             region.cache = _LaidCopies((index, _holding(storages[index])) for index in self.copies)
         storages.update(zip(self.inputs, inputs, strict=True))
         graph = LaidGraph(self, shift, storages) if self.has_graph else None
@@ -175,7 +181,7 @@ class WalkedGraph:
         """Run backward through the graph; `nodes` are those of the loop's graph."""
         tape, passes = context.tape, self.passes
         begin, first = len(tape.events), len(tape.sizes)
-        dropped = passes.died_since(passes.end, 0, passes.inputs)
+        dropped = passes.died_in(tape.events[passes.end :], 0, passes.inputs)
         self.found = _Found.before(gradients, nodes, passes.parameters, dropped)
         self.incoming = [x.storage.index for x in gradients if x is not None]
         edges = [e for e, x in zip(self.edges, gradients, strict=True) if x is not None]
@@ -200,7 +206,7 @@ class LaidGraph:
     def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:
         """Lay the backward pass down again; `nodes` are those of the loop's graph."""
         passes, tape = self.passes, context.tape
-        dropped = passes.died_since(self.position, self.shift, self.inputs)
+        dropped = passes.died_in(self.events[self.position :], self.shift, self.inputs)
         found = _Found.before(gradients, nodes, passes.parameters, dropped)
         if found != passes.found or not self.is_whole:
             raise CannotRepeatError
@@ -221,7 +227,15 @@ class LaidGraph:
 
     def __del__(self) -> None:
         if self.is_whole:
+            self.look_for_doubts()
             self.events += [~(index + self.shift) for index in self.passes.graph_only]
+
+    def look_for_doubts(self) -> None:
+        """Note if the loop dropped what a graph, whose backward never ran, would have held."""
+        since = self.events[self.position :]
+        last = max((n for n, event in enumerate(since) if event >= 0), default=0)
+        if self.is_whole and self.passes.died_in(since[:last], self.shift, self.inputs):
+            self.passes.is_doubtful = True
 
 
 def _workspaces() -> set[int]:

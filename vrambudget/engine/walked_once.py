@@ -18,6 +18,7 @@ another moment before backward, say), `CannotRepeatError` asks for a walk of the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import Edge, Node, edge_to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
-from vrambudget.engine.passes import CannotRepeatError, Passes, WalkedGraph
+from vrambudget.engine.passes import CannotRepeatError, LaidGraph, Passes, WalkedGraph
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.tape.events import Storage
 
@@ -81,8 +82,17 @@ class WalkedOnce(Module):
             outputs = walk.forward_is_over(outputs)
         except _UnknownError:
             return outputs
-        self._walks = (*(old for old in self._walks if old.finds != finds), walk)
+        kept = (old for old in self._walks if old.finds != finds or old.was_laid)
+        self._walks = (*kept, walk)
         return outputs
+
+    def check(self) -> None:
+        """Raise CannotRepeatError where what was laid down may not be what would have run."""
+        for walk in self._walks:
+            for graph in walk.graphs:
+                graph.look_for_doubts()
+            if walk.passes.is_doubtful:
+                raise CannotRepeatError
 
     def _state(self) -> tuple[Any, ...]:
         """Return what decides a call besides its inputs."""
@@ -104,6 +114,7 @@ class _Walk:
         self.finds, self.passes = finds, passes
         self.outputs: Any = None
         self.was_laid = False
+        self.graphs: weakref.WeakSet[LaidGraph] = weakref.WeakSet()
 
     def forward_is_over(self, outputs: Any) -> Any:
         """Note what the pass left; return the outputs, with one node for all of their graph.
@@ -137,7 +148,9 @@ class _Walk:
         self.was_laid = True
         storages, graph = self.passes.lay_forward(inputs)
         node = _graph_node()
-        node.part = graph
+        if graph is not None:
+            node.part = graph
+            self.graphs.add(graph)
         return self._returned(storages, node)
 
     def _returned(self, storages: dict[int, Storage], node: Node) -> Any:

@@ -83,13 +83,21 @@ class Run:
         """Return a gradient scaler, which does nothing where none is needed."""
         return GradScaler(enabled=self.settings.autocast is dtypes.float16)
 
+    def check(self) -> None:
+        """Raise CannotRepeatError where the job has to be walked in full."""
+        if isinstance(self.model, WalkedOnce):
+            self.model.check()
+
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""
         context.tape.mark(self._step, Phase(phase))
 
 
 def _noticing(count: int) -> Iterator[int]:
-    """Yield numbers; mark each turn of the loop over them that repeats the one before it."""
+    """Yield numbers; mark each turn of the loop over them that repeats the one before it.
+
+    Its mark is the one that it begins with; without one there is nothing to note.
+    """
     tape = context.tape
     before: Place | None = None
     for number in range(count):
@@ -97,6 +105,7 @@ def _noticing(count: int) -> Iterator[int]:
         yield number
         end = place_of(tape)
         if before is not None and repeats(tape, before, here, end):
-            period = end.event - here.event
-            tape.marks[here.mark] = replace(tape.marks[here.mark], period=period)
+            mark = tape.marks[here.mark] if here.mark < end.mark else None
+            if mark is not None and mark.position == here.event < end.event:
+                tape.marks[here.mark] = replace(mark, period=end.event - here.event)
         before = here
