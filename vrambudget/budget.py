@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.schema import Problem, checked
 
 SCHEMA: Final = 1
 
@@ -167,6 +166,8 @@ class Budget:
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str | None = None) -> "Budget":
         """Return the budget that `to_json` wrote. Raises VramBudgetError for anything else."""
+        from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - only for reading back
+
         values = _read_object(text, where)
         if (schema := values.pop("schema", None)) != SCHEMA:
             raise VramBudgetError(
@@ -174,16 +175,13 @@ class Budget:
                 where=where,
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
-        problems: list[Problem] = []
-        budget: Budget = checked(values, cls, problems)
-        if problems:
-            first, *others = problems
-            more = f" (and {len(others)} more)" if others else ""
-            raise VramBudgetError(
-                f"{'.'.join(map(str, first.path))}: {first.rule}{more}", where=where
-            )
         try:
-            return budget.check()
+            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True).check()
+        except ValidationError as error:
+            first, *others = error.errors(include_url=False)
+            key = ".".join(map(str, first["loc"]))
+            more = f" (and {len(others)} more)" if others else ""
+            raise VramBudgetError(f"{key}: {first['msg']}{more}", where=where) from None
         except AssertionError as error:
             raise VramBudgetError(f"this budget contradicts itself: {error}", where=where) from None
 

@@ -147,7 +147,7 @@ def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
 
     `transformers` is None where the model's code is no version's of it.
     """
-    job = scenario.job.model_dump()
+    job = scenario.job.model_dump(mode="json")
     if not scenario.config.followed_in:
         job["transformers"] = None
     if scenario.job.attention == "sdpa":

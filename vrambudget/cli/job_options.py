@@ -8,8 +8,9 @@ from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+
 from vrambudget.config.job import Job
-from vrambudget.config.settings import Field
 
 _SWITCHES = {
     "keep_outputs": (
@@ -53,10 +54,10 @@ def _spellings(name: str) -> list[str]:
     return [f"--{spelling.replace('_', '-')}" for spelling in (name, *aliases)]
 
 
-def _reading(field: Field) -> dict[str, Any]:
+def _reading(field: FieldInfo) -> dict[str, Any]:
     """Return how argparse reads the field: its choices, or int, float or text."""
     help_text = (field.description or "").replace("%", "%%")
-    default = field.default_factory() if field.default_factory else field.default
+    default = field.get_default(call_default_factory=True, validated_data={})
     if default is not None:
         help_text += f" (default: {default})"
     kinds = list(_kinds(field.annotation))

@@ -23,10 +23,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field
+
 from vrambudget.config.job import Job
-from vrambudget.config.settings import Settings, field
+from vrambudget.config.settings import Names, Settings
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.schema import Rule
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -42,11 +43,11 @@ class Card(Settings):
 
     name: str
     title: str
-    source: Annotated[str, Rule(pattern="^https://")]
-    parameters: Annotated[int, Rule(ge=1)]
-    repositories: tuple[str, ...] = ()
-    config: Annotated[dict[str, Any], Rule(before=_nulls)]
-    job: dict[str, Any] = field(default_factory=dict)
+    source: Annotated[str, Field(pattern="^https://")]
+    parameters: Annotated[int, Field(ge=1)]
+    repositories: Names = ()
+    config: Annotated[dict[str, Any], BeforeValidator(_nulls)]
+    job: dict[str, Any] = Field(default_factory=dict)
 
     def problems(self) -> Iterable[str]:
         """Yield what is wrong inside the tables."""

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from vrambudget.config.settings import Probability, Settings, Size, canonical, field
+from pydantic import BeforeValidator, Field
+
+from vrambudget.config.settings import Probability, Settings, Size, canonical
 from vrambudget.config.versions import as_numbers, default_version, plain_version
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.schema import Rule
 
 Mode = Literal["train", "eval"]
 LoopName = Literal["plain"]
@@ -98,105 +99,107 @@ def _is_module_name(name: object) -> bool:
     return isinstance(name, str) and _MODULE_NAME.fullmatch(name) is not None
 
 
-Version = Annotated[str, Rule(before=_minor_version)]
-ModuleNames = Annotated[tuple[str, ...], Rule(before=_module_names)]
-LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], Rule(before=_lora_targets)]
+Version = Annotated[str, BeforeValidator(_minor_version)]
+ModuleNames = Annotated[tuple[str, ...], BeforeValidator(_module_names)]
+LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_lora_targets)]
 
 
 class Job(Settings):
     """One training or evaluation job; every field is an option of the command line."""
 
-    batch: Size = field(1, description="sequences per forward pass on this GPU")
-    block: Size | None = field(
+    batch: Size = Field(1, description="sequences per forward pass on this GPU")
+    block: Size | None = Field(
         None, description="tokens per sequence (default: the model's own limit; none for images)"
     )
-    mode: Mode = field("train", description="train, or evaluate under no_grad")
-    loop: LoopName = field("plain", description="whose training loop: one written by hand")
-    precision: Precision = field(
+    mode: Mode = Field("train", description="train, or evaluate under no_grad")
+    loop: LoopName = Field("plain", description="whose training loop: one written by hand")
+    precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
     )
-    optimizer: Optimizer = field(
+    optimizer: Optimizer = Field(
         "adamw", description="optimizer, as torch.optim has it, or bitsandbytes (lion, ...-8bit)"
     )
-    optimizer_impl: OptimizerImpl | None = field(
+    optimizer_impl: OptimizerImpl | None = Field(
         None, description="the optimizer's implementation (default: what PyTorch takes)"
     )
-    attention: Attention = field("sdpa", description="attention implementation")
-    experts: ExpertsImplementation = field(
+    attention: Attention = Field("sdpa", description="attention implementation")
+    experts: ExpertsImplementation = Field(
         "grouped_mm", description="how transformers runs a mixture's experts"
     )
-    routing: Routing = field(
+    routing: Routing = Field(
         "uniform",
         description="how tokens spread over experts, where that decides memory (experts eager):"
         " evenly, or the worse of evenly and all to the same few",
     )
-    checkpointing: Checkpointing = field(
+    checkpointing: Checkpointing = Field(
         "none", description="full: keep each layer's input only and run the layer again in backward"
     )
-    dropout: Probability | None = field(
+    dropout: Probability | None = Field(
         None, description="dropout probability everywhere (default: the model's own)"
     )
-    clip: Annotated[float, Rule(gt=0)] | None = field(
+    clip: Annotated[float, Field(gt=0)] | None = Field(
         None, description="clip the gradients' norm at this value (default: no clipping)"
     )
-    grad_accum: Annotated[Size, Rule(le=2**16)] = field(
+    grad_accum: Annotated[Size, Field(le=2**16)] = Field(
         1, description="forward and backward passes for each optimizer step"
     )
-    keep_outputs: bool = field(
+    keep_outputs: bool = Field(
         default=True,
         description="the loop's variables hold the last outputs while the next forward runs",
     )
-    steps: Annotated[Size, Rule(le=100)] = field(
+    steps: Annotated[Size, Field(le=100)] = Field(
         3, description="optimizer steps that are followed; the peak settles by the third"
     )
-    task: Task | None = field(
+    task: Task | None = Field(
         None,
         description="what the model is trained for: decides its head (default: the family's own)",
     )
-    target_len: Size | None = field(
+    target_len: Size | None = Field(
         None, description="tokens per target sequence for seq2seq-lm (default: as block)"
     )
-    image_size: Size | None = field(
+    image_size: Size | None = Field(
         None, description="pixels along each side of an image (default: the model's own)"
     )
-    lora_rank: Annotated[Size, Rule(le=2**16)] | None = field(
+    lora_rank: Annotated[Size, Field(le=2**16)] | None = Field(
         None, description="train LoRA adapters of this rank instead of the weights, as PEFT does"
     )
-    lora_targets: LoraTargets = field(
+    lora_targets: LoraTargets = Field(
         ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
     )
-    lora_dropout: Probability = field(
+    lora_dropout: Probability = Field(
         0.0, description="dropout probability of the adapters' inputs"
     )
-    freeze: ModuleNames = field(
+    freeze: ModuleNames = Field(
         (), description="modules or parameters that are not trained, by name: transformer.wte"
     )
-    quant: Quant | None = field(
+    quant: Quant | None = Field(
         None,
         description="linear layers' weights in 4 bit by bitsandbytes (QLoRA: with --lora-rank)",
     )
-    double_quant: bool = field(
+    double_quant: bool = Field(
         default=True, description="quantise the 4-bit blocks' scales too, as QLoRA does"
     )
-    attention_mask: AttentionMask = field(
+    attention_mask: AttentionMask = Field(
         "none", description="padding: a tokenizer's attention mask, of a batch with padding in it"
     )
-    causal_mask: CausalMask = field(
+    causal_mask: CausalMask = Field(
         "built",
         description="whether transformers materialises the causal mask for sdpa"
         " (it decides from position ids read back at run time)",
     )
-    expandable_segments: bool = field(
+    expandable_segments: bool = Field(
         default=False,
         description="PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
     )
-    torch: Version = field(
+    torch: Version = Field(
         default_factory=partial(default_version, "torch"),
+        validate_default=True,
         description="version of PyTorch whose rules are followed; a build that is not PyPI's names"
         " its CUDA: 2.11+cu128",
     )
-    transformers: Version = field(
+    transformers: Version = Field(
         default_factory=partial(default_version, "transformers"),
+        validate_default=True,
         description="version of transformers whose modelling code is followed",
     )
 

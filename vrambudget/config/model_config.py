@@ -28,8 +28,10 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from pydantic import Field
+
 from vrambudget.config.job import Job, Task
-from vrambudget.config.settings import Settings, Size, field, show
+from vrambudget.config.settings import Settings, Size, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 IGNORED_KEYS = frozenset(
@@ -88,9 +90,9 @@ class ModelConfig(Settings):
     """What decides a model's tensors. A family's own class says `model_type` and its sizes."""
 
     model_type: str
-    num_labels: Size = field(2, description="classes of a classification head")
-    pad_token_id: int | None = field(None, description="the token that fills rows up")
-    unknown_keys: tuple[str, ...] = field((), description="keys of the file without a rule")
+    num_labels: Size = Field(2, description="classes of a classification head")
+    pad_token_id: int | None = Field(None, description="the token that fills rows up")
+    unknown_keys: tuple[str, ...] = Field((), description="keys of the file without a rule")
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of this family's files that decide no memory, beside `IGNORED_KEYS`."""

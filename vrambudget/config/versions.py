@@ -11,12 +11,10 @@ here jobs were held against PyTorch's own events (tests/records); a family says 
 transformers it follows (`ModelConfig.followed_in`).
 """
 
+import importlib.metadata
 import os
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
 
 CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
@@ -48,8 +46,9 @@ def default_version(package: str) -> str:
     named = os.environ.get(f"VRAMBUDGET_{package.upper()}")
     if named:
         return named
-    installed = _installed(package, tuple(sys.path))
-    if installed is None:
+    try:
+        installed = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         return BASELINE[package]
     version = plain_version(installed)
     if version is None or installed.endswith("+cpu"):
@@ -78,21 +77,6 @@ def cuda_of(torch: str) -> str:
     if cuda := _CUDA_BUILD.fullmatch(build):
         return f"{cuda[1]}.{cuda[2]}"
     return _CUDA_ON_PYPI[_newest_until(version, list(_CUDA_ON_PYPI))]
-
-
-@cache
-def _installed(package: str, folders: tuple[str, ...]) -> str | None:
-    """Return the version that is installed, by the name of the folder that says so.
-
-    importlib.metadata says the same; importing it takes as long as an estimate.
-    """
-    pattern = re.compile(rf"{package}-([^-]+)(-py[\d.]+)?\.(dist|egg)-info")
-    for folder in folders:
-        with suppress(OSError), os.scandir(folder or ".") as entries:
-            for entry in entries:
-                if found := pattern.fullmatch(entry.name):
-                    return found[1]
-    return None
 
 
 def followed_version(asked: str, checked: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total
 
 def record_of(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario as the job of a record: what `measure.runner` runs."""
-    dump = scenario.job.model_dump(exclude=set(DECIDED_BY_THE_RUN))
+    dump = scenario.job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
     job = {key: value for key, value in dump.items() if value not in (None, [])}
     if "target_len" in job:
         job["target"] = job.pop("target_len")

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from tabulate import tabulate
+
 from vrambudget.rehearse.record import Moment, RecordedOutOfMemory, Rehearsal
-from vrambudget.report.tabular import grid
 from vrambudget.units import format_bytes
 
 _STEPS_SHOWN = 3
@@ -112,4 +113,4 @@ def _table(
     columns = len(headers)
     sides = align or ("left", *("right",) * (columns - 1))
     sides = (*sides, *("left",) * (columns - len(sides)))
-    return grid(rows, headers, sides)
+    return tabulate(rows, headers=headers, disable_numparse=True, colalign=sides, tablefmt="simple")

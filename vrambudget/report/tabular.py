@@ -3,7 +3,7 @@
     render_rows(columns, rows, "csv")
 
 JSON and CSV carry the values as they are (bytes as integers); a table and Markdown carry the texts
-that `Column.show` makes of them.
+that `Column.show` makes of them. tabulate would reformat what looks like a number: it may not.
 """
 
 import csv
@@ -15,8 +15,6 @@ from typing import Any, Literal, get_args
 
 Format = Literal["table", "json", "csv", "markdown"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-
-_PADDING = 2  # a column is so much wider than its heading
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +58,17 @@ def grid(
     markdown: bool = False,
 ) -> str:
     """Return texts in aligned columns, as they are."""
-    lines = [headings, *([printable(cell, markdown=markdown) for cell in row] for row in rows)]
-    widths = [
-        max(len(heading) + _PADDING, *(len(line[column]) for line in lines))
-        for column, heading in enumerate(headings)
-    ]
-    texts = [
-        [
-            cell.rjust(width) if side == "right" else cell.ljust(width)
-            for cell, width, side in zip(line, widths, align, strict=True)
-        ]
-        for line in lines
-    ]
-    if markdown:
-        heading, *below = [f"| {' | '.join(line)} |" for line in texts]
-        rule = "|".join("-" * (width + 2) for width in widths)
-        return "\n".join([heading, f"|{rule}|", *below])
-    texts.insert(1, ["-" * width for width in widths])
-    return "\n".join("  ".join(line).rstrip() for line in texts)
+    from tabulate import tabulate  # noqa: PLC0415 - JSON needs none
+
+    cells = [[printable(cell, markdown=markdown) for cell in row] for row in rows]
+    return tabulate(
+        cells,
+        headings,
+        tablefmt="github" if markdown else "simple",
+        disable_numparse=True,
+        colalign=align if cells else None,
+        preserve_whitespace=True,
+    )
 
 
 def printable(text: str, *, markdown: bool = False) -> str:

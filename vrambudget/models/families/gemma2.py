@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
@@ -18,9 +20,8 @@ from vrambudget.models.parts.decoder import MLP, Attention, CausalLM, DecoderLay
 from vrambudget.models.parts.rotary import Rotary
 from vrambudget.models.parts.windows import LayerTypesConfig
 from vrambudget.ops.elementwise import Activation, add
-from vrambudget.schema import Rule
 
-Cap = Annotated[float, Rule(gt=0)]
+Cap = Annotated[float, Field(gt=0)]
 
 
 class CappedAttention(Attention):

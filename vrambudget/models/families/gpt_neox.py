@@ -7,6 +7,8 @@ LayerNorm, one projection for q, k and v whose heads lie one after another, rota
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from vrambudget.config.job import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
@@ -23,7 +25,6 @@ from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate_parti
 from vrambudget.models.parts.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
 from vrambudget.ops.shape import contiguous, open_slices, reshape, split, transpose, view
-from vrambudget.schema import Rule
 from vrambudget.tape.events import Purpose
 
 
@@ -164,7 +165,7 @@ class GPTNeoXConfig(RotaryConfig):
     hidden_dropout: Probability = 0.0
     attention_bias: bool = True
     use_parallel_residual: bool = True
-    rotary_pct: Annotated[float, Rule(gt=0, le=1)] = 0.25
+    rotary_pct: Annotated[float, Field(gt=0, le=1)] = 0.25
     tie_word_embeddings: bool = False
 
     followed_in = ("4.57", "5.17")

@@ -8,6 +8,8 @@ Not modelled: RoPE scaling (it changes values, not sizes).
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
+
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
@@ -21,7 +23,6 @@ from vrambudget.ops.ordering import topk
 from vrambudget.ops.reduce import sum_dim
 from vrambudget.ops.shape import reshape, view
 from vrambudget.ops.softmax import softmax
-from vrambudget.schema import Rule
 
 
 class TopKRouter(Router):
@@ -69,7 +70,7 @@ class MixtralConfig(MoeConfig):
     max_position_embeddings: Size = 131072
     num_local_experts: Size = 8
     num_experts_per_tok: Size = 2
-    router_jitter_noise: Annotated[float, Rule(ge=0)] = 0.0
+    router_jitter_noise: Annotated[float, Field(ge=0)] = 0.0
 
     followed_in = ("5.17",)
     aliases: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}

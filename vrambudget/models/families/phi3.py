@@ -6,6 +6,8 @@ both parts; rotary positions over `partial_rotary_factor` of a head, joined with
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -15,7 +17,6 @@ from vrambudget.models.parts.rotary import Rotary, rotate_partially
 from vrambudget.models.parts.windows import SlidingConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, add, mul
 from vrambudget.ops.shape import slice_last, split
-from vrambudget.schema import Rule
 
 
 class Phi3Attention(Attention):
@@ -97,7 +98,7 @@ class Phi3Config(SlidingConfig):
     num_attention_heads: Size = 32
     max_position_embeddings: Size = 4096
     resid_pdrop: Probability = 0.0
-    partial_rotary_factor: Annotated[float, Rule(gt=0, le=1)] = 1.0
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     followed_in = ("4.57", "5.17")
     ignored_keys = SlidingConfig.ignored_keys | {

@@ -6,7 +6,9 @@ Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
@@ -22,6 +24,10 @@ from vrambudget.ops.ordering import topk
 from vrambudget.ops.reduce import sum_dim
 from vrambudget.ops.shape import reshape, view
 from vrambudget.ops.softmax import softmax
+
+Layers = Annotated[
+    tuple[int, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)
+]
 
 
 class TopKRouter(Router):
@@ -79,7 +85,7 @@ class Qwen3MoeConfig(MoeConfig):
     num_experts: Size = 128
     num_experts_per_tok: Size = 8
     norm_topk_prob: bool = False
-    mlp_only_layers: tuple[int, ...] | None = None
+    mlp_only_layers: Layers | None = None
 
     followed_in = ("5.17",)
     aliases: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}

@@ -8,6 +8,8 @@ Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a 
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from vrambudget.config.job import Task
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import bool_, int32, int64
@@ -30,7 +32,6 @@ from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import gelu, tanh
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import open_slices, select
-from vrambudget.schema import Rule
 from vrambudget.tape.events import Purpose
 
 
@@ -145,7 +146,7 @@ class RobertaConfig(EncoderConfig):
 
     model_type: Literal["roberta"] = "roberta"
     vocab_size: Size = 50265
-    pad_token_id: Annotated[int, Rule(ge=0)] = 1
+    pad_token_id: Annotated[int, Field(ge=0)] = 1
 
     followed_in = ("4.57", "5.17")
 

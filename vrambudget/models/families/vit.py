@@ -10,6 +10,8 @@ ops/convolution.py). Not modelled either: interpolated positions, masked patches
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
+from pydantic import BeforeValidator
+
 from vrambudget.config.job import Job, Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
@@ -33,7 +35,6 @@ from vrambudget.ops.shape import (
     transpose,
     view,
 )
-from vrambudget.schema import Rule
 from vrambudget.tape.events import Purpose
 
 
@@ -42,7 +43,7 @@ def _pair(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
-Pair = Annotated[tuple[Size, Size], Rule(before=_pair)]
+Pair = Annotated[tuple[Size, Size], BeforeValidator(_pair)]
 
 
 class PatchConvolution(Module):

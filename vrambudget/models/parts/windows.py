@@ -10,9 +10,14 @@ Source: __post_init__ of the configuration classes, forward of the models (trans
 from collections.abc import Iterator
 from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
 from vrambudget.config.settings import Size
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
-from vrambudget.schema import Rule
+
+LayerTypes = Annotated[
+    tuple[LayerType, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)
+]
 
 
 class SlidingConfig(DecoderConfig):
@@ -40,7 +45,7 @@ class SlidingConfig(DecoderConfig):
 class LayerTypesConfig(SlidingConfig):
     """Layers of two kinds, by the file's `layer_types` or by the family's rule."""
 
-    layer_types: tuple[LayerType, ...] | None = None
+    layer_types: LayerTypes | None = None
 
     @property
     def layer_kinds(self) -> list[LayerType]:
@@ -69,7 +74,7 @@ class LaterLayersSlide(LayerTypesConfig):
 
     use_sliding_window: bool = False
     sliding_window: Size | None = 4096
-    max_window_layers: Annotated[int, Rule(ge=0)] = 28
+    max_window_layers: int = Field(28, ge=0)
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
