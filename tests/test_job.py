@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from vrambudget.config import Job
+from vrambudget.config.record import job_of_record
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 RECORDS = Path(__file__).parent / "records" / "reference.jsonl"
@@ -244,7 +245,7 @@ def test_a_task_without_a_head_is_refused_and_the_others_are_named():
 def test_every_reference_record_is_a_job():
     for line in RECORDS.read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
-        job = Job.from_record(values)
+        job = job_of_record(values)
 
         assert (job.batch, job.block) == (values["batch"], values["block"])
         assert job.precision == values.get("precision", "fp32")
@@ -253,7 +254,7 @@ def test_every_reference_record_is_a_job():
 
 
 def test_a_record_that_leaves_precision_open_ran_in_float32():
-    assert Job.from_record(record()).precision == "fp32"
+    assert job_of_record(record()).precision == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -272,12 +273,12 @@ def test_a_record_that_leaves_precision_open_ran_in_float32():
     ],
 )
 def test_a_records_words_are_read_as_its_loop_reads_them(fields, name, value):
-    assert getattr(Job.from_record(record(**fields)), name) == value
+    assert getattr(job_of_record(record(**fields)), name) == value
 
 
 def test_a_record_that_is_no_job_is_named_by_its_id():
     with pytest.raises(VramBudgetError) as error:
-        Job.from_record(record(batch=-1))
+        job_of_record(record(batch=-1))
 
     assert error.value.where == "record 'made-up'"
 

@@ -13,6 +13,7 @@ from vrambudget.cli import measure as measure_command
 from vrambudget.cli import rehearse as rehearse_command
 from vrambudget.cli.parser import parse
 from vrambudget.config.job import Job
+from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
@@ -59,6 +60,8 @@ JOBS = [
     options(optimizer="paged-adamw-8bit"),
     options(optimizer="none"),
     options(attention_mask="padding"),
+    options(attention_mask="ones"),
+    options(rows="padded"),
     options(task="seq-cls"),
 ]
 
@@ -66,7 +69,7 @@ JOBS = [
 def back(scenario):
     """Return the job that a scenario's record is, and its own, without what a run decides."""
     record = json.loads(json.dumps(record_of(scenario)))
-    job = Job.from_record(record)
+    job = job_of_record(record)
     job = job.resolve(scenario.config.for_job(job))
     own = set(DECIDED_BY_THE_RUN)
     return job.model_dump(exclude=own), scenario.job.model_dump(exclude=own)
@@ -105,7 +108,7 @@ def test_every_job_of_the_records_comes_back():
             continue  # single operations or messages
         for record in read_records(file):
             model = find_model(record["model"])
-            job = Job.from_record(record)
+            job = job_of_record(record)
             scenario = resolve(record["model"], block=job.block or 8)
             scenario = replace(scenario, job=job.resolve(scenario.config), values=model.values)
             came, went = back(scenario)

@@ -3,7 +3,7 @@
 import pytest
 
 import vrambudget
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 
 JOB = {"batch": 2, "block": 64, "precision": "bf16", "gpu": "a100-80gb"}
 
@@ -13,20 +13,38 @@ def peak(model, **fields):
 
 
 def test_padding_takes_more_than_rows_that_need_no_mask():
-    assert (
-        peak("gpt2", attention_mask="padding").requested_bytes
-        > peak("gpt2", causal_mask="skipped").requested_bytes
+    assert peak("gpt2", attention_mask="padding").requested_bytes > peak("gpt2").requested_bytes
+
+
+def test_a_mask_with_padding_and_rows_with_padding_are_one_thing():
+    by_mask = vrambudget.estimate("gpt2", attention_mask="padding", **JOB)
+    by_rows = vrambudget.estimate("gpt2", rows="padded", **JOB)
+    assert by_mask == by_rows
+    assert (by_rows.job["attention_mask"], by_rows.job["causal_mask"]) == ("padding", "built")
+
+
+@pytest.mark.parametrize("model", ["gpt2", "smollm2-135m", "bert-base-uncased", "t5-small"])
+def test_a_mask_of_ones_is_looked_at_and_left_out(model):
+    plain, ones, padded = (
+        vrambudget.estimate(model, attention_mask=mask, optimizer="none", **{**JOB, "block": 256})
+        for mask in ("none", "ones", "padding")
     )
+    assert ones.job["attention_kernel"] == plain.job["attention_kernel"]
+    assert 0 < ones.peak.requested_bytes - plain.peak.requested_bytes <= 3 * 2 * 256 * 8
+    assert ones.peak.requested_bytes < padded.peak.requested_bytes
 
 
-def test_with_padding_it_does_not_matter_whether_rows_look_packed():
-    looks = [
-        peak("gpt2", attention_mask="padding", causal_mask=mask) for mask in ("built", "skipped")
-    ]
-
-    assert looks[0] == looks[1]
-    budget = vrambudget.estimate("gpt2", attention_mask="padding", **JOB)
-    assert not any("causal mask" in warning for warning in budget.warnings)
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rows": "padded", "attention_mask": "ones"}, "attention_mask is 'ones'; rows with"),
+        ({"rows": "full", "attention_mask": "padding"}, "which full rows have none of"),
+        ({"rows": "padded", "causal_mask": "skipped"}, "cannot go without"),
+    ],
+)
+def test_rows_and_masks_that_contradict_each_other_are_refused(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        vrambudget.estimate("gpt2", **JOB, **fields)
 
 
 def test_a_masks_rows_make_an_encoder_take_another_kernel():
@@ -41,5 +59,5 @@ def test_a_masks_rows_make_an_encoder_take_another_kernel():
 
 @pytest.mark.parametrize("model", ["nanogpt", "vit-base-patch16-224"])
 def test_models_that_read_no_mask_are_refused(model):
-    with pytest.raises(NotModelledError, match="with a padding mask is not modelled"):
+    with pytest.raises(NotModelledError, match="with an attention mask is not modelled"):
         vrambudget.estimate(model, batch=2, attention_mask="padding")

@@ -4,7 +4,7 @@ config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
@@ -121,27 +121,6 @@ def follow(scenario: Scenario) -> Followed:
     return Followed(scenario, recording.tape, budget, replayed.peak_event)
 
 
-PACKED_ROWS = (
-    "transformers reads back from the GPU whether rows are packed or padded and builds a mask if"
-    " they look so: counted as built, as for such rows; --causal-mask skipped is the other"
-)
-
-
-def unpacked(scenario: Scenario) -> Scenario | None:
-    """Return the scenario with rows of one sequence each; None where that changes nothing.
-
-    Where memory reads as zeros (a virtual GPU) rows look packed, so `built` is what records of one
-    hold; on a real card rows that are neither packed nor padded need no mask, which is less.
-    """
-    job = scenario.job
-    version = followed_version(job.transformers, scenario.config.followed_in)
-    looks = job.attention == "sdpa" and job.attention_mask == "none"
-    looks = looks and scenario.config.reads_back(as_numbers(version))
-    if not looks or job.causal_mask == "skipped":
-        return None
-    return replace(scenario, job=job.model_copy(update={"causal_mask": "skipped"}))
-
-
 def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
     """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it.
 
@@ -209,14 +188,11 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
         yield f"no GPU was named: kernels and workspaces are those of an {name}"
     elif scenario.gpu.assumed:
         yield scenario.gpu.assumed
-    if job.attention == "sdpa":
-        if unpacked(scenario) is not None:
-            yield PACKED_ROWS
-        if prefers_cudnn(scenario.platform) and job.precision != "fp32":
-            yield (
-                "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
-                " TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
-            )
+    if job.attention == "sdpa" and prefers_cudnn(scenario.platform) and job.precision != "fp32":
+        yield (
+            "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
+            " TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
+        )
 
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)

@@ -60,7 +60,7 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         experts=job.experts,
         routing=routing,
         checkpointing=job.checkpointing == "full",
-        builds_causal_mask=job.causal_mask == "built",
+        full_rows=job.causal_mask == "skipped",
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
     )
     settings = LoopSettings(
@@ -111,8 +111,8 @@ def _record(
 
 def _build(config: ModelConfig, job: Job) -> Module:
     assert job.task is not None  # noqa: S101 - resolved by the caller
-    if job.attention_mask == "padding" and not config.reads_attention_mask:
-        raise NotModelledError(f"{config.model_type} with a padding mask is not modelled")
+    if job.attention_mask != "none" and not config.reads_attention_mask:
+        raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):
         raise NotModelledError(
             f"{config.model_type} for {job.task} in 4 bit is not modelled",

@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
-from vrambudget.config.job import Job
 from vrambudget.config.model_config import load_config
+from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario
@@ -255,7 +255,7 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
 def _task(record: Mapping[str, Any]) -> Scenario:
     found = find_model(record.get("model", ""))
     config = load_config(found.values, config_class, where=found.where)
-    job = Job.from_record(record)
+    job = job_of_record(record)
     gpu = find_gpu(str(record.get("card") or record["measured"].get("device", "")))
     return Scenario(found.name, config, job.resolve(config.for_job(job)), gpu)
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from vrambudget.budget import Budget
@@ -12,19 +12,10 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling, wants_colour
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import (
-    PACKED_ROWS,
-    Followed,
-    Scenario,
-    estimate_scenario,
-    follow,
-    resolve,
-    unpacked,
-)
+from vrambudget.estimator import Followed, Scenario, follow, resolve
 from vrambudget.report import render
 from vrambudget.report.pictures import is_picture, save
 from vrambudget.report.table import render_next
-from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
     from vrambudget.planning.advice import Advice
@@ -78,22 +69,9 @@ def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
         yield render(budget, output)
 
 
-def _with_unpacked_rows(scenario: Scenario, budget: Budget) -> Budget:
-    """Put a number to the note on the causal mask: what the job takes without it."""
-    plain = unpacked(scenario)
-    if plain is None:
-        return budget
-    other = estimate_scenario(plain)
-    reserved = format_bytes(other.peak.reserved_bytes)
-    fits = "" if other.device is None else ", and fits" if other.fits else ", and does not fit"
-    number = f"{PACKED_ROWS}: {reserved} reserved{fits}"
-    warnings = tuple(number if text == PACKED_ROWS else text for text in budget.warnings)
-    return replace(budget, warnings=warnings)
-
-
 def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     """Yield what people read: the budget, then what to do next."""
-    scenario, budget = followed.scenario, _with_unpacked_rows(followed.scenario, followed.budget)
+    scenario, budget = followed.scenario, followed.budget
     output = chosen_format(args)
     yield render(budget, output, colour=wants_colour(args))
     if budget.fits:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from vrambudget.config.settings import Probability, Settings, Size, canonical
 from vrambudget.config.versions import as_numbers, default_version, plain_version
@@ -43,7 +43,8 @@ Routing = Literal["uniform", "worst"]
 Checkpointing = Literal["none", "full"]
 Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
 Quant = Literal["nf4"]
-AttentionMask = Literal["none", "padding"]
+Rows = Literal["full", "padded"]
+AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -179,13 +180,20 @@ class Job(Settings):
     double_quant: bool = Field(
         default=True, description="quantise the 4-bit blocks' scales too, as QLoRA does"
     )
-    attention_mask: AttentionMask = Field(
-        "none", description="padding: a tokenizer's attention mask, of a batch with padding in it"
+    rows: Rows = Field(
+        "full",
+        description="what a batch's rows hold: one sequence that fills the block, or one with"
+        " padding and the tokenizer's mask",
     )
-    causal_mask: CausalMask = Field(
-        "built",
-        description="whether transformers materialises the causal mask for sdpa"
-        " (it decides from position ids read back at run time)",
+    attention_mask: AttentionMask | None = Field(
+        None,
+        description="the mask that the model is called with (default: none for full rows;"
+        " ones: a tokenizer's, of full rows)",
+    )
+    causal_mask: CausalMask | None = Field(
+        None,
+        description="whether transformers materialises the causal mask for sdpa, which it decides"
+        " from values read back (default: what a real card answers for these rows)",
     )
     expandable_segments: bool = Field(
         default=False,
@@ -225,32 +233,22 @@ class Job(Settings):
             given = dict(values)  # parse says what is wrong with them
         return cls.parse({**canonical(defaults, cls.aliases), **given}, where=where)
 
+    @model_validator(mode="before")
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Return the job of a measured record; gaps are as the measuring loop has them."""
-        given = {k: record[k] for k in record if k in cls.model_fields}
-        values = {"precision": "fp32", "task": "causal-lm", **given}
-        values["mode"] = (
-            "eval" if values.get("mode") == "inference" else values.get("mode", "train")
-        )
-        values["target_len"] = record.get("target")
-        for key in ("clip", "lora_rank"):  # 0 means off there
-            values[key] = values.get(key) or None
-        if values.get("lora_targets") is None:
-            values["lora_targets"] = ALL_LINEAR
-        model = record.get("model")
-        if isinstance(model, Mapping) and "experts_implementation" in model:
-            values["experts"] = model["experts_implementation"]
-        if _is_nanogpt(model):
-            values["dropout"] = values.get("dropout") or 0.0
-        if record.get("source") == "real":  # there the position ids are what they are
-            values.setdefault("causal_mask", "skipped")
-        versions = record.get("versions") or {}
-        values |= {k: versions[k] for k in ("torch", "transformers") if k in versions}
-        return cls.parse(values, where=f"record {record.get('id', 'without an id')!r}")
+    def _mask_of_rows(cls, values: Any) -> Any:
+        """Let a mask with padding say what the rows are, where nothing else does."""
+        if isinstance(values, dict) and values.get("attention_mask") == "padding":
+            return {"rows": "padded", **values}
+        return values
 
     def problems(self) -> Iterable[str]:
         """Yield what there is not."""
+        if self.rows == "padded" and self.attention_mask in {"none", "ones"}:
+            yield f"attention_mask is {self.attention_mask!r}; rows with padding need their own"
+        if self.rows == "padded" and self.causal_mask == "skipped":
+            yield "causal_mask is 'skipped', which rows with padding cannot go without"
+        if self.rows == "full" and self.attention_mask == "padding":
+            yield "attention_mask is 'padding', which full rows have none of; say --rows padded"
         if self.optimizer == "adafactor" and self.optimizer_impl == "fused":
             yield "optimizer_impl is 'fused', which torch.optim.Adafactor does not have"
         if self.optimizer in BITSANDBYTES and self.optimizer_impl is not None:
@@ -269,7 +267,7 @@ class Job(Settings):
             yield "muon under amp-fp16 is not modelled: two optimizers would share a GradScaler"
 
     def resolve(self, config: Limits) -> Self:
-        """Return the job with task and block set.
+        """Return the job with task, block and masks set.
 
         Raises VramBudgetError for a block that is too long, NotModelledError for a task that the
         family has no head for.
@@ -280,7 +278,12 @@ class Job(Settings):
                 f"task {task!r} is not modelled for this architecture",
                 hint=f"it has {', '.join(config.tasks)}",
             )
-        return self.model_copy(update={"task": task, **self._lengths(task, config)})
+        mask, causal = ("padding", "built") if self.rows == "padded" else ("none", "skipped")
+        masks = {
+            "attention_mask": self.attention_mask or mask,
+            "causal_mask": self.causal_mask or causal,
+        }
+        return self.model_copy(update={"task": task, **self._lengths(task, config), **masks})
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         block = self.block
@@ -309,9 +312,3 @@ class Job(Settings):
         if self.quant is not None and self.autocast_dtype is not None:
             return self.autocast_dtype
         return "fp32" if self.autocast_dtype else self.precision  # type: ignore[return-value]
-
-
-def _is_nanogpt(model: object) -> bool:
-    return model == "nanogpt" or (
-        isinstance(model, Mapping) and model.get("model_type") == "nanogpt"
-    )

@@ -110,12 +110,6 @@ class ModelConfig(Settings):
     """Versions of transformers whose code is followed, the oldest first; () where it is no code of
     transformers. Each family says so itself, and kept records of each version back it."""
 
-    reads_back_since: ClassVar[tuple[int, int] | None] = None
-    """The release of transformers that began to read back from the GPU if sdpa needs a mask."""
-
-    reads_back_until: ClassVar[tuple[int, int] | None] = None
-    """The release that ended it."""
-
     has_experts: ClassVar[bool] = False
     """Whether its layers are mixtures of experts."""
 
@@ -138,14 +132,6 @@ class ModelConfig(Settings):
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task` (one of `tasks`), its weights allocated."""
         raise NotImplementedError
-
-    @classmethod
-    def reads_back(cls, transformers: tuple[int, int]) -> bool:
-        """Whether this release reads back from the GPU if sdpa needs a mask."""
-        since, until = cls.reads_back_since, cls.reads_back_until
-        if since is None or transformers < since:
-            return False
-        return until is None or transformers < until
 
     def for_job(self, job: Job) -> Self:
         """Return the configuration as `job` trains it: with its dropout everywhere."""

@@ -45,7 +45,7 @@ class ModelOptions:
     experts: str = "grouped_mm"  # or "eager"
     routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
-    builds_causal_mask: bool = True
+    full_rows: bool = True  # what is read back: neither packed nor padded, so sdpa needs no mask
     transformers: tuple[int, int] = (5, 17)
 
 

@@ -1,8 +1,10 @@
 """The largest size that fits, in few tries.
 
 Memory grows almost in a straight line with a size, so each try is where the line through the
-nearest tries meets the card; where two of them did not halve what is left, the middle is tried. The
-search ends with one size that fits and the next one that does not.
+nearest tries meets the card. Where one of them did not halve what is left, the middle is tried;
+where nothing has failed yet though the line is past the card (PyTorch's allocator gives its cache
+back when the card is full), the strides double. The search ends with one size that fits and the
+next one that does not.
 
 Not modelled: reserved bytes may fall where a size rises by one (segments); a larger size beyond the
 answer may fit again by such luck and is not looked for.
@@ -22,7 +24,7 @@ _OF_THE_MODEL = (
     Purpose.WORKSPACES,
 )
 
-_PATIENCE = 2  # tries by the line that need not halve what is left
+_PATIENCE = 1  # tries by the line that need not halve what is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def largest_that_fits(
     tried: dict[int, Try] = {}
     good, bad = -1, len(sizes)  # indices of the largest that fits and the smallest that does not
     left = [bad - good]  # after each try
-    size = start
+    size, stride = start, 1
     while True:
         tried[size] = attempt(size)
         if tried[size].fits:
@@ -65,6 +67,9 @@ def largest_that_fits(
         left.append(bad - good)
         index = bisect_right(sizes, _meets(tried, tried[start].model_bytes, room)) - 1
         fails = any(not this.fits for this in tried.values())
+        if not fails and tried[size].peak_bytes > room:
+            index = max(index, good + stride)
+            stride *= 2
         if fails and len(left) > _PATIENCE + 1 and 2 * left[-1] > left[-1 - _PATIENCE]:
             index = (good + bad) // 2
         size = sizes[min(max(index, good + 1), bad - 1)]

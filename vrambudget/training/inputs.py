@@ -5,7 +5,7 @@
     seq-cls                 input_ids [B, T], labels [B]
     image-cls               pixel_values [B, channels, height, width], labels [B]
 
-With padding, attention_mask [B, T] comes after input_ids.
+A tokenizer's attention_mask [B, T] comes after input_ids.
 
 Indices and masks are int64. Images come to the device in float32 and are then cast to the
 weights' dtype.
@@ -44,7 +44,7 @@ def inputs_of(job: Job, image_shape: tuple[int, int, int] | None) -> dict[str, I
         labels = per_sequence
     elif job.target_len is not None and job.task == "seq2seq-lm":
         labels = Input((job.batch, job.target_len), int64)
-    if job.attention_mask == "padding":
+    if job.attention_mask != "none":
         return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
     return {"input_ids": per_token, "labels": labels}
 

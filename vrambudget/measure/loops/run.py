@@ -79,9 +79,10 @@ def make_batch(job: Mapping[str, Any], model: Any) -> dict[str, Any]:
         pixels = torch.zeros(count, 3, size, size).cuda().to(dtype)
         return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).cuda()}
     batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).cuda()}
-    if job.get("attention_mask") == "padding":
+    padded = job.get("rows") == "padded" or job.get("attention_mask") == "padding"
+    if padded or job.get("attention_mask") == "ones":
         mask = torch.ones(count, job["block"], dtype=torch.long)
-        mask[:, -1] = 0
+        mask[:, -1] = int(not padded)
         batch["attention_mask"] = mask.cuda()
     length = job.get("target_len") or job.get("target") or job["block"]
     labels = (count,) if task == "seq-cls" else (count, length)

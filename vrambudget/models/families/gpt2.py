@@ -229,7 +229,6 @@ class GPT2Config(ModelConfig):
     tie_word_embeddings: bool = True
 
     followed_in = ("4.57", "5.17")
-    reads_back_since = (5, 0)
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

@@ -169,7 +169,6 @@ class GPTNeoXConfig(RotaryConfig):
     tie_word_embeddings: bool = False
 
     followed_in = ("4.57", "5.17")
-    reads_back_since = (5, 0)
     tasks = ("causal-lm", "seq-cls")
     ignored_keys = RotaryConfig.ignored_keys | {"rotary_emb_base", "classifier_dropout"}
 

@@ -240,7 +240,6 @@ class OPTConfig(ModelConfig):
     tie_word_embeddings: bool = True
 
     followed_in = ("4.57", "5.17")
-    reads_back_since = (4, 0)
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "_remove_final_layer_norm": "remove_final_layer_norm"
     }

@@ -234,7 +234,6 @@ class DecoderConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     tie_word_embeddings: bool = False
 
-    reads_back_since = (5, 0)
     tasks = ("causal-lm", "seq-cls")
 
     norm: ClassVar[type[Norm]] = RMSNorm

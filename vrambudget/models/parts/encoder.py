@@ -46,8 +46,6 @@ class EncoderConfig(ModelConfig):
     type_vocab_size: Size = 2
     tie_word_embeddings: bool = True
 
-    reads_back_since = (4, 0)
-    reads_back_until = (5, 0)
     tasks = ("masked-lm", "seq-cls")
     loads_in_4bit = False
     ignored_keys = frozenset({"position_embedding_type"})

@@ -1,12 +1,12 @@
 """The masks of transformers 5 and 4.57 (masking_utils.py), with all that making them allocates.
 
 Called with a tokenizer's attention mask [B, T], of a batch that has padding, a model makes a mask
-[B, 1, T, T] of it; sdpa reads back whether it could do without.
+[B, 1, T, T] of it; sdpa reads back whether it could do without, as it can where all are ones.
 
 A decoder called without one looks whether its rows are packed (several sequences in
 one row): it takes differences of the position ids and *reads the result back*. Rows that are not
-packed need no mask for sdpa: the kernel's own causal flag does. `options.builds_causal_mask` says
-what that look found; True is what a GPU whose memory reads as zeros finds.
+packed need no mask for sdpa: the kernel's own causal flag does. `options.full_rows` says what that
+look found; False is what a GPU whose memory reads as zeros finds.
 
 Transformers 4.57 does not look: where there is no padding mask, it takes rows for packed.
 """
@@ -69,13 +69,8 @@ def sliding_window_mask(
 def mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
     """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
 
-    Sdpa reads back whether all are ones, and goes without a mask if so. What the answer was,
-    `options.builds_causal_mask` says.
+    Sdpa reads back whether all are ones, and goes without a mask if so.
     """
-    if context.options.attention == "sdpa" and not context.options.builds_causal_mask:
-        padding = made("to_dtype", ones.shape, bool_)
-        _all_ones(padding)
-        return None
     return _padded_mask(embeddings, ones, _not_after)
 
 
@@ -92,19 +87,23 @@ def bidirectional_mask(
     every = made("all", (), bool_)
     with_partial_sums(padding, (0, 1), accumulator=1)
     del every
+    if context.options.full_rows:
+        return None
     return _built(embeddings, and_masks(_anywhere, _is_token(padding)), attended)
 
 
 def _padded_mask(
     embeddings: Tensor, padding: Tensor, function: MaskFunction, *, asks: bool = True
-) -> Tensor:
+) -> Tensor | None:
     """Return the mask that padding makes necessary.
 
-    Sdpa asks twice whether it is: for all tokens, then for the part of the queries.
+    Sdpa asks whether it is: for all tokens, and if not all are ones for the part of the queries.
     """
     padding = made("to_dtype", padding.shape, bool_)
     if context.options.attention == "sdpa" and asks:
         _all_ones(padding)
+        if context.options.full_rows:
+            return None
         _all_ones(padding)
     return _built(embeddings, and_masks(function, _is_token(padding)))
 
@@ -153,7 +152,7 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
     last = made("eq", (B,), bool_)
     every = made("all", (), bool_)
     del last, every, first, difference
-    return indices if context.options.builds_causal_mask else None
+    return None if context.options.full_rows else indices
 
 
 def _not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:

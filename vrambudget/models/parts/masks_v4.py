@@ -4,8 +4,7 @@
     OPT        [B, 1, T, T]
 
 Sdpa reads back whether all tokens are to be seen, and encoders go without a mask then. The models
-make a mask of ones where they are given none; `options.builds_causal_mask` says what that look
-found.
+make a mask of ones where they are given none; `options.full_rows` says what that look found.
 
 Source: modeling_attn_mask_utils.py (_prepare_4d_attention_mask_for_sdpa, AttentionMaskConverter),
 modeling_utils.py (get_extended_attention_mask), models/opt/modeling_opt.py of transformers 4.57.
@@ -30,12 +29,7 @@ def bidirectional_mask_of_4(embeddings: Tensor, tokens: Tensor) -> Tensor | None
     if context.options.attention == "eager":
         return _extended(tokens, embeddings.dtype)
     _all_ones(tokens)
-    return None if _goes_without(tokens) else _expanded(tokens, embeddings.dtype)
-
-
-def _goes_without(tokens: Tensor) -> bool:
-    """Whether sdpa finds nothing but ones, as it does in those that the model made."""
-    return tokens.dtype is float32 and not context.options.builds_causal_mask
+    return None if context.options.full_rows else _expanded(tokens, embeddings.dtype)
 
 
 def _extended(tokens: Tensor, dtype: DType) -> Tensor:
@@ -70,7 +64,7 @@ def additive_causal_mask(embeddings: Tensor, tokens: Tensor) -> Tensor | None:
     dtype, is_sdpa = embeddings.dtype, context.options.attention == "sdpa"
     if is_sdpa:
         _all_ones(tokens)
-        if _goes_without(tokens):
+        if context.options.full_rows:
             return None
     mask = made("full", (T, T), dtype)
     if T > 1:
