@@ -4,8 +4,9 @@ A rule that changed stands beside the one before it and names the release that c
 
     q = arange(queries) if transformers_since(5, 4) else positions
 
-What a job follows is always a version that was checked (config/versions.py), so a rule whose exact
-release is not known may name the first checked release that has it; it says so then.
+What a job follows is always a version that was checked (config/versions.py). The releases of
+transformers are exact, read from its sources of 4.57, 5.0 to 5.4, 5.8, 5.12 and 5.14 to 5.17; those
+of PyTorch and CUDA are the first checked ones that have the rule.
 """
 
 from vrambudget.engine.context import context

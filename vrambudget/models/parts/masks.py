@@ -208,7 +208,7 @@ def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Te
     if transformers_since(5, 4):
         batch_arange, head_arange = arange(batch), arange(1)
         q_arange, kv_arange = _offset_arange(length), _offset_arange(keys)
-    else:  # the queries' positions are the model's own
+    else:  # 4.57's, where the queries' positions are the model's own; 5.0 to 5.3 had a third order
         kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
         q_arange = kv_arange
     index = (
