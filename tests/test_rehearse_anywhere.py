@@ -318,7 +318,7 @@ def test_what_outlives_its_time_is_killed_with_its_children(plan, tmp_path, monk
 
 @LINUX
 def test_an_interrupt_is_handed_on_and_leaves_no_process(plan, tmp_path):
-    file = tmp_path / "pids"
+    file, before = tmp_path / "pids", signal.getsignal(signal.SIGINT)
 
     def interrupt():
         while not file.exists() or not file.read_text().endswith("\n"):
@@ -329,7 +329,22 @@ def test_an_interrupt_is_handed_on_and_leaves_no_process(plan, tmp_path):
     ended = process.run(["sh", "-c", f"echo $$ > {file}; exec sleep 60"], T4, plan)
     assert (ended.cut, ended.exit_code) == ("interrupt", 128 + signal.SIGINT)
     assert all_end(pids(file))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@LINUX
+def test_an_interrupt_while_the_command_starts_leaves_no_process(plan, monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def interrupted(*args, **settings):
+        started.append(start(*args, **settings))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    ended = process.run(["sleep", "60"], T4, plan)
+    assert (ended.cut, ended.exit_code) == ("interrupt", 128 + signal.SIGINT)
+    assert not is_alive(started[0].pid)
 
 
 # ---- the history -------------------------------------------------------------------------------

@@ -111,19 +111,23 @@ def run(
     """
     output = subprocess.DEVNULL if quiet else None
     started = time.monotonic()
-    child = subprocess.Popen(  # noqa: S603 - the user's own command
-        list(command),
-        env=environment(gpu, plan, os.environ, python_path),
-        start_new_session=True,
-        stdout=output,
-        stderr=output,
-    )
+    children: list[subprocess.Popen[bytes]] = []
     interrupt = threading.Event()
-    try:
-        with _handing_on(child, interrupt):
+    with _handing_on(children, interrupt):
+        child = subprocess.Popen(  # noqa: S603 - the user's own command
+            list(command),
+            env=environment(gpu, plan, os.environ, python_path),
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
+        )
+        children.append(child)
+        try:
+            if interrupt.is_set():  # it came while the command was started
+                _signal_session(child, signal.SIGINT)
             cut = _wait(child, plan.timeout, interrupt, watch)
-    finally:
-        _kill_session(child)
+        finally:
+            _signal_session(child, signal.SIGKILL)
     return Ended(_shell_code(child.wait()), time.monotonic() - started, cut)
 
 
@@ -149,16 +153,16 @@ def _wait(
 
 
 @contextlib.contextmanager
-def _handing_on(child: subprocess.Popen[bytes], interrupt: threading.Event) -> Iterator[None]:
-    """Hand SIGINT and SIGTERM on to the command as SIGINT; a second one kills it."""
+def _handing_on(
+    children: Sequence[subprocess.Popen[bytes]], interrupt: threading.Event
+) -> Iterator[None]:
+    """Hand SIGINT and SIGTERM on to the commands as SIGINT; a second one kills them."""
 
     def hand_on(_number: int, _frame: FrameType | None) -> None:
-        if interrupt.is_set():
-            _kill_session(child)
-            return
+        handed_on = signal.SIGKILL if interrupt.is_set() else signal.SIGINT
         interrupt.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGINT)
+        for child in children:
+            _signal_session(child, handed_on)
 
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread handle signals
@@ -171,9 +175,9 @@ def _handing_on(child: subprocess.Popen[bytes], interrupt: threading.Event) -> I
             signal.signal(number, handler)
 
 
-def _kill_session(child: subprocess.Popen[bytes]) -> None:
+def _signal_session(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.pid, number)
 
 
 def _shell_code(code: int) -> int:
