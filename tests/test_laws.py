@@ -133,15 +133,48 @@ def test_reserved_holds_allocated_holds_requested_at_every_event(name: str, task
 
 
 @each_kind
-def test_every_free_follows_its_allocation(name: str, task: str) -> None:
-    tape = tape_of(tiny(name, task, steps=4))
-    alive: set[int] = set()
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-fp16"])
+def test_a_storage_is_freed_once_after_its_birth(name: str, task: str, precision: str) -> None:
+    image = {"image_size": 8} if task == "image-cls" else {}  # a single patch
+    for batch, block, fields in (
+        (2, 16, {}),
+        (1, 1, {}),
+        (1, 16, {"grad_accum": 4}),
+        (1, 2, {"checkpointing": "full"}),
+        (1, 2, {"attention": "eager", "optimizer": "sgd-momentum", "clip": 1.0}),
+        (3, 1, {"mode": "eval"}),
+    ):
+        shape = {"batch": batch, "block": block, **image}
+        try:
+            tape = tape_of(tiny(name, task, precision=precision, steps=4, **shape, **fields))
+        except NotModelledError:
+            continue
+        assert_each_is_freed_once(tape)
+
+
+def assert_each_is_freed_once(tape: Tape) -> None:
+    born, alive = set[int](), set[int]()
     for event in tape.events:
         if event >= 0:
-            assert event not in alive
+            assert event not in born, tape.operations[event]
+            born.add(event)
             alive.add(event)
         else:
+            assert ~event in alive, tape.operations[~event]
             alive.remove(~event)
+
+
+PATCH = {  # vit-base-patch16-224 on 16 x 16 pixels, fp32, as PyTorch 2.11 runs it
+    "requested_bytes": 1_746_456_012,
+    "allocated_bytes": 1_749_111_808,
+    "reserved_bytes": 1_954_545_664,
+}
+
+
+def test_the_bias_of_a_single_patch_has_a_gradient_of_its_own() -> None:
+    scenario = resolve("vit-base-patch16-224", image_size=16, precision="fp32", gpu="a100-80gb")
+    peak = estimate_scenario(scenario).peak
+    assert {name: getattr(peak, name) for name in PATCH} == PATCH
 
 
 @each_kind

@@ -16,8 +16,7 @@ from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
-from vrambudget.ops.reduce import sum_to_size
-from vrambudget.ops.shape import view
+from vrambudget.ops.reduce import sum_over
 
 
 def patch_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -39,6 +38,6 @@ def patch_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         dx = empty(x_shape, dtype) if needs_x else None
         dweight = empty(weight_shape, dtype)
         del copy
-        return dx, dweight, view(sum_to_size(dy, (1, features, 1, 1)), features)
+        return dx, dweight, sum_over(dy, (0, 2, 3), (features,))  # new, also of a single patch
 
     return record("convolution", y, inputs=(x, weight, bias), saved=kept, backward=backward)

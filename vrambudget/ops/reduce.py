@@ -18,11 +18,14 @@ def sum_to_size(x: Tensor, shape: Shape) -> Tensor:
     """Sum the broadcast dimensions of a gradient away (at::sum_to). Unknown to autograd."""
     lead = x.ndim - len(shape)
     summed = [i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1)]
-    if not summed:
-        return x
+    return sum_over(x, tuple(summed), shape) if summed else x
+
+
+def sum_over(x: Tensor, dims: tuple[int, ...], shape: Shape) -> Tensor:
+    """Sum x over `dims` into a new tensor [*shape] (Tensor.sum). Unknown to autograd."""
     context.operation = "sum"
     y = empty(shape, x.dtype)
-    with_partial_sums(x, tuple(summed))
+    with_partial_sums(x, dims)
     return y
 
 
