@@ -4,7 +4,6 @@ The crash below is nanoGPT's GPT-2 124M, batch 64, block 1024, bf16 autocast, co
 evaluation loop on a 12 GB card: the numbers that were reported, in PyTorch's wording.
 """
 
-import argparse
 import io
 import itertools
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vrambudget.cli.explain import add_parser
+from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
 from vrambudget.oom.card_ledger import CardLedger
 from vrambudget.oom.explain import explain, phase_of, render_explanation
@@ -240,10 +239,7 @@ def test_the_traceback_tells_the_phase(function, code, phase):
 
 
 def run_command(*argv):
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["explain", *argv])
-    return args.run(args)
+    return main(["explain", *argv])
 
 
 def test_the_command_explains_a_file(tmp_path, capsys):

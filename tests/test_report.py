@@ -118,9 +118,17 @@ def test_colour_only_where_asked():
 
 def test_names_cannot_move_the_cursor_or_break_a_table():
     hostile = replace(budget(), model="a\x1b[2Jb\nc|d")
-    assert "a?[2Jb?c|d" in render(hostile)
+    assert "a\\x1b[2Jb\\nc|d" in render(hostile)
     column = Column("name", "name")
     assert "a\\|b" in render_rows([column], [{"name": "a|b"}], "markdown")
+
+
+@pytest.mark.parametrize("sign", list("=+-@"))
+def test_no_cell_of_a_csv_is_a_formula(sign):
+    name = f"{sign}HYPERLINK(1)"
+    assert f"'{name}" in render(replace(budget(), model=name), "csv")
+    rows = render_rows([Column("id", "id"), Column("n", "n")], [{"id": name, "n": -5}], "csv")
+    assert rows == f"id,n\n'{name},-5"
 
 
 @pytest.mark.parametrize(

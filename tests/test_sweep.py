@@ -285,11 +285,12 @@ def test_mistakes_of_the_command_line_end_with_2(run, monkeypatch, tmp_path, wor
 
 
 def test_parquet_is_written_from_the_records(run, monkeypatch, tmp_path):
-    written = {}
     table = SimpleNamespace(from_pylist=lambda records: records)
-    parquet = SimpleNamespace(write_table=lambda records, path: written.update({path: records}))
+    parquet = SimpleNamespace(
+        write_table=lambda records, to: to.write(json.dumps(records).encode())
+    )
     monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(Table=table, parquet=parquet))
     path = tmp_path / "s.parquet"
     code, out, _ = run("gpt2", "--batch", "1,2", "--block", "4", "-o", str(path))
     assert (code, out) == (0, "")
-    assert written == {path: vrambudget.sweep("gpt2", batch=[1, 2], block=4)}
+    assert json.loads(path.read_bytes()) == vrambudget.sweep("gpt2", batch=[1, 2], block=4)

@@ -24,11 +24,11 @@ class VramBudgetError(ValueError):
 
     def render(self) -> str:
         """Return the lines that the command line prints on stderr."""
-        lines = [f"error: {self.message}"]
+        lines = [f"error: {escaped(self.message, keep=LINES)}"]
         if self.where:
-            lines.append(f"  in   {self.where}")
+            lines.append(f"  in   {escaped(self.where)}")
         if self.hint:
-            lines.append(f"  tip: {self.hint}")
+            lines.append(f"  tip: {escaped(self.hint)}")
         return "\n".join(lines)
 
 
@@ -49,6 +49,16 @@ class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, said as users say 
 
 class NotModelledError(VramBudgetError):
     """Something real that this program has no rules for: an estimate would be a guess."""
+
+
+LINES = "\n"
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return `text` with what a terminal would obey, and what no encoding holds, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

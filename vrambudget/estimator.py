@@ -92,7 +92,7 @@ def resolve(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) 
     found = find_model(model)
     config = load_config(found.values, config_class, where=found.where)
     job = Job.with_defaults(fields, found.job_defaults)
-    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    card = None if gpu is None else find_gpu(gpu)
     return Scenario(found.name, config, job.resolve(config.for_job(job)), card, found.values)
 
 

@@ -27,11 +27,13 @@ from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario
+from vrambudget.files import read_file
 from vrambudget.models import config_class
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay, replay_on
 
+_MOST_BYTES = 256 * 2**20  # of a file of records
 PEAKS = ("requested", "allocated", "reserved")
 KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch")
 COUNTERS = (*PEAKS, "course")
@@ -190,10 +192,11 @@ def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
     Raises VramBudgetError that names the line that is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise VramBudgetError(f"cannot read the records: {reason}", where=str(path)) from None
+        lines = read_file(path, "records", _MOST_BYTES).decode().splitlines()
+    except UnicodeDecodeError:
+        raise VramBudgetError(
+            "cannot read the records: it is not UTF-8 text", where=str(path)
+        ) from None
     records = [
         _record(line, f"{path}:{n}", measured=measured)
         for n, line in enumerate(lines, 1)

@@ -12,6 +12,7 @@ Exit codes: 0 it fits or is done, 1 it does not fit, 2 it could not be done.
 import sys
 from collections.abc import Sequence
 
+from vrambudget.cli.streams import escape_what_cannot_be_encoded, put, say
 from vrambudget.errors import VramBudgetError
 
 DONE, DOES_NOT_FIT, FAILED, INTERRUPTED = 0, 1, 2, 130
@@ -19,17 +20,28 @@ DONE, DOES_NOT_FIT, FAILED, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
-
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    escape_what_cannot_be_encoded()
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
-        code: int = args.run(args)
+        return _run(sys.argv[1:] if argv is None else argv)
     except VramBudgetError as error:
-        sys.stderr.write(f"{error.render()}\n")
-        return FAILED
+        say(error.render())
+    except OSError as error:  # a folder that is gone, a disk that fails: not ours to mend
+        where = None if error.filename is None else str(error.filename)
+        say(VramBudgetError(error.strerror or str(error), where=where).render())
     except KeyboardInterrupt:
         return INTERRUPTED
+    return FAILED
+
+
+def _run(argv: Sequence[str]) -> int:
+    from vrambudget.cli.output import refuse_to_overwrite  # noqa: PLC0415 - help needs none
+    from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
+
+    try:
+        args = parse(argv)
+    except SystemExit:  # --help and --version
+        put("")  # what argparse wrote waits in the stream
+        raise
+    refuse_to_overwrite(args)
+    code: int = args.run(args)
     return code

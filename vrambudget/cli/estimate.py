@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from vrambudget.budget import Budget
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling, wants_colour
+from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, Scenario, follow, resolve
 from vrambudget.report import render
@@ -102,7 +102,7 @@ def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
         )
     followed = follow(scenario)
     save(followed, args.output)
-    sys.stderr.write(f"wrote {args.output}\n")
+    say(f"wrote {args.output}")
     return DONE if followed.budget.fits else DOES_NOT_FIT
 
 

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from vrambudget.cli import DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.streams import put
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
+from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
 from vrambudget.oom.message import OomMessage, parse_oom
 from vrambudget.oom.with_job import explain_with_job
+
+_MOST_MIB = 64  # of a log: what is longer is read in parts
+_MOST_BYTES = _MOST_MIB << 20
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,11 +50,10 @@ def run(args: argparse.Namespace) -> int:
         explanation = explain_with_job(messages, scenario) if scenario else explain(messages)
     except VramBudgetError as error:
         error.where = error.where or args.log
-        sys.stderr.write(f"{error.render()}\n")
-        return 2
+        raise
     render = explanation_json if args.format == "json" else render_explanation
-    sys.stdout.write(f"{render(explanation)}\n")
-    return 0
+    put(f"{render(explanation)}\n")
+    return DONE
 
 
 def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario | None:
@@ -67,14 +72,32 @@ def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario 
 
 def read_log(name: str) -> str:
     """Return the text of a log file ("-": standard input), whatever its encoding."""
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise VramBudgetError(
-            f"cannot read the log: {error.strerror}", where=name, hint="name a file, or - for stdin"
-        ) from error
+    data = _standard_input() if name == "-" else _file(name)
     utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")  # PowerShell's `> train.log`
     return data.decode("utf-16" if utf16 else "utf-8", errors="replace")
+
+
+def _file(name: str) -> bytes:
+    try:
+        return read_file(Path(name), "log", _MOST_BYTES)
+    except VramBudgetError as error:
+        error.hint = f"hand in a part: tail -c {_MOST_MIB}M FILE | vrambudget explain -"
+        raise
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # Python found it closed
+        raise VramBudgetError("cannot read the log: standard input is closed")
+    try:
+        data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise VramBudgetError(f"cannot read the log: {error.strerror}") from None
+    if len(data) > _MOST_BYTES:
+        raise VramBudgetError(
+            f"cannot read the log: it is more than {_MOST_MIB} MiB",
+            hint=f"hand in its end: tail -c {_MOST_MIB}M",
+        )
+    return data
 
 
 def explanation_json(explanation: Explanation) -> str:

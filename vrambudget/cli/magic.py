@@ -7,12 +7,12 @@ preflight.
 
 import argparse
 import shlex
-import sys
 from typing import Any
 
 from vrambudget.budget import Budget
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.parser import Parser
+from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import estimate
 from vrambudget.integrations.preflight import preflight
@@ -26,7 +26,7 @@ def load_ipython_extension(shell: Any) -> None:
         try:
             return run(shlex.split(line), shell.user_ns)
         except VramBudgetError as error:
-            sys.stderr.write(f"{error.render()}\n")
+            say(error.render())
             return None
 
     shell.register_magic_function(vram, "line", "vram")

@@ -5,12 +5,12 @@ for each job goes to stderr. `--jobs FILE` runs every line of a file of records.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.records import append_record, told
+from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import measure_job, record_of
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
             record = measure_job(job)
         except VramBudgetError as error:
             failed += 1
-            print(error.render(), file=sys.stderr)  # noqa: T201 - talk
+            say(error.render())
             continue
-        print(told(record), file=sys.stderr, flush=True)  # noqa: T201 - talk
+        say(told(record))
         append_record(record, args.output)
     return FAILED if failed else DONE

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vrambudget.cli.streams import put, say
+from vrambudget.config.config_file import CONFIG_NAME
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import write_file
 from vrambudget.report import FORMATS, Format
 
 _SUFFIXES: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "markdown"}
@@ -32,40 +35,35 @@ def chosen_format(args: argparse.Namespace) -> Format:
 
 def wants_colour(args: argparse.Namespace) -> bool:
     """Return whether the result goes to a terminal that may be coloured (https://no-color.org)."""
-    return not args.output and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    to_terminal = not args.output and sys.stdout is not None and sys.stdout.isatty()
+    return to_terminal and not os.environ.get("NO_COLOR")
 
 
 def emit(parts: str | Iterable[str], args: argparse.Namespace) -> None:
     """Write a result, all of it or its parts in turn: on stdout each is seen once it is there.
 
-    Raises VramBudgetError where the file cannot be written.
+    Raises VramBudgetError where it cannot be written.
     """
     parts = [parts] if isinstance(parts, str) else parts
     if args.output:
-        try:
-            args.output.write_text("".join(f"{part}\n" for part in parts), encoding="utf-8")
-        except OSError as error:
-            raise VramBudgetError(
-                f"cannot write the result: {error.strerror}", where=str(args.output)
-            ) from error
-        sys.stderr.write(f"wrote {args.output}\n")
+        text = "".join(f"{part}\n" for part in parts)
+        write_file(args.output, text.encode(errors="backslashreplace"))
+        say(f"wrote {args.output}")
         return
-    try:
-        for part in parts:
-            sys.stdout.write(f"{part}\n")
-            sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; Python's own flush at exit must not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for part in parts:
+        if not put(f"{part}\n"):
+            return
 
 
 @contextmanager
 def telling(what: str) -> Iterator[Callable[[], None]]:
     """Give a function to call now and then: it shows `what` on a terminal if it takes long."""
     start, shown = time.monotonic(), False
+    wants = sys.stderr is not None and sys.stderr.isatty()
 
     def tell() -> None:
         nonlocal shown
-        if not shown and sys.stderr.isatty() and time.monotonic() - start > _PATIENCE:
+        if not shown and wants and time.monotonic() - start > _PATIENCE:
             shown = True
             sys.stderr.write(f"{what} ...")
             sys.stderr.flush()
@@ -76,3 +74,28 @@ def telling(what: str) -> Iterator[Callable[[], None]]:
         if shown:
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
+
+
+def refuse_to_overwrite(args: argparse.Namespace) -> None:
+    """Raise VramBudgetError where the result would go into a file that it is made of."""
+    output = getattr(args, "output", None)
+    if output is None:
+        return
+    for source in _sources(args):
+        try:
+            same = source.samefile(output)
+        except (OSError, ValueError):  # one of them is not there: not the same
+            continue
+        if same:
+            raise VramBudgetError(
+                "the result would overwrite what it is made of",
+                where=str(output),
+                hint="name another file after -o",
+            )
+
+
+def _sources(args: argparse.Namespace) -> list[Path]:
+    """Return the files that a command reads, as far as its arguments name them."""
+    named = [getattr(args, name, None) for name in ("model", "jobs", "log")]
+    files = [Path(name) for name in named if name] + list(getattr(args, "records", ()))
+    return [*files, *(file / CONFIG_NAME for file in files)]

@@ -9,6 +9,7 @@ from vrambudget import __version__
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 DEFAULT = "estimate"
+_SHOWN = 400  # characters of a mistake: an argument may have thousands
 COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "what a job takes, and whether a card holds it"),
     "validate": ("vrambudget.cli.validate", "hold predictions against measured records"),
@@ -34,13 +35,19 @@ class Parser(argparse.ArgumentParser):
             word = message.split()[2].partition("=")[0]
             near = did_you_mean(word, self._option_string_actions)
         prog = self.prog.removesuffix(f" {DEFAULT}")
+        message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
         raise VramBudgetError(message, hint=near or f"`{prog} --help` shows what there is")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of the command that `argv` names; `estimate` where it names none."""
-    if not argv or argv[0] in ("-h", "--help", "--version"):
-        overview().parse_args(argv or ["--help"])
+    if not argv:
+        raise VramBudgetError(
+            "name a model, for example: vrambudget gpt2 --gpu 12GB",
+            hint="`vrambudget --help` lists the commands, `vrambudget models` the models",
+        )
+    if argv[0] in ("-h", "--help", "--version"):
+        overview().parse_args(argv)
     name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
     program = Parser(prog="vrambudget")
     subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")

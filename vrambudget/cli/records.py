@@ -1,28 +1,22 @@
 """Records on their way out of `measure` and `rehearse`: a line of JSON each, and a word on each."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vrambudget.errors import VramBudgetError
+from vrambudget.cli.streams import put
+from vrambudget.files import append_line
 from vrambudget.units import format_bytes
 
 
 def append_record(record: Mapping[str, Any], output: Path | None) -> None:
     """Write a record to stdout, or at the end of a file. Raises VramBudgetError if it cannot be."""
-    line = json.dumps(record) + "\n"
+    line = json.dumps(record)
     if output is None:
-        sys.stdout.write(line)
-        return
-    try:
-        with output.open("a", encoding="utf-8") as file:
-            file.write(line)
-    except OSError as error:
-        raise VramBudgetError(
-            f"cannot write the record: {error.strerror}", where=str(output)
-        ) from error
+        put(f"{line}\n")
+    else:
+        append_line(output, line)
 
 
 def told(record: Mapping[str, Any]) -> str:

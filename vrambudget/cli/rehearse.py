@@ -16,7 +16,6 @@ ran out of memory. Records go to stdout, or are appended to a file by -o.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import emit
 from vrambudget.cli.parser import Parser
 from vrambudget.cli.records import append_record, told
+from vrambudget.cli.streams import say
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
@@ -161,4 +161,4 @@ def _records(args: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"vrambudget: {line}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+    say(f"vrambudget: {line}")

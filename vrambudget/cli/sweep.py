@@ -6,6 +6,7 @@ points (batch, block) by requested bytes alone.
 """
 
 import argparse
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.cli.ranges import several
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import write_file
 from vrambudget.planning.sweep import Record, sweep
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
@@ -86,9 +88,6 @@ def _write_parquet(records: list[Record], path: Path) -> None:
             where=str(path),
             hint="pip install 'vrambudget[sweep]', or write .csv or .json",
         ) from error
-    try:
-        parquet.write_table(Table.from_pylist(records), path)
-    except OSError as error:
-        raise VramBudgetError(
-            f"cannot write the result: {error.strerror}", where=str(path)
-        ) from error
+    buffer = io.BytesIO()
+    parquet.write_table(Table.from_pylist(records), buffer)
+    write_file(path, buffer.getvalue())

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vrambudget.config.gpu_table import ROWS, GpuRow
+from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.units import format_bytes, parse_bytes
 
@@ -68,8 +69,14 @@ class Gpu:
         return self.capacity_bytes - self.context_bytes
 
 
-def find_gpu(text: str) -> Gpu:
+def find_gpu(text: str | Gpu) -> Gpu:
     """Return the GPU that `text` means. Raises VramBudgetError, with near names, for none."""
+    if isinstance(text, Gpu):
+        return text
+    if not isinstance(text, str):
+        raise VramBudgetError(
+            f"gpu is {show(text)}; it should be text", hint="for example '12GB' or 'RTX 3060'"
+        )
     if text.strip().lower() == "auto":
         return _local_gpu()
     if sold := _SOLD.fullmatch(text):

@@ -13,7 +13,9 @@ from importlib import import_module
 from pathlib import Path
 
 from vrambudget.config.config_file import CONFIG_NAME
+from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import home_of, named_by
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -42,6 +44,15 @@ _FAILURES = {
 }
 
 
+_CACHES = {
+    "HF_HUB_CACHE": "",
+    "HUGGINGFACE_HUB_CACHE": "",
+    "HF_HOME": "hub",
+    "XDG_CACHE_HOME": "huggingface/hub",
+}
+"""Variables that name a folder, the first that is set counts: where the cache lies in it."""
+
+
 def hub_config(repository: str) -> Path:
     """Return the path of a repository's configuration. Raises VramBudgetError where none is had."""
     return _cached(repository) or _downloaded(repository)
@@ -49,13 +60,10 @@ def hub_config(repository: str) -> Path:
 
 def hub_cache() -> Path:
     """Return the folder of the local cache, by the variables that huggingface_hub obeys."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+    for variable, below in _CACHES.items():
         if folder := os.environ.get(variable):
-            return Path(folder).expanduser()
-    if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser() / "huggingface" / "hub"
+            return named_by(variable, folder) / below
+    return home_of(Path("~/.cache")) / "huggingface" / "hub"
 
 
 def _cached(repository: str) -> Path | None:
@@ -71,6 +79,8 @@ def _cached(repository: str) -> Path | None:
 def _downloaded(repository: str) -> Path:
     try:
         hub = import_module("huggingface_hub")
+    except ValueError as error:  # it reads its variables as it is imported
+        raise _failure(repository, error) from None
     except ImportError:
         raise VramBudgetError(
             f"{repository} is not in the local cache, and huggingface_hub is not installed",
@@ -93,11 +103,18 @@ def _within_reach() -> bool:
 
     if os.environ.get("HF_HUB_OFFLINE") or getproxies():
         return True  # it says so itself; a proxy is its own matter
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = address.port or (443 if address.scheme == "https" else 80)
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    try:
+        address = urlsplit(endpoint)
+        port = address.port or (443 if address.scheme == "https" else 80)
+    except ValueError as error:
+        raise VramBudgetError(
+            f"HF_ENDPOINT is {show(endpoint)}, which is no address: {error}",
+            hint="it should be like https://huggingface.co",
+        ) from None
     try:
         socket.create_connection((address.hostname or "", port), timeout=5).close()
-    except OSError:
+    except (OSError, ValueError):  # a host's name that cannot be one is a ValueError
         return False
     return True
 

@@ -14,7 +14,8 @@ from vrambudget.config.cards import Card, card_names, card_of_repository, load_c
 from vrambudget.config.config_file import read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.settings import show
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.errors import VramBudgetError, did_you_mean, escaped
+from vrambudget.files import home_of
 
 ModelSource = str | Path | Mapping[str, Any]
 """What names a model."""
@@ -50,7 +51,7 @@ def _from_name(name: str) -> FoundModel:
     if name.lower() in card_names():
         return _from_card(load_card(name))
     if _is_path(name):
-        return _from_path(Path(name).expanduser())
+        return _from_path(home_of(Path(name)))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
     near = did_you_mean(name.lower(), card_names())
@@ -78,7 +79,7 @@ def _from_card(card: Card) -> FoundModel:
 
 def _from_path(path: Path) -> FoundModel:
     values, file = read_config(path)
-    return FoundModel(file.parent.resolve().name or str(path), str(file), values)
+    return FoundModel(escaped(file.parent.resolve().name or str(path)), str(file), values)
 
 
 def _from_hub(repository: str) -> FoundModel:

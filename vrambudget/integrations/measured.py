@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.budget import Budget
-from vrambudget.errors import VramBudgetError
+from vrambudget.files import append_line
 
 
 def reset_peaks() -> None:
@@ -45,13 +45,7 @@ def append_record(
         "versions": versions,
         "measured": dict(measured),
     }
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-    except OSError as error:
-        raise VramBudgetError(
-            f"cannot write the record: {error.strerror}", where=str(path)
-        ) from error
+    append_line(path, json.dumps(record))
 
 
 def _torch_on_gpu() -> Any:

@@ -50,7 +50,7 @@ _TELLS: tuple[Callable[[Scene], Finding | None], ...] = (
 _WIDTH = 80
 _PHASES = {
     "backward": r"\bbackward\b|run_backward",
-    "optimizer step": r"[\\/]optim[\\/]|optimizer\w*\.step\(",
+    "optimizer step": r"[\\/]optim[\\/]|optimizer\w{0,40}\.step\(",
     "loading": r"from_pretrained|load_state_dict|load_checkpoint",
     "evaluation": r"(?<![a-z])eval|validat|estimate_loss|(?<![a-z])test|predict|infer|generate",
 }

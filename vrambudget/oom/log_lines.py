@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(
-    r"^\W{0,3}(?:\[?\b(?:default|rank)\s?[:=]?\s?(\d+)\]?:\s?|\([^)\n]*\brank=(\d+)[^)\n]*\)\s?)"
+    r"^\W{0,3}(?:\[?\b(?:default|rank)\s?[:=]?\s?(\d{1,6})\]?:\s?"
+    r"|\([^)\n]{0,200}\brank=(\d{1,6})\b[^)\n]{0,200}\)\s?)"
 )
-_MARGIN = re.compile(r"^(?:\s*[>#│┃|]+)+\s?|\s*[│┃|]+\s*$")  # quotes, comments, boxes
-_PROGRESS_BAR = re.compile(r"^[^|]*?\d+%\|[^|]*\|\s*(\d+)/\d+ \[[^\]]*\]")
-_COUNTED = re.compile(r"\b(?:iter|iteration|step|global_step)s?\b\W{0,3}(\d+)", re.IGNORECASE)
+_MARGIN = re.compile(r"^(?:\s*[>#│┃|]+)+\s?")  # quotes, comments, boxes
+_BARS = "│┃|"
+_PROGRESS_BAR = re.compile(r"^[^|]*\d%\|[^|]*\|\s*(\d{1,15})/\d+ \[[^\]]*\]")
+_COUNTED = re.compile(
+    r"\b(?:iter|iteration|step|global_step)s?\b\W{0,3}(\d{1,15})(?!\d)", re.IGNORECASE
+)
 _NOT_STEPS = re.compile(r"load|shard|fetch|map|token|file", re.IGNORECASE)
 _FRAME = re.compile(
-    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)'
-    r"|File (?P<file8>\S+?):(?P<line8>\d+), in (?P<function8>[\w.<>]+)\("  # IPython
+    r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)'
+    r"|File (?P<file8>\S+?):(?P<line8>\d{1,9}), in (?P<function8>[\w.<>]+)\("  # IPython
 )
+_SHOWN_BY_IPYTHON = 40  # lines of a frame, at most
 _LIBRARY = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|torchinductor|^<")
 
 
@@ -62,8 +67,15 @@ def streams(text: str) -> dict[int | None, list[LogLine]]:
             if prefix:
                 rank = int(prefix[1] or prefix[2])
             bare = part[prefix.end() :] if prefix else part
-            by_rank.setdefault(rank, []).append(LogLine(number, _MARGIN.sub("", bare)))
+            by_rank.setdefault(rank, []).append(LogLine(number, _without_margins(bare)))
     return by_rank
+
+
+def _without_margins(text: str) -> str:
+    """Return a line without the bars of a box at its ends, quotes and comments before it."""
+    whole = text.rstrip()
+    core = whole.rstrip(_BARS)
+    return _MARGIN.sub("", text if core == whole else core.rstrip())
 
 
 def _parts(raw: str) -> Iterator[str]:
@@ -97,8 +109,9 @@ def frames_before(lines: list[LogLine]) -> tuple[TracebackFrame, ...]:
 def _code_after(block: list[str], i: int, match: re.Match[str]) -> str:
     """Return the source line of the frame at `i`: the next line, less the logger's prefix."""
     if match["file8"]:
-        arrow = re.compile(rf"-+> {match['line8']} (.*)")
-        return next((hit[1].strip() for text in block[i + 1 :] if (hit := arrow.search(text))), "")
+        arrow = re.compile(rf"(?<!-)-+> {match['line8']} (.*)")
+        shown = block[i + 1 : i + 1 + _SHOWN_BY_IPYTHON]
+        return next((hit[1].strip() for text in shown if (hit := arrow.search(text))), "")
     prefix = match.string[: match.start()].rstrip()
     code = block[i + 1].removeprefix(prefix).strip() if i + 1 < len(block) else ""
     return "" if _FRAME.search(code) else code

@@ -52,7 +52,7 @@ _UNIT_BYTES = {
 _NOT_KNOWN = 2**63
 _LONGEST_MESSAGE = 2000  # characters without white space; eight other processes take 300
 
-_NUMBER = r"(\d+(?:\.\d+)?)(bytes|[kmgt]ib|eb)"
+_NUMBER = r"(?<!\d)(\d++(?:\.\d+)?)(bytes|[kmgt]ib|eb)"
 _START = re.compile(
     r"(?:(?P<backend>cuda|hip)outofmemory\W{0,3})?triedtoallocate"
     r"|allocationondevice"
@@ -65,7 +65,7 @@ _ERROR = re.compile(
 )
 _GPU = re.compile(r"gpu(\d+)(?:;|has)|allocationondevice(\d+)", re.IGNORECASE)
 _PROCESS = re.compile(rf"process(\d+)has{_NUMBER}memoryinuse", re.IGNORECASE)
-_LOGGED = re.compile(r"allocated[^\d\n]{0,20}(\d+(?:\.\d+)?\s?[KMGT]i?B)\b", re.IGNORECASE)
+_LOGGED = re.compile(r"allocated[^\d\n]{0,20}(\d{1,15}(?:\.\d{1,9})?\s?[KMGT]i?B)\b", re.IGNORECASE)
 _FIELDS = {
     name: re.compile("|".join(form.replace("N", _NUMBER) for form in forms), re.IGNORECASE)
     for name, forms in {

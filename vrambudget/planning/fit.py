@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.config.settings import LARGEST
+from vrambudget.config.settings import LARGEST, show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
@@ -74,6 +74,10 @@ def max_block(
 def margin_bytes(margin: int | str) -> int:
     """Return a margin in bytes. Raises VramBudgetError for a negative one or no size."""
     size = parse_bytes(margin) if isinstance(margin, str) else margin
+    if not isinstance(size, int):
+        raise VramBudgetError(
+            f"margin is {show(margin)}; it should be bytes, or a text", hint="for example 512MiB"
+        )
     if size < 0:
         raise VramBudgetError(f"margin is {size}: it is what stays free", hint="for example 512MiB")
     return size

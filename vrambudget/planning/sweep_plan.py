@@ -103,8 +103,9 @@ def _values(name: str, value: Any) -> list[Any]:
 def _cards(gpu: Cards) -> tuple[Gpu, ...]:
     if gpu is None:
         return ()
-    several = [gpu] if isinstance(gpu, str | Gpu) else list(gpu)
-    return tuple(find_gpu(card) if isinstance(card, str) else card for card in several)
+    if isinstance(gpu, str | Gpu) or not isinstance(gpu, Iterable):
+        return (find_gpu(gpu),)
+    return tuple(map(find_gpu, gpu))
 
 
 def _checked(tasks: Sequence[Scenario], name: str, value: Any) -> int:

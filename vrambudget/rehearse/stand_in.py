@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import home_of, named_by
 from vrambudget.rehearse.elf import c_names, read_library
 from vrambudget.rehearse.torch_build import TorchBuild
 
@@ -59,8 +60,9 @@ class _Part:
 
 def cache_folder() -> Path:
     """Return the user's cache for vrambudget."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vrambudget"
+    variable = os.environ.get("XDG_CACHE_HOME")
+    base = named_by("XDG_CACHE_HOME", variable) if variable else home_of(Path("~/.cache"))
+    return base / "vrambudget"
 
 
 def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:

@@ -10,8 +10,10 @@ from typing import Any
 
 from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
+from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow, resolve
+from vrambudget.files import write_file
 
 SUFFIXES = (".html", ".png", ".svg", ".pickle")
 
@@ -21,6 +23,8 @@ def draw(path: str | Path, model: Any, *, gpu: str | Gpu | None = None, **fields
 
     Raises VramBudgetError for a suffix that no picture has, and where the file cannot be written.
     """
+    if not isinstance(path, str | Path):
+        raise VramBudgetError(f"a picture's path is text, and not {show(path)}")
     path = Path(path)
     _check(path)
     followed = follow(resolve(model, gpu=gpu, **fields))
@@ -36,13 +40,7 @@ def is_picture(path: Path | None) -> bool:
 def save(followed: Followed, path: Path) -> None:
     """Write the picture that `path` names."""
     _check(path)
-    content = _picture(followed, path.suffix.lower())
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise VramBudgetError(
-            f"cannot write the picture: {error.strerror}", where=str(path)
-        ) from error
+    write_file(path, _picture(followed, path.suffix.lower()), "picture")
 
 
 def _check(path: Path) -> None:

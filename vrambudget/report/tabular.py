@@ -13,8 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from vrambudget.errors import escaped
+
 Format = Literal["table", "json", "csv", "markdown"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,13 @@ def csv_text(keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(keys)
-    writer.writerows(rows)
+    writer.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue().rstrip("\n")
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula (OWASP, "CSV Injection")."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def grid(
@@ -73,5 +83,5 @@ def grid(
 
 def printable(text: str, *, markdown: bool = False) -> str:
     """Return `text` without what would move a terminal's cursor or break a Markdown table."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    text = escaped(text)
     return text.replace("|", "\\|") if markdown else text

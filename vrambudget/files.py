@@ -1,0 +1,96 @@
+"""Files that users name: read with a bound, written whole or not at all.
+
+What is read is a regular file: a pipe or a device may never end. What is written lies beside its
+place until it is whole, so that a full disk or an interrupt leaves the old file as it was.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.units import format_bytes
+
+# Without waiting for somebody to write to a pipe; the bytes as they are.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_file(path: Path, what: str, most_bytes: int) -> bytes:
+    """Return what a regular file holds. Raises VramBudgetError for any other, or more bytes."""
+    try:
+        handle = os.open(path, _READ)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "this is not a regular file")
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                data = file.read(most_bytes + 1)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as error:
+        raise _failed("read", what, path, error) from None
+    if len(data) > most_bytes:
+        raise VramBudgetError(
+            f"cannot read the {what}: it is more than {format_bytes(most_bytes)}",
+            where=str(path),
+            hint="hand in a part of it",
+        )
+    return data
+
+
+def write_file(path: Path, data: bytes, what: str = "result") -> None:
+    """Write a file, whole or not at all. Raises VramBudgetError where that cannot be."""
+    try:
+        target = path.resolve()  # what a link leads to
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)  # a device or a pipe: nothing to replace
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:
+        raise _failed("write", what, path, error) from None
+
+
+def append_line(path: Path, line: str, what: str = "record") -> None:
+    """Add a line at the end of a file, in one write. Raises VramBudgetError where it cannot be."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(f"{line}\n".encode(errors="backslashreplace"))
+    except (OSError, ValueError) as error:
+        raise _failed("write", what, path, error) from None
+
+
+def home_of(path: Path) -> Path:
+    """Return a path that may begin with `~` as it is meant. Raises VramBudgetError."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise VramBudgetError(f"this path leads nowhere: {error}", where=str(path)) from None
+
+
+def named_by(variable: str, folder: str) -> Path:
+    """Return the folder that a variable of the environment names. Raises VramBudgetError."""
+    try:
+        return home_of(Path(folder))
+    except VramBudgetError as error:
+        error.where = f"{variable}={folder}"
+        raise
+
+
+def _replace(target: Path, data: bytes) -> None:
+    if target.exists() and not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "it is read-only")
+    draft = target.with_name(f".vrambudget-{secrets.token_hex(8)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+        if target.exists():
+            draft.chmod(stat.S_IMODE(target.stat().st_mode))
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _failed(verb: str, what: str, path: Path, error: Exception) -> VramBudgetError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return VramBudgetError(f"cannot {verb} the {what}: {reason}", where=str(path))
