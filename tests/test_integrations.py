@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 import vrambudget
+from vrambudget.config.record import read_records
 from vrambudget.errors import DoesNotFit, VramBudgetError
 from vrambudget.integrations import measured, watch
-from vrambudget.validate import read_records, validate
+from vrambudget.validate import validate
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

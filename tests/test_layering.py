@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "vrambudget"
 # From the bottom up; what stands on one line is one layer.
 LAYERS = [
     {"__init__", "errors", "units", "dtypes"},
-    {"files"},
+    {"files", "json_text"},
     {"budget"},
     {"config"},
     {"tape"},

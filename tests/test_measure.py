@@ -13,7 +13,7 @@ from vrambudget.cli import measure as measure_command
 from vrambudget.cli import rehearse as rehearse_command
 from vrambudget.cli.parser import parse
 from vrambudget.config.job import Job
-from vrambudget.config.record import job_of_record
+from vrambudget.config.record import job_of_record, read_records
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
@@ -26,7 +26,7 @@ from vrambudget.measure.record import (
     runnable,
 )
 from vrambudget.rehearse.events import JobRehearsal
-from vrambudget.validate import read_records, validate
+from vrambudget.validate import validate
 
 MEASURE = Path(record_module.__file__).parent
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}

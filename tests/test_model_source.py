@@ -251,3 +251,11 @@ def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody is there
 
     assert "the hub is out of reach" in refused("org/toy").message
+
+
+def test_a_key_that_stands_twice_is_named_with_its_file(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "gpt2", "n_layer": 2, "n_layer": 3}')
+    with pytest.raises(VramBudgetError, match="the key 'n_layer' is there twice") as caught:
+        find_model(file)
+    assert caught.value.where == str(file)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from vrambudget.config.record import read_records, record_files
 from vrambudget.config.versions import BASELINE
-from vrambudget.validate import COUNTERS, Check, read_records, record_files, validate
+from vrambudget.validate import COUNTERS, Check, validate
 
 RECORDS = Path(__file__).parent / "records"
 

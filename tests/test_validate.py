@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from vrambudget.cli import main
+from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
-from vrambudget.validate import Check, read_records, relative_error, summarise, validate
+from vrambudget.validate import Check, relative_error, summarise, validate
 
 MODEL = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}
 FIELDS = {"batch": 2, "block": 8, "precision": "fp32", "steps": 1}
@@ -81,7 +82,18 @@ def test_relative_error(pair, error):
         ({"model": None}, "a model is a name"),
         ({"batch": 0}, "batch is 0"),
         ({"card": "a card of tomorrow"}, "not a GPU"),
-        ({"versions": 3}, ""),
+        ({"versions": 3}, "versions is 3; it should be an object"),
+        ({"parallel": {"tensor": 2}}, "no 'parallel': what it changes is not modelled"),
+        ({"kind": "generate"}, "no 'kind'"),
+        ({"attention_implementation": "eager"}, "no 'attention_implementation'"),
+        ({"measured": {"peak_allocated": "100"}}, "measured.peak_allocated is '100'"),
+        ({"measured": {"peak_allocated": 0}}, "measured.peak_allocated is 0"),
+        ({"measured": {"peak_allocated": -5}}, "measured.peak_allocated is -5"),
+        ({"measured": {"peak_reserved": float("nan")}}, "measured.peak_reserved is nan"),
+        ({"measured": {"peak_reserved": True}}, "measured.peak_reserved is True"),
+        ({"measured": {"peak_reserved": 10**400}}, "measured.peak_reserved is 1000"),
+        ({"measured": {"weights": None}}, "measured.weights is None"),
+        ({"measured": {}}, "holds nothing that is compared"),
         ({"measured": {"error": "driver"}}, "measurement itself failed"),
     ],
 )
@@ -150,11 +162,35 @@ def test_estimate_rehearsal_and_measurement_of_a_job_stand_side_by_side(tmp_path
     assert "stands alone" in capsys.readouterr().err
 
 
-def test_nothing_to_compare_is_exit_code_two(tmp_path, capsys):
+@pytest.mark.parametrize("options", [[], ["--format", "csv"], ["--by", "card"], ["--by", "job"]])
+def test_nothing_to_compare_is_exit_code_two_with_the_reason(tmp_path, capsys, options):
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps({**RECORD, "measured": {"error": "driver"}}))
+    assert main(["validate", str(file), *options]) == 2
+    out, err = capsys.readouterr()
+    assert "not compared: tiny" in (err if options else out)
+    assert "error: none of 1 records could be compared" in err
+    assert "the first: the measurement itself failed" in err
+
+
+def test_what_is_not_compared_is_said_beside_a_csv(records, capsys):
+    assert main(["validate", str(records), "--format", "csv"]) == 0
+    assert "not compared: no-such-model: " in capsys.readouterr().err
+
+
+def test_ids_and_reasons_reach_no_terminal_as_escape_sequences(tmp_path, capsys):
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps({**_record(), "id": "\x1b[2J", "\x1b[3J": 1}))
     assert main(["validate", str(file)]) == 2
-    assert "not compared: tiny" in capsys.readouterr().out
+    assert "\x1b" not in "".join(capsys.readouterr())
+
+
+def test_a_target_s_length_is_read_by_either_name():
+    t5 = {"model_type": "t5", "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1}
+    record = {**_record(), "model": t5, "task": "seq2seq-lm"}
+    checks = validate([{**record, key: 64} for key in ("target", "target_len")] + [record])
+    first, second, block_long = (check.predicted["allocated"] for check in checks)
+    assert first == second > block_long
 
 
 @pytest.mark.parametrize(
@@ -168,6 +204,7 @@ def test_nothing_to_compare_is_exit_code_two(tmp_path, capsys):
         (b'{"measured": 3}', "has no `measured`"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "no JSON"),
+        (b'{"measured": {}, "batch": 1, "batch": 2}', "the key 'batch' is there twice"),
     ],
 )
 def test_a_file_that_holds_no_records_is_refused(tmp_path, data, words):

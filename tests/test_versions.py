@@ -11,6 +11,7 @@ import pytest
 
 from vrambudget import estimate
 from vrambudget.config.job import Job
+from vrambudget.config.record import read_records, record_files
 from vrambudget.config.source import find_model
 from vrambudget.config.versions import (
     BASELINE,
@@ -28,7 +29,6 @@ from vrambudget.estimator import resolve
 from vrambudget.models import config_class, model_types
 from vrambudget.ops.cub import exclusive_sum_bytes
 from vrambudget.report.phrases import job_text
-from vrambudget.validate import read_records, record_files
 
 RECORDS = Path(__file__).parent / "records"
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 500}

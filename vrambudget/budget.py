@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.json_text import read_json
 
 SCHEMA: Final = 1
 
@@ -188,7 +189,10 @@ class Budget:
 
 def _read_object(text: str | bytes, where: str | None) -> dict[str, Any]:
     try:
-        values = json.loads(text)
+        values = read_json(text)
+    except VramBudgetError as error:
+        error.where = where
+        raise
     except (ValueError, RecursionError) as error:
         raise VramBudgetError(f"this is no JSON: {error}", where=where) from None
     if not isinstance(values, dict):

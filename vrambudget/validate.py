@@ -14,26 +14,24 @@ Not modelled: predictions are those of a card that is large enough; where the ca
 a measured job's cache was given back, reserved is over-estimated.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.model_config import load_config
-from vrambudget.config.record import job_of_record
+from vrambudget.config.record import check_keys, job_of_record
+from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario
-from vrambudget.files import read_file
 from vrambudget.models import config_class
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay, replay_on
 
-_MOST_BYTES = 256 * 2**20  # of a file of records
+_MOST_MEASURED = 2**60
 PEAKS = ("requested", "allocated", "reserved")
 KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch")
 COUNTERS = (*PEAKS, "course")
@@ -171,60 +169,6 @@ def relative_error(predicted: int, measured: int) -> float:
     return (predicted - measured) / measured if measured else float("inf")
 
 
-def record_files(path: Path) -> list[Path]:
-    """Return the path itself, or of a folder its files of job records; others lie there too."""
-    if not path.is_dir():
-        return [path]
-    files = [file for file in sorted(path.glob("*.jsonl")) if _holds_jobs(file)]
-    if not files:
-        raise VramBudgetError("this folder holds no file of records", where=str(path))
-    return files
-
-
-def _holds_jobs(file: Path) -> bool:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return '"measured": {' in lines.readline()
-
-
-def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
-    """Return the records of a file; jobs that are yet to be `measured` are records without it.
-
-    Raises VramBudgetError that names the line that is none.
-    """
-    try:
-        lines = read_file(path, "records", _MOST_BYTES).decode().splitlines()
-    except UnicodeDecodeError:
-        raise VramBudgetError(
-            "cannot read the records: it is not UTF-8 text", where=str(path)
-        ) from None
-    records = [
-        _record(line, f"{path}:{n}", measured=measured)
-        for n, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    if not records:
-        raise VramBudgetError(
-            "there are no records", where=str(path), hint="`vrambudget measure` writes some"
-        )
-    return records
-
-
-def _record(line: str, where: str, *, measured: bool) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise VramBudgetError(f"this line is no JSON: {error}", where=where) from None
-    if not isinstance(record, dict):
-        raise VramBudgetError("this line is no JSON object", where=where)
-    if measured and not isinstance(record.get("measured"), dict):
-        raise VramBudgetError(
-            "this record has no `measured`",
-            where=where,
-            hint="a record holds a job, its `card`, and what was measured",
-        )
-    return record
-
-
 def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
     facts: dict[str, Any] = record["measured"]
     if "error" in facts:
@@ -256,6 +200,7 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
 
 
 def _task(record: Mapping[str, Any]) -> Scenario:
+    check_keys(record)
     found = find_model(record.get("model", ""))
     config = load_config(found.values, config_class, where=found.where)
     job = job_of_record(record)
@@ -274,13 +219,27 @@ def _peaks(replayed: Replay, facts: Mapping[str, Any]) -> tuple[dict[str, int], 
         zip(PEAKS, (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes), strict=True)
     )
     measured = {
-        counter: facts[f"peak_{counter}"] for counter in PEAKS if f"peak_{counter}" in facts
+        counter: _bytes(facts, f"peak_{counter}") for counter in PEAKS if f"peak_{counter}" in facts
     }
-    along = [(n, facts[key]) for key, n in _along(replayed) if n is not None and key in facts]
+    along = [
+        (n, _bytes(facts, key)) for key, n in _along(replayed) if n is not None and key in facts
+    ]
+    if not measured and not along:
+        raise VramBudgetError("`measured` holds nothing that is compared, such as peak_allocated")
     if along:
         farthest = max(along, key=lambda pair: abs(relative_error(*pair)))
         predicted["course"], measured["course"] = farthest
     return predicted, measured
+
+
+def _bytes(facts: Mapping[str, Any], key: str) -> int:
+    """Return what was measured. Raises VramBudgetError for what is no number of bytes."""
+    value = facts[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST_MEASURED:
+        raise VramBudgetError(
+            f"measured.{key} is {show(value)}; it should be bytes, a whole number above 0"
+        )
+    return value
 
 
 def _along(replayed: Replay) -> Iterator[tuple[str, int | None]]:

@@ -11,10 +11,10 @@ from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.records import append_record, told
 from vrambudget.cli.streams import say
+from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import measure_job, record_of
-from vrambudget.validate import read_records
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -27,6 +27,7 @@ from vrambudget.cli.parser import Parser
 from vrambudget.cli.records import append_record, told
 from vrambudget.cli.streams import say
 from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import as_record, record_of
@@ -35,7 +36,6 @@ from vrambudget.rehearse.jobs import rehearse_report
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import RehearsalOptions, command_of, rehearse_command
-from vrambudget.validate import read_records
 
 _EXAMPLE = 'a command comes after --: vrambudget rehearse --gpu "RTX 3060" -- python train.py'
 

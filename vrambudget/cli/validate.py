@@ -8,9 +8,11 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from vrambudget.cli import DONE, FAILED
+from vrambudget.cli import DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit
-from vrambudget.errors import VramBudgetError
+from vrambudget.cli.streams import say
+from vrambudget.config.record import read_records, record_files
+from vrambudget.errors import LINES, VramBudgetError, escaped
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.validate import (
     COUNTERS,
@@ -18,8 +20,6 @@ from vrambudget.validate import (
     Check,
     Summary,
     grouped,
-    read_records,
-    record_files,
     side_by_side,
     summarise,
     validate,
@@ -103,7 +103,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = _render(checks, summarise(checks), chosen_format(args))
     emit(text, args)
-    return DONE if any(check.problem is None for check in checks) else FAILED
+    if args.by or chosen_format(args) == "csv":
+        for remark in _remarks(checks):  # such rows have no place for them
+            say(remark)
+    problems = [check.problem for check in checks if check.problem is not None]
+    if len(problems) == len(checks):
+        raise VramBudgetError(
+            f"none of {len(checks)} records could be compared", hint=f"the first: {problems[0]}"
+        )
+    return DONE
 
 
 def _grouped(checks: Sequence[Check], kinds: Sequence[str], output: Any) -> str:
@@ -153,6 +161,7 @@ def _remarks(checks: Sequence[Check]) -> Iterator[str]:
     """Yield what the tables cannot hold: out of memory, and what could not be compared."""
     for check in checks:
         if check.ran_out_of_memory:
-            yield f"{check.id}: out of memory, {'' if check.foreseen else 'NOT '}foreseen"
+            name = escaped(check.id)
+            yield f"{name}: out of memory, {'' if check.foreseen else 'NOT '}foreseen"
         if check.problem is not None:
-            yield f"not compared: {check.id}: {check.problem}"
+            yield f"not compared: {escaped(check.id)}: {escaped(check.problem, keep=LINES)}"

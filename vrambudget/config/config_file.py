@@ -12,6 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.json_text import read_json
 from vrambudget.units import format_bytes
 
 CONFIG_NAME = "config.json"
@@ -59,7 +60,7 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
     if not data.strip():
         raise VramBudgetError("this file is empty", where=where)
     try:
-        values = json.loads(data.decode("utf-8-sig"))
+        values = read_json(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise VramBudgetError(
             "this is no text: a configuration is JSON",
@@ -68,6 +69,9 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
         ) from None
     except json.JSONDecodeError as error:
         raise _no_json(error, where) from None
+    except VramBudgetError as error:  # a key that stands twice
+        error.where = where
+        raise
     except (RecursionError, ValueError) as error:  # nested without end; digits without end
         raise VramBudgetError(f"this is no configuration: {error}", where=where) from None
     if not isinstance(values, dict):

@@ -1,9 +1,39 @@
-"""The job of a measured record: what its keys mean, and what the gaps between them do."""
+"""Records of jobs: files of them, a line of JSON each; which keys they may have, what these mean.
+
+Keys are the job's own, and what was found when it was run. A record of something that a job cannot
+say (a parallel layout, generation, an option that is misspelt) would be predicted as if that were
+not there: such a key is refused by name.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vrambudget.config.job import ALL_LINEAR, Job
+from vrambudget.config.settings import show
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
+from vrambudget.files import read_file
+from vrambudget.json_text import read_json
+
+_MOST_BYTES = 256 * 2**20  # of a file
+
+FOUND = ("measured", "card", "source", "versions", "machine")
+"""What a run adds to a job."""
+
+TOLD = ("id", "model", "target", "attention_kernel", "note", "without")
+"""What else a record says: `target` is the job's target_len, `note`s are for people."""
+
+
+def check_keys(record: Mapping[str, Any]) -> None:
+    """Raise NotModelledError for keys that no job has."""
+    known = {*Job.model_fields, *FOUND, *TOLD}
+    unknown = [key for key in record if key not in known]
+    if unknown:
+        near = [hint for key in unknown if (hint := did_you_mean(key, known))]
+        raise NotModelledError(
+            f"a job has no {', '.join(map(repr, unknown))}: what it changes is not modelled",
+            hint="; ".join(near) or "remarks go into `note`",
+        )
 
 
 def job_of_record(record: Mapping[str, Any]) -> Job:
@@ -11,7 +41,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     given = {k: record[k] for k in record if k in Job.model_fields}
     values = {"precision": "fp32", "task": "causal-lm", **given}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
-    values["target_len"] = record.get("target")
+    values["target_len"] = record.get("target", record.get("target_len"))
     for key in ("clip", "lora_rank"):  # 0 means off there
         values[key] = values.get(key) or None
     if values.get("lora_targets") is None:
@@ -21,12 +51,72 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
         values["experts"] = model["experts_implementation"]
     if _is_nanogpt(model):
         values["dropout"] = values.get("dropout") or 0.0
+    where = f"record {show(record.get('id', 'without an id'))}"
     versions = record.get("versions") or {}
+    if not isinstance(versions, Mapping):
+        raise VramBudgetError(f"versions is {show(versions)}; it should be an object", where=where)
     values |= {k: versions[k] for k in ("torch", "transformers") if k in versions}
-    return Job.parse(values, where=f"record {record.get('id', 'without an id')!r}")
+    return Job.parse(values, where=where)
 
 
 def _is_nanogpt(model: object) -> bool:
     return model == "nanogpt" or (
         isinstance(model, Mapping) and model.get("model_type") == "nanogpt"
     )
+
+
+def record_files(path: Path) -> list[Path]:
+    """Return the path itself, or of a folder its files of job records; others lie there too."""
+    if not path.is_dir():
+        return [path]
+    files = [f for f in sorted(path.glob("*.jsonl")) if f.is_file() and _holds_jobs(f)]
+    if not files:
+        raise VramBudgetError("this folder holds no file of records", where=str(path))
+    return files
+
+
+def _holds_jobs(file: Path) -> bool:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return '"measured": {' in lines.readline()
+
+
+def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
+    """Return the records of a file; jobs that are yet to be `measured` are records without it.
+
+    Raises VramBudgetError that names the line that is none.
+    """
+    try:
+        lines = read_file(path, "records", _MOST_BYTES).decode().splitlines()
+    except UnicodeDecodeError:
+        raise VramBudgetError(
+            "cannot read the records: it is not UTF-8 text", where=str(path)
+        ) from None
+    records = [
+        _record(line, f"{path}:{n}", measured=measured)
+        for n, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not records:
+        raise VramBudgetError(
+            "there are no records", where=str(path), hint="`vrambudget measure` writes some"
+        )
+    return records
+
+
+def _record(line: str, where: str, *, measured: bool) -> dict[str, Any]:
+    try:
+        record = read_json(line)
+    except VramBudgetError as error:
+        error.where = where
+        raise
+    except (ValueError, RecursionError) as error:
+        raise VramBudgetError(f"this line is no JSON: {error}", where=where) from None
+    if not isinstance(record, dict):
+        raise VramBudgetError("this line is no JSON object", where=where)
+    if measured and not isinstance(record.get("measured"), dict):
+        raise VramBudgetError(
+            "this record has no `measured`",
+            where=where,
+            hint="a record holds a job, its `card`, and what was measured",
+        )
+    return record

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vrambudget.config.job import LoopName
+from vrambudget.config.record import FOUND, check_keys
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.estimator import Scenario
@@ -21,7 +22,6 @@ from vrambudget.estimator import Scenario
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
 """Fields of a job that no runner is told: versions are as installed, values decide the rest."""
 
-_FOUND = ("measured", "card", "source", "versions", "machine")  # what is not the job's own
 _NANOGPT = {
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -97,8 +97,9 @@ def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict
 def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job as `measure.runner` reads it: a model that is named comes as its configuration.
 
-    Raises VramBudgetError for a name of a model, or of a loop, that is not known.
+    Raises VramBudgetError for a name of a model or of a loop, or a key, that is not known.
     """
+    check_keys(job)
     loop, loops = job.get("loop", "plain"), get_args(LoopName)
     if loop not in loops:
         known = f"known are {', '.join(loops)}"
@@ -113,7 +114,7 @@ def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_record(job: Mapping[str, Any], **found: Any) -> dict[str, Any]:
     """Return the record of a job that was run; what an earlier run of it found is left out."""
-    kept = {key: value for key, value in job.items() if key not in _FOUND}
+    kept = {key: value for key, value in job.items() if key not in FOUND}
     return {**kept, **found}
 
 
