@@ -33,10 +33,11 @@ class VramBudgetError(ValueError):
 
 
 class TooLargeError(VramBudgetError):
-    """A job beyond every card: a slip in its sizes."""
+    """A job beyond every card, or too long to follow: a slip in its sizes."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, hint="look for a slip in batch, block and the model's sizes")
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        usual = "look for a slip in batch, block and the model's sizes"
+        super().__init__(message, hint=hint or usual)
 
 
 class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, said as users say it

@@ -83,6 +83,8 @@ DROPOUT_FIELDS = (
 )
 """What a job's `dropout` sets, in whichever family has it; a classification head's own is not."""
 
+_DEPTHS = ("num_hidden_layers", "num_decoder_layers")
+_MOST_LAYERS = 2**16  # each makes dozens of tensors, and a tape holds some millions
 _NEAR = 0.85  # difflib's ratio: one slip in a word of seven letters
 
 
@@ -147,6 +149,11 @@ class ModelConfig(Settings):
         others = {k for k in values if k not in known and not cls._decides_nothing(k, values[k])}
         slips = {k for k in others if difflib.get_close_matches(k, known, n=1, cutoff=_NEAR)}
         taken = {k: v for k, v in values.items() if k in known | slips}
+        for key, value in taken.items():
+            is_depth = cls.aliases.get(key, key) in _DEPTHS
+            if is_depth and isinstance(value, int) and value > _MOST_LAYERS:
+                told = f"{key} is {show(value)}; more than {_MOST_LAYERS:,} are too many to follow"
+                raise VramBudgetError(told, where=where)
         if "num_labels" not in values and isinstance(labels := values.get("id2label"), dict):
             taken["num_labels"] = len(labels)
         return super().parse({**taken, "unknown_keys": tuple(sorted(others - slips))}, where=where)

@@ -7,7 +7,7 @@ headers or toolkit are needed.
 
 The cache is `$XDG_CACHE_HOME/vrambudget/virtual_gpu/<torch>-<hash of sources and real libraries>`.
 It is built in a folder of its own and renamed into place, so that two rehearsals at once don't
-disturb each other.
+disturb each other. Only what this user built, unchanged since, is loaded (`private_cache`).
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from pathlib import Path
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import home_of, named_by
 from vrambudget.rehearse.elf import c_names, read_library
+from vrambudget.rehearse.private_cache import is_whole, make_private, seal
 from vrambudget.rehearse.torch_build import TorchBuild
 
 NATIVE = Path(__file__).parent / "native"
@@ -68,7 +69,9 @@ def cache_folder() -> Path:
 def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
     """Return the libraries for that PyTorch, in the order to load them; build them if need be."""
     folder = cache_folder() / "virtual_gpu" / f"{build.version}-{_fingerprint(build)}"
-    if not folder.is_dir():
+    for private in (cache_folder(), folder.parent):
+        make_private(private)
+    if not is_whole(folder):
         say(f"building the virtual GPU for PyTorch {build.version} (once)")
         _build_into(folder, build)
     real = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname)
@@ -87,18 +90,18 @@ def _fingerprint(build: TorchBuild) -> str:
 
 
 def _build_into(folder: Path, build: TorchBuild) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         for part in _parts(build):
             _compile(part, work, _definitions(build))
         (work / "libcuda.so").symlink_to("libcuda.so.1")  # Triton links its launchers with -lcuda
+        seal(work)
+        if folder.exists() and not is_whole(folder):
+            shutil.rmtree(folder)
         try:
             work.rename(folder)
         except OSError:
-            if (
-                not folder.is_dir()
-            ):  # else another rehearsal was quicker, and its libraries are the same
+            if not is_whole(folder):  # else another rehearsal was quicker, with the same libraries
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

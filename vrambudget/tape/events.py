@@ -22,6 +22,7 @@ from vrambudget.errors import TooLargeError
 from vrambudget.units import format_bytes
 
 _LARGEST = 2**46  # bytes of one storage; beyond is a slip, and slow to follow
+MOST_STORAGES = 3_000_000  # of a job; 94 layers of 128 experts, one by one, make 2,600,000
 
 Content = tuple[tuple[int, ...], DType] | None
 
@@ -87,6 +88,8 @@ class Tape:
     def copy_storages(self, first: int, stop: int) -> int:
         """Append storages like `first` to `stop`, of no event yet; return how far they are off."""
         shift = len(self.sizes) - first
+        if shift + stop > MOST_STORAGES:
+            raise _too_long()
         self.sizes += self.sizes[first:stop]
         self.purposes += self.purposes[first:stop]
         self.operations += self.operations[first:stop]
@@ -102,6 +105,14 @@ class Tape:
     def mark(self, step: int, phase: Phase, *, resets_allocator: bool = False) -> None:
         """Note that `phase` of `step` begins here."""
         self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
+
+
+def _too_long() -> TooLargeError:
+    return TooLargeError(
+        f"this job makes more than {MOST_STORAGES:,} tensors, too many to follow",
+        hint="look for a slip in layers and experts; steps and micro-batches (--grad-accum) after "
+        "the first few repeat them, so fewer tell as much",
+    )
 
 
 class Storage:
@@ -123,11 +134,18 @@ class Storage:
         self.events = tape.events
         self.purposes = tape.purposes
         self.index = index = len(tape.sizes)
+        if index >= MOST_STORAGES:
+            raise self._refused(purpose)
         tape.sizes.append(nbytes)
         tape.purposes.append(purpose)
         tape.operations.append(operation)
         tape.contents.append(content)
         tape.events.append(index)
+
+    def _refused(self, purpose: Purpose) -> TooLargeError:
+        """Return the error of a tape that is full; what was not put on it is not freed on it."""
+        self.events, self.purposes, self.index = [], [purpose], 0
+        return _too_long()
 
     def __del__(self) -> None:
         self.events.append(~self.index)

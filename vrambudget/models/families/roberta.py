@@ -6,6 +6,7 @@ row, and the first positions of the table are padding's; the classifier has its 
 Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a classification.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -159,6 +160,15 @@ class RobertaConfig(EncoderConfig):
     def learned_positions(self) -> int:
         """Rows of the table of positions but those up to padding's."""
         return self.max_position_embeddings - self.pad_token_id - 1
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.learned_positions < 1:
+            yield (
+                f"max_position_embeddings is {self.max_position_embeddings}; the first"
+                f" {self.pad_token_id + 1} are padding's (pad_token_id + 1), and none is left"
+            )
 
     def build(self, task: Task) -> RobertaForMaskedLM | RobertaForSequenceClassification:
         """Return the model, its weights allocated."""

@@ -33,9 +33,18 @@ class RotaryConfig(ModelConfig):
         """A key of FREQUENCIES."""
         return str(self.rope.get("rope_type", self.rope.get("type", "default")))
 
+    @property
+    def rotary_width(self) -> int:
+        """How many of a head's elements carry positions."""
+        raise NotImplementedError
+
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from super().problems()
+        if self.rotary_width % 2:
+            given = getattr(self, "head_dim", None)
+            key = "head_dim" if given else "hidden_size / num_attention_heads"
+            yield f"by {key}, {self.rotary_width} of a head are rotated; they go in pairs"
         if self.rope_type not in FREQUENCIES:
             key = "rope_scaling" if self.rope_scaling else "rope_parameters"
             known = ", ".join(FREQUENCIES)

@@ -1,0 +1,60 @@
+"""Configurations and sizes that make no job: named at once, no traceback, never without end."""
+
+from typing import Any
+
+import pytest
+
+from vrambudget import VramBudgetError, estimate
+from vrambudget.tape import events
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "mistral", "num_attention_heads": 32}, "by hidden_size / num_attention"),
+        ({"model_type": "llama", "head_dim": 1}, "by head_dim, 1 of a head are rotated"),
+        ({"model_type": "qwen3", "head_dim": 7}, "by head_dim, 7 of a head are rotated"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.4}, "3 of a head are rotated"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.4}, "3 of a head are rotated"),
+        ({"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings is 2"),
+        ({"model_type": "roberta", "pad_token_id": 511}, "the first 512 are padding's"),
+        ({"model_type": "llama", "num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_a_configuration_that_makes_no_model_names_its_key(values, words):
+    config = {**SMALL, "max_position_embeddings": 512, "num_key_value_heads": 4, **values}
+    if values["model_type"] in ("roberta", "gpt_neox"):
+        del config["num_key_value_heads"]
+    with pytest.raises(VramBudgetError, match=words) as caught:
+        estimate(config, block=4)
+    assert caught.value.where == "the given dict"
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (GPT2, {"grad_accum": 2**16}),
+        (GPT2, {"grad_accum": 2**12, "steps": 100}),
+        ({**GPT2, "n_layer": 2**16}, {}),
+    ],
+)
+def test_a_job_of_too_many_tensors_is_refused_by_name(model, fields, monkeypatch):
+    monkeypatch.setattr(events, "MOST_STORAGES", 100_000)
+    with pytest.raises(VramBudgetError, match="more than 100,000 tensors, too many to follow"):
+        estimate(model, block=4, **fields)
+
+
+def test_an_expert_that_no_token_reaches_costs_no_time():
+    experts = {**SMALL, "model_type": "mixtral", "num_local_experts": 2**31}
+    with pytest.raises(VramBudgetError):  # their weights are more than any card has
+        estimate(experts, block=4, experts="eager")
