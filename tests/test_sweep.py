@@ -1,8 +1,12 @@
 """A sweep's records are what `estimate` says of each point, however they are computed."""
 
 import json
+import multiprocessing
+import os
 import random
+import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -294,3 +298,33 @@ def test_parquet_is_written_from_the_records(run, monkeypatch, tmp_path):
     code, out, _ = run("gpt2", "--batch", "1,2", "--block", "4", "-o", str(path))
     assert (code, out) == (0, "")
     assert json.loads(path.read_bytes()) == vrambudget.sweep("gpt2", batch=[1, 2], block=4)
+
+
+def _ends_itself(piece):
+    if piece:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return piece
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="pieces run side by side where fork is")
+def test_a_worker_that_is_killed_is_said(monkeypatch):
+    monkeypatch.setattr(processes, "cpu_count", lambda: 2)
+    with pytest.raises(VramBudgetError, match="ended from outside"):
+        list(processes.side_by_side(_ends_itself, [0, 1]))
+
+
+def _sleeps(piece):
+    time.sleep(60 * piece)
+    return piece
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="pieces run side by side where fork is")
+def test_an_interrupt_ends_the_workers_at_once(monkeypatch):
+    monkeypatch.setattr(processes, "cpu_count", lambda: 2)
+    started, before = time.monotonic(), set(multiprocessing.active_children())
+    running = processes.side_by_side(_sleeps, [0, 1, 1, 1])
+    assert next(running) == (0, 0)
+    with pytest.raises(KeyboardInterrupt):
+        running.throw(KeyboardInterrupt)
+    assert time.monotonic() - started < 30
+    assert set(multiprocessing.active_children()) <= before

@@ -7,12 +7,16 @@ The progress bar is tqdm's, on stderr, if that is a terminal and tqdm is install
 
 import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from vrambudget.errors import VramBudgetError
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -37,10 +41,28 @@ def side_by_side(
         # Python warns of threads in the parent; NumPy's wait for work and hold no lock.
         warnings.simplefilter("ignore", DeprecationWarning)
         context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts)
+        others = set(multiprocessing.active_children())
+        try:
             waiting = {pool.submit(function, piece): piece for piece in pieces}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
+        except BrokenProcessPool:
+            raise VramBudgetError(
+                "a process of the sweep was ended from outside",
+                hint="where memory ran out, sweep fewer points at a time",
+            ) from None
+        except BaseException:  # an interrupt, or a caller that wants no more
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _can_fork() -> bool:
