@@ -1,10 +1,12 @@
 """What PyTorch keeps per thread: is autograd on, is autocast on, which device is this.
 
 There is one `context`, as there is one current CUDA device; `recording` gives it a fresh tape for
-the length of a job. It is not thread-safe: run jobs side by side in processes.
+the length of a job. Threads take turns, a job at a time: run jobs side by side in processes.
 """
 
 import gc
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +97,17 @@ class Context:
 
 
 context = Context()
+_turn = threading.RLock()
+
+
+def _new_turn() -> None:
+    """Let a forked process begin with nobody's turn: other threads were not forked."""
+    global _turn  # noqa: PLW0603 - a lock cannot be taken back otherwise
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
 
 
 @contextmanager
@@ -104,16 +117,17 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
     Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,
     and a collection would only cost time.
     """
-    tape = Tape()
-    collecting = gc.isenabled()
-    gc.disable()
-    context.reset(tape, platform, options)
-    try:
-        yield tape
-    finally:
-        context.reset(Tape(), platform, options)
-        if collecting:
-            gc.enable()
+    with _turn:
+        tape = Tape()
+        collecting = gc.isenabled()
+        gc.disable()
+        context.reset(tape, platform, options)
+        try:
+            yield tape
+        finally:
+            context.reset(Tape(), platform, options)
+            if collecting:
+                gc.enable()
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""Many jobs in one process: threads take turns, and nothing is left behind."""
+
+import gc
+import multiprocessing
+import sys
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.engine.context import Platform, recording
+
+MODEL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100}
+
+
+def peak(batch):
+    return estimate(MODEL, batch=batch, block=8).peak
+
+
+def test_a_hundred_threads_find_what_one_finds():
+    batches = list(range(1, 61))
+    alone = [peak(batch) for batch in batches]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads change places in the midst of a job
+    try:
+        with ThreadPoolExecutor(100) as pool:
+            together = list(pool.map(peak, batches))
+    finally:
+        sys.setswitchinterval(interval)
+    assert together == alone
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="only a fork copies a turn"
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_is_forked_in_another_thread_s_turn_has_its_own():
+    begun, over = threading.Event(), threading.Event()
+
+    def hold():
+        with recording(Platform()):
+            begun.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait(60)
+    child = multiprocessing.get_context("fork").Process(target=peak, args=(1,))
+    child.start()
+    child.join(60)
+    over.set()
+    thread.join()
+    assert child.exitcode == 0
+
+
+def test_memory_does_not_grow_with_the_number_of_jobs():
+    def run(count):
+        for batch in range(count):
+            peak(1 + batch % 5)
+        gc.collect()
+
+    run(30)  # what is remembered once
+    tracemalloc.start()
+    run(5)
+    before = tracemalloc.get_traced_memory()[0]
+    run(30)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100_000
