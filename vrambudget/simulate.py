@@ -10,6 +10,7 @@ from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
+from vrambudget.engine.alike import stack_layers
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError
@@ -88,12 +89,14 @@ def _record(
     *,
     in_full: bool = False,
 ) -> Recording:
-    """Record a job; `in_full`: walk every pass, however often it comes."""
+    """Record a job; `in_full`: walk every pass and every layer, however alike they are."""
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
         model = _build(config, job)
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
         _adapt(model, config.model_type, job)
+        if not in_full:
+            stack_layers(model)
         parameters = model.parameters()
         total = sum(p.numel for p in parameters)
         trained = [p for p in parameters if p.requires_grad]

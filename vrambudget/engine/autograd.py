@@ -83,7 +83,7 @@ class Node:
         self.backward = backward
         self.outputs = outputs
         self.purpose = context.purpose  # what backward makes is for what forward made
-        self.attributes: tuple[Storage, ...] = ()  # as a Python function's ctx: die with the graph
+        self.attributes: Sequence[Storage] = ()  # as a Python function's ctx: die with the graph
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
 

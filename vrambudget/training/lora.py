@@ -168,7 +168,7 @@ def add_lora(
     adapters += wrap_parameters(model, rank, chosen)
     if trains_head:
         _train_copies_of_heads(model)
-    layers = [layer for adapter in adapters for layer in (adapter.lora_A, adapter.lora_B)]
+    layers = {layer for adapter in adapters for layer in (adapter.lora_A, adapter.lora_B)}
     for module in model.modules():  # adapters around one another: the inner one first
         if isinstance(module, Linear) and module in layers:
             _cast_to_float32(module)

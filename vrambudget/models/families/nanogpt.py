@@ -11,6 +11,7 @@ from typing import Literal, Self
 from vrambudget.config.job import Job, Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
+from vrambudget.engine.alike import Layer
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -66,7 +67,7 @@ class MLP(Module):
         return y
 
 
-class Block(Module):
+class Block(Layer):
     """Block."""
 
     def __init__(self, config: "NanoGPTConfig") -> None:

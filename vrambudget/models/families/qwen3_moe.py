@@ -17,6 +17,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.qwen3 import NormedAttention
 from vrambudget.models.parts.decoder import MLP, DecoderLayer, LayerType
+from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.moe import MoeConfig, Router
 from vrambudget.ops.fill import div_
 from vrambudget.ops.linear import linear
@@ -101,7 +102,7 @@ class Qwen3MoeConfig(MoeConfig):
         """The one mask that a forward pass makes."""
         return super().mask_kinds if self.use_sliding_window else ["full_attention"]
 
-    def make_layers(self) -> list[Module]:
+    def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
         return [self._layer(index) for index in range(self.num_hidden_layers)]
 

@@ -163,6 +163,8 @@ class Model(Module):
         self.embed_tokens = config.embedding(config.vocab_size, config.hidden_size)
         self.scales_embeddings = self.embed_tokens.model_scales
         self.layers = config.make_layers()
+        for kind, layer in zip(config.layer_kinds, self.layers, strict=True):
+            layer.attention_type = kind
         self.norm = config.norm(config.hidden_size)
         self.rotary_emb = config.rotary_embedding(config.rotary_width, config.rope_type)
 
@@ -170,7 +172,7 @@ class Model(Module):
         """[B, T] -> [B, T, C]."""
         inputs_embeds = self.embed_tokens(input_ids)
         position_ids = positions(input_ids.shape[1])
-        masks = {
+        masks: dict[str, Tensor | None] = {
             kind: self._mask(kind, inputs_embeds, position_ids, attention_mask)
             for kind in self.config.mask_kinds
         }
@@ -178,9 +180,10 @@ class Model(Module):
         rotary = self.rotary_emb(input_ids.shape[1], inputs_embeds.dtype)
         if self.scales_embeddings:
             hidden_states = mul_scalar(hidden_states)
-        for kind, layer in zip(self.config.layer_kinds, self.layers, strict=True):
+        for layer in self.layers:
+            mask = masks[layer.attention_type]
             hidden_states = layer(
-                hidden_states, rotary=rotary, mask=masks[kind], position_ids=position_ids
+                hidden_states, rotary=rotary, mask=mask, position_ids=position_ids
             )
         y: Tensor = self.norm(hidden_states)
         return y
@@ -281,11 +284,11 @@ class DecoderConfig(RotaryConfig):
         if self.num_attention_heads % self.kv_heads:
             yield from divides(self, "num_key_value_heads", into="num_attention_heads")
 
-    def make_layers(self) -> list[Module]:
+    def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
         return [self.layer() for _ in range(self.num_hidden_layers)]
 
-    def layer(self) -> Module:
+    def layer(self) -> CheckpointedLayer:
         """Return one layer, its weights allocated; families say of which parts."""
         raise NotImplementedError
 

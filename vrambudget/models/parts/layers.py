@@ -6,6 +6,7 @@ in memory, and in which order an optimizer makes its states.
 
 from typing import Any
 
+from vrambudget.engine.alike import Layer
 from vrambudget.engine.checkpoint import checkpoint
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
@@ -85,15 +86,17 @@ class Dropout(Module):
         return dropout(x, self.p, training=self.training)
 
 
-class CheckpointedLayer(Module):
+class CheckpointedLayer(Layer):
     """A layer that recomputes itself in backward (transformers' GradientCheckpointingLayer).
 
     Positional arguments are the checkpoint's inputs; keyword arguments ride along in the closure.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    attention_type = "full_attention"  # of a decoder's layer, which knows its own in transformers
+
+    def walk(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, checkpointed if the job says so."""
         if context.options.checkpointing and self.training:
-            call = super().__call__
+            call = super().walk
             return checkpoint(lambda *inputs: call(*inputs, **kwargs), *args)
-        return super().__call__(*args, **kwargs)
+        return super().walk(*args, **kwargs)

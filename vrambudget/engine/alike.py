@@ -1,0 +1,256 @@
+"""Layers that are alike: some are walked, the others are laid down as copies of those.
+
+    walked    the first two, and the last two of each kind
+    laid      those between: forward is a copy of a walked one's below, backward of one's above
+
+What decides is compared: a layer's modules, options and parameters, and what it is called with.
+Then the walked layers on both sides are compared with what was laid down between them, and where
+they differ CannotRepeatError says that the job has to be walked in full.
+
+Not modelled: layers that share tensors which want gradients (T5's position bias), that return more
+than hidden states, or that leave something for others to take (routers' logits); these are walked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vrambudget.engine.autograd import Node, edge_to
+from vrambudget.engine.context import context
+from vrambudget.engine.layer_calls import Call, Like, Moment
+from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
+from vrambudget.engine.module import Module
+from vrambudget.engine.passes import CannotRepeatError
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.tape.events import Storage
+
+_FEWEST = 5  # layers of a stack: of fewer none would be laid down
+_LAST = 2  # layers of a kind whose backward is walked
+_PLAIN = {int, float, str, bool, type(None)}
+_PLACES = {"number", "path", "stack"}  # what a module has of its place in the model
+
+
+class Layer(Module):
+    """One layer of a stack: it takes hidden states first, and returns them alone or first."""
+
+    stack: Stack | None = None
+    number = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, or lay down what it would do."""
+        if self.stack is None:
+            return self.walk(*args, **kwargs)
+        return self.stack.call(self, args, kwargs)
+
+    def walk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`."""
+        return super().__call__(*args, **kwargs)
+
+
+def stack_layers(model: Module) -> None:
+    """Let layers of a model that are alike be laid down from now on."""
+    for module in list(model.modules()):
+        for value in module.__dict__.values():
+            if isinstance(value, list) and len(value) >= _FEWEST:
+                layers = [layer for layer in value if isinstance(layer, Layer)]
+                if len(layers) == len(value):
+                    Stack(layers)
+
+
+class Stack:
+    """The layers of one list."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.parameters: list[list[Parameter]] = []
+        self.kinds: list[int] = []
+        numbers: dict[tuple[object, ...], int] = {}
+        for layer in layers:
+            kind, parameters = list[object](), list[Parameter]()
+            _describe(layer, kind, parameters)
+            self.kinds.append(numbers.setdefault(tuple(kind), len(numbers)))
+            self.parameters.append(parameters)
+        left: Counter[int] = Counter()
+        self.is_last = [False] * len(layers)
+        for number in reversed(range(len(layers))):
+            left[self.kinds[number]] += 1
+            self.is_last[number] = left[self.kinds[number]] <= _LAST
+        every = [id(parameter) for parameters in self.parameters for parameter in parameters]
+        if len(set(every)) == len(every):
+            for number, layer in enumerate(layers):
+                layer.stack, layer.number = self, number
+        self.now = _Pass(self)
+
+    def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Walk a layer, or lay it down."""
+        if layer.number == 0:
+            self.now = _Pass(self)
+        return self.now.call(layer, args, kwargs)
+
+
+class _Pass:
+    """One pass over the layers, forward and later backward."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.is_captured = False
+        self.calls: list[Call] = []
+        self.forward: dict[object, ForwardPart] = {}  # those that were laid down, by key
+        self.backward: dict[object, BackwardPart] = {}
+
+    def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Walk a layer, or lay it down."""
+        x, number = args[0], layer.number
+        key = self._key(layer, args, kwargs)
+        if number != len(self.calls) or key is None:
+            self.calls = []
+            return layer.walk(*args, **kwargs)
+        call = Call(
+            number,
+            key,
+            self.stack.parameters[number],
+            Moment.now(),
+            context.sequence,
+            x.storage.index,
+        )
+        if self.calls:
+            self._ended(self.calls[-1], call.begin)
+        self.calls.append(call)
+        if number and x.node is not None and not self.calls[-2].is_laid:
+            x.node, x.slot = self._boundary(self.calls[-2], x), 0
+        part = self._part_for(call)
+        if part is not None:
+            return self._lay(part, call, x)
+        result = layer.walk(*args, **kwargs)
+        call.is_pair = isinstance(result, tuple)
+        output = result[0] if isinstance(result, tuple) else result
+        if not isinstance(result, tuple) or result[1:] == (None,):
+            call.returned(output)
+        return result
+
+    def _key(
+        self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Return what decides what a call does; None for what must be walked."""
+        x, *others = args
+        tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
+        if layer.number == 0:
+            self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
+        if self.is_captured or any(tensor.requires_grad for tensor in tensors):
+            return None
+        like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
+        given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())
+        return given, like, context.grad_enabled, layer.training
+
+    def _ended(self, call: Call, end: Moment) -> None:
+        """Note that the next layer is called; what was walked must be like what was laid down."""
+        call.end = end
+        used = self.forward.get(call.key)
+        if used is None or call.is_laid or used.call is call:
+            return
+        if not used.same_as(ForwardPart.of(call)):
+            raise CannotRepeatError
+
+    def _part_for(self, call: Call) -> ForwardPart | None:
+        """Return what can be laid down for a call, None where it has to be walked."""
+        if self.stack.is_last[call.number]:
+            return None
+        if call.key not in self.forward:
+            source = next((c for c in self.calls[1:-1] if c.key == call.key), None)
+            part = None if source is None else ForwardPart.of(source)
+            if part is None:
+                return None
+            self.forward[call.key] = part
+        return self.forward[call.key]
+
+    def _lay(self, part: ForwardPart, call: Call, x: Tensor) -> Any:
+        held = x.storage
+        output = part.lay(call, x)
+        if call.has_graph:
+            kept = [s for s in (held, output.storage) if s.index in call.held | call.attributes]
+            output.requires_grad = True
+            output.node = self._laid(call, x, kept)
+        return (output, None) if part.call.is_pair else output
+
+    def _boundary(self, below: Call, x: Tensor) -> Node:
+        """Return a node that notes when the gradient of a walked layer's output is complete."""
+
+        def backward(gradient: Tensor) -> Tensor:
+            self._complete(below, gradient)
+            return gradient
+
+        return _node(x, backward)
+
+    def _laid(self, call: Call, x: Tensor, kept: list[Storage]) -> Node:
+        """Return the node whose backward lays a layer's backward down."""
+
+        def backward(gradient: Tensor) -> Tensor:
+            self._complete(call, gradient)
+            part = self.backward.get(call.key)
+            if part is None:
+                part = self.backward[call.key] = self._backward_part(call.key)
+            return part.lay(call, gradient, kept)
+
+        node = _node(x, backward)
+        node.attributes = kept
+        return node
+
+    def _complete(self, call: Call, gradient: Tensor) -> None:
+        """Note that a gradient is complete; what was walked must be like what was laid down."""
+        call.complete, call.gradient = Moment.now(), Like.of(gradient)
+        if not self.backward:  # nothing is laid down yet
+            return
+        above = self.calls[call.number + 1]
+        used = self.backward.get(above.key)
+        if used is None or above.is_laid or used.call is above or self._is_first(above):
+            return
+        if not used.same_as(BackwardPart.of(above, call)):
+            raise CannotRepeatError
+
+    def _is_first(self, call: Call) -> bool:
+        """Whether it is the first of its kind: with it dies what all of them share."""
+        return all(other.key[0] != call.key[0] for other in self.calls[: call.number])
+
+    def _backward_part(self, key: object) -> BackwardPart:
+        for below, call in zip(self.calls, self.calls[1:], strict=False):
+            if call.key == key and not call.is_laid and call.complete and below.complete:
+                return BackwardPart.of(call, below)
+        raise CannotRepeatError
+
+
+def _node(x: Tensor, backward: Callable[[Tensor], Tensor]) -> Node:
+    node = Node("layer", context.sequence, [edge_to(x)], (), backward)
+    context.sequence += 1
+    return node
+
+
+def _describe(value: Any, kind: list[object], parameters: list[Parameter]) -> None:
+    """Add to `kind` what is equal for layers that are alike, and a layer's parameters."""
+    of = value.__class__
+    if of in _PLAIN:
+        kind.append(value)
+    elif isinstance(value, Tensor):
+        kind += value.shape, value.dtype, value.requires_grad
+        if isinstance(value, Parameter):
+            parameters.append(value)
+    elif isinstance(value, Module):
+        kind.append(of)
+        for name, item in value.__dict__.items():
+            if name not in _PLACES:
+                kind.append(name)
+                _describe(item, kind, parameters)
+    elif of in (list, tuple, dict):
+        kind.append(tuple(value) if of is dict else len(value))
+        for item in value.values() if of is dict else value:
+            _describe(item, kind, parameters)
+    else:
+        kind.append(context.tape.sizes[value.index] if of is Storage else id(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
