@@ -7,6 +7,7 @@ import pytest
 
 from vrambudget.config import Card, Job, card_names, load_card, load_config
 from vrambudget.config.cards import cards_folder, read_card
+from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import config_class, model_types
 
@@ -125,3 +126,25 @@ def test_the_parts_of_every_card_come_in_the_same_order():
     for file in cards_folder().glob("*.toml"):
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
         assert list(tables) == [field for field in Card.model_fields if field in tables], file.name
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("llama3.1-8b", "llama-3.1-8b"),
+        ("Llama_3.1_8B_Instruct", "llama-3.1-8b"),
+        ("mistral-7b", "mistral-7b-v0.1"),
+        ("mistral-7b-instruct", "mistral-7b-v0.1"),
+        ("gemma2-9b-it", "gemma-2-9b"),
+        ("Qwen2.5_0.5B", "qwen2.5-0.5b"),
+        ("BERT-base-uncased", "bert-base-uncased"),
+    ],
+)
+def test_a_name_in_another_spelling_finds_its_card(name, card):
+    assert find_model(name).name == card
+
+
+@pytest.mark.parametrize("name", ["llama", "instruct", "it", "v", "-", "llama-3.1-9b"])
+def test_a_name_that_is_no_models_finds_no_card(name):
+    with pytest.raises(VramBudgetError, match="there is no model"):
+        find_model(name)

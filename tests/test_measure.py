@@ -131,8 +131,8 @@ def test_a_named_model_runs_as_its_configuration():
     assert runnable({"model": "gpt2", "batch": 1})["model"]["model_type"] == "gpt2"
     assert runnable({"model": "nanogpt"}) == {"model": "nanogpt"}
     assert runnable({"model": TINY}) == {"model": TINY}
-    with pytest.raises(VramBudgetError, match="gpt-2"):
-        runnable({"model": "gpt-2"})
+    with pytest.raises(VramBudgetError, match="gpt-3"):
+        runnable({"model": "gpt-3"})
 
 
 def test_a_record_keeps_the_job_and_forgets_its_last_run():

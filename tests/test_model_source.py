@@ -149,7 +149,7 @@ def test_a_file_that_may_not_be_read_is_said_to(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("gpt-2", "did you mean 'gpt2'"), ("xyzzy", "`vrambudget models` lists"), ("", "hub id")],
+    [("gtp2", "did you mean 'gpt2'"), ("xyzzy", "`vrambudget models` lists"), ("", "hub id")],
 )
 def test_a_name_that_is_nothing_gets_the_nearest_cards_and_the_other_ways(name, hint):
     error = refused(name)

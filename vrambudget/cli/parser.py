@@ -1,11 +1,12 @@
 """From words to a command's arguments, importing that command's module alone."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import NoReturn
 
 from vrambudget import __version__
+from vrambudget.cli.spellings import translated
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 DEFAULT = "estimate"
@@ -28,12 +29,17 @@ COMMANDS = {
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are ours: two lines, exit code 2, the nearest option named."""
 
+    @property
+    def option_strings(self) -> Collection[str]:
+        """Every spelling of an option."""
+        return self._option_string_actions.keys()
+
     def error(self, message: str) -> NoReturn:
         """Raise VramBudgetError."""
         near = None
         if message.startswith("unrecognized arguments: "):
             word = message.split()[2].partition("=")[0]
-            near = did_you_mean(word, self._option_string_actions)
+            near = did_you_mean(word, self.option_strings)
         prog = self.prog.removesuffix(f" {DEFAULT}")
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
         raise VramBudgetError(message, hint=near or f"`{prog} --help` shows what there is")
@@ -53,7 +59,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
     import_module(COMMANDS[name][0]).add_parser(subparsers)
     command = subparsers.choices[name]
-    return command.parse_args(words)
+    return command.parse_args(translated(words, command.option_strings))
 
 
 def overview() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ counts them once; the head that it counts is the one of the job's task.
 Not modelled: revisions of a repository; a card is what its main branch held.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -30,6 +31,7 @@ from vrambudget.config.settings import Names, Settings
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
+_TUNED = re.compile("(instruct|chat|it|hf|base)$")
 
 
 def _nulls(table: Any) -> Any:
@@ -71,13 +73,35 @@ def card_names() -> list[str]:
     return sorted(path.stem for path in cards_folder().glob("*.toml"))
 
 
+def card_name(name: str) -> str | None:
+    """Return the card that a name means, None where it means none.
+
+    Case, hyphens, dots and underscores do not matter ("Llama3.1_8B"); a name without its version is
+    the first version's ("mistral-7b"); chat and instruct models are as large as their base models.
+    """
+    names = {_plain(known): known for known in card_names()}
+    wanted = _plain(name)
+    for plain in (wanted, _TUNED.sub("", wanted)):
+        if plain in names:
+            return names[plain]
+        versions = sorted(known for known in names if re.fullmatch(rf"{plain}v\d+", known))
+        if plain and versions:
+            return names[versions[0]]
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def load_card(name: str) -> Card:
-    """Return a card by name, in any case. Raises VramBudgetError for a name that is no card's."""
-    if (wanted := name.lower()) not in card_names():
+    """Return a card by name. Raises VramBudgetError for a name that is no card's."""
+    found = card_name(name)
+    if found is None:
         raise VramBudgetError(
-            f"there is no model card {name!r}", hint=did_you_mean(wanted, card_names())
+            f"there is no model card {name!r}", hint=did_you_mean(name.lower(), card_names())
         )
-    return read_card(cards_folder() / f"{wanted}.toml")
+    return read_card(cards_folder() / f"{found}.toml")
 
 
 def read_card(path: Path) -> Card:

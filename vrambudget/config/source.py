@@ -1,8 +1,8 @@
 """Where a model's configuration comes from: a card, a path, a repository of the hub, or a dict.
 
-A name is looked up in this order: a card's name; a path that exists; the hub repository of a card;
-a repository of the hub, from the local cache, else downloaded. A folder that is called like a card
-is reached as `./gpt2`.
+A name is looked up in this order: a card's name; a path that exists; another spelling of a card's
+name; the hub repository of a card; a repository of the hub, from the local cache, else downloaded.
+A folder that is called like a card is reached as `./gpt2`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import Card, card_names, card_of_repository, load_card
+from vrambudget.config.cards import Card, card_name, card_names, card_of_repository, load_card
 from vrambudget.config.config_file import read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.settings import show
@@ -52,6 +52,8 @@ def _from_name(name: str) -> FoundModel:
         return _from_card(load_card(name))
     if _is_path(name):
         return _from_path(home_of(Path(name)))
+    if "/" not in name and card_name(name):
+        return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
     near = did_you_mean(name.lower(), card_names())
