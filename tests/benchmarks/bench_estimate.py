@@ -1,7 +1,7 @@
 """How long an estimate takes, and the whole command: `python tests/benchmarks/bench_estimate.py`.
 
 Machines are noisy: every number is the best of several runs, and what is compared runs in turn. The
-yardstick for the command is what two common packages take to import, which vrambudget needs not.
+yardstick for the command is the import of the two packages that vrambudget stands on.
 """
 
 import resource
