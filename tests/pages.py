@@ -1,12 +1,14 @@
 """The documentation as the tests read it: commands, outputs, Python blocks, links, paths.
 
-`PYTHONPATH=. python tests/pages.py` rewrites every marked output, where outputs change on purpose.
+`PYTHONPATH=. python tests/pages.py [PAGE ...]` rewrites the marked outputs of all or of these
+pages, where they change on purpose.
 """
 
 import contextlib
 import io
 import re
 import shlex
+import sys
 from pathlib import Path
 
 from vrambudget.cli import main
@@ -83,7 +85,7 @@ def printed(command: str) -> str:
 if __name__ == "__main__":
     import conftest  # noqa: F401 - the baseline's versions
 
-    for each in PAGES:
+    for each in map(Path, sys.argv[1:]) if sys.argv[1:] else PAGES:
         each.write_text(
             OUTPUT.sub(
                 lambda found: found[1] + printed(found["command"]) + found[4], text_of(each)

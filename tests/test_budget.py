@@ -64,7 +64,7 @@ def _with(part, **changes):
         (_with("device", peak_bytes=1), "reserved"),
         (_with("device", headroom_bytes=1), "headroom"),
         (_with("device", fits=False), "one of them"),
-        (replace(on_card(SMALL), device=None), "no card"),
+        (replace(on_card(SMALL), device=None), "no GPU"),
         (replace(budget(), steps=budget().steps[:1]), "no step"),
         (replace(budget(), steps=budget().steps[::-1]), "last step"),
     ],
@@ -81,10 +81,10 @@ def _edited(**changes):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[]", "no JSON object"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a JSON object"),
         ("{}", "schema is None"),
         (_edited(schema=2), "schema is 2"),
         (_edited(peak={}), "peak.requested_bytes: Field required"),

@@ -101,7 +101,7 @@ def test_a_card_reads_null_as_none(tmp_path):
         ("parameters = 1", "parametres = 1", "parametres is not known"),
         ('model_type = "toy"', "", "config.model_type is missing"),
         ("clip = 1.0", "clip = -1.0", "[job]: clip is -1.0; it should be greater than 0"),
-        ("clip = 1.0", "clip 1.0", "this is no TOML"),
+        ("clip = 1.0", "clip 1.0", "this is not TOML"),
     ],
 )
 def test_a_broken_card_is_named_with_its_mistake(tmp_path, right, wrong, words):

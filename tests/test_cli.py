@@ -155,7 +155,7 @@ def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_pa
         (["gpt2", "--batch", "x"], "invalid int value: 'x'", "--help"),
         (["gpt2", "--batch", "1.5"], "invalid int value", "--help"),
         (["gpt2", "--batch", "9" * 30], "batch is", ""),
-        (["gpt2", "--batch", "2147483648"], "more than 64.00 TiB is no job", "a slip in batch"),
+        (["gpt2", "--batch", "2147483648"], "more than 64.00 TiB is no job", "for a slip"),
         (["gpt2", "--clip", "nan"], "clip is nan", ""),
         (["gpt2", "--dropout", "1"], "dropout is 1.0", ""),
         (["gpt2", "--block", "2048"], "positions for 1024", "--block 1024"),

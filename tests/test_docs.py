@@ -5,7 +5,9 @@ are parsed. Marked outputs are what the commands print. Links, paths and Python 
 """
 
 import ast
+import re
 import shlex
+import tomllib
 
 import pages
 import pytest
@@ -120,6 +122,13 @@ def test_every_option_of_a_job_is_documented():
     text = pages.text_of(pages.ROOT / "docs" / "commands.md")
     options = {action.option_strings[0] for action in parser._actions}  # noqa: SLF001
     assert [option for option in sorted(options - {"-h"}) if f"`{option}" not in text] == []
+
+
+def test_the_readme_names_the_dependencies():
+    project = tomllib.loads(pages.text_of(pages.ROOT / "pyproject.toml"))["project"]
+    names = [re.split(r"[^\w-]", dependency)[0] for dependency in project["dependencies"]]
+    text = " ".join(pages.text_of(pages.ROOT / "README.md").split())
+    assert f"It depends on {' and '.join(names)}." in text
 
 
 def test_the_readme_stays_short():

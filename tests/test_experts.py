@@ -47,7 +47,7 @@ def test_every_token_goes_to_its_experts(routing, tokens, top_k, experts):
 
 def test_grouped_products_do_not_care_about_routing():
     assert peak(routing="worst") == peak(routing="uniform")
-    assert "decides no memory" in warnings()
+    assert "does not matter" in warnings()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
@@ -65,8 +65,8 @@ def test_wide_experts_take_more_where_all_tokens_go_to_the_same_few():
     # an expert gets 1024 rows instead of 256; a row is gate, up, act(gate) and their product
     more = (1024 - 256) * 4 * 4096 * 2
     assert worst.peak.allocated_bytes - even.peak.allocated_bytes == pytest.approx(more, rel=0.1)
-    assert "counted is the first" in even.warnings[-1]
-    assert "counted is the worse" in worst.warnings[-1]
+    assert "the first is counted" in even.warnings[-1]
+    assert "the larger is counted" in worst.warnings[-1]
 
 
 def test_lora_on_all_linear_layers_reaches_experts_and_routers():

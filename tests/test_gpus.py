@@ -171,7 +171,7 @@ def test_auto_knows_the_kernels_of_a_card_outside_the_table(monkeypatch):
 
 def test_auto_without_the_library_or_a_driver_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(VramBudgetError, match="nvidia-ml-py is not installed"):
+    with pytest.raises(VramBudgetError, match="nvidia-ml-py, which is not installed"):
         find_gpu("auto")
     monkeypatch.setitem(sys.modules, "pynvml", _driver("", 0, broken=True))
     with pytest.raises(VramBudgetError, match="Driver Not Loaded"):

@@ -104,7 +104,7 @@ def test_what_was_measured_is_logged_and_kept(model, tmp_path, caplog):
 
 def test_sequences_of_several_lengths_need_a_block(model, tmp_path):
     data = rows([8, 8, 16, 16, 8, 8, 16, 16])
-    with pytest.raises(VramBudgetError, match="not of one length"):
+    with pytest.raises(VramBudgetError, match="do not all have one length"):
         train(model, vrambudget.VramBudgetCallback(gpu="12GB"), tmp_path, data)
     callback = vrambudget.VramBudgetCallback(gpu="12GB", block=16)
     callback.on_train_begin(_arguments(), None, None, model=model)

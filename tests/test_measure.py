@@ -188,17 +188,20 @@ def test_the_machine_s_own_part_is_what_lies_outside_pytorch_s_segments(tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["measure"], "name a model, or a file of jobs"),
-        (["measure", "gpt2", "--jobs", "x.jsonl"], "one of them"),
+        (["measure"], "name either a model or"),
+        (["measure", "gpt2", "--jobs", "x.jsonl"], "either a model or"),
         (["measure", "--jobs", "no-such-file.jsonl"], "cannot read the records"),
-        (["rehearse"], "one of them"),
-        (["rehearse", "gpt2"], "name the card"),
-        (["rehearse", "gpt2", "--gpu", "t4", "--", "train.py"], "one of them"),
-        (["rehearse", "gpt2", "--gpu", "t4", "--ranks", "2"], "--ranks is of a command"),
+        (["rehearse"], "name one of"),
+        (["rehearse", "gpt2"], "name the GPU"),
+        (["rehearse", "gpt2", "--gpu", "t4", "--", "train.py"], "name one of"),
+        (["rehearse", "gpt2", "--gpu", "t4", "--ranks", "2"], "--ranks needs a command"),
         (["rehearse", "train.py", "--gpu", "t4"], "train.py is a script"),
-        (["rehearse", "--gpu", "t4", "python", "train.py"], "what is 'train.py' here?"),
-        (["rehearse", "--gpu", "t4", "--batch", "8", "--", "train.py"], "--batch is of a model"),
-        (["rehearse", "--jobs", "x.jsonl", "--batch", "8"], "exclude each other"),
+        (["rehearse", "--gpu", "t4", "python", "train.py"], "unexpected argument 'train.py'"),
+        (
+            ["rehearse", "--gpu", "t4", "--batch", "8", "--", "train.py"],
+            "--batch is an option for a model",
+        ),
+        (["rehearse", "--jobs", "x.jsonl", "--batch", "8"], "cannot be combined"),
         (["rehearse", "--gpu", "t4", "--"], "nothing to rehearse"),
         (["rehearse", "gpt2", "--gpu", "t4", "--bacth", "8"], "unrecognized arguments: --bacth"),
         (["rehearse", "--gpu", "t4", "--", "torchrun", "train.py"], "--ranks 8 -- python"),
@@ -240,7 +243,7 @@ def test_a_file_of_jobs_is_rehearsed_into_records_that_validate_reads(
     monkeypatch.setattr(rehearse_command, "rehearse_job", rehearsed)
     out = tmp_path / "records.jsonl"
     assert main(["rehearse", "--jobs", str(jobs), "-o", str(out)]) == 2  # the other has no card
-    assert "two: error: name the card" in capsys.readouterr().err
+    assert "two: error: name the GPU" in capsys.readouterr().err
     assert main(["rehearse", "--jobs", str(jobs), "--gpu", "11.69GiB", "-o", str(out)]) == 0
     records = read_records(out)
     assert [(r["id"], r["source"]) for r in records] == [

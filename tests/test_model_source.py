@@ -70,7 +70,7 @@ def test_a_folder_called_like_a_card_is_reached_by_its_path(monkeypatch, tmp_pat
 
 def test_a_dict_is_a_configuration():
     assert find_model(TOY).name == "toy"
-    assert refused({1: 2}).message == "a configuration's keys are text"
+    assert refused({1: 2}).message == "the keys of a configuration should be text"
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):
@@ -164,7 +164,7 @@ def test_a_name_that_can_be_no_file_is_no_model(name):
 
 
 def test_a_model_is_not_a_number():
-    assert "a name, a path or a dict, and not 7" in refused(7).message
+    assert "a name, a path or a dict, not 7" in refused(7).message
 
 
 def test_a_repository_is_read_from_the_local_cache(no_hub):

@@ -38,8 +38,8 @@ def test_a_mask_of_ones_is_looked_at_and_left_out(model):
     ("fields", "words"),
     [
         ({"rows": "padded", "attention_mask": "ones"}, "attention_mask is 'ones'; rows with"),
-        ({"rows": "full", "attention_mask": "padding"}, "which full rows have none of"),
-        ({"rows": "padded", "causal_mask": "skipped"}, "cannot go without"),
+        ({"rows": "full", "attention_mask": "padding"}, "full rows have none"),
+        ({"rows": "padded", "causal_mask": "skipped"}, "need the mask"),
     ],
 )
 def test_rows_and_masks_that_contradict_each_other_are_refused(fields, words):

@@ -206,7 +206,7 @@ def _reentrant():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (_changed_by_hand, "not those that its configuration makes"),
+        (_changed_by_hand, "not those of its configuration"),
         (_mixed, "torch.bfloat16 and torch.float32"),
         (_reentrant, "use_reentrant=True"),
         (lambda: torch.nn.Linear(2, 2), "no model of transformers"),
@@ -253,7 +253,7 @@ def test_strict_raises_with_the_budget():
 
 def test_strict_needs_a_card(monkeypatch):
     monkeypatch.setattr("vrambudget.integrations.preflight.card_now", lambda *_: (None, ()))
-    with pytest.raises(VramBudgetError, match="needs a card"):
+    with pytest.raises(VramBudgetError, match="needs a GPU"):
         vrambudget.preflight(live(), strict=True)
     assert vrambudget.preflight(live(), block=8).device is None
 
@@ -284,7 +284,7 @@ def test_the_card_gives_what_is_free_and_what_the_job_has_there_already(monkeypa
     room = 10 * 2**30 + 2**30 - others
     assert card.capacity_bytes - card.context_bytes == room
     assert card.compute_capability == (8, 6)
-    assert notes == ("512.00 MiB of other tensors lie on the card",)
+    assert notes == ("512.00 MiB of other tensors are on the GPU",)
 
 
 def test_shortest_names_freeze_all_and_nothing_else():

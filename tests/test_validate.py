@@ -159,7 +159,7 @@ def test_estimate_rehearsal_and_measurement_of_a_job_stand_side_by_side(tmp_path
     assert main(["validate", str(file), "--by", "job"]) == 0
     assert capsys.readouterr().out.splitlines()[3].split()[-2] == "-"
     assert main(["validate", str(file), "--by", "job", "--by", "card"]) == 2
-    assert "stands alone" in capsys.readouterr().err
+    assert "cannot be combined with another --by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--format", "csv"], ["--by", "card"], ["--by", "job"]])
@@ -198,12 +198,12 @@ def test_a_target_s_length_is_read_by_either_name():
     [
         (b"", "no records"),
         (b"\n\n", "no records"),
-        (b"{", "no JSON"),
-        (b"[]", "no JSON object"),
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
         (b"{}", "has no `measured`"),
         (b'{"measured": 3}', "has no `measured`"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"[" * 100_000, "no JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b'{"measured": {}, "batch": 1, "batch": 2}', "the key 'batch' is there twice"),
     ],
 )

@@ -3,8 +3,8 @@
     budget = vrambudget.estimate("gpt2", batch=8, block=1024, gpu="12GB")
     budget.fits, budget.peak.allocated_bytes, budget.breakdown
 
-Names are looked up when they are used: importing the package costs nothing, and never torch. No
-module has a public function's name, which it would hide once it is imported.
+Names are imported when they are used: importing the package costs nothing, and never imports torch.
+No module has the name of a public function, which it would hide once imported.
 """
 
 from importlib import import_module

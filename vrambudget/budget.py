@@ -1,8 +1,8 @@
-"""A budget: what a job takes at its worst moment, and whether a card holds it. Plain, frozen data.
+"""A budget: what a job takes at its peak, and whether it fits on a GPU. Plain, frozen data.
 
-Every report is a function of a `Budget`; saved JSON is one. All sizes are bytes. `peak` and
-`breakdown` are those of a card that is large enough; `out_of_memory` is what happens on the given
-one. What always holds is in `Budget.check`.
+Every report is a function of a `Budget`, which can be saved as JSON. All sizes are bytes. `peak`
+and `breakdown` are those on a GPU that is large enough; `out_of_memory` is what happens on the
+given one. `Budget.check` has the invariants.
 
 The JSON is the dataclass, field for field, under `"schema": 1`.
 """
@@ -18,15 +18,15 @@ from vrambudget.json_text import read_json
 SCHEMA: Final = 1
 
 BLOCK_ROUNDING: Final = "block rounding"
-"""The allocator's share of the peak: blocks are multiples of 512 bytes, some are handed out whole.
+"""The allocator's share of the peak: blocks are multiples of 512 bytes, and some are not split.
 
-It is the one part of a breakdown that is not a tape's purpose.
+It is the only part of a breakdown that is not a purpose on the tape.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How many parameters a model has, what is shared counted once."""
+    """How many parameters a model has; shared ones count once."""
 
     total: int
     trainable: int
@@ -34,7 +34,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The highest each counter comes to, and when allocated bytes are at their highest."""
+    """The maximum of each counter, and when allocated bytes reach theirs."""
 
     requested_bytes: int  # as tensors ask
     allocated_bytes: int  # torch.cuda.max_memory_allocated()
@@ -56,19 +56,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A card and what the job leaves of it: peak = reserved + CUDA context."""
+    """A GPU and what the job leaves of it: peak = reserved + CUDA context."""
 
     name: str
     capacity_bytes: int
     context_bytes: int
     peak_bytes: int
-    headroom_bytes: int  # capacity - peak: negative where the peak is above the card
+    headroom_bytes: int  # capacity - peak: negative where the peak is above the GPU
     fits: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Where the given card is full: the request that fails, with what is allocated by then."""
+    """Where the given GPU is full: the request that fails, with what is allocated by then."""
 
     step: int
     phase: str
@@ -94,7 +94,7 @@ class Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether the job runs on its card; True where no card was named."""
+        """Whether the job runs on its GPU; True if no GPU was named."""
         return self.device is None or self.device.fits
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Budget:
         return render(self)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         from vrambudget.report.notebook import budget_html  # noqa: PLC0415 - upwards, too
 
         return budget_html(self)
@@ -114,7 +114,7 @@ class Budget:
         printer.text(str(self))
 
     def check(self) -> "Budget":
-        """Return self. Raises AssertionError where a number contradicts another."""
+        """Return self. Raises AssertionError if two numbers contradict each other."""
         for problem in self._contradictions():
             raise AssertionError(problem)
         return self
@@ -140,7 +140,7 @@ class Budget:
                 and a.peak_reserved_bytes <= b.peak_reserved_bytes
                 for a, b in zip(self.steps, self.steps[1:], strict=False)
             ),
-            "out of memory on no card": device is not None or self.out_of_memory is None,
+            "out of memory on no GPU": device is not None or self.out_of_memory is None,
         }
         if device is not None:
             context = device.context_bytes
@@ -172,7 +172,7 @@ class Budget:
         values = _read_object(text, where)
         if (schema := values.pop("schema", None)) != SCHEMA:
             raise VramBudgetError(
-                f"this is no saved budget: schema is {schema!r}, expected {SCHEMA}",
+                f"this is not a saved budget: schema is {schema!r}, expected {SCHEMA}",
                 where=where,
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
@@ -194,7 +194,7 @@ def _read_object(text: str | bytes, where: str | None) -> dict[str, Any]:
         error.where = where
         raise
     except (ValueError, RecursionError) as error:
-        raise VramBudgetError(f"this is no JSON: {error}", where=where) from None
+        raise VramBudgetError(f"this is not JSON: {error}", where=where) from None
     if not isinstance(values, dict):
-        raise VramBudgetError("this is no JSON object, so no saved budget", where=where)
+        raise VramBudgetError("this is not a JSON object, so not a saved budget", where=where)
     return values

@@ -1,10 +1,10 @@
-"""Estimate, rehearsal and measurement of one job, side by side; and where they part.
+"""Compare the estimate, the rehearsal and the measurement of one job, and find where they differ.
 
-`first_difference` walks two lists of allocations, those of a tape and the events of a rehearsal,
-and stops at the first allocation that differs in size, or before which more or less is alive. It
-is how a new architecture is brought to the byte: the rule that explains the difference is missing.
+`first_difference` compares two lists of allocations, those of a tape and those of a rehearsal, and
+stops at the first that differs in size, or before which more or less is alive. It is how a new
+architecture becomes exact: the rule that explains the difference is missing.
 
-The order of frees between two allocations does not matter: it leaves the allocator the same.
+The order of frees between two allocations does not matter: the allocator ends in the same state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from vrambudget.tape.events import Tape
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One allocation, and what was freed since the one before. Bytes as asked for."""
+    """One allocation, in requested bytes, and what was freed since the one before."""
 
     bytes: int
     label: str  # phase, operation and where
@@ -80,7 +80,7 @@ def _grouped(events: Iterable[tuple[bool, int, str]]) -> list[Allocation]:
 
 
 def first_difference(ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> Difference | None:
-    """Return where the lists part, None where they agree to the end of `ours`."""
+    """Return the first difference, or None if the lists agree to the end of `ours`."""
     alive = [0, 0]
     for index, mine in enumerate(ours):
         other = theirs[index] if index < len(theirs) else None

@@ -1,12 +1,12 @@
 """The one kind of error that users see: what came, what was expected, where, and what to type.
 
-Every mistake of the user is a `VramBudgetError`; the command line prints it as
+Every mistake in the input is a `VramBudgetError`; the command line prints it as
 
     error: num_key_value_heads is 6, which does not divide num_attention_heads = 32
       in   my-llama/config.json
       tip: grouped-query attention needs a divisor of 32, for example 8
 
-and exits with 2. Anything else that escapes is a bug of ours.
+and exits with 2. Any other exception that escapes is a bug.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 
 class VramBudgetError(ValueError):
-    """A mistake that its user can mend; `where` names file or option, `hint` what to do next."""
+    """A mistake that the user can fix; `where` names a file or option, `hint` what to do next."""
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -40,8 +40,8 @@ class TooLargeError(VramBudgetError):
         super().__init__(message, hint=hint or usual)
 
 
-class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, said as users say it
-    """A job does not fit on its card; `budget` says by how much."""
+class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, in the user's words
+    """A job does not fit on its GPU; `budget` says by how much."""
 
     def __init__(self, message: str, *, budget: object, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -49,7 +49,7 @@ class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, said as users say 
 
 
 class NotModelledError(VramBudgetError):
-    """Something real that this program has no rules for: an estimate would be a guess."""
+    """Something that has no rules here: an estimate would be a guess."""
 
 
 LINES = "\n"
@@ -63,6 +63,6 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return "did you mean 'gpt2'?" with the nearest known words, or None where none is near."""
+    """Return "did you mean 'gpt2'?" with the nearest known words, or None if none is near."""
     near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else None

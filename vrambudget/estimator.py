@@ -1,4 +1,4 @@
-"""`estimate`: a model, a job and a card in, a `Budget` out.
+"""`estimate`: a model, a job and a GPU in, a `Budget` out.
 
 config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 """
@@ -35,12 +35,12 @@ from vrambudget.tape.replay import Replay, replay, replay_on
 from vrambudget.units import format_bytes
 
 DEFAULT_GPU = "a100-80gb"
-"""The card whose kernels and workspaces are taken where none is named."""
+"""The GPU whose kernels and workspaces are used if none is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is to be estimated, resolved: a model, a job and a card (None: any, large enough)."""
+    """What to estimate, resolved: a model, a job and a GPU (None: any that is large enough)."""
 
     model: str
     config: ModelConfig
@@ -50,7 +50,7 @@ class Scenario:
 
     @property
     def platform(self) -> engine.Platform:
-        """What of the card and of torch decides kernels, workspaces and addresses."""
+        """What of the GPU and of torch decides kernels, workspaces and addresses."""
         gpu = self.gpu or find_gpu(DEFAULT_GPU)
         torch = followed_version(self.job.torch, CHECKED["torch"])
         cuda = followed_version(cuda_of(self.job.torch), CHECKED_CUDA)
@@ -65,7 +65,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A scenario followed to its end: what a picture of it needs."""
+    """A scenario that was simulated, with what a picture of it needs."""
 
     scenario: Scenario
     tape: Tape
@@ -74,7 +74,7 @@ class Followed:
 
     @property
     def room_bytes(self) -> int | None:
-        """What the card has for PyTorch, None without a card."""
+        """What the GPU has for PyTorch, None without a GPU."""
         gpu = self.scenario.gpu
         return gpu.room_bytes if gpu else None
 
@@ -82,7 +82,7 @@ class Followed:
 def estimate(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
     """Return what a job takes; `fields` are those of `Job`.
 
-    Raises VramBudgetError for a model, a field or a card that makes no sense.
+    Raises VramBudgetError for a model, a field or a GPU that makes no sense.
     """
     return estimate_scenario(resolve(model, gpu=gpu, **fields))
 
@@ -144,7 +144,7 @@ def _on_card(
     peak_bytes = replayed.peak.reserved_bytes + gpu.context_bytes
     headroom_bytes = gpu.capacity_bytes - peak_bytes
     out_of_memory = None
-    if headroom_bytes < 0:  # the cache is larger than the card: it may still do with less
+    if headroom_bytes < 0:  # the cache is larger than the GPU: it may still do with less
         out_of_memory = replay_on(recording.tape, gpu.room_bytes)
     device = Device(
         name=gpu.name,
@@ -169,19 +169,19 @@ def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
     """Yield what bitsandbytes does besides what is counted."""
     if recording.paged_bytes:
         yield (
-            f"paged optimizer states, {format_bytes(recording.paged_bytes)}, lie in managed memory"
-            " and leave the card when it is full: not counted"
+            f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"
+            " and leave the GPU when it is full: not counted"
         )
     job = scenario.job
     if job.quant is not None and job.batch * (job.block or 1) <= MAY_MULTIPLY_PACKED:
         yield (
-            "for so few tokens bitsandbytes may multiply 4-bit weights as they are: counted as"
-            " dequantised in every product"
+            "with so few tokens bitsandbytes may multiply 4-bit weights without dequantising them:"
+            " counted as dequantised in every product"
         )
 
 
 def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
-    """Yield what the estimate takes for granted and a user may know better."""
+    """Yield what the estimate assumes and a user may know better."""
     job = scenario.job
     if scenario.gpu is None:
         name = find_gpu(DEFAULT_GPU).name
@@ -190,8 +190,8 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
         yield scenario.gpu.assumed
     if job.attention == "sdpa" and prefers_cudnn(scenario.platform) and job.precision != "fp32":
         yield (
-            "this card takes cuDNN's attention kernel: counted as the flash kernel, which"
-            " TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
+            "on this GPU PyTorch uses cuDNN's attention kernel: counted as the flash kernel,"
+            " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
         )
 
     if scenario.config.has_experts:
@@ -199,16 +199,16 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
 
 
 def _of_experts(scenario: Scenario, counted: Replay) -> str:
-    """Say how tokens are taken to spread over experts, and what it comes to otherwise."""
+    """Say how tokens are assumed to spread over experts, and what other spreads take."""
     if not routing_decides(scenario.config, scenario.job):
-        return "experts run as grouped products: how tokens spread over them decides no memory"
+        return "experts run as grouped products: how tokens spread over them does not matter"
     even, collapsed = (_routed_peak(scenario, routing, counted) for routing in ROUTINGS)
     if even == collapsed:
         return f"experts one by one: {format_bytes(even)}, however tokens spread over them"
     return (
         f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
         f" {format_bytes(collapsed)} if all go to the same few;"
-        f" counted is {'the worse' if scenario.job.routing == 'worst' else 'the first'}"
+        f" {'the larger' if scenario.job.routing == 'worst' else 'the first'} is counted"
     )
 
 

@@ -1,8 +1,8 @@
-"""Bytes in and bytes out: the only place that knows what a KiB is.
+"""Reading and printing sizes: the only module that knows what a KiB is.
 
-Inside the program a size is an `int` of bytes. Sizes print in binary units (1 GiB = 2**30 bytes),
-as PyTorch and the driver print them. `parse_bytes` reads both kinds exactly: "11.69GiB" is
-11.69 * 2**30, "12GB" is 12 * 10**9. (What a card *sold* as 12 GB holds is `config.gpus`' business.)
+In the program a size is an `int` of bytes. Sizes print in binary units (1 GiB = 2**30 bytes), as
+PyTorch and the driver print them. `parse_bytes` reads both kinds exactly: "11.69GiB" is
+11.69 * 2**30, "12GB" is 12 * 10**9. (What a GPU *sold* as 12 GB has is in `config.gpus`.)
 """
 
 import re
@@ -20,7 +20,7 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that `text` names, rounded down. Raises VramBudgetError for no size."""
+    """Return the bytes that `text` names, rounded down. Raises VramBudgetError if it is no size."""
     match = _SIZE.fullmatch(text)
     whole, decimals, unit = match.groups(default="") if match else ("", "", "")
     factor = _FACTORS.get(unit.lower())
@@ -34,7 +34,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(n: int, unit: str | None = None) -> str:
-    """Return `n` bytes as people read them: "11.69 GiB", "-1.50 MiB", "512 B"."""
+    """Return `n` bytes as text: "11.69 GiB", "-1.50 MiB", "512 B"."""
     if unit is None:
         unit = unit_for(n)
     if unit == "B":

@@ -1,17 +1,17 @@
-"""Hold predictions against measured records: how far off, how often exact, what can't be modelled.
+"""Compare predictions with measured records: how large the errors are, and how often there is none.
 
-A record is a line of JSON: a job's fields, `model` (a card's name or a configuration), `card` (the
-GPU), `source` ("virtual" or "real"), `versions`, and `measured`, bytes as PyTorch's counters showed
-them. tests/records/reference.jsonl holds forty-five.
+A record is a line of JSON: a job's fields, `model` (a model card's name or a configuration), `card`
+(the GPU), `source` ("virtual" or "real"), `versions`, and `measured`: bytes as PyTorch's counters
+showed them. tests/records/reference.jsonl holds forty-five.
 
     error   (predicted - measured) / measured, for requested, allocated and reserved peaks
     course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`), where it is
-            farthest off
+            largest
 
-A record that ran out of memory is held against whether that was foreseen.
+For a record that ran out of memory, the question is whether that was predicted.
 
-Not modelled: predictions are those of a card that is large enough; where the card was so small that
-a measured job's cache was given back, reserved is over-estimated.
+Not modelled: predictions are for a GPU that is large enough; if the GPU was so small that PyTorch
+returned cached segments during the measured job, reserved is over-estimated.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ COUNTERS = (*PEAKS, "course")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One record: predicted and measured bytes by counter, or why there is no comparison."""
+    """One record: predicted and measured bytes by counter, or why they cannot be compared."""
 
     id: str
     source: str
@@ -48,7 +48,7 @@ class Check:
     problem: str | None = None
     ran_out_of_memory: bool = False
     foreseen: bool = False  # that it would
-    kinds: Mapping[str, str] = field(default_factory=dict)  # family, method, card, source
+    kinds: Mapping[str, str] = field(default_factory=dict)  # family, method, GPU, source
 
     def error(self, counter: str) -> float | None:
         """Return (predicted - measured) / measured, None where one is missing."""
@@ -59,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How the errors of one counter lie; shares are of the records that have it."""
+    """How the errors of one counter are distributed; shares are of the records that have it."""
 
     counter: str
     records: int
@@ -70,7 +70,7 @@ class Summary:
 
 
 def validate(records: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
-    """Yield a check for every record; one that cannot be checked says why."""
+    """Yield a check for every record, with the reason if it cannot be compared."""
     for record in records:
         name, source = str(record.get("id", "no id")), str(record.get("source", "unknown"))
         try:
@@ -132,7 +132,7 @@ class Beside:
 
 
 def side_by_side(checks: Sequence[Check]) -> list[Beside]:
-    """Return a row for each job: the records of one job, card and version of torch share it."""
+    """Return a row for each job: the records of one job, GPU and version of torch share it."""
     rows: dict[tuple[str, str, str, int], dict[str, int]] = {}
     for check in checks:
         if check.error("allocated") is not None:
@@ -143,7 +143,7 @@ def side_by_side(checks: Sequence[Check]) -> list[Beside]:
 
 
 def summarise(checks: Sequence[Check]) -> list[Summary]:
-    """Return how each counter's errors lie, for the counters that were compared."""
+    """Return how each counter's errors are distributed, for the counters that were compared."""
     found = {
         counter: [e for check in checks if (e := check.error(counter)) is not None]
         for counter in COUNTERS
@@ -163,7 +163,7 @@ def _summary(counter: str, errors: Sequence[float]) -> Summary:
 
 
 def relative_error(predicted: int, measured: int) -> float:
-    """Return how much of what was measured the prediction is off; positive: too much."""
+    """Return the error relative to what was measured; positive: too much."""
     if measured == predicted:
         return 0.0
     return (predicted - measured) / measured if measured else float("inf")

@@ -1,11 +1,11 @@
-"""The command line: find the command, run it, turn mistakes into two lines and an exit code.
+"""The command line: find the command, run it, turn errors into two lines and an exit code.
 
     vrambudget gpt2 --batch 8            the default command, `estimate`
     vrambudget gpus                      another one
     vrambudget -h                        all of them
 
 A command is a module with `add_parser(subparsers)`, which sets `run(args) -> exit code`. Only the
-module of the command that is run is imported. Results go to stdout, talk to stderr.
+module of the command that runs is imported. Results go to stdout, messages to stderr.
 Exit codes: 0 it fits or is done, 1 it does not fit, 2 it could not be done.
 """
 

@@ -1,9 +1,9 @@
-"""`vrambudget compare MODEL ...`: the estimate, a rehearsal, and (where a GPU is) a measurement.
+"""`vrambudget compare MODEL ...`: the estimate, a rehearsal, and on a GPU a measurement.
 
-A rehearsal needs PyTorch's CUDA build, no GPU; VRAMBUDGET_PYTHON names the Python that has it.
-`--events` shows the first event in which estimate and rehearsal differ. The estimate follows the
-rules of the versions that ran, unless --torch or --transformers say otherwise. Exit code 0: equal
-to the byte; 1: they differ; 2: it could not be compared.
+A rehearsal needs PyTorch's CUDA build but no GPU; VRAMBUDGET_PYTHON names the Python that has it.
+`--events` shows the first allocation in which estimate and rehearsal differ. The estimate follows
+the rules of the versions that ran, unless --torch or --transformers name others. Exit code 0: equal
+to the byte; 1: different; 2: the job could not be compared.
 """
 
 import argparse
@@ -30,9 +30,11 @@ _CONTEXT = 6  # allocations shown before the first that differs
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = subparsers.add_parser("compare", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="a card's name, a config.json, or a hub id")
-    parser.add_argument("--gpu", default=DEFAULT_GPU, metavar="CARD", help="the virtual card")
-    parser.add_argument("--events", action="store_true", help="show the first event that differs")
+    parser.add_argument("model", help="a model's name, a config.json, or a hub id")
+    parser.add_argument("--gpu", default=DEFAULT_GPU, metavar="GPU", help="the virtual GPU")
+    parser.add_argument(
+        "--events", action="store_true", help="show the first allocation that differs"
+    )
     parser.add_argument("--measure", action="store_true", help="run on this machine's GPU as well")
     add_job_options(parser)
     add_output_options(parser)

@@ -1,4 +1,4 @@
-"""`vrambudget MODEL ...`: what a job takes at its worst moment, and whether a card holds it."""
+"""`vrambudget MODEL ...`: what a job takes at its peak, and whether it fits on a GPU."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "estimate",
-        usage="vrambudget MODEL [--batch N] [--block N] [--gpu CARD] ...",
+        usage="vrambudget MODEL [--batch N] [--block N] [--gpu GPU] ...",
         description=__doc__,
         allow_abbrev=False,
     )
@@ -34,21 +34,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument(
         "--gpu",
-        metavar="CARD",
-        help="a name ('RTX 3060'), a size as sold (12GB), an exact one (11.69GiB), or auto",
+        metavar="GPU",
+        help="a name ('RTX 3060'), a size as sold (12GB), an exact size (11.69GiB), or auto",
     )
     parser.add_argument(
-        "--advise", action="store_true", help="say what would take less, also where it fits"
+        "--advise", action="store_true", help="list what would save memory, even if the job fits"
     )
     add_job_options(parser)
     add_output_options(
-        parser, writes="write to FILE; .html, .png, .svg and .pickle are pictures of the steps"
+        parser, writes="write to FILE; .html, .png, .svg and .pickle draw memory over the steps"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the budget. Returns 0 where it fits or no card was named, else 1."""
+    """Print the budget. Returns 0 if it fits or no GPU was named, else 1."""
     scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
     if is_picture(args.output):
         return _draw(scenario, args)
@@ -97,8 +97,8 @@ def _advice(followed: Followed) -> "Advice":
 def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
     if args.format:
         raise VramBudgetError(
-            f"--format {args.format} and the picture {args.output} exclude each other",
-            hint="leave --format out, or take -o with another suffix",
+            f"--format {args.format} cannot be combined with the picture {args.output}",
+            hint="leave out --format, or give -o another suffix",
         )
     followed = follow(scenario)
     save(followed, args.output)
@@ -109,7 +109,7 @@ def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
 def _next_step(scenario: Scenario, budget: Budget) -> str:
     """Return the next thing to try with a job that fits."""
     if budget.device is None:
-        return "name a card, for example --gpu 12GB, to see whether it fits"
+        return "name a GPU, for example --gpu 12GB, to see whether it fits"
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
 
     batch, _ = largest_batch(scenario)

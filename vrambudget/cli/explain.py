@@ -1,7 +1,7 @@
 """`vrambudget explain FILE [--model MODEL ...]`: what the out-of-memory message in a log means.
 
-With the job that crashed, the tensor is named that was asked for, and what would have avoided it.
-The explanation goes to stdout, as text or JSON; what cannot be read is an error on stderr, exit 2.
+Given the job that crashed, it names the tensor that was requested and what would have avoided the
+crash. The explanation goes to stdout, as text or JSON; a log that cannot be read is an error.
 """
 
 import argparse
@@ -29,15 +29,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "explain",
-        help="say what an out-of-memory message in a log means",
-        description="Find PyTorch's out-of-memory messages in a log and say what happened.",
+        help="explain an out-of-memory message in a log",
+        description="Find PyTorch's out-of-memory messages in a log and explain what happened.",
     )
     parser.add_argument("log", metavar="FILE", help="a log file, or - for standard input")
     parser.add_argument("--format", choices=["text", "json"], default="text")
-    parser.add_argument("--model", help="the model of the job: a card's name, a config.json, an id")
-    parser.add_argument(
-        "--gpu", metavar="CARD", help="the card (default: by the message's numbers)"
-    )
+    parser.add_argument("--model", help="the job's model: a name, a config.json, or a hub id")
+    parser.add_argument("--gpu", metavar="GPU", help="the GPU (default: from the message)")
     add_job_options(parser)
     parser.set_defaults(run=run)
 
@@ -61,7 +59,7 @@ def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario 
     fields = job_fields(args)
     if args.model is None:
         if fields or args.gpu:
-            raise VramBudgetError("a job needs a model", hint="say --model, for example gpt2")
+            raise VramBudgetError("a job needs a model", hint="add --model, for example gpt2")
         return None
     message = next((m for m in messages if m.has_numbers), messages[0])
     if phase_of(message.frames) == "evaluation":

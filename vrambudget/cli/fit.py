@@ -1,4 +1,4 @@
-"""`vrambudget fit MODEL --gpu CARD`: the largest batch, or the longest block, that a card holds."""
+"""`vrambudget fit MODEL --gpu GPU`: the largest batch, or the longest block, that fits."""
 
 import argparse
 import json
@@ -25,18 +25,18 @@ _COLUMNS = [
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = subparsers.add_parser("fit", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="a card's name, a config.json, or a hub id")
+    parser.add_argument("model", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--gpu",
         required=True,
-        metavar="CARD",
-        help="a name ('RTX 3060'), a size as sold (12GB), an exact one (11.69GiB), or auto",
+        metavar="GPU",
+        help="a name ('RTX 3060'), a size as sold (12GB), an exact size (11.69GiB), or auto",
     )
     parser.add_argument(
-        "--margin", default="0B", metavar="SIZE", help="memory that stays free (default: 0B)"
+        "--margin", default="0B", metavar="SIZE", help="memory to leave free (default: 0B)"
     )
     parser.add_argument(
-        "--longest-block", action="store_true", help="the longest block for --batch instead"
+        "--longest-block", action="store_true", help="find the longest block at --batch instead"
     )
     add_job_options(parser)
     add_output_options(parser)
@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what fits, and the curve around it. Returns 1 where nothing does."""
+    """Print what fits, and the sizes tried around it. Returns 1 if nothing fits."""
     scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
     assert scenario.gpu is not None  # noqa: S101 - the option is required
     what: What = "block" if args.longest_block else "batch"

@@ -1,4 +1,4 @@
-"""`vrambudget gpus`: the cards that are known by name, with where each number comes from."""
+"""`vrambudget gpus`: the GPUs that are known by name, and the source of each number."""
 
 import argparse
 from dataclasses import asdict
@@ -30,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table of GPUs; JSON and CSV say the source of each number too."""
+    """Print the table of GPUs; JSON and CSV give the source of each number too."""
     output = chosen_format(args)
     columns = _COLUMNS + (_MORE if output in ("json", "csv") else [])
     emit(render_rows(columns, [asdict(gpu) for gpu in all_gpus()], output), args)

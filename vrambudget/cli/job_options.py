@@ -1,6 +1,6 @@
 """The options of a job, made from the fields of `Job`: same names, same choices, same defaults.
 
-An option that is not given is absent from the result, so that a model card's habits can fill it.
+An option that is not given is absent from the result, so that a model card's default can fill it.
 """
 
 import argparse
@@ -15,15 +15,15 @@ from vrambudget.config.job import Job
 _SWITCHES = {
     "keep_outputs": (
         "--discard-outputs",
-        "the loop drops the last outputs before the next forward runs",
+        "the loop drops its outputs before the next forward pass",
     ),
-    "double_quant": ("--no-double-quant", "leave the 4-bit blocks' scales in float32"),
+    "double_quant": ("--no-double-quant", "keep the scales of 4-bit blocks in float32"),
     "expandable_segments": (
         "--expandable-segments",
         "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
     ),
 }
-"""What is on unless an option switches it off, or off unless it is named: field: (option, help)."""
+"""field: (option, help). The option flips the field's default."""
 
 
 def add_job_options(

@@ -1,7 +1,7 @@
 """`%load_ext vrambudget` and `%vram gpt2 --batch 8 --gpu 12GB`: the command line, in a notebook.
 
-The words are those of the command `vrambudget`; what comes back is the `Budget`, which shows
-itself. A name of the notebook in the model's place is that object: `%vram model --batch 8` is a
+The arguments are those of the command `vrambudget`; the result is a `Budget`, which displays
+itself. If the model is the name of a variable, that object is used: `%vram model --batch 8` is a
 preflight.
 """
 
@@ -33,7 +33,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def run(words: list[str], names: dict[str, Any]) -> Budget:
-    """Return the budget that the words ask for; `names` are the notebook's."""
+    """Return the budget for these arguments; `names` are the notebook's variables."""
     args = _parser().parse_args(words)
     found = names.get(args.model)
     if hasattr(found, "named_parameters") or hasattr(found, "to_dict"):

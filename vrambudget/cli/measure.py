@@ -1,7 +1,7 @@
-"""`vrambudget measure MODEL ...`: run a job for real on this machine's GPU and write its record.
+"""`vrambudget measure MODEL ...`: run a job on this machine's GPU and write a record of its memory.
 
-Each job runs in a process of its own. Records go to stdout, or are appended to a file by -o; a line
-for each job goes to stderr. `--jobs FILE` runs every line of a file of records.
+Each job runs in its own process. Records go to stdout, or -o appends them to a file; one line for
+each job goes to stderr. `--jobs FILE` runs every job of a file of records.
 """
 
 import argparse
@@ -20,17 +20,19 @@ from vrambudget.measure.record import measure_job, record_of
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = subparsers.add_parser("measure", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="a card's name, a config.json, or a hub id")
-    parser.add_argument("--jobs", type=Path, metavar="FILE", help="one record a line")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="append records there")
+    parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
+    parser.add_argument(
+        "--jobs", type=Path, metavar="FILE", help="run the jobs of FILE, one a line"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="append records to FILE")
     add_job_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 2 where a job could not be measured."""
+    """Measure and print. Returns 2 if a job could not be measured."""
     if (args.model is None) == (args.jobs is None):
-        raise VramBudgetError("name a model, or a file of jobs by --jobs: one of them")
+        raise VramBudgetError("name either a model or, with --jobs, a file of jobs")
     if args.jobs is not None:
         jobs = read_records(args.jobs, measured=False)
     else:

@@ -1,4 +1,4 @@
-"""`vrambudget models`: the models that are known by name. Any config.json of theirs will do too."""
+"""`vrambudget models`: the models that are known by name. Any config.json of these works."""
 
 import argparse
 
@@ -24,7 +24,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the model cards; JSON and CSV say where each was published."""
+    """Print the model cards; JSON and CSV give the source of each."""
     output = chosen_format(args)
     rows = [
         {**card.model_dump(), "model_type": card.config["model_type"]}

@@ -1,4 +1,4 @@
-"""Where a command's result goes: stdout, or the file of `-o`, in the format that was asked for."""
+"""Where a command's result goes: stdout, or the file of `-o`, in the requested format."""
 
 import argparse
 import os
@@ -21,12 +21,14 @@ _ERASE_LINE = "\r\x1b[K"
 
 def add_output_options(parser: argparse.ArgumentParser, *, writes: str = "write to FILE") -> None:
     """Add --format and -o; `writes` is the help of -o."""
-    parser.add_argument("--format", choices=FORMATS, help="(default: by -o's suffix, else table)")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="(default: from the suffix of -o, else table)"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=writes)
 
 
 def chosen_format(args: argparse.Namespace) -> Format:
-    """Return the format that was asked for, or that of the file's suffix."""
+    """Return the requested format, or that of the file's suffix."""
     if args.format:
         asked: Format = args.format
         return asked
@@ -34,7 +36,7 @@ def chosen_format(args: argparse.Namespace) -> Format:
 
 
 def wants_colour(args: argparse.Namespace) -> bool:
-    """Return whether the result goes to a terminal that may be coloured (https://no-color.org)."""
+    """Return whether the result goes to a terminal that may show colours (https://no-color.org)."""
     to_terminal = not args.output and sys.stdout is not None and sys.stdout.isatty()
     return to_terminal and not os.environ.get("NO_COLOR")
 

@@ -1,4 +1,4 @@
-"""From words to a command's arguments, importing that command's module alone."""
+"""Parse the command line, importing only the module of the command that is named."""
 
 import argparse
 from collections.abc import Collection, Sequence
@@ -12,13 +12,13 @@ from vrambudget.errors import VramBudgetError, did_you_mean
 DEFAULT = "estimate"
 _SHOWN = 400  # characters of a mistake: an argument may have thousands
 COMMANDS = {
-    "estimate": ("vrambudget.cli.estimate", "what a job takes, and whether a card holds it"),
-    "validate": ("vrambudget.cli.validate", "hold predictions against measured records"),
-    "fit": ("vrambudget.cli.fit", "the largest batch, or the longest block, that a card holds"),
-    "sweep": ("vrambudget.cli.sweep", "what many settings take, on many cards"),
-    "explain": ("vrambudget.cli.explain", "what an out-of-memory message means"),
-    "measure": ("vrambudget.cli.measure", "run a job for real on this GPU, write its record"),
-    "compare": ("vrambudget.cli.compare", "estimate, rehearsal and measurement side by side"),
+    "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
+    "validate": ("vrambudget.cli.validate", "compare predictions with measured records"),
+    "fit": ("vrambudget.cli.fit", "find the largest batch or the longest block that fits"),
+    "sweep": ("vrambudget.cli.sweep", "estimate many settings on many GPUs"),
+    "explain": ("vrambudget.cli.explain", "explain an out-of-memory message"),
+    "measure": ("vrambudget.cli.measure", "run a job on this machine's GPU and record its memory"),
+    "compare": ("vrambudget.cli.compare", "compare an estimate with a rehearsal or a measurement"),
     "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are ours: two lines, exit code 2, the nearest option named."""
+    """A parser that raises VramBudgetError, with the nearest option as a hint."""
 
     @property
     def option_strings(self) -> Collection[str]:
@@ -42,11 +42,11 @@ class Parser(argparse.ArgumentParser):
             near = did_you_mean(word, self.option_strings)
         prog = self.prog.removesuffix(f" {DEFAULT}")
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
-        raise VramBudgetError(message, hint=near or f"`{prog} --help` shows what there is")
+        raise VramBudgetError(message, hint=near or f"`{prog} --help` lists the options")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of the command that `argv` names; `estimate` where it names none."""
+    """Return the arguments of the command that `argv` names; without a name it is `estimate`."""
     if not argv:
         raise VramBudgetError(
             "name a model, for example: vrambudget gpt2 --gpu 12GB",
@@ -68,7 +68,7 @@ def overview() -> argparse.ArgumentParser:
     lines = [f"  {name:{width}}  {does}" for name, (_, does) in COMMANDS.items()]
     parser = Parser(
         prog="vrambudget",
-        usage="vrambudget MODEL [--batch N] [--block N] [--gpu CARD] ...\n"
+        usage="vrambudget MODEL [--batch N] [--block N] [--gpu GPU] ...\n"
         "       vrambudget COMMAND ...",
         description="Does this PyTorch job fit on this GPU? What takes the memory?",
         epilog="commands (each has --help):\n" + "\n".join(lines),

@@ -1,6 +1,6 @@
 """Several values in one option: 1,2,8 and 8:64 (every one), 8:64:8 (steps), 1:64:x2 (doubling).
 
-Both ends of a range belong to it, as far as the steps reach them.
+A range includes both ends, as far as the steps reach them.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _RANGE = re.compile(r"(\d{1,10}):(\d{1,10})(?::(x?)(\d{1,10}))?")
-_MOST = 10**6  # values: beyond it somebody has mistyped
+_MOST = 10**6  # values; more than that is a typing slip
 
 
 def several(reading: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def values(text: str, one: Callable[[str], Any]) -> list[Any]:
             raise argparse.ArgumentTypeError(
                 f"{part!r} is neither a value nor a range (8:64, 8:64:8, 1:64:x2)"
                 if one is int
-                else f"{part!r} is no {one.__name__}"
+                else f"{part!r} is not a valid {one.__name__}"
             ) from None
     return found
 
@@ -42,7 +42,7 @@ def _range(match: re.Match[str]) -> list[int]:
     start, end, step = int(match[1]), int(match[2]), int(match[4] or 1)
     grows = match[3] == "x"
     if start > end or step < 1 + grows or (grows and not start):
-        raise argparse.ArgumentTypeError(f"{match[0]!r} goes from no number to a larger one")
+        raise argparse.ArgumentTypeError(f"{match[0]!r} is not a rising range")
     if not grows and (end - start) // step >= _MOST:
         raise argparse.ArgumentTypeError(f"{match[0]!r} is more than {_MOST:,} values")
     return list(_powers(start, end, step)) if grows else list(range(start, end + 1, step))

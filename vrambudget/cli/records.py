@@ -1,4 +1,4 @@
-"""Records on their way out of `measure` and `rehearse`: a line of JSON each, and a word on each."""
+"""Write the records of `measure` and `rehearse`: a line of JSON each, and a line of text."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vrambudget.units import format_bytes
 
 
 def append_record(record: Mapping[str, Any], output: Path | None) -> None:
-    """Write a record to stdout, or at the end of a file. Raises VramBudgetError if it cannot be."""
+    """Write a record to stdout, or append it to a file. Raises VramBudgetError if that fails."""
     line = json.dumps(record)
     if output is None:
         put(f"{line}\n")
@@ -20,7 +20,7 @@ def append_record(record: Mapping[str, Any], output: Path | None) -> None:
 
 
 def told(record: Mapping[str, Any]) -> str:
-    """Return a record in one line."""
+    """Return a record as one line of text."""
     measured = record["measured"]
     if "oom" in measured:
         return f"{record['id']}: out of memory on {record['card']}"

@@ -1,17 +1,17 @@
-"""`vrambudget rehearse --gpu CARD -- python train.py ...`: any PyTorch script on a virtual GPU.
+"""`vrambudget rehearse --gpu GPU -- python train.py ...`: any PyTorch script on a virtual GPU.
 
     vrambudget rehearse --gpu "RTX 3060" -- python train.py --batch_size=64
     vrambudget rehearse --gpu "RTX 3060" gpt2 --batch 8
     vrambudget rehearse --jobs JOBS.jsonl -o RECORDS.jsonl
 
-What follows `--` is the command, unmodified; --steps then stops it after that many optimizer steps.
-A model's job is built with random weights. It needs a CUDA build of PyTorch and no GPU;
-VRAMBUDGET_PYTHON names the Python that has one, for jobs. With --ranks N the command runs as the
-first of N ranks, as torchrun would start it, and the peak is that of each rank.
+What follows `--` is the command, unmodified; --steps N stops it after N optimizer steps. A model's
+job is built with random weights. Both need a CUDA build of PyTorch, but no GPU; for jobs,
+VRAMBUDGET_PYTHON names the Python that has one. With --ranks N the command runs as the first of N
+ranks, as torchrun would start it, and the peak is that of each rank.
 
-A script's own output stays as it is; the report comes after it on stdout, progress goes to stderr.
-The exit code is the script's own, or 2 where it could not be rehearsed; of a job, 0: it ran; 1: it
-ran out of memory. Records go to stdout, or are appended to a file by -o.
+A script's own output is unchanged; the report follows it on stdout, and progress goes to stderr.
+The exit code is the script's own, or 2 if it could not be rehearsed; for a job, 0: it ran; 1: it
+ran out of memory. Records go to stdout, or -o appends them to a file.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class _Parser(Parser):
         known, extra = super().parse_known_args(words[:cut], namespace)
         known.command = words[cut + 1 :] if cut < len(words) else None
         if extra and not extra[0].startswith("-"):
-            raise VramBudgetError(f"what is {extra[0]!r} here?", hint=_EXAMPLE)
+            raise VramBudgetError(f"unexpected argument {extra[0]!r}", hint=_EXAMPLE)
         return known, extra
 
 
@@ -59,17 +59,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = _Parser(
         prog="vrambudget rehearse",
-        usage="vrambudget rehearse --gpu CARD [options] -- COMMAND ...\n"
-        "       vrambudget rehearse --gpu CARD MODEL [--batch N] [--block N] ...\n"
-        "       vrambudget rehearse --jobs FILE [--gpu CARD] [-o FILE]",
+        usage="vrambudget rehearse --gpu GPU [options] -- COMMAND ...\n"
+        "       vrambudget rehearse --gpu GPU MODEL [--batch N] [--block N] ...\n"
+        "       vrambudget rehearse --jobs FILE [--gpu GPU] [-o FILE]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     subparsers.choices["rehearse"] = parser
-    parser.add_argument("model", nargs="?", help="a card's name, a config.json, or a hub id")
-    parser.add_argument("--jobs", type=Path, metavar="FILE", help="one job or record a line")
-    parser.add_argument("--gpu", metavar="CARD", help="by name or size: 'RTX 3060', 80GB")
+    parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
+    parser.add_argument(
+        "--jobs", type=Path, metavar="FILE", help="rehearse the jobs of FILE, one a line"
+    )
+    parser.add_argument("--gpu", metavar="GPU", help="a name or a size: 'RTX 3060', 80GB")
     parser.add_argument("--timeout", type=float, metavar="X", help="stop after X seconds")
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="run the command as the first of N (DDP, FSDP)"
@@ -77,10 +79,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
     parser.add_argument(
-        "--snapshot", type=Path, metavar="FILE", help="for pytorch.org/memory_viz: the history"
+        "--snapshot", type=Path, metavar="FILE", help="write the history for pytorch.org/memory_viz"
     )
     parser.add_argument(
-        "--any-torch", action="store_true", help="try a version of PyTorch that nobody tried yet"
+        "--any-torch", action="store_true", help="allow a version of PyTorch that was not tried"
     )
     add_job_options(parser)
     parser.set_defaults(run=run)
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """Rehearse, print, and return the exit code. Raises VramBudgetError."""
     given = [args.command is not None, args.model is not None, args.jobs is not None]
     if sum(given) != 1:
-        raise VramBudgetError("name a command, a model, or --jobs: one of them", hint=_EXAMPLE)
+        raise VramBudgetError("name one of: a command, a model, --jobs", hint=_EXAMPLE)
     if args.jobs is not None:
         return _records(args)
     result = _script(args) if args.command is not None else _job(args)
@@ -105,7 +107,7 @@ def _script(args: argparse.Namespace) -> Rehearsal:
     if given:
         option = "--" + next(iter(given)).replace("_", "-")
         raise VramBudgetError(
-            f"{option} is of a model's job; a command has its own options",
+            f"{option} is an option for a model's job; a command has its own options",
             hint="write the command's options after its name",
         )
     options = RehearsalOptions(
@@ -116,9 +118,11 @@ def _script(args: argparse.Namespace) -> Rehearsal:
 
 def _job(args: argparse.Namespace) -> Rehearsal:
     if args.ranks is not None:
-        raise VramBudgetError("--ranks is of a command: a job runs on one card", hint=_EXAMPLE)
+        raise VramBudgetError(
+            "--ranks needs a command: a model's job runs on one GPU", hint=_EXAMPLE
+        )
     if args.model.endswith(".py"):
-        raise VramBudgetError(f"{args.model} is a script and not a model", hint=_EXAMPLE)
+        raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
     scenario = resolve(args.model, gpu=gpu, **job_fields(args))
     options = RehearsalOptions(None, args.timeout, args.snapshot, args.any_torch, say=_say)
@@ -127,7 +131,7 @@ def _job(args: argparse.Namespace) -> Rehearsal:
 
 def _card(name: str | None) -> Gpu:
     if name is None:
-        raise VramBudgetError("name the card", hint='--gpu "RTX 3060", or --gpu 12GB')
+        raise VramBudgetError("name the GPU", hint='--gpu "RTX 3060", or --gpu 12GB')
     return find_gpu(name)
 
 
@@ -137,7 +141,7 @@ def _records(args: argparse.Namespace) -> int:
         *job_fields(args),
         *(k for k in ("timeout", "snapshot", "ranks") if vars(args)[k]),
     ]:
-        raise VramBudgetError(f"--{given[0].replace('_', '-')} and --jobs exclude each other")
+        raise VramBudgetError(f"--{given[0].replace('_', '-')} cannot be combined with --jobs")
     failed = 0
     for job in read_records(args.jobs, measured=False):
         try:

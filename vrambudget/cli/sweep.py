@@ -1,8 +1,8 @@
-"""`vrambudget sweep MODEL --batch 1:64:x2 --gpu CARD CARD`: every combination of many settings.
+"""`vrambudget sweep MODEL --batch 1:64:x2 --gpu GPU GPU`: every combination of many settings.
 
 An option of the job may have several values: 8,16,32 or, for whole numbers, a range: 8:64 (every
-one), 8:64:8 (steps of 8), 1:64:x2 (doubling). `--by requested` answers grids of many thousand
-points (batch, block) by requested bytes alone.
+value), 8:64:8 (steps of 8), 1:64:x2 (doubling). `--by requested` answers grids of many thousands
+of points (batch, block) from requested bytes alone.
 """
 
 import argparse
@@ -32,8 +32,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="a card's name, a config.json, or a hub id")
-    parser.add_argument("--gpu", nargs="+", metavar="CARD", help="one card or several")
+    parser.add_argument("model", help="a model's name, a config.json, or a hub id")
+    parser.add_argument("--gpu", nargs="+", metavar="GPU", help="one GPU or several")
     parser.add_argument(
         "--by",
         choices=["replay", "requested"],

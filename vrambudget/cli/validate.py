@@ -1,4 +1,4 @@
-"""`vrambudget validate RECORDS.jsonl`: predict every record, show how far off, sum it up."""
+"""`vrambudget validate RECORDS.jsonl`: predict every record, show the errors and a summary."""
 
 import argparse
 import json
@@ -87,7 +87,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--by",
         choices=(*KINDS, _JOB),
         action="append",
-        help="one row for each kind of record instead; may be said more than once;"
+        help="one row for each kind of record; may be repeated;"
         " job: estimate, rehearsal and measurement side by side",
     )
     add_output_options(parser)
@@ -95,7 +95,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison. Returns 2 where no record could be compared."""
+    """Print the comparison. Returns 2 if no record could be compared."""
     files = [file for path in args.records for file in record_files(path)]
     checks = list(validate(record for file in files for record in read_records(file)))
     if args.by:
@@ -118,7 +118,7 @@ def _grouped(checks: Sequence[Check], kinds: Sequence[str], output: Any) -> str:
     """Return one table after another; JSON and CSV have one list of rows."""
     if _JOB in kinds:
         if len(kinds) > 1:
-            raise VramBudgetError("--by job stands alone: its rows are of another kind")
+            raise VramBudgetError("--by job cannot be combined with another --by")
         return render_rows(_JOBS, [asdict(row) for row in side_by_side(checks)], output)
     tables = [[asdict(group) for group in grouped(checks, kind)] for kind in kinds]
     if output in ("json", "csv"):
@@ -158,7 +158,7 @@ def _rows(check: Check, *, repeat_id: bool) -> Iterator[dict[str, Any]]:
 
 
 def _remarks(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield what the tables cannot hold: out of memory, and what could not be compared."""
+    """Yield what the tables do not show: out of memory, and what could not be compared."""
     for check in checks:
         if check.ran_out_of_memory:
             name = escaped(check.id)

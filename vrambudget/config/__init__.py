@@ -1,4 +1,4 @@
-"""What a user hands in: a model, a job, a card; strict, and every mistake is named."""
+"""The user's input: a model, a job, a GPU. It is checked strictly, and every mistake is named."""
 
 from vrambudget.config.cards import Card, card_names, load_card
 from vrambudget.config.job import Job

@@ -3,18 +3,18 @@
     name = "gpt2"                               how a user asks for it; the file's name too
     title = "GPT-2 124M"
     source = "https://..."                      where the numbers were published
-    parameters = 124439808                      sum(p.numel()), what is shared counted once
+    parameters = 124439808                      sum(p.numel()); shared ones count once
     repositories = ["openai-community/gpt2"]    hub ids that are this model
 
-    [config]                                    the configuration, by its publisher's names
+    [config]                                    the configuration, with its publisher's names
     model_type = "gpt2"
 
     [job]                                       how it is usually trained: a job's defaults
 
-TOML has no null: in [config] it is written "null". Where a model's weights are shared, `parameters`
-counts them once; the head that it counts is the one of the job's task.
+TOML has no null: in [config] it is written "null". `parameters` includes the head of the
+job's task.
 
-Not modelled: revisions of a repository; a card is what its main branch held.
+Not modelled: revisions of a repository; a model card describes its main branch.
 """
 
 import re
@@ -63,18 +63,18 @@ class Card(Settings):
 
 @cache
 def cards_folder() -> Path:
-    """Return the folder of the cards: inside the installed package, beside it in a checkout."""
+    """Return the folder of the model cards: in the installed package, next to it in a checkout."""
     inside = _PACKAGE / "model_cards"
     return inside if inside.is_dir() else _PACKAGE.parent / "model_cards"
 
 
 def card_names() -> list[str]:
-    """Return the names of all cards, sorted."""
+    """Return the names of all model cards, sorted."""
     return sorted(path.stem for path in cards_folder().glob("*.toml"))
 
 
 def card_name(name: str) -> str | None:
-    """Return the card that a name means, None where it means none.
+    """Return the name of the model card that a name means, or None.
 
     Case, hyphens, dots and underscores do not matter ("Llama3.1_8B"); a name without its version is
     the first version's ("mistral-7b"); chat and instruct models are as large as their base models.
@@ -95,7 +95,7 @@ def _plain(name: str) -> str:
 
 
 def load_card(name: str) -> Card:
-    """Return a card by name. Raises VramBudgetError for a name that is no card's."""
+    """Return a model card by its name. Raises VramBudgetError for other names."""
     found = card_name(name)
     if found is None:
         raise VramBudgetError(
@@ -105,18 +105,18 @@ def load_card(name: str) -> Card:
 
 
 def read_card(path: Path) -> Card:
-    """Return the card in a file. Raises VramBudgetError that names the file and each mistake."""
+    """Return the model card in a file. Raises VramBudgetError with the file and each mistake."""
     try:
         return Card.parse(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
     except tomllib.TOMLDecodeError as error:
-        raise VramBudgetError(f"this is no TOML: {error}", where=str(path)) from None
+        raise VramBudgetError(f"this is not TOML: {error}", where=str(path)) from None
 
 
 def card_of_repository(repository: str) -> Card | None:
-    """Return the card of a hub repository, if there is one."""
+    """Return the model card of a hub repository, if there is one."""
     wanted = f'"{repository.lower()}"'
     for path in sorted(cards_folder().glob("*.toml")):
-        if wanted in path.read_text(encoding="utf-8").lower():  # spares parsing them all
+        if wanted in path.read_text(encoding="utf-8").lower():  # saves parsing them all
             card = read_card(path)
             if wanted.strip('"') in map(str.lower, card.repositories):
                 return card

@@ -1,7 +1,7 @@
-"""A `config.json` on disk, read with suspicion: whatever is wrong with it is said in one sentence.
+"""A `config.json` on disk, read with care: whatever is wrong with it is named in one sentence.
 
-The path is a file or a folder that holds a `config.json`. What comes back is a JSON object with its
-keys as they stand; what they mean is `model_config`'s business.
+The path is a file or a folder that holds a `config.json`. The result is a JSON object with
+unchanged keys; `model_config` knows what they mean.
 
 Not modelled: a configuration in YAML or inside a checkpoint.
 """

@@ -1,15 +1,15 @@
-"""The table of GPUs: what the driver says of each card, and who saw it say so.
+"""The table of GPUs: what the driver reports for each, and the source of each number.
 
 - capacity: `torch.cuda.get_device_properties().total_memory`, which is `cudaMemGetInfo`'s total. It
-  is less than the memory sold and than `nvidia-smi` shows, less on Linux than on Windows, and moves
-  by some MiB with the driver: of several published numbers the smallest seen on Linux stands here.
-  A number printed in MiB or GiB is known to its last digit only, and stands rounded down.
-- context: memory that the driver takes outside PyTorch's allocator once a process used the card. It
+  is less than the memory sold and than `nvidia-smi` shows, less on Linux than on Windows, and
+  differs by some MiB between drivers: of several published numbers, the smallest seen on Linux.
+  A number printed in MiB or GiB is known only to its last digit, and is rounded down.
+- context: memory that the driver takes outside PyTorch's allocator once a process uses the GPU. It
   depends on driver, loaded kernels and torch build: a measured constant, not a law.
-- compute capability, multiprocessors, L2: from the same print, or NVIDIA's specification.
+- compute capability, multiprocessors, L2: from the same source, or NVIDIA's specification.
 
-Of two cards that a spelling fits, the one sold with less memory wins, then the earlier row.
-Not in the table: cards for which no published capacity was found. `--gpu 11.69GiB` covers them.
+If a spelling fits two GPUs, the one sold with less memory is taken, then the earlier row.
+Not in the table: GPUs for which no published capacity was found. `--gpu 11.69GiB` covers them.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def _as(card: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One card. `model`: the words that a spelling must have; `also`: words that it may have."""
+    """One GPU. `model`: the words that a spelling must have; `also`: words that it may have."""
 
     key: str
     name: str  # as the driver and torch.cuda.get_device_name() report it

@@ -1,14 +1,14 @@
 """GPUs by name or size: `find_gpu("RTX 3060")`, `find_gpu("12GB")`, `find_gpu("11.69GiB")`.
 
-What a text may be, and what comes of it:
+A text may be one of these; `assumed` says what was filled in:
 
-- a card's name in any common spelling ("a100-40gb", "A100 40GB", "NVIDIA A100-SXM4-40GB"): its row
-  of `config.gpu_table`. Where several cards share the name, the one with the least memory, so that
-  what fits there fits on the others too; `assumed` says so;
-- a size as sold ("12GB"): the most common card sold with it, in `assumed`;
+- a name in any common spelling ("a100-40gb", "A100 40GB", "NVIDIA A100-SXM4-40GB"): its row of
+  `config.gpu_table`. If several GPUs share the name, the one with the least memory, so that what
+  fits there also fits on the others;
+- a size as sold ("12GB"): the most common GPU that is sold with it;
 - an exact size ("11.69GiB", "12552044544B"): exactly that many bytes; kernels and CUDA context are
-  taken from the card nearest in capacity, in `assumed`;
-- "auto": what is free on this machine's first NVIDIA GPU at the moment, as its driver (NVML) says.
+  those of the GPU nearest in capacity;
+- "auto": what is free now on this machine's first NVIDIA GPU, according to its driver (NVML).
 
 Not modelled: several GPUs at once, MIG slices (write the slice's exact size), other vendors' GPUs.
 """
@@ -22,7 +22,7 @@ from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.units import format_bytes, parse_bytes
 
-# The card that a size as sold stands for: the most common of that size.
+# The GPU that a size as sold stands for: the most common one of that size.
 _SOLD_AS = {
     6: "rtx-2060",
     8: "rtx-4060",
@@ -40,7 +40,7 @@ _SOLD_AS = {
     141: "h200",
     180: "b200",
 }
-# Words that tell nothing: who made it, and that it is a graphics card.
+# Words that distinguish nothing: the vendor, and that it is a graphics card.
 _NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib"})
 _WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
@@ -49,7 +49,7 @@ _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as a job meets it. Bytes are those that PyTorch sees."""
+    """A GPU as a job sees it, in bytes."""
 
     key: str  # "rtx-3060"; "" for a bare size
     name: str
@@ -65,12 +65,12 @@ class Gpu:
 
     @property
     def room_bytes(self) -> int:
-        """What the card has for PyTorch's segments."""
+        """What the GPU has for PyTorch's segments."""
         return self.capacity_bytes - self.context_bytes
 
 
 def find_gpu(text: str | Gpu) -> Gpu:
-    """Return the GPU that `text` means. Raises VramBudgetError, with near names, for none."""
+    """Return the GPU that `text` means. Raises VramBudgetError with the nearest names if none."""
     if isinstance(text, Gpu):
         return text
     if not isinstance(text, str):
@@ -87,7 +87,7 @@ def find_gpu(text: str | Gpu) -> Gpu:
 
 
 def all_gpus() -> tuple[Gpu, ...]:
-    """Return every card of the table, in its order."""
+    """Return every GPU of the table, in its order."""
     return tuple(_gpu(row) for row in ROWS)
 
 
@@ -126,7 +126,7 @@ def _by_name(text: str) -> Gpu:
         )
     row = min(rows, key=lambda row: row.sold_gb)
     others = ", ".join(other.key for other in rows if other is not row)
-    return _gpu(row, f"{text.strip()!r} is read as {row.key} (not {others})" if others else None)
+    return _gpu(row, f"{text.strip()!r} is taken as {row.key} (not {others})" if others else None)
 
 
 def _is_spelling_of(asked: frozenset[str], row: GpuRow) -> bool:
@@ -137,29 +137,33 @@ def _is_spelling_of(asked: frozenset[str], row: GpuRow) -> bool:
 def _sold_as(text: str, number: str) -> Gpu:
     size = float(number)
     if size <= 0:
-        raise VramBudgetError(f"{text.strip()!r} of memory: a GPU has more than 0", where="gpu")
+        raise VramBudgetError(
+            f"{text.strip()!r} is no memory size: a GPU has more than 0 bytes", where="gpu"
+        )
     key = _SOLD_AS.get(int(size)) if size.is_integer() else None
     if key is None:
         raise VramBudgetError(
-            f"no card of the table is sold with {text.strip()!r}",
+            f"no GPU of the table is sold with {text.strip()!r}",
             where="gpu",
             hint=f"write an exact size, for example {number}GiB, or one of "
             + ", ".join(f"{sold}GB" for sold in _SOLD_AS),
         )
     row = _row(key)
     seen = format_bytes(row.capacity_bytes, "GiB")
-    return _gpu(row, f"{text.strip()!r} is read as sold, on {row.name}: {seen}")
+    return _gpu(row, f"{text.strip()!r} is taken as the size sold: {row.name}, {seen}")
 
 
 def _exact_size(text: str) -> Gpu:
     capacity = parse_bytes(text)
     if capacity <= 0:
-        raise VramBudgetError(f"{text.strip()!r} of memory: a GPU has more than 0", where="gpu")
+        raise VramBudgetError(
+            f"{text.strip()!r} is no memory size: a GPU has more than 0 bytes", where="gpu"
+        )
     row = _nearest(ROWS, capacity)
     return replace(
         _gpu(row, f"kernels and CUDA context are those of {row.name}"),
         key="",
-        name=f"a card of {text.strip()}",
+        name=f"a GPU with {text.strip()}",
         capacity_bytes=capacity,
         sold_gb=None,
         source="as given",
@@ -175,7 +179,7 @@ def _row(key: str) -> GpuRow:
 
 
 def gpu_with_room(name: str, capability: tuple[int, int], free_bytes: int, *, source: str) -> Gpu:
-    """Return this machine's GPU, as its driver names it, with no more capacity than is free."""
+    """Return this machine's GPU, with the memory that is free now as its capacity."""
     asked = _words(name)
     rows = [row for row in ROWS if _is_spelling_of(asked, row)]
     near = _nearest(
@@ -201,9 +205,9 @@ def _ask_driver() -> tuple[str, int, tuple[int, int]]:
         import pynvml  # noqa: PLC0415  # an optional extra, needed by 'auto' alone
     except ImportError as error:
         raise VramBudgetError(
-            "'auto' asks the NVIDIA driver, and nvidia-ml-py is not installed",
+            "'auto' asks the NVIDIA driver through nvidia-ml-py, which is not installed",
             where="gpu",
-            hint="pip install 'vrambudget[gpu]', or name the card: `vrambudget gpus` lists them",
+            hint="pip install 'vrambudget[gpu]', or name the GPU: `vrambudget gpus` lists them",
         ) from error
     try:
         pynvml.nvmlInit()
@@ -215,6 +219,6 @@ def _ask_driver() -> tuple[str, int, tuple[int, int]]:
         raise VramBudgetError(
             f"'auto' found no NVIDIA GPU on this machine ({error})",
             where="gpu",
-            hint="name the card: `vrambudget gpus` lists them",
+            hint="name the GPU: `vrambudget gpus` lists them",
         ) from error
     return (name.decode() if isinstance(name, bytes) else str(name)), free_bytes, (major, minor)

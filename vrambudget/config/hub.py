@@ -1,7 +1,7 @@
-"""A repository of the Hugging Face hub: its `config.json` from the local cache, else downloaded.
+"""A repository of the Hugging Face hub: its `config.json`, from the local cache or downloaded.
 
-The cache is looked into without importing anything: HUB/models--ORG--NAME/refs/main names the
-commit, snapshots/COMMIT/ holds the files. Only what is not there is asked of `huggingface_hub`.
+The cache is read without importing anything: HUB/models--ORG--NAME/refs/main names the commit, and
+snapshots/COMMIT/ holds the files. Only what is not there is downloaded by `huggingface_hub`.
 
 Source: huggingface_hub's guide "Understand caching", and its environment variables.
 Not modelled: revisions other than main.
@@ -54,12 +54,12 @@ _CACHES = {
 
 
 def hub_config(repository: str) -> Path:
-    """Return the path of a repository's configuration. Raises VramBudgetError where none is had."""
+    """Return the path of a repository's configuration. Raises VramBudgetError if there is none."""
     return _cached(repository) or _downloaded(repository)
 
 
 def hub_cache() -> Path:
-    """Return the folder of the local cache, by the variables that huggingface_hub obeys."""
+    """Return the folder of the local cache, from the variables that huggingface_hub reads."""
     for variable, below in _CACHES.items():
         if folder := os.environ.get(variable):
             return named_by(variable, folder) / below
@@ -96,7 +96,7 @@ def _downloaded(repository: str) -> Path:
 
 
 def _within_reach() -> bool:
-    """Tell in seconds whether the hub answers: huggingface_hub tries again for half a minute."""
+    """Check within seconds whether the hub answers: huggingface_hub retries for half a minute."""
     import socket  # noqa: PLC0415 - slow to import, and rarely needed
     from urllib.parse import urlsplit  # noqa: PLC0415
     from urllib.request import getproxies  # noqa: PLC0415

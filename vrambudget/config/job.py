@@ -1,10 +1,10 @@
-"""A job: what is run, how it is fed and trained. The command line's options are these fields.
+"""A job: what is run, on which batches, and how it is trained. Its fields are the CLI's options.
 
 A job is one process on one GPU that runs a loop as users write it: zero the gradients, forward,
 loss, backward, clip, step; or, in mode "eval", forward and loss under `no_grad`. The loop's
 variables hold the last outputs while the next forward runs, unless `keep_outputs` is off.
 
-Two memory-deciding things are not in a job: the model (`ModelConfig`) and the card.
+The model (`ModelConfig`) and the GPU also decide memory; they are not part of a job.
 
 Not modelled: more than one GPU, data loaders that prefetch onto the GPU, `torch.compile`.
 """
@@ -54,19 +54,19 @@ _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 class Limits(Protocol):
-    """What a job asks of a model's configuration when it is resolved."""
+    """What a job needs from a model's configuration to be resolved."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What the family has heads for; the first is its own purpose."""
+        """The tasks that the family has heads for; the first is the default."""
 
     @property
     def default_block(self) -> int | None:
-        """Tokens per sequence where the job names none."""
+        """Tokens per sequence if the job names none."""
 
     @property
     def learned_positions(self) -> int | None:
-        """The longest sequence that has positions; None where positions are computed."""
+        """The longest sequence that has positions; None if positions are computed."""
 
 
 def _minor_version(value: Any) -> Any:
@@ -118,22 +118,23 @@ class Job(Settings):
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
     )
     optimizer: Optimizer = Field(
-        "adamw", description="optimizer, as torch.optim has it, or bitsandbytes (lion, ...-8bit)"
+        "adamw", description="optimizer of torch.optim, or of bitsandbytes (lion, ...-8bit)"
     )
     optimizer_impl: OptimizerImpl | None = Field(
-        None, description="the optimizer's implementation (default: what PyTorch takes)"
+        None, description="the optimizer's implementation (default: PyTorch's default)"
     )
     attention: Attention = Field("sdpa", description="attention implementation")
     experts: ExpertsImplementation = Field(
-        "grouped_mm", description="how transformers runs a mixture's experts"
+        "grouped_mm", description="how transformers runs a mixture of experts"
     )
     routing: Routing = Field(
         "uniform",
-        description="how tokens spread over experts, where that decides memory (experts eager):"
-        " evenly, or the worse of evenly and all to the same few",
+        description="how tokens spread over experts, if that decides memory (--experts eager):"
+        " uniform, or the worse of uniform and all tokens to the same few experts",
     )
     checkpointing: Checkpointing = Field(
-        "none", description="full: keep each layer's input only and run the layer again in backward"
+        "none",
+        description="full: keep only each layer's input, and run the layer again in backward",
     )
     dropout: Probability | None = Field(
         None, description="dropout probability everywhere (default: the model's own)"
@@ -149,14 +150,15 @@ class Job(Settings):
         description="the loop's variables hold the last outputs while the next forward runs",
     )
     steps: Annotated[Size, Field(le=100)] = Field(
-        3, description="optimizer steps that are followed; the peak settles by the third"
+        3, description="optimizer steps to simulate; the peak settles by the third"
     )
     task: Task | None = Field(
         None,
-        description="what the model is trained for: decides its head (default: the family's own)",
+        description="what the model is trained for, which decides its head"
+        " (default: the family's own)",
     )
     target_len: Size | None = Field(
-        None, description="tokens per target sequence for seq2seq-lm (default: as block)"
+        None, description="tokens per target sequence for seq2seq-lm (default: the block)"
     )
     image_size: Size | None = Field(
         None, description="pixels along each side of an image (default: the model's own)"
@@ -165,50 +167,51 @@ class Job(Settings):
         None, description="train LoRA adapters of this rank instead of the weights, as PEFT does"
     )
     lora_targets: LoraTargets = Field(
-        ALL_LINEAR, description="modules that get an adapter: all-linear, or names"
+        ALL_LINEAR,
+        description="modules that get an adapter: all-linear, or names, for example q_proj,v_proj",
     )
     lora_dropout: Probability = Field(
         0.0, description="dropout probability of the adapters' inputs"
     )
     freeze: ModuleNames = Field(
-        (), description="modules or parameters that are not trained, by name: transformer.wte"
+        (), description="modules or parameters that are not trained, for example transformer.wte"
     )
     quant: Quant | None = Field(
         None,
-        description="linear layers' weights in 4 bit by bitsandbytes (QLoRA: with --lora-rank)",
+        description="4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA)",
     )
     double_quant: bool = Field(
-        default=True, description="quantise the 4-bit blocks' scales too, as QLoRA does"
+        default=True, description="quantise the scales of 4-bit blocks too, as QLoRA does"
     )
     rows: Rows = Field(
         "full",
-        description="what a batch's rows hold: one sequence that fills the block, or one with"
-        " padding and the tokenizer's mask",
+        description="what the rows of a batch hold: one sequence that fills the block, or one"
+        " with padding and the tokenizer's mask",
     )
     attention_mask: AttentionMask | None = Field(
         None,
         description="the mask that the model is called with (default: none for full rows;"
-        " ones: a tokenizer's, of full rows)",
+        " ones: a tokenizer's mask for full rows)",
     )
     causal_mask: CausalMask | None = Field(
         None,
-        description="whether transformers materialises the causal mask for sdpa, which it decides"
-        " from values read back (default: what a real card answers for these rows)",
+        description="whether transformers builds the causal mask for sdpa, which it decides from"
+        " values that it reads back (default: what a real GPU answers for these rows)",
     )
     expandable_segments: bool = Field(
         default=False,
-        description="PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+        description="run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
     )
     torch: Version = Field(
         default_factory=partial(default_version, "torch"),
         validate_default=True,
-        description="version of PyTorch whose rules are followed; a build that is not PyPI's names"
-        " its CUDA: 2.11+cu128",
+        description="the version of PyTorch whose rules are followed; name the CUDA of a build that"
+        " is not PyPI's: 2.11+cu128",
     )
     transformers: Version = Field(
         default_factory=partial(default_version, "transformers"),
         validate_default=True,
-        description="version of transformers whose modelling code is followed",
+        description="the version of transformers whose modelling code is followed",
     )
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -226,29 +229,29 @@ class Job(Settings):
         *,
         where: str | None = None,
     ) -> Self:
-        """Return the job of `values`, taking what they leave open from `defaults` (a card's)."""
+        """Return the job of `values`; what they leave open comes from `defaults` (a model card)."""
         try:
             given = canonical(values, cls.aliases)
         except ValueError:
-            given = dict(values)  # parse says what is wrong with them
+            given = dict(values)  # parse reports what is wrong with them
         return cls.parse({**canonical(defaults, cls.aliases), **given}, where=where)
 
     @model_validator(mode="before")
     @classmethod
     def _mask_of_rows(cls, values: Any) -> Any:
-        """Let a mask with padding say what the rows are, where nothing else does."""
+        """Take rows for padded if only the mask says so."""
         if isinstance(values, dict) and values.get("attention_mask") == "padding":
             return {"rows": "padded", **values}
         return values
 
     def problems(self) -> Iterable[str]:
-        """Yield what there is not."""
+        """Yield the combinations that do not exist."""
         if self.rows == "padded" and self.attention_mask in {"none", "ones"}:
-            yield f"attention_mask is {self.attention_mask!r}; rows with padding need their own"
+            yield f"attention_mask is {self.attention_mask!r}; rows with padding need their mask"
         if self.rows == "padded" and self.causal_mask == "skipped":
-            yield "causal_mask is 'skipped', which rows with padding cannot go without"
+            yield "causal_mask is 'skipped', but rows with padding need the mask"
         if self.rows == "full" and self.attention_mask == "padding":
-            yield "attention_mask is 'padding', which full rows have none of; say --rows padded"
+            yield "attention_mask is 'padding', but full rows have none; use --rows padded"
         if self.optimizer == "adafactor" and self.optimizer_impl == "fused":
             yield "optimizer_impl is 'fused', which torch.optim.Adafactor does not have"
         if self.optimizer in BITSANDBYTES and self.optimizer_impl is not None:
@@ -256,7 +259,7 @@ class Job(Settings):
         if self.optimizer == "muon":
             yield from self._problems_of_muon()
         if self.quant is not None and self.mode == "train" and self.lora_rank is None:
-            yield f"quant is {self.quant!r}: 4-bit weights do not train; give adapters a lora_rank"
+            yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
         if self.precision == "amp-fp16" and self.clip is not None and self.optimizer == "none":
             yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
 
@@ -288,13 +291,13 @@ class Job(Settings):
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         block = self.block
         if block is None or task == "image-cls":
-            block = config.default_block  # an image's patches are as many as they are
+            block = config.default_block  # the image's size decides how many patches there are
         if block is None:
-            raise VramBudgetError("the model names no limit of its own", hint="say --block")
+            raise VramBudgetError("the model has no default sequence length", hint="add --block")
         if config.learned_positions is not None and block > config.learned_positions:
             raise VramBudgetError(
                 f"block is {block}; the model has positions for {config.learned_positions} tokens",
-                hint=f"take --block {config.learned_positions} or less",
+                hint=f"use --block {config.learned_positions} or less",
             )
         target_len = self.target_len
         if task == "seq2seq-lm" and target_len is None:
@@ -303,12 +306,12 @@ class Job(Settings):
 
     @property
     def autocast_dtype(self) -> Literal["bf16", "fp16"] | None:
-        """The dtype that autocast takes, or None without autocast."""
+        """The dtype that autocast uses, or None without autocast."""
         return {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(self.precision)  # type: ignore[return-value]
 
     @property
     def weight_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The dtype of the weights; those that a quantised job loads are in its 16-bit type."""
+        """The dtype of the weights; a quantised job loads them in its 16-bit type."""
         if self.quant is not None and self.autocast_dtype is not None:
             return self.autocast_dtype
         return "fp32" if self.autocast_dtype else self.precision  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""A model's configuration: the base of every family's own, and how a `config.json` becomes one.
+"""A model's configuration: the base class of every family's, and how a `config.json` becomes one.
 
-A family declares its fields with transformers' defaults, so that `{"model_type": "gpt2"}` is whole,
-the other spellings of their names, and the rules between them:
+A family declares its fields with transformers' defaults, so that `{"model_type": "gpt2"}` is
+complete, other spellings of their names, and the rules between them:
 
     class GPT2Config(ModelConfig):
         model_type: Literal["gpt2"] = "gpt2"
@@ -17,9 +17,9 @@ the other spellings of their names, and the rules between them:
         def problems(self):
             yield from divides(self, "num_attention_heads", into="hidden_size")
 
-A key of the file is one of four things: known; ignored, because it decides no memory; nearly a
-known one, which is an error, for a slip there would silently mean the default; or none of these,
-which is listed in `unknown_keys` for the budget to show.
+A key of the file is one of four things: known; ignored, because it does not affect memory; almost a
+known one, which is an error, because a slip would silently mean the default; or none of these, and
+then listed in `unknown_keys` for the report.
 
 Not modelled: models that hold other models (`text_config`, `vision_config`).
 """
@@ -63,7 +63,7 @@ IGNORED_KEYS = frozenset(
         *("begin_suppress_tokens", "output_scores"),
     }
 )
-"""Keys that Hugging Face's files carry and that decide no memory in the job's loop."""
+"""Keys of Hugging Face's files that do not affect memory in the job's loop."""
 
 HARMLESS_VALUES: Mapping[str, object] = {
     "add_cross_attention": False,
@@ -75,13 +75,13 @@ HARMLESS_VALUES: Mapping[str, object] = {
     "reorder_and_upcast_attn": False,
     "tie_encoder_decoder": False,
 }
-"""Keys that decide memory unless they have this value, which files carry as a matter of course."""
+"""Keys that affect memory unless they have this value, which files usually state."""
 
 DROPOUT_FIELDS = (
     *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "hidden_dropout"),
     *("attention_probs_dropout_prob", "attention_dropout", "dropout"),
 )
-"""What a job's `dropout` sets, in whichever family has it; a classification head's own is not."""
+"""What a job's `dropout` sets, in the families that have it; not a classification head's own."""
 
 _DEPTHS = ("num_hidden_layers", "num_decoder_layers")
 _MOST_LAYERS = 2**16  # each makes dozens of tensors, and a tape holds some millions
@@ -89,7 +89,7 @@ _NEAR = 0.85  # difflib's ratio: one slip in a word of seven letters
 
 
 class ModelConfig(Settings):
-    """What decides a model's tensors. A family's own class says `model_type` and its sizes."""
+    """What decides a model's tensors. A family's class declares its `model_type` and its sizes."""
 
     model_type: str
     num_labels: Size = Field(2, description="classes of a classification head")
@@ -97,16 +97,16 @@ class ModelConfig(Settings):
     unknown_keys: tuple[str, ...] = Field((), description="keys of the file without a rule")
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys of this family's files that decide no memory, beside `IGNORED_KEYS`."""
+    """Keys of this family's files that do not affect memory, besides `IGNORED_KEYS`."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("causal-lm",)
-    """What the family has heads for; the first is taken where a job names none."""
+    """The tasks that the family has heads for; the first is the default."""
 
     reads_attention_mask: ClassVar[bool] = True
     """Whether its forward takes a tokenizer's attention mask."""
 
     loads_in_4bit: ClassVar[bool] = True
-    """Whether its causal language model in bitsandbytes' 4 bits is followed."""
+    """Whether its causal language model is modelled with bitsandbytes' 4-bit weights."""
 
     followed_in: ClassVar[tuple[str, ...]]
     """Versions of transformers whose code is followed, the oldest first; () where it is no code of
@@ -117,13 +117,13 @@ class ModelConfig(Settings):
 
     @property
     def default_block(self) -> int | None:
-        """Tokens per sequence where a job names none: the model's own limit."""
+        """Tokens per sequence if a job names none: the model's own limit."""
         limit: int | None = getattr(self, "max_position_embeddings", None)
         return limit
 
     @property
     def learned_positions(self) -> int | None:
-        """The longest sequence that the model has positions for; None where they are computed."""
+        """The longest sequence that the model has positions for; None if they are computed."""
         return None
 
     @property
@@ -165,7 +165,7 @@ class ModelConfig(Settings):
 
 
 def divides(config: ModelConfig, divisor: str, *, into: str) -> Iterator[str]:
-    """Yield a sentence where the field `divisor` does not divide the field `into`."""
+    """Yield a sentence if the field `divisor` does not divide the field `into`."""
     part, whole = getattr(config, divisor), getattr(config, into)
     if whole % part:
         yield f"{divisor} is {part}, which does not divide {into} = {whole}"
@@ -180,7 +180,7 @@ def load_config(
         raise VramBudgetError(
             "model_type is missing",
             where=where,
-            hint='it says which architecture this is, for example "model_type": "gpt2"',
+            hint='it names the architecture, for example "model_type": "gpt2"',
         )
     if not isinstance(model_type, str):
         raise VramBudgetError(f"model_type is {show(model_type)}; it should be text", where=where)
@@ -193,7 +193,7 @@ def load_config(
 
 
 def unknown_model_type(model_type: str, known: Iterable[str]) -> NotModelledError:
-    """Return the error for an architecture without rules: the nearest ones, and what there is."""
+    """Return the error for an architecture without rules, with the nearest ones and all others."""
     names = sorted(known)
     near = did_you_mean(model_type, names)
     there_is = f"modelled are {', '.join(names)}"

@@ -110,9 +110,9 @@ def _record(line: str, where: str, *, measured: bool) -> dict[str, Any]:
         error.where = where
         raise
     except (ValueError, RecursionError) as error:
-        raise VramBudgetError(f"this line is no JSON: {error}", where=where) from None
+        raise VramBudgetError(f"this line is not JSON: {error}", where=where) from None
     if not isinstance(record, dict):
-        raise VramBudgetError("this line is no JSON object", where=where)
+        raise VramBudgetError("this line is not a JSON object", where=where)
     if measured and not isinstance(record.get("measured"), dict):
         raise VramBudgetError(
             "this record has no `measured`",

@@ -1,10 +1,10 @@
-"""What all that a user hands in has in common: frozen, strict, and errors that people can read.
+"""The base of all user input: frozen, strict, and with errors that people can read.
 
-A value of the wrong kind is an error and never converted: true is no number, "8" is no number, NaN
-and infinity are none either. An unknown key is an error that names the nearest known one. All
-mistakes of one object are reported together, with the key as its user wrote it and what came.
+A value of the wrong type is an error and never converted: true is not a number, nor are "8", NaN
+and infinity. An unknown key is an error that names the nearest known one. All mistakes in one
+object are reported together, with the key as the user wrote it and the value.
 
-Not modelled: nested objects; what a user hands in is flat.
+Not modelled: nested objects; the input is flat.
 """
 
 from collections.abc import Iterable, Mapping
@@ -65,7 +65,7 @@ class Settings(BaseModel):
         return {*cls.model_fields, *cls.aliases}
 
     def problems(self) -> Iterable[str]:
-        """Yield one sentence for each rule between fields that is broken."""
+        """Yield one sentence for each broken rule between fields."""
         return ()
 
     @model_validator(mode="before")
@@ -81,7 +81,7 @@ class Settings(BaseModel):
 
 
 def canonical(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values under their fields' names. Raises ValueError where two disagree."""
+    """Return the values under their fields' names. Raises ValueError if two disagree."""
     renamed: dict[str, Any] = {}
     for key, value in values.items():
         name = aliases.get(key, key)
@@ -95,7 +95,7 @@ def canonical(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str
 
 
 def show(value: object) -> str:
-    """Return `value` for an error message, cut where it is long."""
+    """Return `value` for an error message, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # an int of more digits than Python prints

@@ -1,8 +1,8 @@
-"""Where a model's configuration comes from: a card, a path, a repository of the hub, or a dict.
+"""Where a model's configuration comes from: a model card, a path, a hub repository, or a dict.
 
-A name is looked up in this order: a card's name; a path that exists; another spelling of a card's
-name; the hub repository of a card; a repository of the hub, from the local cache, else downloaded.
-A folder that is called like a card is reached as `./gpt2`.
+A name is looked up in this order: the name of a model card; a path that exists; another spelling of
+a model card's name; the hub repository of a model card; a hub repository, from the local cache or
+downloaded. A folder with the name of a model card is reached as `./gpt2`.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class FoundModel:
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
-        """How its card says that it is usually trained."""
+        """How the model is usually trained, according to its model card."""
         return self.card.job if self.card else {}
 
 
@@ -43,7 +43,7 @@ def find_model(name: ModelSource) -> FoundModel:
     if isinstance(name, Path):
         return _from_path(name)
     if not isinstance(name, str):
-        raise VramBudgetError(f"a model is a name, a path or a dict, and not {show(name)}")
+        raise VramBudgetError(f"a model is a name, a path or a dict, not {show(name)}")
     return _from_name(name.strip())
 
 
@@ -57,16 +57,14 @@ def _from_name(name: str) -> FoundModel:
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
     near = did_you_mean(name.lower(), card_names())
-    ways = (
-        "`vrambudget models` lists the cards; a path to a config.json or a hub id org/name will do"
-    )
+    ways = "`vrambudget models` lists the names; a config.json or a hub id org/name works too"
     raise VramBudgetError(
         f"there is no model {show(name)}", hint=f"{near} {ways}" if near else ways
     )
 
 
 def _is_path(name: str) -> bool:
-    """Tell a path from a name or an org/name; where both could be, what exists is a path."""
+    """Return whether this is a path, not a name or an org/name: if in doubt, whether it exists."""
     if name.startswith((".", "/", "~")) or name.endswith(".json") or "\\" in name:
         return True
     try:
@@ -93,5 +91,5 @@ def _from_hub(repository: str) -> FoundModel:
 
 def _given(values: Mapping[str, Any]) -> FoundModel:
     if not all(isinstance(key, str) for key in values):
-        raise VramBudgetError("a configuration's keys are text", where="the given dict")
+        raise VramBudgetError("the keys of a configuration should be text", where="the given dict")
     return FoundModel(str(values.get("model_type", "model")), "the given dict", dict(values))

@@ -1,13 +1,13 @@
-"""The versions of PyTorch, CUDA and transformers: which were checked, which is taken by default.
+"""The versions of PyTorch, CUDA and transformers: which were checked, and the default.
 
     default    VRAMBUDGET_TORCH, VRAMBUDGET_TRANSFORMERS; else what is installed, if it was checked
-               and is no CPU build (which trains on no GPU); else the version that most records back
+               and is not a CPU build (which has no GPU); else the version of most records
     followed   a version that was not checked follows the newest checked one before it in its major
                release, the oldest checked one if it is older than all
     CUDA       what PyPI's build of that PyTorch has, unless the version names it: "2.11+cu128"
 
 A rule that changed names the release that changed it (engine/versions.py). Under each version named
-here jobs were held against PyTorch's own events (tests/records); a family says which versions of
+here jobs were compared with PyTorch's own events (tests/records); a family lists the versions of
 transformers it follows (`ModelConfig.followed_in`).
 """
 
@@ -20,13 +20,13 @@ CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
     "transformers": ("4.57", "5.17"),
 }
-"""Versions whose rules were held against events, the oldest first."""
+"""Versions whose rules were compared with events, the oldest first."""
 
 CHECKED_CUDA = ("12.4", "12.8", "13.0", "13.2")
-"""The same of the CUDA that PyTorch was built with."""
+"""Versions of the CUDA that PyTorch was built with, likewise."""
 
 BASELINE = {"torch": "2.11", "transformers": "5.17"}
-"""What most records were made with."""
+"""The versions of most records."""
 
 _CUDA_ON_PYPI = {
     "2.6": "12.4",
@@ -42,7 +42,7 @@ _CUDA_BUILD = re.compile(r"cu(\d\d)(\d+)")
 
 
 def default_version(package: str) -> str:
-    """Return the version that a job takes where it names none. It does not import the package."""
+    """Return the version of a job that names none. It does not import the package."""
     named = os.environ.get(f"VRAMBUDGET_{package.upper()}")
     if named:
         return named

@@ -1,4 +1,4 @@
-"""Where people work: a live model in a notebook, Hugging Face's Trainer, Lightning.
+"""Live models in notebooks, Hugging Face's Trainer, and Lightning.
 
-Nothing here imports torch, transformers or lightning: what is handed in has imported them.
+Nothing here imports torch, transformers or lightning: whoever passes a live object has done so.
 """

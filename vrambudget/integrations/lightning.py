@@ -1,9 +1,9 @@
-"""The same for Lightning, thin: a callback that predicts before the first step and then measures.
+"""A thin callback for Lightning: it predicts before the first step and then measures.
 
     Trainer(callbacks=[lightning_callback(batch=8, block=1024)])
 
-The model of transformers is looked for in the LightningModule as `self.model`, or under the name
-given; precision, clipping, accumulation and the optimizer are Lightning's own.
+It expects a model of transformers as the LightningModule's `self.model`, or under the given name;
+precision, clipping, accumulation and the optimizer are Lightning's own.
 
 Not modelled: several optimizers; what training_step keeps on the module.
 """
@@ -39,14 +39,14 @@ def lightning_callback(
         measured = property(lambda _: watch.measured)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            """Predict; warn, or raise where strict."""
+            """Predict; warn, or raise if strict."""
             optimizers = trainer.optimizers
             told = {**_fields(trainer), "batch": batch, "block": block, **fields}
             live = getattr(pl_module, model, None)
             if live is None:
                 raise VramBudgetError(
                     f"the LightningModule has no attribute {model!r}",
-                    hint="say lightning_callback(model=...): where the model of transformers is",
+                    hint="name the attribute that holds it: lightning_callback(model=...)",
                 )
             watch.begin(live, optimizers[0] if optimizers else None, told)
 
@@ -67,7 +67,7 @@ def _callback_class() -> Any:
 
 
 def _fields(trainer: Any) -> dict[str, Any]:
-    """Return what Lightning's Trainer says of a job."""
+    """Return the job's fields that Lightning's Trainer knows."""
     fields: dict[str, Any] = {
         "grad_accum": trainer.accumulate_grad_batches,
         "clip": trainer.gradient_clip_val or None,

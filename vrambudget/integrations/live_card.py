@@ -1,11 +1,11 @@
-"""The card as it is now: what this job may use of it.
+"""The GPU as it is now: how much of it this job may use.
 
     free        torch.cuda.mem_get_info()
   + cached      what this process's allocator holds and no tensor uses
   + ours        the model's and the optimizer's own tensors there: the prediction counts them
   + context     this process has one already: the prediction counts it
 
-Without torch or without a GPU the driver is asked (NVML); without that, there is no card.
+Without torch, the driver is asked (NVML); without that, there is no GPU.
 """
 
 import sys
@@ -20,13 +20,13 @@ _BLOCK = 512  # what the allocator rounds up to
 
 
 def card_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tuple[str, ...]]:
-    """Return this machine's card with what is free for a job, and what is to be said of it."""
+    """Return this machine's GPU with what is free for a job, and notes for the report."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         try:
             return find_gpu("auto"), ()
         except VramBudgetError:
-            return None, ("no NVIDIA GPU was found here: gpu=... names one",)
+            return None, ("no NVIDIA GPU was found on this machine: name one with gpu=...",)
     free, _ = torch.cuda.mem_get_info()
     reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     others = max(allocated - _on_card(_tensors(model, optimizer)), 0)
@@ -36,12 +36,12 @@ def card_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tupl
     with_context = gpu_with_room(
         name, capability, room + card.context_bytes, source="torch.cuda.mem_get_info()"
     )
-    notes = (f"{format_bytes(others)} of other tensors lie on the card",) if others else ()
+    notes = (f"{format_bytes(others)} of other tensors are on the GPU",) if others else ()
     return with_context, notes
 
 
 def _tensors(model: Any, optimizer: Any) -> Iterator[Any]:
-    """Yield what the prediction counts too: parameters, buffers, gradients, optimizer states."""
+    """Yield what the prediction also counts: parameters, buffers, gradients, optimizer states."""
     if hasattr(model, "parameters"):
         for parameter in model.parameters():
             yield parameter

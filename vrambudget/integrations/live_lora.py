@@ -1,8 +1,8 @@
-"""The LoRA adapter of a live model, as PEFT put it in.
+"""The LoRA adapter of a live model, as PEFT added it.
 
-Not modelled: everything but plain LoRA on linear layers: DoRA, biases, other ranks for
-some modules, modules that are trained whole (but for a classifier's head, which task_type SEQ_CLS
-trains), tokens, several adapters at once.
+Not modelled: everything but plain LoRA on linear layers: DoRA, biases, other ranks for some
+modules, fully trained modules (except a classifier's head, which task_type SEQ_CLS trains), tokens,
+several adapters at once.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _PLAIN: Mapping[str, object] = {
 
 
 def read_lora(model: Any, adapters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the job's LoRA fields; none where the model has no adapter."""
+    """Return the job's LoRA fields; none if the model has no adapter."""
     if not adapters:
         return {}
     if len(adapters) > 1:

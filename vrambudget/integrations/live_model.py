@@ -1,14 +1,14 @@
-"""What a live model of transformers says of itself: its configuration, and fields of a job.
+"""What can be read from a live model of transformers: its configuration, and fields of a job.
 
     task            the class's name: GPT2LMHeadModel, BertForSequenceClassification, ...
-    precision       the parameters' dtype; with autocast where that is on as we look
+    precision       the parameters' dtype, with autocast if that is on now
     attention       config._attn_implementation
     checkpointing   whether its layers run again in backward, all of them, without re-entry
-    LoRA            rank and targets of the one adapter that PEFT put in
-    freeze          the parameters that do not want a gradient
+    LoRA            rank and targets of the one adapter that PEFT added
+    freeze          the parameters that do not require a gradient
 
-The model is held against its configuration, parameter for parameter: one that was changed by hand
-is refused, and never taken for what its configuration says.
+The model is compared with its configuration, parameter by parameter: one that was changed by hand
+is an error, and never treated as what its configuration says.
 
 Not modelled: compiled and wrapped models, other adapters than plain LoRA, quantised weights.
 """
@@ -42,7 +42,7 @@ _REHEARSE = "`vrambudget rehearse SCRIPT` runs any script on a virtual GPU"
 
 @dataclass(frozen=True, slots=True)
 class LiveParameter:
-    """What matters of one parameter, in the order of the model's own list."""
+    """What matters about one parameter, in the order of the model's own list."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,17 +62,17 @@ class LiveModel:
 
 
 def is_live(model: object) -> bool:
-    """Tell a model from a name, a path, a dict or a configuration."""
+    """Return whether this is a live model, not a name, a path, a dict or a configuration."""
     return hasattr(model, "named_parameters")
 
 
 def read_model(model: Any) -> LiveModel:
-    """Return what a live model says. Raises NotModelledError for what is no such model."""
+    """Return what can be read from a live model. Raises NotModelledError for other objects."""
     kind = type(model).__name__
     if kind in _WRAPPERS:
         raise NotModelledError(
             f"a model in {kind}: {_WRAPPERS[kind]}",
-            hint=f"hand in the model itself; or {_REHEARSE}",
+            hint=f"pass the model itself; or {_REHEARSE}",
         )
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config: Any = getattr(base, "config", None)

@@ -1,6 +1,6 @@
-"""What a live optimizer of torch says of itself: its name and implementation, as a job has them.
+"""What can be read from a live optimizer of torch: its name and implementation, as fields of a job.
 
-Options that change what it allocates and have no rules here are refused.
+Options that change what it allocates and have no rules here are errors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,12 +57,12 @@ def _implementation(group: Mapping[str, Any]) -> str | None:
 
 
 def _check_parameters(groups: Iterable[Mapping[str, Any]], model: Any) -> None:
-    """Hold the optimizer's parameters against those that want a gradient."""
+    """Compare the optimizer's parameters with those that require a gradient."""
     stepped = {id(p) for group in groups for p in group["params"]}
     left_out = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in stepped]
     if left_out:
         raise NotModelledError(
-            f"{len(left_out)} parameters want a gradient and are not in the optimizer: "
+            f"{len(left_out)} parameters require a gradient and are not in the optimizer: "
             f"{left_out[0]}, ...",
             hint="their gradients would never be zeroed: requires_grad_(False) freezes them",
         )

@@ -1,4 +1,4 @@
-"""What PyTorch's own counters say of a running job, and the record that `validate` reads."""
+"""Read PyTorch's own counters in a running job, and write the record that `validate` reads."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from vrambudget.files import append_line
 
 
 def reset_peaks() -> None:
-    """Let the peaks begin here, where there is a GPU."""
+    """Reset the peaks, if there is a GPU."""
     if (torch := _torch_on_gpu()) is not None:
         torch.cuda.reset_peak_memory_stats()
 
@@ -54,7 +54,7 @@ def _torch_on_gpu() -> Any:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether JSON can hold a configuration's value as it is."""
+    """Return whether JSON can hold a configuration's value unchanged."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""`preflight`: will this model train here, now? Asked where the model is, before the first step.
+"""`preflight`: check before the first step whether a live model fits on this GPU.
 
     vrambudget.preflight(model, batch=8, block=1024, optimizer=optimizer)
 
-What can be read from the model and the optimizer is read; what a loop decides (batch, block,
-accumulation, clipping, autocast) is said. The card is this machine's, with what is free on it now.
+What the model and the optimizer know is read from them; what a loop decides (batch, block,
+accumulation, clipping, autocast) is passed. The GPU is this machine's, with what is free on it now.
 """
 
 import sys
@@ -34,11 +34,12 @@ def preflight(
     strict: bool = False,
     **fields: Any,
 ) -> Budget:
-    """Return what training `model` takes, held against what is free on the card now.
+    """Return what training `model` takes, compared with what is free on the GPU now.
 
-    `model` is a live model of transformers (or in PEFT's wrapper), a configuration, a dict or what
-    `estimate` takes; `optimizer` a live one or a name; `fields` are those of `Job`, and win over
-    nothing that is read. Raises DoesNotFit where `strict`, NotModelledError for what has no rules.
+    `model` is a live model of transformers (also in PEFT's wrapper), a configuration, a dict or
+    what `estimate` takes; `optimizer` is a live one or a name; `fields` are those of `Job`, which
+    must not contradict what is read. Raises DoesNotFit if `strict`, NotModelledError for what has
+    no rules.
     """
     live = read_model(model) if is_live(model) else None
     read = {**(live.fields if live else {}), **_optimizer(optimizer, model)}
@@ -46,18 +47,18 @@ def preflight(
     source = live.config if live else _source(model)
     card, notes = _card(gpu, model, optimizer)
     if strict and card is None:
-        raise VramBudgetError("strict=True needs a card", hint="say gpu=..., for example '12GB'")
+        raise VramBudgetError("strict=True needs a GPU", hint="pass gpu=..., for example '12GB'")
     scenario = resolve(source, gpu=card, **given)
     if live:
         scenario = _as_frozen(scenario, live)
     budget = _noted(estimate_scenario(scenario), notes, live)
     if live:
-        _hold_against(budget, live)
+        _check_against(budget, live)
     if strict and not budget.fits:
         raise DoesNotFit(
             ": ".join(phrases.verdict(budget, ledger.ledger(budget))),
             budget=budget,
-            hint="error.budget says what takes the memory",
+            hint="error.budget shows what takes the memory",
         )
     return budget
 
@@ -91,13 +92,13 @@ def _card(
 
 
 def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both. Raises VramBudgetError where they contradict each other."""
+    """Return both. Raises VramBudgetError if they contradict each other."""
     for name, value in read.items():
         asked = given.get(name, value)
         autocasts = name == "precision" and value == "fp32" and str(asked).startswith("amp-")
         if asked != value and not autocasts:
             raise VramBudgetError(
-                f"{name} is given as {asked!r}, and what is there says {value!r}",
+                f"{name} is given as {asked!r}, but the live objects have {value!r}",
                 hint=f"leave {name} out, or change the model or the optimizer",
             )
     return {**read, **given}
@@ -113,7 +114,7 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     theirs = [parameter.shape for parameter in live.parameters]
     if [shape for _, shape in ours] != theirs:
         raise NotModelledError(
-            "the model's parameters are not those that its configuration makes",
+            "the model's parameters are not those of its configuration",
             hint="a model that was changed by hand can be rehearsed: `vrambudget rehearse SCRIPT`",
         )
     if scenario.job.lora_rank is not None:
@@ -125,13 +126,13 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     return replace(scenario, job=job)
 
 
-def _hold_against(budget: Budget, live: LiveModel) -> None:
+def _check_against(budget: Budget, live: LiveModel) -> None:
     counted = budget.parameters
     if (counted.total, counted.trainable) != (live.count, live.trained):
         raise NotModelledError(
             f"the model has {live.count:,} parameters and trains {live.trained:,} of them;"
             f" {counted.total:,} and {counted.trainable:,} were expected",
-            hint="adapters on other modules, or parts trained beside them, are not modelled",
+            hint="adapters on other modules, or other parts trained with them, are not modelled",
         )
 
 

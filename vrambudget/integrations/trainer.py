@@ -1,19 +1,19 @@
-"""VramBudgetCallback: Hugging Face's Trainer says before the first step whether training fits.
+"""VramBudgetCallback: Hugging Face's Trainer reports before the first step whether training fits.
 
     trainer = Trainer(..., callbacks=[VramBudgetCallback(record="measured.jsonl")])
 
-At the beginning it predicts from the model, the optimizer and TrainingArguments, and warns where
-the job does not fit, or raises DoesNotFit (`strict`). After the third step it logs what was
-measured beside what was predicted, and appends both to a file that `vrambudget validate` reads.
+When training begins it predicts from the model, the optimizer and TrainingArguments, and warns if
+the job does not fit, or raises DoesNotFit (`strict`). After the third step it logs the measurement
+next to the prediction, and appends both to a file that `vrambudget validate` reads.
 
-Sequences are as long as the dataset's, where they are all of one length; else say `block`: the
-longest that will come. Peak counters are reset when training begins.
+Sequences are as long as the dataset's if these all have one length; otherwise pass `block`, the
+length of the longest. Peak counters are reset when training begins.
 
-It is no subclass of TrainerCallback, for which transformers would have to be imported: the Trainer
-calls methods by name, and every other one does nothing.
+It is not a subclass of TrainerCallback, because that would import transformers: the Trainer calls
+methods by name, and all that are not defined here do nothing.
 
-Not modelled: what the Trainer itself keeps on the card (five scalars; with accumulation, the
-batches that it fetches ahead); evaluation between steps.
+Not modelled: what the Trainer itself keeps on the GPU (five scalars; with accumulation, the
+prefetched batches); evaluation between steps.
 """
 
 from itertools import islice
@@ -29,7 +29,7 @@ _ROWS_LOOKED_AT = 256
 
 
 class VramBudgetCallback:
-    """What the Trainer calls; `fields` are those of `Job` and win over TrainingArguments."""
+    """What the Trainer calls; `fields` are those of `Job` and override TrainingArguments."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class VramBudgetCallback:
         self.watch = Watch(gpu=gpu, strict=strict, record=record)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method that does nothing for the events that are none of ours."""
+        """Return a method that does nothing, for the events that are not handled here."""
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -60,7 +60,7 @@ class VramBudgetCallback:
         return self.watch.measured
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Predict; warn, or raise where strict."""
+        """Predict; warn, or raise if strict."""
         del state, control
         block = self.block or _length(given.get("train_dataloader"))
         fields = {**_fields(args), "block": block, **self.fields}
@@ -77,7 +77,7 @@ def _nothing(*args: Any, **given: Any) -> None:
 
 
 def _fields(args: Any) -> dict[str, Any]:
-    """Return what TrainingArguments say of a job."""
+    """Return the job's fields that TrainingArguments have."""
     fields: dict[str, Any] = {
         "batch": args.per_device_train_batch_size,
         "grad_accum": args.gradient_accumulation_steps,
@@ -90,13 +90,13 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def _length(loader: Any) -> int:
-    """Return the length that all rows of the dataset have. Raises VramBudgetError without one."""
+    """Return the length of all rows of the dataset. Raises VramBudgetError if they differ."""
     dataset = getattr(loader, "dataset", None)
     rows = islice(dataset, _ROWS_LOOKED_AT) if dataset is not None else ()
     lengths = {len(row["input_ids"]) for row in rows if "input_ids" in row}
     if len(lengths) != 1:
         raise VramBudgetError(
-            "the dataset's sequences are not of one length",
-            hint="say VramBudgetCallback(block=...): the longest that will come",
+            "the dataset's sequences do not all have one length",
+            hint="pass VramBudgetCallback(block=...): the length of the longest",
         )
     return lengths.pop()

@@ -1,4 +1,4 @@
-"""What a callback does, whichever trainer it is for: predict, warn or stop, measure, record."""
+"""What every trainer's callback does: predict, warn or stop, measure, record."""
 
 import logging
 from pathlib import Path
@@ -27,7 +27,7 @@ class Watch:
         self._config: Any = None
 
     def begin(self, model: Any, optimizer: Any, fields: dict[str, Any]) -> None:
-        """Predict and say so; raise DoesNotFit where strict. Peak counters begin here."""
+        """Predict and report; raise DoesNotFit if strict. Peak counters start here."""
         self.budget = preflight(
             model, optimizer=optimizer, gpu=self.gpu, strict=self.strict, **fields
         )

@@ -1,7 +1,7 @@
 """A GPT in plain PyTorch that runs nanoGPT's operations, in nanoGPT's order.
 
-For measuring and rehearsing jobs of the model `nanogpt`: the same tensors come to life and die as
-in nanoGPT's own `model.py`, which is not part of this project. Sizes have nanoGPT's names. Weights
+For measuring and rehearsing jobs of the model `nanogpt`: the same tensors live and die as in
+nanoGPT's own `model.py`, which is not part of this project. Sizes have nanoGPT's names. Weights
 are PyTorch's default random ones, made on the CPU.
 
 Source of the sequence: github.com/karpathy/nanoGPT, model.py.
@@ -64,7 +64,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Four times as wide inside. `x` is one name: each step lets go of the one before."""
+    """Four times as wide inside. `x` is one name: each step frees the one before."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()

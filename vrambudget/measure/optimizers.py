@@ -47,7 +47,7 @@ def make_optimizer(job: Mapping[str, Any], model: Any, parameters: list[Any]) ->
 
 
 class MuonAndAdamW:
-    """Two optimizers that step one after the other; one alone where the other has nothing to do."""
+    """Two optimizers that step one after the other; only one if the other has no parameters."""
 
     def __init__(self, model: Any, parameters: list[Any], options: dict[str, Any]) -> None:
         outer = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
@@ -71,6 +71,6 @@ class MuonAndAdamW:
             optimizer.step()
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
-        """Let all gradients go."""
+        """Drop all gradients."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=set_to_none)

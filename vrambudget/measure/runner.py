@@ -1,4 +1,4 @@
-"""Run one job on the GPU that PyTorch sees, real or virtual, and say what its allocator says.
+"""Run one job on the GPU that PyTorch sees, real or virtual, and return its allocator's counters.
 
     python -m vrambudget.measure.runner JOB.json RESULT.json
 
@@ -50,7 +50,7 @@ _DROPOUTS = (
 
 
 def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[str, Any]:
-    """Build the model, run the loop, return what the allocator says."""
+    """Build the model, run the loop, return the allocator's counters."""
     if job.get("expandable_segments"):
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # noqa: SLF001
     model = build_model(job)
@@ -144,7 +144,7 @@ def _totals() -> dict[str, Any]:
 
 
 def _mark(step: int, phase: str) -> None:
-    """Tell the recorder of a rehearsal, where one is running."""
+    """Notify the recorder of a rehearsal, if one is running."""
     hook = sys.modules.get("vrambudget_hook")
     if hook is not None:
         hook.mark(f"{step}:{phase}")

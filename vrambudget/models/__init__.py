@@ -1,4 +1,4 @@
-"""The architectures, one file each; `config_class("gpt2")` imports the one that is asked for."""
+"""The architectures, one file each; `config_class("gpt2")` imports the one that is requested."""
 
 from importlib import import_module
 

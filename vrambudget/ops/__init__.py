@@ -1,1 +1,1 @@
-"""Operations: what each allocates, keeps for backward, and makes in backward."""
+"""Operations: what each allocates, saves for backward, and allocates in backward."""

@@ -1,4 +1,4 @@
-"""Clamping between two scalars on the device, and the look for infinite elements that decides them.
+"""Clamping between two scalars on the device, and the check for infinities that decides them.
 
     x           kept, and the two scalars
     y           like x
@@ -16,7 +16,7 @@ from vrambudget.ops.reduce import with_partial_sums
 
 
 def clamp(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    """Return x between two scalars that want no gradient."""
+    """Return x between two scalars that require no gradient."""
     wanted = x.requires_grad
     kept = keep(x, when=wanted), keep(highest, when=wanted), keep(lowest, when=wanted)
     context.operation = "clamp"

@@ -1,4 +1,4 @@
-"""Tensors made from nothing or for counting: arange, and integer arithmetic that keeps nothing."""
+"""New tensors: arange, and the results of integer arithmetic, which saves nothing."""
 
 from vrambudget.dtypes import DType, int64
 from vrambudget.engine.context import context

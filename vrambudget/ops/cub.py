@@ -1,6 +1,6 @@
-"""Temporary storage that CUB's device-wide algorithms ask for: sort, unique, sums, select.
+"""Temporary storage that CUB's device-wide algorithms request: sort, unique, sums, select.
 
-Each asks once for all its arrays, every one rounded up to 256 bytes, plus 255 bytes to align the
+Each requests all its arrays at once, every one rounded up to 256 bytes, plus 255 bytes to align the
 first. Tiles (items that one thread block handles) depend on the card's architecture. Keys and
 values are int64 here, as indices are.
 

@@ -1,6 +1,6 @@
-"""Dropout: a new tensor and a mask of one byte an element, which is kept.
+"""Dropout: a new tensor and a mask of one byte per element, which is kept.
 
-With p = 0 or outside training the input itself comes back.
+With p = 0 or outside training it returns its input.
 
 Source: aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable), cuda/Dropout.cu
 (dropout_cuda); derivatives.yaml (native_dropout).

@@ -213,7 +213,7 @@ def _layout(x: Tensor) -> Tensor:
 def iterated_strides(  # noqa: C901 - an insertion sort as it stands there
     shape: Shape, operands: Sequence[Tensor]
 ) -> Shape | None:
-    """Return the strides of a pointwise result: dimensions lie as in the first operand that tells.
+    """Return the strides of a pointwise result: the order of the first operand that decides it.
 
     Follows TensorIteratorBase::reorder_dimensions; None is contiguous.
     """
@@ -255,7 +255,7 @@ def iterated_strides(  # noqa: C901 - an insertion sort as it stands there
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
-    """Return the shape of a + b. Raises ShapeError where there is none."""
+    """Return the shape of a + b. Raises ShapeError if there is none."""
     if a == b:
         return a
     if len(a) < len(b):

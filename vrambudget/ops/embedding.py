@@ -4,11 +4,11 @@
     weight   [V, C]     never kept
     y        [..., C]
 
-backward makes a dense gradient [V, C] of the weight's type. Up to 3072 indices one kernel adds the
-rows up. More are sorted first: equal indices form segments, segments are cut into parts of 10 rows,
-the parts' sums (float32 [parts, C], parts at most N / 10 + min(N, V)) are added up per segment.
-Where segments would be too few to fill the card, parts are added atomically instead (since 2.11).
-The sort goes over all 64 bits of the indices, since 2.13 only over those that V has.
+backward makes a dense gradient [V, C] of the weight's type. For up to 3072 indices, one kernel adds
+up the rows. More are sorted first: equal indices form segments, segments are cut into parts of 10
+rows, and the parts' sums (float32 [parts, C], at most N / 10 + min(N, V) parts) are added up per
+segment. If the segments would be too few to fill the GPU, parts are added atomically instead (since
+2.11). The sort covers all 64 bits of the indices, since 2.13 only those that V needs.
 
 Padding rows (padding_idx) change nothing here.
 
@@ -37,7 +37,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """Return weight[indices]: [...], [V, C] -> [..., C]."""
     kept = keep(indices, when=weight.requires_grad)
     context.operation = "embedding"
-    rows = reshape(indices, -1)  # index_select wants one dimension: a copy for expanded indices
+    rows = reshape(indices, -1)  # index_select needs one dimension: a copy for expanded indices
     context.operation = "embedding"
     y = empty((*indices.shape, weight.shape[1]), weight.dtype)
     del rows
@@ -56,7 +56,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
 
 
 def _dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
-    """Make the gradient [V, C] for `n` indices, and what comes and goes meanwhile."""
+    """Make the gradient [V, C] for `n` indices, and its temporaries."""
     if n <= _MOST_UNSORTED:
         return empty(shape, dtype)
     sorted_indices, original_rows = empty((n,), int64), empty((n,), int64)
@@ -97,7 +97,7 @@ def _come_and_go(nbytes: int) -> None:
 
 
 def _adds_atomically(segments: int, parts: int, width: int) -> bool:
-    """Whether so few segments would leave most of the card idle (use_fused_kernel)."""
+    """Whether so few segments would leave most of the GPU idle (use_fused_kernel)."""
     if not torch_since(2, 11):
         return False
     padded_width = -(-width // _WARP) * _WARP

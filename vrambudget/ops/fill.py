@@ -1,11 +1,11 @@
-"""Operations that write into a tensor, and masked_fill, which does or does not.
+"""Operations that write into a tensor, and masked_fill, in place or not.
 
     masked_fill(_)   keeps the mask; backward fills the gradient's masked elements: a new tensor
     div_             keeps the divisor, and a copy of what it overwrites
-    mul_             keeps the other factor (which wants no gradient here)
+    mul_             keeps the other factor (which requires no gradient here)
     add_             keeps nothing
 
-An operation in place returns a tensor of the same storage: bind it to the same name.
+An in-place operation returns a tensor of the same storage: bind it to the same name.
 
 Source: tools/autograd/derivatives.yaml (masked_fill, div, mul), gen_variable_type.py
 (original_self); FunctionsManual.cpp (div_tensor_other_grad).
@@ -63,7 +63,7 @@ def _divisor_gradient(dy: Tensor) -> Tensor:
 
 
 def mul_(a: Tensor, factor: Tensor) -> Tensor:
-    """Return a, overwritten with a * factor; factor wants no gradient."""
+    """Return a, overwritten with a * factor; factor requires no gradient."""
     kept = keep(factor, when=a.requires_grad)
     return record("mul", _same(a), inputs=(a,), saved=(kept,), backward=empty_like)
 

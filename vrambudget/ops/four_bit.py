@@ -1,4 +1,4 @@
-"""4-bit weights as bitsandbytes keeps them, and the product by one.
+"""4-bit weights as bitsandbytes stores them, and the product with one.
 
     packed     n / 2 bytes                  two elements of a weight [O, I], n = O * I
     absmax     [n / 64] float32             one for each block
@@ -7,16 +7,16 @@
                of 256 values and an offset, all float32
 
     y = x @ dequantised.T                   x is not kept
-    dx = dy @ dequantised                   the weight itself wants no gradient
+    dx = dy @ dequantised                   the weight itself requires no gradient
 
 A product dequantises the weight into a temporary [O, I] of x's type, and so does its backward. With
-double quantisation there are the blocks' absmax in float32 beside it, in forward twice.
+double quantisation the blocks' absmax in float32 come with it, in forward twice.
 
 Source: bitsandbytes 0.50.2: functional.py (quantize_4bit, dequantize_4bit), backends/cuda/ops.py
 (gemm_4bit, _dequant_linear_fallback), autograd/_functions.py (MatMul4Bit).
-Not modelled: the kernel that multiplies without dequantising. It is taken for up to 4 rows; for up
-to 512 (for weights of less than 4M elements 1,536) it may be, by a table of cards and shapes: there
-a dequantised weight too much is counted in forward (not in backward). Other versions' rules.
+Not modelled: the kernel that multiplies without dequantising. It is used for up to 4 rows; for up
+to 512 (for weights of less than 4M elements 1,536) it may be, by a table of GPUs and shapes: then
+one dequantised weight too many is counted in forward (not in backward). Other versions' rules.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class FourBit:
 
 
 def nested_table() -> Tensor:
-    """Return the table that the first double quantisation brings to the device; it stays."""
+    """Return the table that the first double quantisation moves to the device; it stays."""
     return made("nested_table", (_NESTED_CODES,), float32)
 
 
@@ -85,7 +85,7 @@ def quantise(weight: Tensor, tables: list[Tensor], *, double: bool) -> FourBit:
 
 
 def linear_4bit(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:
-    """Return x @ weight.T + bias: [..., I], [O, I], [O] -> [..., O]; only x may want a gradient."""
+    """Return x @ weight.T + bias: [..., I], [O, I], [O] -> [..., O]; only x may have a gradient."""
     with no_grad():
         y = _product(x, weight, bias)
     x_shape = x.shape
@@ -113,7 +113,7 @@ def _product(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:
 def _dequantised(weight: FourBit, *, again: bool) -> list[Tensor]:
     """Return the weight [O, I], last, after what lives as long: forward keeps the blocks' absmax.
 
-    Backward (`again`) adds the offset in place and lets them go first.
+    Backward (`again`) adds the offset in place and frees them first.
     """
     found = []
     if weight.nested:

@@ -5,8 +5,8 @@
     offsets  [E]         where each group ends, int32; kept
     y        [S, O]
 
-How many rows each group has decides no memory, if it has any: on a virtual card, where offsets read
-as zeros, PyTorch 2.15 asks for no workspace. Three implementations:
+How many rows each group has does not affect memory, unless it has none: on a virtual GPU, where
+offsets read as zeros, PyTorch 2.15 requests no workspace. Three implementations:
 
     bfloat16 on Hopper, B200   one CUTLASS kernel; its arguments and tensor maps come and go
     else, from sm80 on         a product per group, into y

@@ -1,4 +1,4 @@
-"""Elements picked by index tensors, and their gradient: an accumulating index_put.
+"""Elements selected by index tensors, and their gradient: an accumulating index_put.
 
     x        [N, ...]     never kept
     indices  [S]  int64   kept if x needs a gradient
@@ -6,9 +6,9 @@
 
 index_add_ keeps the indices and, for its shape alone, the source.
 
-backward makes zeros like x and adds the rows of dy into it; equal indices must meet, so they are
-sorted first. Meanwhile there are four arrays of S indices (as offsets, sorted, their rows, and
-0 .. S-1) and CUB's temporary storage, which depends on how many bits the largest index has.
+backward makes zeros like x and adds the rows of dy to them; equal indices must be adjacent, so they
+are sorted first. That takes four arrays of S indices (as offsets, sorted, their rows, and 0 .. S-1)
+and CUB's temporary storage, which depends on how many bits the largest index has.
 
 Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp (index_backward),
 cuda/Indexing.cu (index_put_with_sort_kernel, wrapIndexOnce); derivatives.yaml (index, index_add).
@@ -22,7 +22,7 @@ from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.shape import contiguous
 
-_DIGITS = 256  # what a pass of the sort tells apart
+_DIGITS = 256  # what a pass of the sort distinguishes
 
 
 def index_rows(x: Tensor, indices: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:
 def _accumulate(places: int, counts: tuple[int, ...], values: Tensor) -> None:
     """Allocate and free what x.index_put_(indices, values, accumulate=True) needs.
 
-    `places`: how many the indices tell apart; `counts`: elements of each index tensor.
+    `places`: how many the indices distinguish; `counts`: elements of each index tensor.
     """
     count = counts[0]
     offsets = _offsets(count)

@@ -6,7 +6,8 @@
     y       [..., O]   whoever reads y decides whether it is kept
 
 Under autocast all operands are read as low-precision copies, and those are kept. The copies are
-made from the last argument to the first: so the compiler evaluates the wrapped call's arguments.
+made from the last argument to the first, the order in which the compiler evaluates the arguments of
+the wrapped call.
 
 `linear` with a bias and a contiguous x runs as addmm, else as a matrix product and an add. The
 order of gradients is that of the generated code: alphabetical by argument name (addmm: mat1, mat2,
@@ -44,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _transposed(weight: Tensor) -> Tensor:
-    """Return a leaf's weight.t(), for autograd's order alone; its dimensions stay.
+    """Return a leaf's weight.t(), only for autograd's order; its dimensions stay.
 
     Without a bias it is made before x is flattened: in backward x's gradient moves on before the
     weight's, which matters where that is added to one of an earlier pass.

@@ -1,13 +1,13 @@
 """A low-rank update added to a stack of weights in one kernel: W + lhs @ rhs * scaling (baddbmm).
 
-    W [E, O, I] wants no gradient    lhs [E, O, r] and rhs [E, r, I] keep each other
+    W [E, O, I] requires no gradient    lhs [E, O, r] and rhs [E, r, I] keep each other
 
 A factor that lies in memory so that no row and no column of it is contiguous is copied for each
-product that reads it; the copy goes with the product.
+product that reads it; the copy is freed after the product.
 
 Source: aten/src/ATen/native/cuda/Blas.cpp (baddbmm_out_cuda_impl, prepare_batch_matrix_for_cublas);
 FunctionsManual.cpp (maybe_multiply); derivatives.yaml (baddbmm).
-Not modelled: W that wants a gradient.
+Not modelled: W that requires a gradient.
 """
 
 from vrambudget.dtypes import DType

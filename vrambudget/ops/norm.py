@@ -6,7 +6,7 @@
     mean, rstd  [rows]     kept, float32 (rms_norm has no mean)
     y           [..., C]
 
-backward makes dx, then dweight and dbias. Where there are many rows of few features, dweight and
+backward makes dx, then dweight and dbias. With many rows of few features, dweight and
 dbias are first summed in parts [parts, C], which takes a second result and a sum's buffers.
 
 Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (LayerNormBackwardKernelImplInternal,
@@ -44,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None and weight.dtype is not x.dtype:
         raise NotModelledError(
             f"rms_norm of {x.dtype} by a weight of {weight.dtype} is not modelled",
-            hint="give the weight the type of the activations",
+            hint="use the type of the activations for the weight",
         )
     return _normalised("rms_norm", x, weight, None, statistics=1)
 
@@ -81,7 +81,7 @@ def _normalised(
 
 
 def _sum_in_parts(rows: int, features: int, gradients: list[Tensor | None]) -> None:
-    """Replace gradients [C] of weight and bias by sums over parts, if rows are many for C."""
+    """Replace gradients [C] of weight and bias with sums over parts, if C is small for the rows."""
     if rows <= _MANY_ROWS or features // _WARP >= context.platform.multiprocessors // 2:
         return
     parts = min(-(-rows // _ROWS_PER_PART), _MOST_WARPS // -(-features // _WARP))

@@ -1,13 +1,13 @@
 """What a reduction (sum, mean, norm, all) allocates besides its result, exactly.
 
-    a sum with few outputs and many inputs is split over thread blocks; the blocks meet in a buffer
+    a sum with few outputs and many inputs is split over thread blocks; the blocks share a buffer
     of partial results and an array of semaphores, freed when the kernel is launched
 
     a tensor that reaches beyond 2**31 bytes is summed in halves, one after the other; meanwhile
     16-bit results wait in a float32 buffer
 
-PyTorch first sorts the dimensions by stride, summed ones in front, and joins those that lie one
-after another in memory; sizes of thread blocks follow from what remains.
+PyTorch first sorts the dimensions by stride, summed ones in front, and joins those that are
+adjacent in memory; the sizes of thread blocks follow from the result.
 
 Source: aten/src/ATen/native/cuda/Reduce.cuh (setReduceConfig, gpu_reduce_kernel),
 TensorIterator.cpp (reorder_dimensions, coalesce_dimensions, can_use_32bit_indexing,

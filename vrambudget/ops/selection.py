@@ -1,4 +1,4 @@
-"""Where a tensor is not zero: how many places there are is read back, so the caller has to say.
+"""Where a tensor is not zero: PyTorch reads back how many places there are, so the caller says it.
 
 Source: aten/src/ATen/native/cuda/Nonzero.cu (nonzero_cuda_out_impl); TensorConversions.cpp (where).
 Not modelled: more than 2**31 elements.

@@ -1,6 +1,6 @@
 """Views and copies: view, transpose, split, cat, expand, reshape, contiguous.
 
-    view, transpose, expand    share storage; backward is the same view the other way round
+    view, transpose, expand    share storage; backward is the inverse view
     split                      outputs are views; backward concatenates the gradients
     cat, contiguous            allocate the result
 
@@ -27,7 +27,7 @@ from vrambudget.engine.versions import torch_since
 
 
 def view(x: Tensor, *shape: int) -> Tensor:
-    """Return x's elements as `shape`, without a copy. Raises ShapeError where that takes one."""
+    """Return x's elements as `shape`, without a copy. Raises ShapeError if that takes one."""
     shape = _inferred(x, shape)
     strides = None if x.strides is None else _view_strides(x.shape, x.strides, shape)
     if x.strides is not None and strides is None:
@@ -41,7 +41,7 @@ def view(x: Tensor, *shape: int) -> Tensor:
 
 
 def reshape(x: Tensor, *shape: int) -> Tensor:
-    """Return a view where one is possible, else a contiguous copy."""
+    """Return a view if one is possible, else a contiguous copy."""
     shape = _inferred(x, shape)
     if x.strides is not None and _view_strides(x.shape, x.strides, shape) is None:
         x = _clone(x, "reshape")
@@ -106,7 +106,7 @@ def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
 def slice_last(x: Tensor, length: int) -> Tensor:
     """Return a view of `length` elements of the last dimension; backward pads with zeros.
 
-    A slice of everything is an alias: its gradient is passed on as it is (TensorIndexing.h,
+    A slice of everything is an alias: its gradient is passed on unchanged (TensorIndexing.h,
     applySlice).
     """
     source, dtype = x.shape, x.dtype
@@ -236,7 +236,7 @@ def _inferred(x: Tensor, shape: Shape) -> Shape:
 
 
 def _view_strides(old: Shape, strides: Shape, new: Shape) -> Shape | None:
-    """Return the strides of a view of `new` shape, None where only a copy can have it."""
+    """Return the strides of a view of `new` shape, None if only a copy can have it."""
     if Tensor(old, None, None, strides).is_contiguous:  # type: ignore[arg-type]
         return contiguous_strides(new)
     result: list[int] = []

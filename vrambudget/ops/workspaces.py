@@ -1,4 +1,4 @@
-"""The workspaces of cuBLAS and cuBLASLt: memory that a matrix product may write into.
+"""The workspaces of cuBLAS and cuBLASLt: scratch memory of matrix products.
 
 Backward runs in a thread of its own with a handle of its own, so what is kept is there twice.
 Products with an epilogue (a bias) go through cuBLASLt; since 2.15 in 16 bit those too that are

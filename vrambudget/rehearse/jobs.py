@@ -28,7 +28,7 @@ def rehearse_report(
 ) -> Rehearsal:
     """Run a record's job on a virtual `gpu` and return what was seen, as for a script.
 
-    Out of memory is an ending. Raises VramBudgetError where nothing can be run.
+    Out of memory is an ending. Raises VramBudgetError if nothing can be run.
     """
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
@@ -73,7 +73,7 @@ class JobFolder:
         return (program, "-m", "vrambudget.measure.runner", str(self.job), str(self.result))
 
     def measured(self) -> dict[str, Any]:
-        """Return the result. Raises VramBudgetError where the runner wrote none."""
+        """Return the result. Raises VramBudgetError if the runner wrote none."""
         if not self.result.exists():
             raise VramBudgetError("the job wrote no result: it was stopped before its end")
         found: dict[str, Any] = json.loads(self.result.read_text())

@@ -1,6 +1,6 @@
 """A classifier of sequences on a decoder (transformers' GenericForSequenceClassification).
 
-    logits  [B, T, labels]   of every token; each row keeps those of its last that is no padding
+    logits  [B, T, labels]   of every token; each row keeps those of its last that is not padding
 
 Without a padding token a batch may hold one row, whose last token it is. GPT-2, GPT-NeoX and OPT
 have their own classes, which do the same.

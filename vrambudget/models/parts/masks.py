@@ -1,14 +1,14 @@
-"""The masks of transformers 5 and 4.57 (masking_utils.py), with all that making them allocates.
+"""The masks of transformers 5 and 4.57 (masking_utils.py), and what building them allocates.
 
-Called with a tokenizer's attention mask [B, T], of a batch that has padding, a model makes a mask
-[B, 1, T, T] of it; sdpa reads back whether it could do without, as it can where all are ones.
+Called with a tokenizer's attention mask [B, T] of a batch that has padding, a model builds a mask
+[B, 1, T, T] from it; for sdpa it reads back whether the mask is needed: not if all are ones.
 
-A decoder called without one looks whether its rows are packed (several sequences in
-one row): it takes differences of the position ids and *reads the result back*. Rows that are not
-packed need no mask for sdpa: the kernel's own causal flag does. `options.full_rows` says what that
-look found; False is what a GPU whose memory reads as zeros finds.
+A decoder called without one checks whether its rows are packed (several sequences in one row): it
+takes differences of the position ids and *reads the result back*. Rows that are not packed need no
+mask for sdpa: the kernel's own causal flag is enough. `options.full_rows` is the result of that
+check; it is False on a GPU whose memory reads as zeros.
 
-Transformers 4.57 does not look: where there is no padding mask, it takes rows for packed.
+Transformers 4.57 does not check: without a padding mask, it treats rows as packed.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def causal_mask(
 ) -> Tensor | None:
     """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive.
 
-    A model without position ids does not look for packed rows, nor does one with a padding mask.
+    A model without position ids does not check for packed rows, nor does one with a padding mask.
     """
     if padding is not None:
         return _padded_mask(embeddings, padding, _not_after)
@@ -69,7 +69,7 @@ def sliding_window_mask(
 def mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
     """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
 
-    Sdpa reads back whether all are ones, and goes without a mask if so.
+    For sdpa it is read back whether all are ones; then no mask is built.
     """
     return _padded_mask(embeddings, ones, _not_after)
 
@@ -95,9 +95,10 @@ def bidirectional_mask(
 def _padded_mask(
     embeddings: Tensor, padding: Tensor, function: MaskFunction, *, asks: bool = True
 ) -> Tensor | None:
-    """Return the mask that padding makes necessary.
+    """Return the mask for padding.
 
-    Sdpa asks whether it is: for all tokens, and if not all are ones for the part of the queries.
+    For sdpa it is checked whether it is needed: for all tokens, and if not all are ones, for the
+    queries' part.
     """
     padding = made("to_dtype", padding.shape, bool_)
     if context.options.attention == "sdpa" and asks:
@@ -109,7 +110,7 @@ def _padded_mask(
 
 
 def _built(embeddings: Tensor, function: MaskFunction, attended: Tensor | None = None) -> Tensor:
-    """Return the mask for queries [B, T, C] and what they attend to, themselves if not given."""
+    """Return the mask for queries [B, T, C] and what they attend to (default: themselves)."""
     attended = embeddings if attended is None else attended
     batch, length = embeddings.shape[:2]
     mask = _sdpa_mask(batch, length, attended.shape[1], function)
@@ -222,7 +223,7 @@ def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Te
 
 
 def and_masks(*functions: MaskFunction) -> MaskFunction:
-    """Return the mask of what all functions allow: from True on, each `&` a new tensor.
+    """Return the mask of what all functions allow, starting from True; each `&` is a new tensor.
 
     Before 5.0, under vmap, the True is as many as there are queries.
     """

@@ -3,8 +3,8 @@
     encoders   [B, 1, T, T] for sdpa, [B, 1, 1, T] for eager attention
     OPT        [B, 1, T, T]
 
-Sdpa reads back whether all tokens are to be seen, and encoders go without a mask then. The models
-make a mask of ones where they are given none; `options.full_rows` says what that look found.
+For sdpa it is read back whether all tokens are visible; encoders then build no mask. Models that
+are given no mask make one of ones; `options.full_rows` is the result of that check.
 
 Source: modeling_attn_mask_utils.py (_prepare_4d_attention_mask_for_sdpa, AttentionMaskConverter),
 modeling_utils.py (get_extended_attention_mask), models/opt/modeling_opt.py of transformers 4.57.
@@ -20,7 +20,7 @@ from vrambudget.ops.shape import expand, view
 
 
 def tokens_of(embeddings: Tensor, padding: Tensor | None) -> Tensor:
-    """Return a tokenizer's mask [B, T], or one of ones in its stead, which the model holds."""
+    """Return a tokenizer's mask [B, T], or one of ones instead, which the model holds."""
     return made("ones", embeddings.shape[:2], float32) if padding is None else padding
 
 

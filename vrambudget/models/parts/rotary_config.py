@@ -39,7 +39,7 @@ class RotaryConfig(ModelConfig):
         raise NotImplementedError
 
     def problems(self) -> Iterator[str]:
-        """Yield what makes no model."""
+        """Yield what makes the model impossible."""
         yield from super().problems()
         if self.rotary_width % 2:
             given = getattr(self, "head_dim", None)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: q, k, v [B, H, S, D] and a mask, by the kernel that PyTorch takes.
+"""Scaled dot-product attention: q, k, v [B, H, S, D] and a mask, by PyTorch's choice of kernel.
 
     select.py      which kernel
     flash.py       FlashAttention 2
@@ -8,7 +8,7 @@
     layout.py      where results lie in memory
 
 Source: aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention).
-Not modelled: cuDNN's kernel; kernels switched off by the user (torch.nn.attention.sdpa_kernel);
+Not modelled: cuDNN's kernel; kernels that the user disables (torch.nn.attention.sdpa_kernel);
 q, k and v of three dimensions; a gradient for the mask alone, which PyTorch refuses.
 """
 

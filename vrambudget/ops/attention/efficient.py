@@ -1,9 +1,9 @@
-"""Memory-efficient attention (CUTLASS kernels): takes a mask, float32 and older cards.
+"""Memory-efficient attention (CUTLASS kernels): accepts a mask, float32 and older GPUs.
 
     q, k, v    [B, H, S, D]          kept
     bias       [B, H, Sq, Sk]        kept: the mask, as `mask.py` makes it, expanded without a copy
     out        [B, H, Sq, Dv]        kept; lies in memory as [B, Sq, H, Dv] whatever q's layout
-    logsumexp  [B, H, Sq up to 32]   float32, kept; not made where nobody wants a gradient
+    logsumexp  [B, H, Sq up to 32]   float32, kept; not made if no gradient is required
     rng state  2 integers            kept; from 2.15 on, without dropout
     accumulator of out, float32      temporary, for 16-bit tensors of Dv > 128
     backward:  a copy of dout if it does not lie as [B, Sq, H, Dv]; dq, dk, dv, contiguous as

@@ -1,4 +1,4 @@
-"""Attention masks as the memory-efficient and the math kernel want them: added to the scores.
+"""Attention masks as the memory-efficient and the math kernel expect them: added to the scores.
 
     bool mask [B or 1, H or 1, Sq, Sk]    becomes a bias of its shape in q's dtype, at every call
     bias whose rows do not begin at multiples of 8 elements    is copied into rows that do

@@ -1,4 +1,4 @@
-"""Which kernel scaled_dot_product_attention takes: flash, else memory-efficient, else math.
+"""Which kernel scaled_dot_product_attention selects: flash, else memory-efficient, else math.
 
     flash       no mask; float16 or bfloat16; compute capability 8.0 or newer; head dimension up to
                 256 (on 8.6, 8.9 and 12.x training: up to 192, or above 224 without dropout); with
@@ -9,8 +9,8 @@
                 flash with enable_gqa
     math        everything else
 
-cuDNN's kernel comes first on Hopper and Blackwell data-centre cards (see `prefers_cudnn`). It is
-not modelled: flash is taken there, as PyTorch does with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
+cuDNN's kernel comes first on Hopper and Blackwell data-centre GPUs (see `prefers_cudnn`). It is not
+modelled: flash is used there, as PyTorch does with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (select_sdp_backend, can_use_*),
 sdp_utils_cpp.h. Torch 2.11.
@@ -38,9 +38,9 @@ def select_kernel(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Kernel:
-    """Return the kernel that PyTorch takes on the current card for q, k, v [B, H, S, D].
+    """Return the kernel that PyTorch selects on the current GPU for q, k, v [B, H, S, D].
 
-    Raises ShapeError where PyTorch would refuse them.
+    Raises ShapeError if PyTorch would refuse them.
     """
     _check(q, k, v, mask, enable_gqa=enable_gqa)
     if any(x.actual_strides()[-1] != 1 for x in (q, k, v, mask) if x is not None):
@@ -52,7 +52,7 @@ def select_kernel(
 
 
 def prefers_cudnn(platform: Platform) -> bool:
-    """Whether PyTorch's default there, in 16 bit, is cuDNN's kernel, which is not modelled."""
+    """Whether PyTorch's default on this GPU, in 16 bit, is cuDNN's kernel: not modelled."""
     return platform.compute_capability[0] in {9, 10}
 
 

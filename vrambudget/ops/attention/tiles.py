@@ -1,7 +1,7 @@
 """The tiles of the memory-efficient kernel's backward, and the workspace that they need.
 
 A kernel works on tiles of `rows` queries by `columns` keys. PyTorch takes the first of a list that
-takes the head dimension and fits the card's shared memory. Its thread blocks meet in a workspace:
+supports the head dimension and fits the GPU's shared memory. Its thread blocks share a workspace:
 
     dq       a float32 tile and a lock for each [rows, columns] of [Sq, D]
     dk, dv   float32 [columns, D up to rows] each, for every split of the keys, if they are staged:
