@@ -163,6 +163,7 @@ def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_pa
         (["gpt2", "--torch", "new"], "torch is 'new'", ""),
         (["--batch", "8"], "required: model", "--help"),
         (["gpt2", "gpt2"], "unrecognized arguments: gpt2", "--help"),
+        (["gpt2", ""], "unrecognized arguments: ", "--help"),
         ([""], "no model ''", ""),
         ([*SMALL, "-o", "/nowhere/x.json"], "cannot write", ""),
         (["gpus", "--format", "xml"], "invalid choice: 'xml'", "vrambudget gpus --help"),

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         """Raise VramBudgetError."""
         near = None
         if message.startswith("unrecognized arguments: "):
-            word = message.split()[2].partition("=")[0]
+            word = [*message.split(), ""][2].partition("=")[0]  # which may be empty
             near = did_you_mean(word, self.option_strings)
         prog = self.prog.removesuffix(f" {DEFAULT}")
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."

@@ -119,7 +119,7 @@ def rows_per_expert(tokens: int, top_k: int, experts: int) -> list[int]:
     if context.options.routing == "collapsed":
         return [tokens] * top_k
     each, rest = divmod(tokens * top_k, experts)
-    return [count for i in range(experts) if (count := each + (i < rest))]
+    return [each + (i < rest) for i in range(experts if each else rest)]
 
 
 def _is_hit(expert_mask: Tensor) -> Tensor:
