@@ -15,7 +15,7 @@ from vrambudget.models import config_class, model_types
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import alive_at, replay
+from vrambudget.tape.replay import replay
 
 DECODER = {
     "vocab_size": 50,
@@ -128,7 +128,7 @@ def test_reserved_holds_allocated_holds_requested_at_every_event(name: str, task
         allocator.run(tape.events, tape.sizes, event, event + 1)
         requested, allocated = allocator.requested_bytes, allocator.allocated_bytes
         assert requested <= allocated <= allocator.reserved_bytes
-    alive = sum(tape.sizes[storage] for storage in alive_at(tape, end - 1))
+    alive = sum(tape.sizes[storage] for storage in tape.alive_at(end - 1))
     assert alive == allocator.requested_bytes
 
 

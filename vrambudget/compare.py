@@ -44,13 +44,14 @@ def of_tape(tape: Tape) -> list[Allocation]:
 
     def labelled() -> Iterator[tuple[bool, int, str]]:
         nonlocal following, phase
-        for position, event in enumerate(tape.events[:end]):
+        for position, event in enumerate(tape.read(0, end)):
             while following is not None and following.position <= position:
                 phase = f"{following.step}:{following.phase}"
                 following = next(marks)
-            storage = event if event >= 0 else ~event
+            storage = event.storage
             label = f"{phase} {tape.operations[storage]} ({tape.purposes[storage]})"
-            yield event >= 0, tape.sizes[storage], label
+            if event.change:
+                yield event.change > 0, tape.sizes[storage], label
 
     return _grouped(labelled())
 

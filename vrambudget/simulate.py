@@ -12,10 +12,11 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine.alike import stack_layers
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
-from vrambudget.engine.module import Module
+from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.errors import NotModelledError
-from vrambudget.tape.events import Phase, Tape
+from vrambudget.tape.events import Tape
+from vrambudget.tape.marks import Phase
 from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
@@ -97,7 +98,7 @@ def _record(
         _adapt(model, config.model_type, job)
         if not in_full:
             stack_layers(model)
-        parameters = model.parameters()
+        parameters = register(model, tape)
         total = sum(p.numel for p in parameters)
         trained = [p for p in parameters if p.requires_grad]
         trainable = sum(p.numel for p in trained)

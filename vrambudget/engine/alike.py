@@ -113,6 +113,7 @@ class _Pass:
             Moment.now(),
             context.sequence,
             x.storage.index,
+            layer.path,
         )
         if self.calls:
             self._ended(self.calls[-1], call.begin)
@@ -137,7 +138,9 @@ class _Pass:
         tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
         if layer.number == 0:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
-        if self.is_captured or any(tensor.requires_grad for tensor in tensors):
+        if self.is_captured or not context.tape.is_plain:
+            return None
+        if any(tensor.requires_grad for tensor in tensors):
             return None
         like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
         given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())

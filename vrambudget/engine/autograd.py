@@ -57,6 +57,7 @@ class Node:
         "attributes",
         "backward",
         "edges",
+        "module",
         "name",
         "outputs",
         "part",
@@ -83,6 +84,7 @@ class Node:
         self.backward = backward
         self.outputs = outputs
         self.purpose = context.purpose  # what backward makes is for what forward made
+        self.module = context.tape.module
         self.attributes: Sequence[Storage] = ()  # as a Python function's ctx: die with the graph
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
@@ -102,8 +104,9 @@ def keep(x: Tensor | None, *, when: bool = True) -> Saved:
     if context.frame is not None:
         return context.frame.keep(x.storage)
     storage = x.storage
-    if storage.purposes[storage.index] is Purpose.TEMPORARIES:
-        storage.purposes[storage.index] = Purpose.ACTIVATIONS
+    purposes = storage.tape.purposes
+    if purposes[storage.index] is Purpose.TEMPORARIES:
+        purposes[storage.index] = Purpose.ACTIVATIONS
     return storage
 
 
@@ -163,13 +166,13 @@ def run_backward(loss: Tensor) -> None:
         raise ValueError("the loss does not depend on anything that wants a gradient")
     context.operation = "ones_like"
     seed = empty_like(loss)  # lives until backward returns: Python's frame holds it
-    before = context.thread, context.purpose
+    before = context.thread, context.purpose, context.tape.module
     context.thread = "autograd"
     first: list[Tensor | None] = [None] * root.outputs
     first[loss.slot] = seed
     with no_grad():
         run_nodes(root, first)
-    context.thread, context.purpose = before
+    context.thread, context.purpose, context.tape.module = before
 
 
 def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:
@@ -234,6 +237,7 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
         return []
     context.operation = node.name + "_backward"
     context.purpose = node.purpose
+    context.tape.module = node.module
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")
     holders = [saved for saved in node.saved if isinstance(saved, Holder)]

@@ -81,6 +81,11 @@ class Context:
     def __init__(self) -> None:
         self.reset(Tape(), Platform(), ModelOptions())
 
+    @property
+    def stream(self) -> int:
+        """The current stream, as torch.cuda.current_stream(); 0 is the default one."""
+        return self.tape.stream
+
     def reset(self, tape: Tape, platform: Platform, options: ModelOptions) -> None:
         """Begin a new recording."""
         self.tape = tape
@@ -138,6 +143,20 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         context.grad_enabled = before
+
+
+@contextmanager
+def on_stream(stream: int) -> Iterator[None]:
+    """Storages get their bytes on `stream` inside, as in torch.cuda.stream(...).
+
+    Backward runs on the stream that is current when it is called, not on those of its forward.
+    """
+    tape = context.tape
+    before, tape.stream = tape.stream, stream
+    try:
+        yield
+    finally:
+        tape.stream = before
 
 
 @contextmanager

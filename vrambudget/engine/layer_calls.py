@@ -63,6 +63,7 @@ class Call:
     begin: Moment
     sequence: int
     input: int
+    path: int  # of the layer, on the tape
     end: Moment | None = None  # where the next layer was called
     output: Like | None = None
     held: frozenset[int] = frozenset()  # by the graph, until backward comes there

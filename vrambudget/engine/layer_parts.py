@@ -20,6 +20,7 @@ from vrambudget.engine.layer_calls import Call, Like
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
+from vrambudget.tape.packing import died_in
 
 _FORWARD = 1 << 32  # backward's name for storage i of its layer's forward is i + this
 _INPUT = 1 << 40
@@ -41,7 +42,7 @@ class ForwardPart:
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
         events = tape.events[call.begin.event : call.end.event]
-        died = {~event for event in events if event < 0}
+        died = died_in(events, is_plain=tape.is_plain)
         left = set(range(first, stop)) - died
         known = {*call.held, *call.attributes, *(copy.index for _, copy in call.copies)}
         if call.output is None or call.output.index not in left or _workspaces() & left:
@@ -70,7 +71,7 @@ class ForwardPart:
     def lay(self, call: Call, x: Tensor) -> Tensor:
         """Lay the part down for a call with input x; return the output, without its node."""
         tape, source = context.tape, self.call
-        shift = tape.copy_storages(self.first, self.stop)
+        shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
         first, freed = self.first + shift, ~x.storage.index
         if self.frees_input:
             disown(x.storage)
@@ -117,6 +118,8 @@ class BackwardPart:
         """
         if call.complete is None or below.complete is None or call.gradient is None:
             raise CannotRepeatError
+        if not context.tape.is_plain:
+            raise CannotRepeatError
         if below.gradient is None or call.end is None or call.output is None:
             raise CannotRepeatError
         tape, begin, end = context.tape, call.complete, below.complete
@@ -135,13 +138,10 @@ class BackwardPart:
             return names[storage]
 
         relative = [event - first if event >= 0 else ~name(~event) for event in events]
-        if (
-            {i for i in call.held if i in forward}
-            - {~e for e in events if e < 0}
-            - {call.output.index, *call.attributes}
-        ):
+        died = died_in(events, is_plain=True)
+        if {i for i in call.held if i in forward} - died - {call.output.index, *call.attributes}:
             raise CannotRepeatError
-        left = set(range(first, stop)) - {~event for event in events if event < 0}
+        left = set(range(first, stop)) - died
         made = {p.grad.storage.index for p in call.parameters if p.grad is not None}
         carried = below.gradient.index == call.gradient.index
         if not left <= {below.gradient.index, *made} or not (
@@ -162,10 +162,10 @@ class BackwardPart:
         Of `kept`, the storages that the node holds, those stay that die with it.
         """
         tape, source = context.tape, self.call
-        shift = tape.copy_storages(self.first, self.stop)
+        shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
         first, forward = self.first + shift, call.begin.storage
         names = {_GRADIENT: gradient.storage.index, _INPUT: call.input}
-        freed = {~event for event in self.events if event < 0}
+        freed = died_in(self.events, is_plain=True)
         if _GRADIENT in freed:
             disown(gradient.storage)
         owned = {storage.index for storage in kept}

@@ -10,7 +10,7 @@ A pass that leaves anything else, or in which anything else dies, cannot be laid
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vrambudget.dtypes import DType, float32
@@ -18,6 +18,7 @@ from vrambudget.engine.autograd import Edge, Node, run_nodes
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Shape, Tensor
 from vrambudget.tape.events import Storage
+from vrambudget.tape.packing import died_in, frees, pieces, without
 from vrambudget.tape.repeats import lay
 
 
@@ -96,14 +97,15 @@ class Passes:
         tape, region = context.tape, context.autocast
         self.end, self.stop, self.operation = len(tape.events), len(tape.sizes), context.operation
         self.forward = tape.events[self._begin : self.end]
-        died = {~event for event in self.forward if event < 0}
+        died = died_in(self.forward, is_plain=tape.is_plain)
         self.left = set(range(self.first, self.stop)) - died
         self.returned = returned & self.left
         copies = () if region is None else region.cache.values()
         self.copies = {x.storage.index for x in copies} & self.left
         self.fills_cache = bool(copies)
         self.has_graph = has_graph
-        self._is_plain = not died or min(died) >= self.first  # nothing older died
+        # Nothing older died, and nothing moved but by births and deaths.
+        self._is_plain = tape.is_plain and (not died or min(died) >= self.first)
         if not has_graph:
             self.is_over = self._is_plain and self._leaves_what_is_known(set(), ())
 
@@ -111,7 +113,7 @@ class Passes:
         """Note what the backward pass did, from event `begin` and storage `first` on."""
         tape = context.tape
         events, once = tape.events[begin:], _workspaces()
-        died = {~event for event in events if event < 0}
+        died = died_in(events, is_plain=tape.is_plain)
         self.gradients = [
             _Gradient(p, p.grad.shape, p.grad.dtype, p.grad.strides, p.grad.storage.index)
             for p, had_none in zip(self.parameters, graph.found.had_none, strict=True)
@@ -123,6 +125,7 @@ class Passes:
         others = {*self.inputs, *graph.incoming}
         if not (
             self._is_plain
+            and tape.is_plain
             and len(left) == len(self.gradients) + len(self.graph_gradients)
             and older <= self.left | others
             and self._leaves_what_is_known(older, graph.edges)
@@ -131,13 +134,13 @@ class Passes:
         self.backward_first, self.backward_stop = first, len(tape.sizes)
         self.found, self.incoming = graph.found, graph.incoming
         self.shared = older & (self.held | others)  # by the graph, the last to hold them
-        self.backward = list(_pieces(events, self.shared, once))
+        self.backward = list(pieces(events, self.shared, once))
         self.is_over = not self.attributes & graph.found.dropped
 
     def _leaves_what_is_known(self, freed: set[int], graph: Sequence[Edge]) -> bool:
         """Whether what forward left, and backward did not free, is held by what is known here."""
         once = _workspaces()
-        self.forward = [event for event in self.forward if event not in once]
+        self.forward = without(self.forward, once)
         rest = self.left - once - freed
         self.copies &= rest
         self.attributes = rest - self.returned - self.copies
@@ -148,7 +151,7 @@ class Passes:
 
     def died_in(self, events: Sequence[int], shift: int, inputs: Sequence[int]) -> set[int]:
         """Return inputs, and what forward left, that died in these: by the walk's indices."""
-        died = {~event for event in events if event < 0}
+        died = died_in(events, is_plain=context.tape.is_plain)
         made = {index - shift for index in died} & self.left
         return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
 
@@ -228,7 +231,7 @@ class LaidGraph:
     def __del__(self) -> None:
         if self.is_whole:
             self.look_for_doubts()
-            self.events += [~(index + self.shift) for index in self.passes.graph_only]
+            self.events += frees(index + self.shift for index in self.passes.graph_only)
 
     def look_for_doubts(self) -> None:
         """Note if the loop dropped what a graph, whose backward never ran, would have held."""
@@ -244,20 +247,6 @@ def _workspaces() -> set[int]:
 
 def _holding(storage: Storage) -> Tensor:
     return Tensor((), float32, storage)
-
-
-def _pieces(
-    events: Sequence[int], dropped: set[int], once: set[int]
-) -> Iterator[tuple[list[int], int]]:
-    """Yield events up to where something is dropped, and what; the last drops nothing."""
-    part = list[int]()
-    for event in events:
-        if ~event in dropped:
-            yield part, ~event
-            part = []
-        elif event not in once:
-            part.append(event)
-    yield part, -1
 
 
 def _held_by(graph: Sequence[Edge]) -> set[int]:

@@ -22,7 +22,7 @@ from vrambudget.planning.tensors import describe, held
 from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose, Tape
-from vrambudget.tape.replay import alive_at, replay
+from vrambudget.tape.replay import replay
 from vrambudget.units import format_bytes
 
 _LASTING = {Purpose.WEIGHTS, Purpose.OPTIMIZER_STATES, Purpose.WORKSPACES}
@@ -72,17 +72,16 @@ def _askings(tape: Tape, scenario: Scenario) -> Iterator[_Asking]:
     marks = iter(tape.marks)
     following = next(marks, None)
     step, phase, alive = 0, "build", 0
-    for position, event in enumerate(tape.events):
+    for position, event in enumerate(tape.read()):
         while following is not None and following.position <= position:
-            step, phase = following.step, following.phase.value.replace("_", " ")
+            step, phase = following.step, following.phase.replace("_", " ")
             following = next(marks, None)
-        if event < 0:
-            alive -= tape.sizes[~event]
-            continue
-        size = tape.sizes[event]
-        request = Request(size, describe(tape, event, scenario.job), f"{does} {phase}")
-        yield _Asking(position, event, step, alive, tape.operations[event], request)
-        alive += size
+        size = tape.sizes[event.storage]
+        if event.change > 0:
+            request = Request(size, describe(tape, event.storage, scenario.job), f"{does} {phase}")
+            operation = tape.operations[event.storage]
+            yield _Asking(position, event.storage, step, alive, operation, request)
+        alive += event.change * size
 
 
 def _most_likely(
@@ -130,8 +129,8 @@ def _resident_bytes(tape: Tape, asking: _Asking, scenario: Scenario) -> int:
     forward keeps nothing else, compiled or not.
     """
     begin = min(mark.position for mark in tape.marks if mark.step == asking.step)
-    alive = alive_at(tape, asking.event - 1)
-    born_before = {event for event in tape.events[:begin] if event >= 0}
+    alive = tape.alive_at(asking.event - 1)
+    born_before = {event.storage for event in tape.read(0, begin)}
     lasting: int = sum(tape.sizes[i] for i in alive if tape.purposes[i] in _LASTING)
     left: int = sum(
         tape.sizes[i] for i in alive if i in born_before and tape.purposes[i] not in _LASTING
@@ -169,7 +168,7 @@ def _training(scenario: Scenario) -> Finding | None:
     training = variant(scenario, mode="train")
     tape = simulate(training.config, training.job, training.platform).tape
     replayed = replay(tape)
-    largest = held(tape, alive_at(tape, replayed.peak_event), training.job)[0]
+    largest = held(tape, tape.alive_at(replayed.peak_event), training.job)[0]
     return Finding(
         "Training at this batch and block takes far more than the evaluation",
         f"{format_bytes(replayed.peak.reserved_bytes)} at its peak; the largest tensor then is "

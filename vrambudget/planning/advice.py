@@ -25,7 +25,7 @@ from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import alive_at, fits, replay
+from vrambudget.tape.replay import fits, replay
 
 _COSTS = tuple(Cost)
 _NAMED = 5  # tensors
@@ -72,7 +72,7 @@ def advise_on(followed: Followed, tell: Callable[[], object] = lambda: None) -> 
         helpful = [change for (change,) in singles]
         pairs = trial.helpful(combinations(helpful, 2), only_enough=True)
     enough = sorted(pairs.values(), key=_rank)
-    alive = alive_at(followed.tape, followed.peak_event)
+    alive = followed.tape.alive_at(followed.peak_event)
     return Advice(
         fits=trial.now.fits,
         device_peak_bytes=trial.device_peak_bytes(trial.now),

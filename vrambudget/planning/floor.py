@@ -10,8 +10,8 @@ Not modelled: a change of the attention implementation, which may add and drop b
 
 from vrambudget.config.job import Job
 from vrambudget.estimator import Followed
-from vrambudget.tape.events import Phase, Purpose
-from vrambudget.tape.replay import alive_at
+from vrambudget.tape.events import Purpose
+from vrambudget.tape.marks import Phase
 
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _TRAINED_BY = ("mode", "lora_rank", "lora_targets", "freeze", "quant")
@@ -23,10 +23,10 @@ class Floor:
 
     def __init__(self, followed: Followed) -> None:
         self.job, tape = followed.scenario.job, followed.tape
-        steps = (mark for mark in tape.marks if mark.phase is Phase.OPTIMIZER_STEP)
+        steps = (mark for mark in tape.marks if mark.phase == Phase.OPTIMIZER_STEP)
         mark = max(steps, key=lambda mark: mark.position, default=tape.marks[0])
         self.parts = dict.fromkeys(Purpose, 0)
-        for storage in alive_at(tape, mark.position - 1):
+        for storage in tape.alive_at(mark.position - 1):
             self.parts[tape.purposes[storage]] += tape.sizes[storage]
 
     def bytes(self, job: Job) -> int:

@@ -21,6 +21,7 @@ from vrambudget.planning.size_vector import SizeVector, by_regime
 from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
+from vrambudget.tape.packing import change_of, storage_of
 
 Sizes = npt.NDArray[np.int64]
 
@@ -61,9 +62,9 @@ class SharedTape:
         column_of = {vector: column for column, vector in enumerate(vectors)}
         columns = np.array([column_of.get(size, len(vectors)) for size in sizes])
         weights = np.array([1 if isinstance(size, SizeVector) else size for size in sizes])
-        born = events >= 0
-        storages = np.where(born, events, ~events)
-        changes = np.where(born, 1, -1) * weights[storages]
+        born = change_of(events) > 0
+        storages = storage_of(events)
+        changes = change_of(events) * weights[storages]
         reset = max(mark.position for mark in self.tape.marks if mark.resets_allocator)
         ends = _highest_moments(born, reset)  # events after which a moment is over
         width = len(vectors) + 1

@@ -15,7 +15,8 @@ from heapq import nlargest
 from itertools import pairwise
 
 from vrambudget.budget import BLOCK_ROUNDING
-from vrambudget.tape.events import Mark, Phase, Purpose, Tape
+from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.trace import Action, trace
 from vrambudget.units import format_bytes
 
@@ -52,7 +53,7 @@ class Span:
     """Columns `start` to `stop` are this phase."""
 
     step: int
-    phase: Phase
+    phase: str
     start: int
     stop: int
 
@@ -125,16 +126,15 @@ def _columns(
     alive: dict[int, int] = {}
     columns, done = [], 0
     for event in moments:
-        for item in tape.events[done : event + 1]:
-            storage = item if item >= 0 else ~item
-            if item >= 0:
-                group_of += (
-                    numbers.setdefault(_group(tape, i), len(numbers))
-                    for i in range(len(group_of), storage + 1)
-                )
-            sign, group = (1 if item >= 0 else -1), group_of[storage]
-            parts[tape.purposes[storage]] += sign * tape.sizes[storage]
-            alive[group] = alive.get(group, 0) + sign
+        for each in tape.read(done, event + 1):
+            storage, change = each.storage, each.change
+            group_of += (
+                numbers.setdefault(_group(tape, i), len(numbers))
+                for i in range(len(group_of), storage + 1)
+            )
+            group = group_of[storage]
+            parts[tape.purposes[storage]] += change * tape.sizes[storage]
+            alive[group] = alive.get(group, 0) + change
         done = event + 1
         columns.append(_column(tape, after[event], parts, alive, tuple(numbers)))
     return tuple(numbers), columns
@@ -152,12 +152,11 @@ def _column(
     alive: Mapping[int, int],
     groups: Sequence[TensorGroup],
 ) -> Moment:
-    item = tape.events[action.event]
     rounding = action.allocated_bytes - sum(parts.values())
     largest = nlargest(_LARGEST, alive, key=lambda g: (alive[g] * groups[g].size_bytes, -g))
     return Moment(
         event=action.event,
-        operation=tape.operations[item if item >= 0 else ~item],
+        operation=tape.operations[tape.event(action.event).storage],
         parts=tuple({**parts, BLOCK_ROUNDING: rounding}.values()),
         allocated_bytes=action.allocated_bytes,
         reserved_bytes=action.reserved_bytes,

@@ -4,7 +4,8 @@
     snapshot_bytes(followed)    the file that torch.cuda.memory._dump_snapshot() would write
 
 pytorch.org/memory_viz and `python -m torch.cuda._memory_viz` open it. A stack reads, from the top:
-the operation, the tensor that it made, what that is for, the phase and step. Colours are purposes.
+the operation, the module that ran it, the tensor that it made, what that is for, the phase and
+step. Colours are purposes.
 On a card that is too small the history ends with the request that failed.
 
 Source: torch/cuda/memory.py (_snapshot), torch/cuda/_memory_viz.py, torch/utils/viz/MemoryViz.js.
@@ -69,7 +70,9 @@ class _Frames:
         made = _frame(tape.operations[storage], "operation")
         of = _frame(tensor_name(tape, storage), "tensor")
         purpose = _frame(str(tape.purposes[storage]), "purpose")
-        self._born[storage] = [made, of, purpose, self.when(event)]
+        path = tape.path_of(storage)
+        module = [_frame(path, "module")] if path else []
+        self._born[storage] = [made, *module, of, purpose, self.when(event)]
         return self._born[storage]
 
     def of(self, storage: int) -> list[Entry]:
@@ -92,8 +95,7 @@ def _frame(name: str, filename: str) -> Entry:
 def _entries(traced: Trace, frames: _Frames, capacity: int) -> Iterator[Entry]:
     tape = frames.tape
     for action in traced.actions:
-        event = tape.events[action.event]
-        storage = event if event >= 0 else ~event
+        storage = tape.event(action.event).storage
         if action.kind == "alloc":
             stack = frames.at_birth(storage, action.event)
             yield _entry("alloc", action, stack, str(tape.purposes[storage]))

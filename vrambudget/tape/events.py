@@ -1,24 +1,31 @@
 """The tape: every allocation and free of a job, in order.
 
-    events      i: storage i is allocated, ~i: storage i is freed
+    events      one after the other, as integers: `Tape.read` makes `Event`s of them
     sizes       bytes that storage i asked for
     purposes    what storage i is for (one of PURPOSES)
     operations  the operation that made storage i
     contents    shape and dtype of the tensor that storage i was made for, None for raw bytes
+    modules     the module that made storage i: its path is `paths[modules[i]]`
     marks       where in `events` a phase begins, and where the loop does something that only
                 the allocator sees (empty_cache, reset_peak_memory_stats)
+
+A storage is born and dies once. Between them its bytes may go and come back
+(`untyped_storage().resize_(0)`, and to its size again), each time on the stream that is current.
 
 Everything the program shows is a function of a tape. It knows bytes *requested*; what the caching
 allocator makes of them is `vrambudget.tape.allocator`'s business.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from vrambudget.dtypes import DType
 from vrambudget.errors import TooLargeError
+from vrambudget.tape.marks import Mark
+from vrambudget.tape.packing import SPECIAL, Event, Kind, decode, encode, stream_bits
 from vrambudget.units import format_bytes
 
 _LARGEST = 2**46  # bytes of one storage; beyond is a slip, and slow to follow
@@ -41,27 +48,6 @@ class Purpose(StrEnum):
     INPUTS = "inputs"
 
 
-class Phase(StrEnum):
-    """What the loop is doing."""
-
-    BUILD = "build"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER_STEP = "optimizer_step"
-    STEP_END = "step_end"
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """From `events[position]` on the loop is in `phase` of `step` (steps count from 0)."""
-
-    position: int
-    step: int
-    phase: Phase
-    resets_allocator: bool = False  # torch.cuda.empty_cache() and reset_peak_memory_stats()
-    period: int = 0  # so many events from here on repeat as many before, with storages of their own
-
-
 @dataclass(slots=True)
 class Tape:
     """A recording. `Any` in `sizes`: NumPy arrays of sizes may stand in for one size."""
@@ -71,9 +57,37 @@ class Tape:
     purposes: list[Purpose] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)
     contents: list[Content] = field(default_factory=list)
+    modules: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=lambda: [""])
     marks: list[Mark] = field(default_factory=list)
     laid: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # see tape.repeats
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
+    is_plain: bool = True  # nothing but allocations and frees, all on the default stream
+    module: int = 0  # what storages are made by now; 0: by none
+    stream_bits: int = 0  # what their events have for the stream that is current
+
+    @property
+    def stream(self) -> int:
+        """The stream on which storages get their bytes now; 0 is the default stream."""
+        return decode(self.stream_bits).stream
+
+    @stream.setter
+    def stream(self, stream: int) -> None:
+        self.stream_bits = stream_bits(stream)
+        self.is_plain = self.is_plain and not stream
+
+    @property
+    def defers_frees(self) -> bool:
+        """Whether blocks wait for other streams: on a real card reserved may then be more."""
+        return not self.is_plain and any(e.kind is Kind.RECORD_STREAM for e in self.read())
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
+        """Yield the events from position `start` to `stop`."""
+        return map(decode, islice(self.events, start, stop))
+
+    def event(self, position: int) -> Event:
+        """Return the event at a position."""
+        return decode(self.events[position])
 
     def close(self) -> None:
         """End the recording: what dies from now on is no event of it."""
@@ -82,11 +96,45 @@ class Tape:
     def peak_requested_bytes(self) -> Any:
         """Return the most bytes that are asked for and not freed at any moment."""
         sizes = self.sizes
-        changes = (sizes[i] if i >= 0 else -sizes[~i] for i in self.events)
+        if self.is_plain:
+            changes = (sizes[i] if i >= 0 else -sizes[~i] for i in self.events)
+        else:
+            changes = (event.change * sizes[event.storage] for event in self.read())
         return max(accumulate(changes), default=0)
 
-    def copy_storages(self, first: int, stop: int) -> int:
-        """Append storages like `first` to `stop`, of no event yet; return how far they are off."""
+    def alive_at(self, position: int) -> list[int]:
+        """Return the storages that have bytes right after an event, those for longest first."""
+        alive: dict[int, None] = {}
+        if self.is_plain:
+            for number in islice(self.events, position + 1):
+                if number >= 0:
+                    alive[number] = None
+                else:
+                    del alive[~number]
+            return list(alive)
+        for event in self.read(0, position + 1):
+            if event.change > 0:
+                alive[event.storage] = None
+            elif event.change < 0:
+                del alive[event.storage]
+        return list(alive)
+
+    def next_born(self, position: int) -> int:
+        """Return the first storage that is born at a position or after it."""
+        events = self.events
+        while not 0 <= events[position] < SPECIAL:
+            position += 1
+        return decode(events[position]).storage
+
+    def path_of(self, storage: int) -> str:
+        """Return the path of the module that made a storage, as transformers names it, or ""."""
+        return self.paths[self.modules[storage]]
+
+    def copy_storages(self, first: int, stop: int, source: int = 0, target: int = 0) -> int:
+        """Append storages like `first` to `stop`, of no event yet; return how far they are off.
+
+        What was made by the module `source` and those below it, the copies of `target` make.
+        """
         shift = len(self.sizes) - first
         if shift + stop > MOST_STORAGES:
             raise _too_long()
@@ -94,15 +142,17 @@ class Tape:
         self.purposes += self.purposes[first:stop]
         self.operations += self.operations[first:stop]
         self.contents += self.contents[first:stop]
+        modules, by = self.modules[first:stop], target - source
+        self.modules += [m + by if m >= source else m for m in modules] if by else modules
         return shift
 
     def adopted(self, index: int) -> "Storage":
         """Return the storage of an allocation that the tape has: its life is the caller's now."""
         storage = Storage.__new__(Storage)
-        storage.events, storage.purposes, storage.index = self.events, self.purposes, index
+        storage.tape, storage.events, storage.index = self, self.events, index
         return storage
 
-    def mark(self, step: int, phase: Phase, *, resets_allocator: bool = False) -> None:
+    def mark(self, step: int, phase: str, *, resets_allocator: bool = False) -> None:
         """Note that `phase` of `step` begins here."""
         self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
 
@@ -118,34 +168,32 @@ def _too_long() -> TooLargeError:
 class Storage:
     """Bytes on the device, from this object's birth to its last reference's death."""
 
-    __slots__ = ("events", "index", "purposes")
+    __slots__ = ("events", "index", "tape")
 
     def __init__(
         self, tape: Tape, nbytes: Any, purpose: Purpose, operation: str, content: Content = None
     ) -> None:
         if nbytes.__class__ is int and not 0 < nbytes <= _LARGEST:
-            self.events, self.purposes, self.index = [], [purpose], 0
             if nbytes:
+                self.events, self.index = [], 0
                 raise TooLargeError(
                     f"{operation} would make one tensor of {format_bytes(nbytes)}: "
                     f"more than {format_bytes(_LARGEST)} is no job for any card"
                 )
-            return  # the allocator is not asked for nothing
-        self.events = tape.events
-        self.purposes = tape.purposes
-        self.index = index = len(tape.sizes)
+            tape = Tape()  # the allocator is not asked for nothing
+        sizes = tape.sizes
+        self.tape = tape
+        self.events = events = tape.events
+        self.index = index = len(sizes)
         if index >= MOST_STORAGES:
-            raise self._refused(purpose)
-        tape.sizes.append(nbytes)
+            self.events = []  # what is not on the tape is not freed on it
+            raise _too_long()
+        sizes.append(nbytes)
         tape.purposes.append(purpose)
         tape.operations.append(operation)
         tape.contents.append(content)
-        tape.events.append(index)
-
-    def _refused(self, purpose: Purpose) -> TooLargeError:
-        """Return the error of a tape that is full; what was not put on it is not freed on it."""
-        self.events, self.purposes, self.index = [], [purpose], 0
-        return _too_long()
+        tape.modules.append(tape.module)
+        events.append(index + tape.stream_bits)
 
     def __del__(self) -> None:
         self.events.append(~self.index)
@@ -153,8 +201,47 @@ class Storage:
     @property
     def purpose(self) -> Purpose:
         """What these bytes are for."""
-        return self.purposes[self.index]
+        return self.tape.purposes[self.index]
 
     @purpose.setter
     def purpose(self, purpose: Purpose) -> None:
-        self.purposes[self.index] = purpose
+        self.tape.purposes[self.index] = purpose
+
+    def release(self) -> None:
+        """Give the bytes back and live on: `untyped_storage().resize_(0)`."""
+        self._note(Kind.RELEASE)
+        self.__class__ = _Released
+
+    def fill(self) -> None:
+        """Ask for the bytes again, on the stream that is current, if they were given back."""
+
+    def record_stream(self, stream: int) -> None:
+        """Note that work on `stream` reads this: `torch.Tensor.record_stream`.
+
+        Once freed, the block waits for that work to be over.
+        """
+        self._note(Kind.RECORD_STREAM, stream)
+
+    def _note(self, kind: Kind, stream: int = 0) -> None:
+        self.tape.is_plain = False
+        self.events.append(encode(Event(kind, self.index, stream)))
+
+
+class _Released(Storage):
+    """A storage whose bytes were given back."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        self._note(Kind.END)
+
+    def release(self) -> None:
+        """Stay as it is."""
+
+    def fill(self) -> None:
+        """Ask for the bytes again, on the stream that is current."""
+        self._note(Kind.FILL, self.tape.stream)
+        self.__class__ = Storage  # type: ignore[assignment]
+
+    def record_stream(self, stream: int) -> None:
+        """Do nothing: there is no block that could wait."""

@@ -7,6 +7,7 @@ with the part before it; what was laid down in both from one source need not be 
 from typing import NamedTuple
 
 from vrambudget.tape.events import Tape
+from vrambudget.tape.packing import died_in, renamed
 
 
 class Place(NamedTuple):
@@ -26,7 +27,7 @@ def place_of(tape: Tape) -> Place:
 def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
     """Append events like these, with storages from `first` on `shift` higher, others as told.
 
-    Only frees are of others.
+    Only frees are of others, and all events are of a plain tape (`Tape.is_plain`).
     """
     start, last = len(tape.events), ~first
     tape.events += [
@@ -50,18 +51,14 @@ def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
         return False
     ours, theirs = _not_laid_twice(tape, before, here, end)
     first = before.storage
-    # Sorted, these frees are in order of birth, newest first.
-    found = sorted([event for event in ours if ~first < event < 0])
-    left = sorted([event for event in theirs if ~middle < event < 0])
-    if len(found) != len(left) or (left and ~left[-1] < first):
+    found = sorted(i for i in died_in(ours, is_plain=tape.is_plain) if i < first)
+    left = sorted(i for i in died_in(theirs, is_plain=tape.is_plain) if i < middle)
+    if len(found) != len(left) or (left and left[0] < first):
         return False
     moved = dict(zip(found, left, strict=True))
-    if any(x[~old] != x[~new] for old, new in moved.items() for x in columns):
+    if any(x[old] != x[new] for old, new in moved.items() for x in columns):
         return False
-    expected = [
-        event + shift if event >= 0 else event - shift if event <= ~first else moved[event]
-        for event in ours
-    ]
+    expected = renamed(ours, shift, first, moved, is_plain=tape.is_plain)
     return expected == theirs or _in_order(expected) == _in_order(theirs)
 
 

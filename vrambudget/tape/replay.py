@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
 from vrambudget.tape.allocator import OutOfDeviceMemoryError
-from vrambudget.tape.events import Mark, Phase, Purpose, Tape
+from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.expandable import allocator_for
+from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steady import run
 
 
@@ -47,11 +48,11 @@ def replay(tape: Tape) -> Replay:
         if mark.resets_allocator:
             allocator.reset_peaks()
             readings.weights_bytes = allocated_bytes
-        elif mark.phase is Phase.BACKWARD:
+        elif mark.phase == Phase.BACKWARD:
             readings.after_forward_bytes = allocated_bytes
-        elif mark.phase is Phase.OPTIMIZER_STEP:
+        elif mark.phase == Phase.OPTIMIZER_STEP:
             readings.after_backward_bytes = allocated_bytes
-        elif mark.phase is Phase.STEP_END:
+        elif mark.phase == Phase.STEP_END:
             steps.append(
                 Step(
                     after_forward_bytes=readings.after_forward_bytes,
@@ -67,7 +68,7 @@ def replay(tape: Tape) -> Replay:
         allocated_bytes=allocator.peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
         step=mark.step,
-        phase=mark.phase.value,
+        phase=str(mark.phase),
         operation=operation,
     )
     breakdown = _breakdown(tape, event, peak.allocated_bytes)
@@ -84,7 +85,7 @@ def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
         mark, operation = moment(tape, full.event)
         return OutOfMemory(
             step=mark.step,
-            phase=mark.phase.value,
+            phase=str(mark.phase),
             operation=operation,
             requested_bytes=full.requested_bytes,
             allocated_bytes=full.allocated_bytes,
@@ -103,24 +104,12 @@ def moment(tape: Tape, event: int) -> tuple[Mark, str]:
     """Return the phase that an event belongs to, and the operation that made its storage."""
     index = bisect_right([mark.position for mark in tape.marks], event) - 1
     mark = tape.marks[index] if index >= 0 else Mark(0, 0, Phase.BUILD)
-    storage = tape.events[event]
-    return mark, tape.operations[storage if storage >= 0 else ~storage]
-
-
-def alive_at(tape: Tape, event: int) -> list[int]:
-    """Return the storages that are alive right after `event`, oldest first."""
-    alive: dict[int, None] = {}
-    for item in tape.events[: event + 1]:
-        if item >= 0:
-            alive[item] = None
-        else:
-            del alive[~item]
-    return list(alive)
+    return mark, tape.operations[tape.event(event).storage]
 
 
 def _breakdown(tape: Tape, event: int, allocated_bytes: int) -> dict[str, int]:
     parts = dict.fromkeys(map(str, Purpose), 0)
-    for storage in alive_at(tape, event):
+    for storage in tape.alive_at(event):
         parts[tape.purposes[storage]] += tape.sizes[storage]
     parts[BLOCK_ROUNDING] = allocated_bytes - sum(parts.values())
     return parts

@@ -7,10 +7,12 @@ on the same requests get the same blocks, every counter goes the same way once m
 new. So whole turns of that circle are passed over. The result is that of a full replay.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.events import Mark, Tape
+from vrambudget.tape.events import Tape
+from vrambudget.tape.marks import Mark
+from vrambudget.tape.packing import storage_of
 
 
 def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
@@ -38,7 +40,7 @@ class _Circles:
     """Knows how the allocator stood before each part that is repeated or repeats."""
 
     def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
-        self.events, self.allocator = tape.events, allocator
+        self.tape, self.allocator = tape, allocator
         self.periods = {mark.position: mark.period for mark in tape.marks if mark.period}
         self.parts = {at - period: period for at, period in self.periods.items()} | self.periods
         self.stood: dict[tuple[int, int], tuple[int, object]] = {}  # number of mark, state
@@ -57,7 +59,7 @@ class _Circles:
         turn, to = here - before, here
         while all(self.periods.get(at) == period for at in range(to, to + turn, period)):
             to += turn
-        first, stop = (_next_born(self.events, at) for at in (here - period, here))
+        first, stop = (self.tape.next_born(at) for at in (here - period, here))
         self.allocator.take_over(first, stop, (stop - first) * ((to - here) // period))
         return to, number - self.stood[before, period][0]
 
@@ -69,12 +71,11 @@ class _Circles:
         return then == now
 
     def _found(self, start: int, length: int) -> list[int]:
-        """Return the storages that die in a part and were there before it, oldest first."""
-        events, first = self.events, _next_born(self.events, start)
-        return sorted(~event for event in events[start : start + length] if ~first < event < 0)
+        """Return the storages of a part's events that were there before it, oldest first.
 
-
-def _next_born(events: Sequence[int], position: int) -> int:
-    while events[position] < 0:
-        position += 1
-    return events[position]
+        On a plain tape they die in it.
+        """
+        first, events = self.tape.next_born(start), self.tape.events[start : start + length]
+        if self.tape.is_plain:
+            return sorted(~event for event in events if ~first < event < 0)
+        return sorted({i for i in map(storage_of, events) if i < first})

@@ -61,23 +61,24 @@ def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
 
 def _actions(tape: Tape, allocator: CachingAllocator, alive: set[int]) -> Iterator[Action]:
     resets = {mark.position for mark in tape.marks if mark.resets_allocator}
-    for event, item in enumerate(tape.events):
-        if event in resets:
+    for position, event in enumerate(tape.read()):
+        if position in resets:
             allocator.empty_cache()
-        storage = item if item >= 0 else ~item
+        storage, size_bytes = event.storage, tape.sizes[event.storage]
         try:
-            allocator.run(tape.events, tape.sizes, event, event + 1)
+            allocator.run(tape.events, tape.sizes, position, position + 1)
         except OutOfDeviceMemoryError:
-            yield from _segment_actions(allocator, event)
-            yield _action("oom", event, 0, tape.sizes[storage], allocator)
+            yield from _segment_actions(allocator, position)
+            yield _action("oom", position, 0, size_bytes, allocator)
             return
-        yield from _segment_actions(allocator, event)
-        kind: Kind = "alloc" if item >= 0 else "free"
-        yield _action(kind, event, allocator.address_of(storage), tape.sizes[storage], allocator)
-        if item < 0:
-            alive.discard(storage)
-        else:
+        yield from _segment_actions(allocator, position)
+        address = allocator.address_of(storage)
+        if event.change > 0:
+            yield _action("alloc", position, address, size_bytes, allocator)
             alive.add(storage)
+        elif event.change < 0:
+            yield _action("free", position, address, size_bytes, allocator)
+            alive.discard(storage)
 
 
 def _segment_actions(allocator: CachingAllocator, event: int) -> Iterator[Action]:

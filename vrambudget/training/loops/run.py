@@ -16,7 +16,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.walked_once import WalkedOnce
-from vrambudget.tape.events import Phase, Purpose
+from vrambudget.tape.events import Purpose
 from vrambudget.tape.repeats import Place, place_of, repeats
 from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.muon import embeddings_and_head
@@ -90,7 +90,7 @@ class Run:
 
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""
-        context.tape.mark(self._step, Phase(phase))
+        context.tape.mark(self._step, phase)
 
 
 def _noticing(count: int) -> Iterator[int]:

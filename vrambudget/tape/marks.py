@@ -1,0 +1,30 @@
+"""Marks: where on a tape a phase begins.
+
+A phase is any text that says what the loop is doing: "forward", "evaluation", "prefill",
+"decode 17", "gather". Reports show it with spaces for underscores. `Phase` has the names of those
+that every training loop goes through, which `vrambudget.tape.replay` reads counters at.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """The phases of a plain loop."""
+
+    BUILD = "build"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    STEP_END = "step_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """From `events[position]` on the loop is in `phase` of `step` (steps count from 0)."""
+
+    position: int
+    step: int
+    phase: str
+    resets_allocator: bool = False  # torch.cuda.empty_cache() and reset_peak_memory_stats()
+    period: int = 0  # so many events from here on repeat as many before, with storages of their own
