@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.tape.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.units import format_bytes
 
 MIB = 2**20

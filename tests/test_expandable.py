@@ -9,8 +9,9 @@ import random
 import pytest
 
 import vrambudget
-from vrambudget.tape.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.expandable import ExpandableAllocator
+from vrambudget.tape.full_card import OutOfDeviceMemoryError
 
 MIB = 2**20
 

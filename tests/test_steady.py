@@ -11,9 +11,9 @@ from vrambudget.estimator import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
-from vrambudget.tape.expandable import allocator_for
 from vrambudget.tape.replay import replay, replay_on
 from vrambudget.tape.steady import run
+from vrambudget.tape.streams import allocator_for
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 256, "n_head": 4, "vocab_size": 5000}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 320}
@@ -51,9 +51,7 @@ def test_a_replay_in_short_is_the_replay_in_full(model, fields):
 @each_job
 def test_what_is_allocated_is_the_same_at_every_mark(model, fields):
     tape = tape_of(model, fields)
-    short, full = (
-        list(run(it, allocator_for(it.expandable_on_bytes))) for it in (tape, in_full(tape))
-    )
+    short, full = (list(run(it, allocator_for(it))) for it in (tape, in_full(tape)))
     assert [allocated for _, allocated in short] == [allocated for _, allocated in full]
 
 
@@ -71,7 +69,7 @@ def test_a_card_is_full_at_the_same_moment(model, fields):
 @each_job
 def test_most_of_a_long_job_is_passed_over(model, fields, monkeypatch):
     tape, ran = tape_of(model, fields), 0
-    kind = type(allocator_for(tape.expandable_on_bytes))
+    kind = type(allocator_for(tape))
     run_all = kind.run
 
     def counted(self, events, sizes, start=0, stop=None):

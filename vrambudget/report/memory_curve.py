@@ -10,7 +10,7 @@ Each column is one real moment, so its parts add up, and no peak is lost between
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from vrambudget.units import format_bytes
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
 _COLUMNS = 720
+_OF_THE_TAPE = {"alloc", "free", "free_requested"}
 _LEAST = 2  # columns of a phase, however short
 _LARGEST = 8  # groups that a column names
 
@@ -75,7 +76,7 @@ class MemoryCurve:
 
 def memory_curve(tape: Tape, room_bytes: int | None = None) -> MemoryCurve:
     """Return the course on a card without end, and where one with `room_bytes` would be full."""
-    after = [a for a in trace(tape).actions if a.kind in ("alloc", "free")]  # one for each event
+    after = _after_each_event(tape)
     phases = list(_phases(tape))
     bins = [_bins(start, stop, len(after)) for _, start, stop in phases]
     moments = [max(b, key=lambda e: after[e].allocated_bytes) for part in bins for b in part]
@@ -114,6 +115,15 @@ def _bins(start: int, stop: int, total: int) -> list[range]:
     count = min(max(_COLUMNS * (stop - start) // total, _LEAST), stop - start)
     edges = [start + (stop - start) * i // count for i in range(count + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
+
+
+def _after_each_event(tape: Tape) -> list[Action]:
+    """Return the last action at each event; some events move nothing, as with record_stream."""
+    last = {a.event: a for a in trace(tape).actions if a.kind in _OF_THE_TAPE}
+    after = list[Action]()
+    for event in range(len(tape.events)):
+        after.append(last.get(event) or replace(after[-1], event=event))
+    return after
 
 
 def _columns(

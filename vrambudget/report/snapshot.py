@@ -29,6 +29,11 @@ from vrambudget.tape.trace import Action, Trace, trace
 _BASE = 0x7F00_0000_0000  # where a driver's addresses lie; 0 is no address
 _SMALL_SEGMENT = 2 * 2**20
 _PROTOCOL = 4
+_FREES = {
+    "free": ("free_requested", "free_completed"),
+    "free_requested": ("free_requested",),
+    "free_completed": ("free_completed",),
+}
 
 Entry = dict[str, Any]
 
@@ -47,7 +52,7 @@ def snapshot(followed: Followed) -> dict[str, Any]:
     capacity = followed.room_bytes or 0
     frames = _Frames(tape)
     entries = enumerate(_entries(traced, frames, capacity))
-    history = [{**entry, "stream": 0, "time_us": n} for n, entry in entries]
+    history = [{**entry, "time_us": n} for n, entry in entries]
     return {
         "segments": [_segment(at, size, traced, frames) for at, size in traced.segments.items()],
         "device_traces": [history],
@@ -95,17 +100,23 @@ def _frame(name: str, filename: str) -> Entry:
 def _entries(traced: Trace, frames: _Frames, capacity: int) -> Iterator[Entry]:
     tape = frames.tape
     for action in traced.actions:
-        storage = tape.event(action.event).storage
+        storage = action.storage
         if action.kind == "alloc":
             stack = frames.at_birth(storage, action.event)
             yield _entry("alloc", action, stack, str(tape.purposes[storage]))
-        elif action.kind == "free":
-            for word in ("free_requested", "free_completed"):
+        elif action.kind in _FREES:
+            for word in _FREES[action.kind]:
                 yield _entry(word, action, frames.of(storage))
         elif action.kind == "oom":
             stack = frames.at_birth(storage, action.event)
             free = max(capacity - action.reserved_bytes, 0)
-            yield {"action": "oom", "size": action.size_bytes, "frames": stack, "device_free": free}
+            yield {
+                "action": "oom",
+                "size": action.size_bytes,
+                "frames": stack,
+                "device_free": free,
+                "stream": action.stream,
+            }
         else:
             yield _entry(action.kind, action, [frames.when(action.event)], "unknown")
 
@@ -116,6 +127,7 @@ def _entry(word: str, action: Action, frames: list[Entry], category: str | None 
         "addr": _BASE + action.address,
         "size": action.size_bytes,
         "frames": frames,
+        "stream": action.stream,
     }
     return entry | ({"category": category} if category else {})
 
@@ -123,16 +135,16 @@ def _entry(word: str, action: Action, frames: list[Entry], category: str | None 
 def _segment(address: int, total: int, traced: Trace, frames: _Frames) -> Entry:
     inside = sorted(at for at in traced.blocks if address <= at < address + total)
     blocks = list(_blocks(address, total, inside, traced, frames))
-    active = [block for block in blocks if block["state"] == "active_allocated"]
-    used = sum(block["size"] for block in active)
+    active = [block for block in blocks if block["state"] != "inactive"]
+    used = sum(block["size"] for block in active if block["state"] == "active_allocated")
     return {
         "device": 0,
         "address": _BASE + address,
         "total_size": total,
         "allocated_size": used,
-        "active_size": used,
+        "active_size": sum(block["size"] for block in active),
         "requested_size": sum(block["requested_size"] for block in active),
-        "stream": 0,
+        "stream": traced.streams[address],
         "segment_type": "small" if total == _SMALL_SEGMENT else "large",
         "segment_pool_id": (0, 0),
         "is_expandable": False,
@@ -151,7 +163,8 @@ def _blocks(
             yield _block(end, at - end, 0, "inactive", [])
         storage, size = traced.blocks[at]
         asked = frames.tape.sizes[storage]
-        yield _block(at, size, asked, "active_allocated", frames.of(storage))
+        state = "active_pending_free" if storage in traced.waiting else "active_allocated"
+        yield _block(at, size, asked, state, frames.of(storage))
         end = at + size
     if end < address + total:
         yield _block(end, address + total - end, 0, "inactive", [])

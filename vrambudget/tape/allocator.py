@@ -4,7 +4,8 @@ A replay is fed events in order: `i` says that storage `i` is allocated, `~i` th
 `sizes[i]` is what it asks for, in bytes. It keeps what `torch.cuda.memory_stats()` keeps: requested
 bytes (as asked), allocated bytes (blocks as handed out), reserved bytes (segments of the driver).
 
-The rules, with default settings, one device, one stream (torch 2.11):
+The rules, with default settings and one device (torch 2.11); `vrambudget.tape.streams` has those
+of several streams, and of storages that are filled again:
 
     round       up to a multiple of 512 bytes; zero bytes take nothing
     pool        small: up to 1 MiB after rounding; large: all else
@@ -26,13 +27,15 @@ decides only between free blocks of one size.
 
 Not modelled: PYTORCH_CUDA_ALLOC_CONF (max_split_size_mb, roundup_power2_divisions,
 garbage_collection_threshold; expandable_segments are `vrambudget.tape.expandable`'s), memory
-fractions, several streams (record_stream), CUDA graphs' private pools.
+fractions, CUDA graphs' private pools.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from vrambudget.errors import TooLargeError
+from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.units import format_bytes
 
 # Inside, sizes and addresses count units of 512 bytes (kMinBlockSize): smaller integers are faster.
@@ -47,29 +50,6 @@ _ROUND_SEGMENT = 2_097_152 >> UNIT_BITS  # kRoundLarge
 # A block is one integer, (size << 44) + address: sorted, blocks lie as best fit looks for them.
 SIZE_SHIFT = 44
 ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
-
-
-class OutOfDeviceMemoryError(Exception):
-    """The card is full, where PyTorch raises torch.cuda.OutOfMemoryError.
-
-    An exception and no result, because no number of a replay that went on would mean anything.
-    """
-
-    def __init__(
-        self,
-        *,
-        event: int,
-        requested_bytes: int,
-        segment_bytes: int,
-        allocated_bytes: int,
-        reserved_bytes: int,
-    ) -> None:
-        super().__init__(f"out of device memory at event {event}")
-        self.event = event  # index of the event that could not be served
-        self.requested_bytes = requested_bytes  # by the operation
-        self.segment_bytes = segment_bytes  # "Tried to allocate" in PyTorch's message
-        self.allocated_bytes = allocated_bytes  # "allocated by PyTorch"
-        self.reserved_bytes = reserved_bytes  # what is left once the cache is given back
 
 
 class CachingAllocator:
@@ -91,10 +71,10 @@ class CachingAllocator:
         self._segments: dict[int, int] = {}  # size by address
         # Segments that came (+size) and went (-size), by address, in bytes.
         self.segment_changes: list[tuple[int, int]] = []
+        self.completed: list[int] = []  # storages whose frees had waited for other streams
         self._blocks: list[int] = []  # by storage: the block it got last, 0 before that
         # Free blocks: sorted by pool, and by where they start and end, to find neighbours.
-        self._small: list[int] = []
-        self._large: list[int] = []
+        self.pools = self.new_pools()  # of the stream that is current
         self._by_start: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
 
@@ -150,12 +130,27 @@ class CachingAllocator:
             self._requested_bytes,
         )
 
-    def blocks(self, storages: Iterable[int]) -> list[int]:
+    def stream_of(self, storage: int) -> int:
+        """Return the stream of the block that `storage` got last."""
+        del storage
+        return 0
+
+    def stream_at(self, address: int) -> int:
+        """Return the stream of the segment that begins at `address`."""
+        del address
+        return 0
+
+    def is_waiting(self, storage: int) -> bool:
+        """Whether this storage's block is freed, and waits for other streams."""
+        del storage
+        return False
+
+    def blocks(self, storages: Iterable[int]) -> list[object]:
         """Return the blocks that these storages got."""
         return [self._blocks[storage] for storage in storages]
 
     def _free_blocks(self) -> tuple[object, ...]:
-        return tuple(self._small), tuple(self._large)
+        return tuple(map(tuple, self.pools))
 
     def take_over(self, first: int, stop: int, shift: int) -> None:
         """Let storages `first + shift` to `stop + shift` lie where `first` to `stop` did."""
@@ -167,12 +162,16 @@ class CachingAllocator:
         self._peak_requested_bytes = self._requested_bytes
         self.peak_event = None
 
+    def new_pools(self) -> tuple[Any, Any]:
+        """Return a stream's pools, the small and the large one, with nothing in them."""
+        return list[int](), list[int]()
+
     def empty_cache(self) -> None:
         """Give every segment that is wholly free back to the driver: `torch.cuda.empty_cache()`."""
-        for pool in (self._large, self._small):
+        for pool in reversed(self.pools):
             pool[:] = [block for block in pool if not self._release(block)]
 
-    def run(  # noqa: C901, PLR0912, PLR0915 - one loop: a call an event costs as much as the event
+    def run(
         self,
         events: Sequence[int],
         sizes: Sequence[int],
@@ -183,15 +182,25 @@ class CachingAllocator:
 
         A storage is allocated once, and freed once after that. Raises OutOfDeviceMemoryError.
         """
+        self.blocks_for(sizes)
+        self.serve(events[start:stop], sizes, start)
+
+    def blocks_for(self, sizes: Sequence[int]) -> None:
+        """Make room for the blocks of all storages."""
+        self._blocks.extend([0] * (len(sizes) - len(self._blocks)))
+
+    def serve(  # noqa: C901, PLR0912, PLR0915 - one loop: a call an event costs as much as the event
+        self, events: Sequence[int], sizes: Sequence[int], position: int
+    ) -> None:
+        """Replay all these events, the first of which is at a position of the tape."""
         blocks, by_start, by_end = self._blocks, self._by_start, self._by_end
-        blocks.extend([0] * (len(sizes) - len(blocks)))
-        small, large = self._small, self._large
+        small, large = self.pools
         allocated, peak_allocated, peak_storage = self._allocated, self._peak_allocated, -1
         requested, peak_requested = self._requested_bytes, self._peak_requested_bytes
         shift, mask, find, add = SIZE_SHIFT, ADDRESS_MASK, bisect_left, insort
         limit, refused = SMALL, -1
 
-        for event in events[start:stop]:
+        for event in events:
             if event >= 0:
                 asked = sizes[event]
                 need = (asked + 511) >> 9  # UNIT_BITS
@@ -265,9 +274,9 @@ class CachingAllocator:
         self._allocated, self._requested_bytes = allocated, requested
         self._peak_allocated, self._peak_requested_bytes = peak_allocated, peak_requested
         if peak_storage >= 0:
-            self.peak_event = events.index(peak_storage, start)
+            self.peak_event = position + events.index(peak_storage)
         if refused >= 0:
-            self._raise_out_of_memory(events.index(refused, start), sizes[refused])
+            self._raise_out_of_memory(position + events.index(refused), sizes[refused])
 
     def _new_segment(self, need: int) -> int:
         """Return a block that is a whole new segment, or 0 where the card has no room for one."""

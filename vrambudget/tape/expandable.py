@@ -2,10 +2,10 @@
 
 It is fed and read as `CachingAllocator`, whose rules it keeps but for these (torch 2.11):
 
-    pool        a stretch of addresses, 1.125 times the card's memory, of which pages are mapped as
-                they are needed: 2 MiB in the small pool, 20 MiB in the large one; reserved is what
-                is mapped. Where that stretch has no room another one begins; past the card's
-                memory there is no end, as on a card that is large enough
+    pool        one for each stream, small and large: addresses, 1.125 times the card's memory, of
+                which pages are mapped as they are needed: 2 MiB in a small pool, 20 MiB in a large
+                one; reserved is what is mapped. Where that stretch has no room another one begins;
+                past the card's memory there is no end, as on a card that is large enough
     find        best fit, but a free block before unmapped pages counts as if all were mapped
     grow        where none is: the lowest address where free blocks and unmapped pages in a row are
                 enough; only what lacks is mapped, so a free block at the end is grown
@@ -18,20 +18,21 @@ So allocated is what was asked for, rounded up to 512 bytes each, wherever it li
 Source: c10/cuda/CUDACachingAllocator.cpp: get_free_block, find_expandable_block, map_block,
 try_allocate_expandable_block, should_split, unmap_block, release_blocks; ExpandableSegment.
 tests/records/expandable.jsonl holds it against what PyTorch itself did.
-
-Not modelled: several streams.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
+from vrambudget.errors import TooLargeError
 from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, SMALL, UNIT_BITS, CachingAllocator
+from vrambudget.units import format_bytes
 
 # As in `allocator`, sizes and addresses count units of 512 bytes, and a block is one integer.
 _SMALL_PAGE = 2_097_152 >> UNIT_BITS  # kSmallBuffer
 _LARGE_PAGE = 20_971_520 >> UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
-_LARGE_POOL_AT = _LARGE_PAGE << 26  # far above all that a small pool can map
-_ENDLESS = 1 << 42
+POOL_ADDRESSES = _LARGE_PAGE << 24  # pools lie so far from one another
+_ENDLESS = 1 << 39
+_MOST_STREAMS = ADDRESS_MASK // POOL_ADDRESSES // 2
 
 
 class ExpandableAllocator(CachingAllocator):
@@ -41,43 +42,41 @@ class ExpandableAllocator(CachingAllocator):
     """
 
     def __init__(self, card_bytes: int, capacity_bytes: int | None = None) -> None:
-        super().__init__(capacity_bytes)
         self._card = card_bytes >> UNIT_BITS
-        stretch = (card_bytes + card_bytes // 8) >> UNIT_BITS
-        self._pools = (
-            _Pool(self, 0, _SMALL_PAGE, stretch),
-            _Pool(self, _LARGE_POOL_AT, _LARGE_PAGE, stretch),
-        )
+        self._stretch = (card_bytes + card_bytes // 8) >> UNIT_BITS
+        self._all_pools: list[_Pool] = []
+        super().__init__(capacity_bytes)
+
+    def new_pools(self) -> tuple["_Pool", "_Pool"]:
+        """Return a stream's pools with addresses of their own."""
+        number = len(self._all_pools)
+        if number == 2 * _MOST_STREAMS:
+            raise TooLargeError(f"more than {_MOST_STREAMS} streams with segments that expand")
+        base, stretch = number * POOL_ADDRESSES, self._stretch
+        small = _Pool(self, base, _SMALL_PAGE, stretch)
+        large = _Pool(self, base + POOL_ADDRESSES, _LARGE_PAGE, stretch)
+        self._all_pools += small, large
+        return small, large
 
     def empty_cache(self) -> None:
         """Unmap every page that is wholly free: `torch.cuda.empty_cache()`."""
-        for pool in reversed(self._pools):
+        for pool in reversed(self.pools):
             pool.unmap_free_pages()
 
-    def run(
-        self,
-        events: Sequence[int],
-        sizes: Sequence[int],
-        start: int = 0,
-        stop: int | None = None,
-    ) -> None:
-        """Replay `events[start:stop]`; a later call goes on where this one stopped.
-
-        A storage is allocated once, and freed once after that. Raises OutOfDeviceMemoryError.
-        """
-        self._blocks.extend([0] * (len(sizes) - len(self._blocks)))
-        end = len(events) if stop is None else stop
-        for position in range(start, end):
-            event = events[position]
+    def serve(self, events: Sequence[int], sizes: Sequence[int], position: int) -> None:
+        """Replay all these events, the first of which is at a position of the tape."""
+        for number, event in enumerate(events):
             if event < 0:
                 self._free(~event, sizes[~event])
             elif sizes[event]:
-                self._allocate(position, event, sizes[event])
+                self._allocate(position + number, event, sizes[event])
 
     def segments(self) -> dict[int, int]:
         """Return the sizes of the stretches that are mapped now, by address, in bytes."""
         return {
-            at << UNIT_BITS: size << UNIT_BITS for pool in self._pools for at, size in pool.mapped()
+            at << UNIT_BITS: size << UNIT_BITS
+            for pool in self._all_pools
+            for at, size in pool.mapped()
         }
 
     def resize(self, address: int, change: int) -> bool:
@@ -90,7 +89,7 @@ class ExpandableAllocator(CachingAllocator):
         return True
 
     def _free_blocks(self) -> tuple[object, ...]:
-        return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self._pools)
+        return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self.pools)
 
     def is_beyond_card(self, need: int) -> bool:
         """Whether what is mapped and `need` are more than this card has: another is meant."""
@@ -98,7 +97,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def _allocate(self, position: int, storage: int, asked: int) -> None:
         need = (asked + 511) >> UNIT_BITS
-        pool = self._pools[need > SMALL]
+        pool = self.pools[need > SMALL]
         address = pool.best_fit(need)
         if address is None:
             address = pool.grown_to(need)
@@ -122,18 +121,9 @@ class ExpandableAllocator(CachingAllocator):
         if not block:
             return
         address, size = block & ADDRESS_MASK, block >> SIZE_SHIFT
-        self._pools[size > SMALL].add(address, size)
+        self.pools[size > SMALL].add(address, size)
         self._allocated -= size
         self._requested_bytes -= asked
-
-
-def allocator_for(
-    expandable_on_bytes: int | None, capacity_bytes: int | None = None
-) -> CachingAllocator:
-    """Return the allocator of a process; with expandable segments on a card of so many bytes."""
-    if expandable_on_bytes is None:
-        return CachingAllocator(capacity_bytes)
-    return ExpandableAllocator(expandable_on_bytes, capacity_bytes)
 
 
 class _Pool:
@@ -237,6 +227,9 @@ class _Pool:
     def _endless(self) -> int:
         """Let the last stretch have no end; return where its last free block begins."""
         last = max(self.stretches, default=self.base)
+        if last + self.stretches.get(last, 0) + _ENDLESS > self.base + POOL_ADDRESSES:
+            most = format_bytes(_ENDLESS << UNIT_BITS)
+            raise TooLargeError(f"this job takes more than {most} in one pool")
         end = last + self.stretches.get(last, 0)
         tail = next((at for at, size in self.unmapped.items() if at + size == end), end)
         self.stretches[last] = end - last + _ENDLESS

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
-from vrambudget.tape.allocator import OutOfDeviceMemoryError
 from vrambudget.tape.events import Purpose, Tape
-from vrambudget.tape.expandable import allocator_for
+from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steady import run
+from vrambudget.tape.streams import allocator_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Readings:
 
 def replay(tape: Tape) -> Replay:
     """Replay on a card without end."""
-    allocator = allocator_for(tape.expandable_on_bytes)
+    allocator = allocator_for(tape)
     readings, steps = _Readings(), []
     for mark, allocated_bytes in run(tape, allocator):
         if mark.resets_allocator:
@@ -77,7 +77,7 @@ def replay(tape: Tape) -> Replay:
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
     """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
-    allocator = allocator_for(tape.expandable_on_bytes, room_bytes)
+    allocator = allocator_for(tape, room_bytes)
     try:
         for _ in run(tape, allocator):
             pass

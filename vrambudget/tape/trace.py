@@ -1,7 +1,8 @@
 """A tape, replayed event by event: where every block lies, when segments come and go. For pictures.
 
     allocate    segment_alloc where the driver had to be asked, then alloc
-    free        free
+    free        free; free_requested where other streams use the block: free_completed follows
+                before the next allocation
     empty cache segment_free, one for each segment that was wholly free
     card full   segment_free, and oom if that was not enough: the trace ends there
 
@@ -10,14 +11,17 @@ times as long: peaks alone do not need it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from vrambudget.tape.allocator import CachingAllocator, OutOfDeviceMemoryError
+from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
-from vrambudget.tape.expandable import allocator_for
+from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.streams import allocator_for
 
-Kind = Literal["alloc", "free", "segment_alloc", "segment_free", "oom"]
+ActionKind = Literal[
+    "alloc", "free", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,14 @@ class Action:
     `size_bytes` is what was asked for; of a segment, its size. Addresses begin at 0.
     """
 
-    kind: Kind
+    kind: ActionKind
     event: int
     address: int
     size_bytes: int
     allocated_bytes: int  # after it, as are the next
     reserved_bytes: int
+    stream: int  # of the block, or of the segment
+    storage: int  # of the block; of a segment the one for which the allocator was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,9 @@ class Trace:
 
     actions: tuple[Action, ...]
     segments: dict[int, int]
+    streams: dict[int, int]  # of the segments, by address
     blocks: dict[int, tuple[int, int]]  # storage and size of the block, by address
+    waiting: frozenset[int]  # of these storages, those that are freed but used by other streams
 
     @property
     def out_of_memory(self) -> Action | None:
@@ -52,44 +60,84 @@ class Trace:
 
 def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
     """Return what the allocator does with `room_bytes` for segments; None: without end."""
-    allocator = allocator_for(tape.expandable_on_bytes, room_bytes)
-    alive: set[int] = set()
-    actions = tuple(_actions(tape, allocator, alive))
-    blocks = {allocator.address_of(i): (i, allocator.block_bytes(i)) for i in alive}
-    return Trace(actions, allocator.segments(), blocks)
+    tracing = _Tracing(tape, allocator_for(tape, room_bytes))
+    actions, allocator = tuple(tracing.actions()), tracing.allocator
+    blocks = {allocator.address_of(i): (i, allocator.block_bytes(i)) for i in tracing.alive}
+    segments = allocator.segments()
+    streams = {address: allocator.stream_at(address) for address in segments}
+    return Trace(actions, segments, streams, blocks, frozenset(tracing.waiting))
 
 
-def _actions(tape: Tape, allocator: CachingAllocator, alive: set[int]) -> Iterator[Action]:
-    resets = {mark.position for mark in tape.marks if mark.resets_allocator}
-    for position, event in enumerate(tape.read()):
-        if position in resets:
-            allocator.empty_cache()
-        storage, size_bytes = event.storage, tape.sizes[event.storage]
-        try:
-            allocator.run(tape.events, tape.sizes, position, position + 1)
-        except OutOfDeviceMemoryError:
-            yield from _segment_actions(allocator, position)
-            yield _action("oom", position, 0, size_bytes, allocator)
-            return
-        yield from _segment_actions(allocator, position)
-        address = allocator.address_of(storage)
-        if event.change > 0:
-            yield _action("alloc", position, address, size_bytes, allocator)
-            alive.add(storage)
-        elif event.change < 0:
-            yield _action("free", position, address, size_bytes, allocator)
-            alive.discard(storage)
+@dataclass(slots=True)
+class _Tracing:
+    tape: Tape
+    allocator: CachingAllocator
+    alive: set[int] = field(default_factory=set)  # storages that have a block
+    waiting: dict[int, int] = field(default_factory=dict)  # storages: addresses of their blocks
 
+    def actions(self) -> Iterator[Action]:
+        """Yield all that the allocator does."""
+        tape, allocator = self.tape, self.allocator
+        resets = {mark.position for mark in tape.marks if mark.resets_allocator}
+        for position, event in enumerate(tape.read()):
+            if position in resets:
+                allocator.empty_cache()
+            storage = event.storage
+            is_full = False
+            try:
+                allocator.run(tape.events, tape.sizes, position, position + 1)
+            except OutOfDeviceMemoryError:
+                is_full = True
+            yield from self._completed(position)
+            yield from self._segments(position, storage)
+            if is_full:
+                yield self._action("oom", position, storage, 0)
+                return
+            if event.change > 0:
+                self.alive.add(storage)
+                yield self._action("alloc", position, storage, allocator.address_of(storage))
+            elif event.change < 0:
+                yield self._freed(position, storage)
 
-def _segment_actions(allocator: CachingAllocator, event: int) -> Iterator[Action]:
-    for address, change in allocator.segment_changes:
-        kind: Kind = "segment_alloc" if change > 0 else "segment_free"
-        yield _action(kind, event, address, abs(change), allocator)
-    allocator.segment_changes.clear()
+    def _freed(self, event: int, storage: int) -> Action:
+        address = self.allocator.address_of(storage)
+        if self.allocator.is_waiting(storage):
+            self.waiting[storage] = address
+            return self._action("free_requested", event, storage, address)
+        self.alive.discard(storage)
+        return self._action("free", event, storage, address)
 
+    def _completed(self, event: int) -> Iterator[Action]:
+        for storage in self.allocator.completed:
+            self.alive.discard(storage)
+            yield self._action("free_completed", event, storage, self.waiting.pop(storage))
+        self.allocator.completed.clear()
 
-def _action(
-    kind: Kind, event: int, address: int, size_bytes: int, allocator: CachingAllocator
-) -> Action:
-    allocated, reserved = allocator.allocated_bytes, allocator.reserved_bytes
-    return Action(kind, event, address, size_bytes, allocated, reserved)
+    def _segments(self, event: int, storage: int) -> Iterator[Action]:
+        for address, change in self.allocator.segment_changes:
+            kind: ActionKind = "segment_alloc" if change > 0 else "segment_free"
+            stream = self.allocator.stream_at(address)
+            yield self._action(kind, event, storage, address, size=abs(change), stream=stream)
+        self.allocator.segment_changes.clear()
+
+    def _action(
+        self,
+        kind: ActionKind,
+        event: int,
+        storage: int,
+        address: int,
+        *,
+        size: int | None = None,
+        stream: int | None = None,
+    ) -> Action:
+        allocator = self.allocator
+        return Action(
+            kind,
+            event,
+            address,
+            self.tape.sizes[storage] if size is None else size,
+            allocator.allocated_bytes,
+            allocator.reserved_bytes,
+            allocator.stream_of(storage) if stream is None else stream,
+            storage,
+        )
