@@ -61,12 +61,8 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         """Parameters in the order of torch's `parameters()`, shared ones once."""
-        found: dict[int, Parameter] = {}
-        for module in self.modules():
-            for value in module.__dict__.values():
-                if isinstance(value, Parameter):
-                    found[id(value)] = value
-        return list(found.values())
+        values = (value for module in self.modules() for value in module.__dict__.values())
+        return list(dict.fromkeys(value for value in values if isinstance(value, Parameter)))
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Parameters by their first name: "transformer.h.0.ln_1.weight"."""

@@ -19,7 +19,7 @@ another moment before backward, say), `CannotRepeatError` asks for a walk of the
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from vrambudget.engine.autograd import Edge, Node, edge_to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError, LaidGraph, Passes, WalkedGraph
-from vrambudget.engine.tensor import Shape, Tensor
+from vrambudget.engine.tensor import Parameter, Shape, Tensor
 from vrambudget.tape.events import Storage
 
 
@@ -54,8 +54,8 @@ class WalkedOnce(Module):
 
     def __init__(self, model: Module) -> None:
         self.model = model
-        self._modules = tuple(model.modules())
-        self._parameters = tuple(model.parameters())
+        self._modules = (self, *model.modules())
+        self._parameters = super().parameters()
         self._walks: tuple[_Walk, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,6 +85,14 @@ class WalkedOnce(Module):
         kept = (old for old in self._walks if old.finds != finds or old.was_laid)
         self._walks = (*kept, walk)
         return outputs
+
+    def modules(self) -> Iterator[Module]:
+        """Return this module and all below it: their tree is what it was when this was made."""
+        return iter(self._modules)
+
+    def parameters(self) -> list[Parameter]:
+        """Parameters, of which there are those that there were when this was made."""
+        return list(self._parameters)
 
     def check(self) -> None:
         """Raise CannotRepeatError where what was laid down may not be what would have run."""
