@@ -4,35 +4,23 @@ The rehearsals use the PyTorch of VRAMBUDGET_PYTHON, or of the Python that runs 
 """
 
 import json
-import os
-import sys
 
 import pytest
+from virtual import VIRTUAL_GPU
 
 from vrambudget.cli import compare as command
 from vrambudget.cli import main
 from vrambudget.compare import Allocation, first_difference, of_events, of_tape
 from vrambudget.config.versions import CHECKED
-from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of
 from vrambudget.rehearse.events import Event, JobRehearsal, rehearse_job
-from vrambudget.rehearse.torch_build import find_torch
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 500}
 FIELDS = {"batch": 2, "block": 32, "precision": "amp-bf16", "steps": 2}
-
-
-def why_not():
-    """Say why nothing can be rehearsed here, or None."""
-    try:
-        find_torch([os.environ.get("VRAMBUDGET_PYTHON", sys.executable)])
-    except VramBudgetError as error:
-        return f"{error.message} ({error.where})"
-    return None
 
 
 def row(size, *freed):
@@ -179,8 +167,8 @@ def test_a_rehearsal_that_ran_out_of_memory_cannot_be_compared(compare):
 # ---- with a virtual GPU --------------------------------------------------------------------------
 
 
-@pytest.mark.virtual_gpu
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@VIRTUAL_GPU[0]
+@VIRTUAL_GPU[1]
 @pytest.mark.parametrize(
     "fields",
     [

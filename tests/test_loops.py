@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from test_compare import why_not
 from test_laws import KINDS, tape_of, tiny
+from virtual import why_not
 
 from vrambudget import simulate as simulate_module
 from vrambudget.config.job import LoopName

@@ -14,34 +14,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from virtual import PYTHON, VIRTUAL_GPU, run
 
 from vrambudget.cli import main
-from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import rehearse
 from vrambudget.rehearse.events import rehearse_job
-from vrambudget.rehearse.torch_build import find_torch
 
-PYTHON = os.environ.get("VRAMBUDGET_PYTHON", sys.executable)
-RECORDS = [
-    Path(__file__).parent / "records" / f"{name}.jsonl" for name in ("reference", "versions")
-]
 MIB = 2**20
 
 
-def why_not():
-    """Say why nothing can be rehearsed here, or None."""
-    try:
-        find_torch([PYTHON])
-    except VramBudgetError as error:
-        return f"{error.message} ({error.where})"
-    return None
-
-
-REASON = why_not()
-pytestmark = [
-    pytest.mark.virtual_gpu,
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = VIRTUAL_GPU
 
 TRAIN = """
 import sys, torch
@@ -68,10 +50,6 @@ def script(tmp_path):
     return file
 
 
-def run(script, *arguments, gpu="a100-80gb", **options):
-    return rehearse([PYTHON, str(script), *arguments], gpu=gpu, quiet=True, **options)
-
-
 def test_bytes_and_categories_are_those_that_arithmetic_says(script):
     result = run(script)
     assert (result.ended, result.exit_code, result.steps) == ("finished", 0, 5)
@@ -94,7 +72,7 @@ def test_it_stops_after_the_seconds_asked_for(tmp_path):
     result = run(endless, timeout=4)
     assert (result.ended, result.exit_code) == ("timeout", 0)
     assert result.peak_requested_bytes == 36
-    assert result.seconds < 15
+    assert result.seconds < 20
 
 
 def test_a_script_that_fails_keeps_its_exit_code_and_error(script):
@@ -194,13 +172,13 @@ def test_each_of_several_ranks_holds_buckets_or_a_shard(tmp_path):
     assert ddp.peak_requested_bytes == alone.requested_bytes + 8 * MIB
     assert ddp.peak.by_category["parameter"] == 8 * MIB
     assert fsdp.peak.by_category["parameter"] == fsdp.peak.by_category["optimizer_state"] == MIB
-    assert "first of 8 ranks" in fsdp.warnings[0]
+    assert "one of 8 ranks" in fsdp.warnings[0]
 
 
 def test_a_value_that_backward_reads_is_told_of_backward(tmp_path, capfd):
     file = tmp_path / "reads.py"
     file.write_text(
-        "import torch\nx = torch.ones(100, device='cuda', requires_grad=True)\n"
+        "import torch\nx = torch.rand(100, device='cuda', requires_grad=True)\n"
         "x[x > 2].sum().backward()\n"
     )
     found = run(file)
@@ -307,24 +285,23 @@ def test_a_script_that_uses_no_gpu_is_told_so(tmp_path):
     assert run(file).warnings == ("the script never used the GPU",)
 
 
-def records(name):
-    """Return the jobs that were rehearsed, each with the records of several versions."""
-    lines = [line for file in RECORDS for line in file.read_text().splitlines()]
-    return [record for record in map(json.loads, lines) if record["id"] == name]
+def record_of(name):
+    """Return what was measured of a job, where reads answer as a real card's do."""
+    lines = (Path(__file__).parent / "records" / "reference.jsonl").read_text().splitlines()
+    return next(record for record in map(json.loads, lines) if record["id"] == name)
 
 
-@pytest.mark.parametrize("name", ["nanogpt-shakespeare", "gpt2-adafactor", "tinyllama-lora"])
+@pytest.mark.parametrize(
+    "name", ["nanogpt-shakespeare", "gpt2-adafactor", "tinyllama-lora", "gpt2-fp32-eager"]
+)
 def test_a_rehearsal_equals_the_record_of_its_versions_to_the_byte(name):
-    job, *others = records(name)
-    found = rehearse_job(job, gpu=job["card"], events=False, python=PYTHON)
-    for record in (job, *others):
-        versions = record["versions"]
-        same = {key: found.versions.get(key, versions[key]) for key in versions}
-        if same == versions:
-            measured = record["measured"]
-            assert {key: found.measured[key] for key in measured} == measured
-            return
-    pytest.skip(f"no record of {name} with {found.versions}")
+    record = record_of(name)
+    found = rehearse_job(record, gpu=record["card"], events=False, python=PYTHON)
+    versions = record["versions"]
+    if {key: found.versions.get(key, versions[key]) for key in versions} != versions:
+        pytest.skip(f"no record of {name} with {found.versions}")
+    measured = record["measured"]
+    assert {key: found.measured[key] for key in measured} == measured
 
 
 def test_a_model_s_job_gives_a_report_and_out_of_memory_is_exit_code_one(monkeypatch, tmp_path):
@@ -344,7 +321,7 @@ def test_a_model_s_job_gives_a_report_and_out_of_memory_is_exit_code_one(monkeyp
 
 
 def test_events_add_up_to_what_the_allocator_says():
-    job = {**records("nanogpt-shakespeare")[0], "steps": 2}
+    job = {**record_of("nanogpt-shakespeare"), "steps": 2}
     found = rehearse_job(job, gpu="a100-80gb", python=PYTHON)
     live = highest = 0
     for event in found.events:

@@ -17,9 +17,10 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import card, process, stand_in, torch_build
 from vrambudget.rehearse.elf import c_names, read_library
+from vrambudget.rehearse.left import Progress, read_records, unrecorded
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
-from vrambudget.rehearse.run import Progress, command_of, rehearse
+from vrambudget.rehearse.run import command_of, rehearse
 from vrambudget.rehearse.timeline import read_timeline
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="rehearsals need Linux")
@@ -132,9 +133,19 @@ def test_the_python_of_a_command_is_its_own_or_that_of_its_first_line(tmp_path):
     assert torch_build.python_of([str(script)]) == python
 
 
+@LINUX
+def test_a_wrapper_script_that_is_named_as_the_python_is_the_python(tmp_path, monkeypatch):
+    wrapper = tmp_path / "in-the-container"
+    wrapper.write_text('#!/bin/sh\nexec python3 "$@"\n')
+    wrapper.chmod(0o755)
+    assert torch_build.python_of([str(wrapper)]) != str(wrapper)
+    monkeypatch.setenv("VRAMBUDGET_PYTHON", str(wrapper))
+    assert torch_build.python_of([str(wrapper)]) == str(wrapper)
+
+
 def test_progress_is_told_for_the_first_steps_and_then_now_and_then(tmp_path, monkeypatch):
     said, now = [], [100.0]
-    monkeypatch.setattr("vrambudget.rehearse.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vrambudget.rehearse.left.time.monotonic", lambda: now[0])
     progress, file = Progress(tmp_path, said.append), tmp_path / "progress-7"
     for step in range(1, 9):
         with file.open("a") as opened:
@@ -191,11 +202,13 @@ rt.cudaMemcpy(third, host, ctypes.c_size_t(4), 1)
 assert host.raw == b"xxxx" and not seen
 rt.cudaMemcpy(host, third, ctypes.c_size_t(4), 2)
 assert host.raw == b"\\0" * 4 and seen == [4]
-for remembering, read in ((1, b"yyyy"), (0, b"\\0" * 4)):
-    rt.virtual_gpu_remember(remembering)
-    rt.cudaMemcpy(third, ctypes.create_string_buffer(b"yyyy", 4), ctypes.c_size_t(4), 1)
+answer = rt.virtual_gpu_answer
+answer.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
+for on, told, read, tells in ((1, 0, 7, 0), (1, 1, 7, 1), (0, 0, 0, 1)):
+    answer(on, told, 7)
+    seen.clear()
     rt.cudaMemcpy(host, third, ctypes.c_size_t(4), 2)
-    assert host.raw == read
+    assert int.from_bytes(host.raw, "little") == read and len(seen) == tells
 print("accounts hold")
 """
 
@@ -300,6 +313,9 @@ def test_a_rank_is_told_what_torchrun_would_tell_it(plan):
     told = process.environment(T4, replace(plan, ranks=8), {"RANK": "5"})
     assert [told[name] for name in names] == ["0", "0", "8", "127.0.0.1"]
     assert json.loads(told["VRAMBUDGET_REHEARSAL"])["ranks"] == 8
+    assert told["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    third = process.environment(T4, replace(plan, ranks=8, rank=2), {})
+    assert [third[name] for name in names] == ["2", "2", "8", "127.0.0.1"]
     alone = process.environment(T4, plan, {"RANK": "5"})
     assert alone["RANK"] == "5"
     assert "WORLD_SIZE" not in alone
@@ -347,6 +363,54 @@ def test_an_interrupt_while_the_command_starts_leaves_no_process(plan, monkeypat
     assert not is_alive(started[0].pid)
 
 
+KILLED = """
+import sys; from pathlib import Path
+from vrambudget.config.gpus import find_gpu
+from vrambudget.rehearse import process
+folder = Path(sys.argv[1])
+plan = process.Plan(folder, (folder / "libcuda.so.1",))
+process.run(["sh", "-c", f"echo $$ > {folder}/pids; exec sleep 60"], find_gpu("t4"), plan)
+"""
+
+
+@LINUX
+def test_a_command_dies_with_the_rehearsal_that_was_killed(tmp_path):
+    file = tmp_path / "pids"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    parent = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    limit = time.monotonic() + 30
+    while (not file.exists() or not file.read_text()) and time.monotonic() < limit:
+        time.sleep(0.02)
+    (child,) = pids(file)
+    assert is_alive(child)
+    parent.kill()
+    parent.wait()
+    assert all_end([child])
+
+
+def leave(folder, name, content=""):
+    (folder / name).write_text(content)
+
+
+def test_a_process_that_was_killed_counts_with_what_it_told_after_its_last_step(tmp_path):
+    leave(tmp_path, "record-1.json", json.dumps({"pid": 1, "peaks": [1, 1, 9]}))
+    leave(tmp_path, "progress-1", "[5, 1, 1, 9]\n")
+    leave(tmp_path, "progress-2", "[1, 2, 3, 4]\n[2, 20, 30, 40]\n[3, 2")
+    killed, other = read_records(tmp_path)
+    assert (killed["pid"], killed["steps"], killed["peaks"]) == (2, 2, [20, 30, 40])
+    assert killed["ended"] == "killed"
+    assert other["pid"] == 1
+
+
+def test_a_process_that_used_the_card_and_was_not_seen_is_named(tmp_path):
+    records = [{"pid": 7}]
+    assert unrecorded(tmp_path, []) == "nothing was recorded: no Python process imported torch"
+    leave(tmp_path, "used-7")
+    assert unrecorded(tmp_path, records) is None
+    leave(tmp_path, "used-8")
+    assert "pid 8" in unrecorded(tmp_path, records)
+
+
 # ---- the history -------------------------------------------------------------------------------
 
 MIB = 2**20
@@ -381,10 +445,10 @@ def record(**changes):
             ("alloc", 6, 8 * MIB, 2),  # 38
         ),
         "marks": [
-            ["backward", 2, 0, {}],
-            ["forward", 4, 2, {}],
-            ["optimizer_step", 4, 2, {"parameter": [1], "gradient": [3]}],
-            ["forward", 5, 2, {"optimizer_state": [5]}],
+            ["backward", 2, 0, {}, 0],
+            ["forward", 4, 2, {}, 0],
+            ["optimizer_step", 4, 2, {"parameter": [1], "gradient": [3]}, 0],
+            ["forward", 5, 2, {"optimizer_state": [5]}, 1],
         ],
         "counts": [6, 3],
     }
@@ -393,7 +457,7 @@ def record(**changes):
 
 def test_the_peak_is_split_by_what_its_blocks_turn_out_to_be():
     peak = read_timeline(record()).peak
-    assert (peak.step, peak.phase, peak.line) == (0, "backward", "(inside backward)")
+    assert (peak.step, peak.phase, peak.line) == (1, "backward", "(inside backward)")
     assert peak.requested_bytes == 45 * MIB == sum(peak.by_category.values())
     assert peak.by_category["parameter"] == 10 * MIB
     assert peak.by_category["gradient"] == 10 * MIB
@@ -405,15 +469,15 @@ def test_the_peak_is_split_by_what_its_blocks_turn_out_to_be():
 def test_each_phase_of_each_step_has_its_peak():
     phases = {(p.step, p.phase): p.requested_bytes // MIB for p in read_timeline(record()).phases}
     assert phases == {
-        (0, "forward"): 30,
-        (0, "backward"): 45,
-        (0, "optimizer_step"): 40,
-        (1, "forward"): 40,
+        (1, "forward"): 30,
+        (1, "backward"): 45,
+        (1, "optimizer_step"): 40,
+        (2, "forward"): 40,
     }
 
 
 def test_a_history_that_lost_its_beginning_says_so():
-    timeline = read_timeline(record(counts=[106, 103], marks=[["optimizer_step", 104, 102, {}]]))
+    timeline = read_timeline(record(counts=[106, 103], marks=[["optimizer_step", 104, 102, {}, 0]]))
     assert not timeline.complete
     assert read_timeline(record()).complete
 
@@ -438,6 +502,7 @@ def test_the_report_names_the_verdict_the_parts_and_the_warnings():
         error=None,
         seconds=1.0,
         steps=1,
+        step_unit="optimizer step",
         peak_requested_bytes=45 * MIB,
         peak_allocated_bytes=45 * MIB,
         peak_reserved_bytes=60 * MIB,

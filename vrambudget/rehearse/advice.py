@@ -26,7 +26,9 @@ def warnings_of(
 ) -> Iterator[str]:
     """Yield sentences; `record` is that of the process with the highest peak."""
     if not record:
-        yield "nothing was recorded: no Python process that imported torch ended by itself"
+        return
+    if record.get("ended") == "killed":
+        yield "the process was killed and left no record: the peaks are those of its last step"
         return
     if not record["cuda"]:
         yield "the script never used the GPU"
@@ -35,13 +37,18 @@ def warnings_of(
         yield "several processes used the card, each all of it; the highest peak is shown"
     if ranks is not None:
         yield (
-            f"this is the first of {ranks} ranks, each on its own card: NCCL's buffers are not"
+            f"this is one of {ranks} ranks, each on its own card: NCCL's buffers are not"
             " counted, which lie outside PyTorch's allocator"
         )
     if gpu.assumed:
         yield gpu.assumed
     if not complete:
         yield "the history was too long: what was alive is that of its end (use --steps)"
+    if record.get("unfollowed"):
+        yield (
+            f"integers are read back as zero with this PyTorch ({record['unfollowed']}): masks, and"
+            " shapes made from values, are not those of a real card"
+        )
     yield from _of_calls(record, gpu)
     yield from _of_reads(record["reads"])
     yield from _of_kernels(record, gpu)
@@ -62,7 +69,7 @@ def _of_calls(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
 
 
 def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Name the lines that read values: those that made a shape, masks, and then the rest."""
+    """Name the lines that read unknown values: those that made a shape, masks, then the rest."""
     for file, line, _, text, *_, shape in reads:
         if shape:
             yield f"{_at(file, line)} makes a shape from values, which are zero here: {text}"

@@ -16,7 +16,7 @@ from typing import Any
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import jobs, process
-from vrambudget.rehearse.run import read_records
+from vrambudget.rehearse.left import read_records
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.torch_build import find_torch
 
@@ -81,7 +81,7 @@ def rehearse_job(
 def read_events(record: Mapping[str, Any]) -> Iterator[Event]:
     """Yield a record's history, with the phases that the runner marked."""
     history = record["history"]
-    marks = [(phase, a, f) for phase, a, f, _ in record["marks"] if ":" in phase]
+    marks = [(phase, a, f) for phase, a, f, *_ in record["marks"] if ":" in phase]
     blocks: dict[int, int] = {}
     stacks = [_described(stack) for stack in history["stacks"]]
     allocations = frees = 0

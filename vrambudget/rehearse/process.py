@@ -6,6 +6,7 @@ us are handed on; a command that does not end in time afterwards is killed.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -19,11 +20,13 @@ from types import FrameType
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.rehearse import card
+from vrambudget.rehearse.hook.vrambudget_hook.launch import ranks_environment
 from vrambudget.rehearse.stand_in import cache_folder
 
 HOOK = Path(__file__).parent / "hook"
 GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill
 _POLL_SECONDS = 0.2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Plan:
     events: int = 400_000  # of the allocator's history; older ones are forgotten
     marks: int = 2_000
     snapshot: bool = False
-    ranks: int | None = None  # run as the first of so many
+    ranks: int | None = None  # run as one of so many
+    rank: int = 0
 
     def to_json(self, gpu: Gpu) -> str:
         """Return what the recorder reads."""
@@ -54,6 +58,8 @@ class Plan:
                 "marks": self.marks,
                 "snapshot": self.snapshot,
                 "ranks": self.ranks,
+                "rank": self.rank,
+                "grace": GRACE_SECONDS / 2,
                 "capability": 10 * major + minor,
             }
         )
@@ -77,23 +83,15 @@ def environment(
     return {
         **base,
         **card.environment(gpu),
-        **_torchrun(plan.ranks),
         "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
+        "VRAMBUDGET_FOLDER": str(plan.folder),
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "CUDA_VISIBLE_DEVICES": "0",
+        **({} if plan.ranks is None else ranks_environment(plan.ranks, plan.rank)),
         "TRITON_LIBCUDA_PATH": str(plan.libraries[-1].parent),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
     }
-
-
-def _torchrun(ranks: int | None) -> dict[str, str]:
-    """Return what torchrun would tell the first of so many ranks on one machine."""
-    if ranks is None:
-        return {}
-    first = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
-    size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
-    return {**first, **size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def run(
@@ -118,6 +116,7 @@ def run(
             list(command),
             env=environment(gpu, plan, os.environ, python_path),
             start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - it only asks the kernel
             stdout=output,
             stderr=output,
         )
@@ -129,6 +128,18 @@ def run(
         finally:
             _signal_session(child, signal.SIGKILL)
     return Ended(_shell_code(child.wait()), time.monotonic() - started, cut)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """Return what lets a child be killed when its parent, this process, is."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return ask
 
 
 def _wait(

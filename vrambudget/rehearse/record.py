@@ -3,7 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Ending = Literal["finished", "steps", "timeout", "interrupt", "out of memory", "failed"]
+Ending = Literal[
+    "finished", "steps", "timeout", "interrupt", "out of memory", "failed", "killed", "unrecorded"
+]
 Category = Literal["parameter", "gradient", "optimizer_state", "activation", "temporary", "other"]
 
 CATEGORIES: tuple[Category, ...] = (
@@ -28,7 +30,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PhasePeak:
-    """The most that tensors asked for in one phase; step 0 ends with the first optimizer step."""
+    """The most that tensors asked for in one phase; steps are iterations, numbered from 1."""
 
     step: int
     phase: str
@@ -73,7 +75,8 @@ class Rehearsal:
     exit_code: int
     error: str | None
     seconds: float
-    steps: int
+    steps: int  # iterations that are over
+    step_unit: str  # what was counted: "optimizer step", "turn of 2 optimizers", "backward pass"
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int

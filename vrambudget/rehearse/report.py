@@ -1,5 +1,6 @@
 """A rehearsal as people read it: verdict, peak and its parts, what failed, what to distrust."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
@@ -10,6 +11,7 @@ from vrambudget.units import format_bytes
 _STEPS_SHOWN = 3
 _FRAMES_SHOWN = 5
 
+_PLURALS = re.compile("step|turn|pass")
 _ENDINGS = {
     "finished": "ran to its end",
     "steps": "ran as many steps as asked",
@@ -17,6 +19,8 @@ _ENDINGS = {
     "interrupt": "was interrupted",
     "out of memory": "RAN OUT OF MEMORY",
     "failed": "failed for a reason of its own",
+    "killed": "was killed",
+    "unrecorded": "ran, but nothing could be seen",
 }
 
 
@@ -29,12 +33,13 @@ def _lines(result: Rehearsal) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     capacity = format_bytes(result.capacity_bytes, "GiB")
     yield f"rehearsed on a virtual GPU: {result.gpu} ({capacity}); {versions}"
-    steps = f"{result.steps} optimizer step{'' if result.steps == 1 else 's'}"
+    unit = result.step_unit
+    steps = f"{result.steps} {unit if result.steps == 1 else _PLURALS.sub(_plural, unit)}"
     yield (
         f"it {_ENDINGS[result.ended]}: {steps}, {result.seconds:.1f} s,"
         f" exit code {result.exit_code}"
     )
-    if result.ended == "failed" and result.error:
+    if result.ended in ("failed", "killed", "unrecorded") and result.error:
         yield f"  {result.error.splitlines()[0]}"
     yield ""
     yield _totals(result)
@@ -46,6 +51,10 @@ def _lines(result: Rehearsal) -> Iterator[str]:
         yield from _out_of_memory(event)
     for warning in result.warnings:
         yield f"warning: {warning}"
+
+
+def _plural(word: re.Match[str]) -> str:
+    return word[0] + ("es" if word[0].endswith("s") else "s")
 
 
 def _totals(result: Rehearsal) -> str:
@@ -61,7 +70,7 @@ def _totals(result: Rehearsal) -> str:
 
 def _moment(peak: Moment) -> Iterator[str]:
     yield ""
-    yield f"alive at the peak: step {peak.step + 1}, {peak.phase}, {peak.line}"
+    yield f"alive at the peak: step {peak.step}, {peak.phase}, {peak.line}"
     rows = [(c, format_bytes(n), f"{n:,}") for c, n in peak.by_category.items()]
     total = peak.requested_bytes
     yield _table([*rows, ("together", format_bytes(total), f"{total:,}")], ("", "", "bytes"))
@@ -79,7 +88,7 @@ def _phases(result: Rehearsal) -> Iterator[str]:
     peaks = {(p.step, p.phase): p.requested_bytes for p in result.phases}
     rows = [
         (
-            f"step {step + 1}",
+            f"step {step}",
             *(format_bytes(peaks[step, n]) if (step, n) in peaks else "-" for n in names),
         )
         for step in steps
@@ -99,7 +108,7 @@ def _out_of_memory(event: RecordedOutOfMemory) -> Iterator[str]:
             event.free_bytes,
         )
     )
-    yield f"out of memory in step {event.step + 1}{handled}: asked for {asked}"
+    yield f"out of memory in step {event.step}{handled}: asked for {asked}"
     yield f"  with {allocated} allocated, {reserved} reserved and {free} free on the card"
     for frame in event.stack[-_FRAMES_SHOWN:]:
         place, _, text = frame.partition("  ")

@@ -4,22 +4,22 @@ The script runs unmodified, in a process of its own, with PyTorch's own CUDA bui
 libraries under it are stand-ins. So whatever decides memory is PyTorch's own: allocator, autograd,
 dispatch, temporaries.
 
-Not modelled: values. Everything that is read back from the device is zero, so a script that decides
-by values (early stopping, NaN checks, shapes that follow from data) takes the branch for zeros; the
+Integers and booleans that come from the host, and what follows from them, are read back as on a
+card.
+
+Not modelled: other values. What is computed in floating point is read back as zero, so a script
+that decides by it (early stopping, NaN checks, routing by scores) takes the branch for zeros; the
 warnings name the lines. Neither are cuDNN (convolutions take PyTorch's own kernels, attention on
 Hopper the flash kernel), NCCL's buffers, the device's speed, the CUDA context (a constant of the
 GPU table), and several processes that share the card.
 """
 
 import inspect
-import json
 import os
-import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,17 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
+from vrambudget.rehearse.launchers import launched, launcher_of
+from vrambudget.rehearse.left import Progress, keep_snapshot, read_records, unrecorded
 from vrambudget.rehearse.record import Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
 from vrambudget.rehearse.torch_build import find_torch
-from vrambudget.units import format_bytes
 
 Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
-_LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch"}
-_QUIET_SECONDS = 5.0  # between two lines of progress, after the first steps
-_FIRST_STEPS = 3
 _INTERRUPTED = 130  # as a shell says it
+_UNRECORDED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class RehearsalOptions:
     any_torch: bool = False
     quiet: bool = False
     ranks: int | None = None
+    rank: int = 0
     say: Callable[[str], None] = lambda _: None
 
 
@@ -64,19 +64,20 @@ def rehearse(
     any_torch: bool = False,
     quiet: bool = False,
     ranks: int | None = None,
+    rank: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
     """Run a script, a command or a function on a virtual `gpu` and return what was seen.
 
     It ends by itself, after `steps` optimizer steps, or after `timeout` seconds. `snapshot` names
     a file for PyTorch's memory visualiser (pytorch.org/memory_viz). `quiet` drops the script's
-    own output. With `ranks` it runs as the first of so many, as torchrun would start it, with
-    PyTorch's fake process group: the peak is each rank's. A script's Python is VRAMBUDGET_PYTHON,
-    or this one. Raises VramBudgetError where nothing can be run: no CUDA build of PyTorch, no
-    compiler, not Linux.
+    own output. With `ranks` it runs as one of so many (number `rank`), as torchrun would start it,
+    with PyTorch's fake process group; a command of torchrun says so itself. A script's Python is
+    VRAMBUDGET_PYTHON, or this one. Raises VramBudgetError where nothing can be run: no CUDA build
+    of PyTorch, no compiler, not Linux.
     """
     file = Path(snapshot) if snapshot else None
-    options = RehearsalOptions(steps, timeout, file, any_torch, quiet, ranks, say)
+    options = RehearsalOptions(steps, timeout, file, any_torch, quiet, ranks, rank, say)
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     return rehearse_command(command_of(script), card, options)
 
@@ -115,18 +116,14 @@ def _check(options: RehearsalOptions) -> None:
         raise VramBudgetError("the time limit must be more than 0 seconds", where="--timeout")
     if options.ranks is not None and options.ranks < 1:
         raise VramBudgetError("ranks must be 1 or more", where="--ranks")
+    if options.rank < 0 or (options.ranks is not None and options.rank >= options.ranks):
+        raise VramBudgetError(
+            f"there is no rank {options.rank} of {options.ranks or 1}",
+            where="--rank",
+            hint="ranks are numbered from 0",
+        )
     if options.snapshot and not options.snapshot.absolute().parent.is_dir():
         raise VramBudgetError("no such folder", where=str(options.snapshot.absolute().parent))
-
-
-def _check_launcher(command: Sequence[str]) -> None:
-    """Refuse torchrun: its ranks would speak through NCCL, which is not virtual."""
-    words = [Path(command[0]).name, *command[1:]] if command else []
-    if "torchrun" in words[:1] or set(words[1:3]) & _LAUNCHERS:
-        raise VramBudgetError(
-            "torchrun starts ranks that speak through NCCL, which is not virtual",
-            hint="rehearse one of them: --ranks 8 -- python train.py",
-        )
 
 
 def rehearse_command(
@@ -134,8 +131,11 @@ def rehearse_command(
 ) -> Rehearsal:
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
     _check(options)
-    _check_launcher(command)
+    launcher, _ = launcher_of(command)
+    if options.rank and options.ranks is None and launcher is None:
+        raise VramBudgetError("--rank needs --ranks: of how many?", where="--rank")
     build = find_torch(command, any_torch=options.any_torch)
+    started, ranks = launched(command, build.python, options.ranks, os.environ)
     libraries = stand_in(build, options.say)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         folder = Path(name)
@@ -145,11 +145,12 @@ def rehearse_command(
             options.steps,
             options.timeout,
             snapshot=options.snapshot is not None,
-            ranks=options.ranks,
+            ranks=ranks,
+            rank=options.rank,
         )
         options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(
-            command,
+            started,
             gpu,
             plan,
             watch=Progress(folder, options.say),
@@ -157,41 +158,19 @@ def rehearse_command(
             python_path=python_path,
         )
         records = read_records(folder)
+        unseen = unrecorded(folder, records)
         if options.snapshot is not None:
-            _keep_snapshot(folder, options.snapshot)
+            keep_snapshot(folder, options.snapshot)
+    if unseen and ended.cut is None:
+        return _blind(_result(command, gpu, ended, records, options), unseen)
     return _result(command, gpu, ended, records, options)
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the processes' records, the one with the highest peak first."""
-    records = [json.loads(path.read_text()) for path in folder.glob("record-*.json")]
-    return sorted(records, key=lambda record: record.get("peaks", [0, 0, -1])[2], reverse=True)
-
-
-def _keep_snapshot(folder: Path, target: Path) -> None:
-    found = sorted(folder.glob("snapshot-*.pickle"), key=lambda path: path.stat().st_size)
-    if found:
-        draft = target.with_name(f".{target.name}.part")
-        shutil.move(found[-1], draft)
-        draft.replace(target)
-
-
-class Progress:
-    """Says how far the script is: after each of the first steps, and then now and then."""
-
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self.folder, self.say, self.seen, self.said = folder, say, 0, 0.0
-
-    def __call__(self) -> None:
-        """Look for steps that were not seen yet."""
-        if self.seen >= _FIRST_STEPS and time.monotonic() - self.said < _QUIET_SECONDS:
-            return
-        for path in self.folder.glob("progress-*"):
-            lines = path.read_text().splitlines()
-            if lines and len(lines) > self.seen and lines[-1].endswith("]"):
-                self.seen, self.said = len(lines), time.monotonic()
-                step, _, _, reserved = json.loads(lines[-1])
-                self.say(f"step {step}: peak reserved {format_bytes(reserved)}")
+def _blind(result: Rehearsal, unseen: str) -> Rehearsal:
+    """Return a rehearsal that missed what it should have seen: it never ends well."""
+    if result.exit_code:
+        return replace(result, warnings=(*result.warnings, unseen))
+    return replace(result, ended="unrecorded", error=unseen, exit_code=_UNRECORDED)
 
 
 def _result(
@@ -216,6 +195,7 @@ def _result(
         error=_error(record),
         seconds=ended.seconds,
         steps=record.get("steps", 0),
+        step_unit=record.get("unit", "optimizer step"),
         peak_requested_bytes=requested,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
@@ -228,7 +208,7 @@ def _result(
                 records,
                 gpu,
                 complete=not timeline or timeline.complete,
-                ranks=options.ranks,
+                ranks=record.get("ranks", options.ranks),
             )
         ),
     )
@@ -250,11 +230,15 @@ def _ending(record: dict[str, Any], ended: process.Ended) -> Ending:
         return "steps"
     if record.get("error") == _OUT_OF_MEMORY:
         return "out of memory"
+    if record.get("ended") is not None:  # a signal's name, or "killed"
+        return "killed"
     return "finished" if ended.exit_code == 0 else "failed"
 
 
 def _error(record: dict[str, Any]) -> str | None:
     name, message = record.get("error"), record.get("message")
+    if str(record.get("ended")).startswith("SIG"):
+        return f"it got {record['ended']}"
     return None if name in (None, "Stopped") else f"{name}: {message}"
 
 

@@ -37,6 +37,7 @@ class _Mark:
     allocations: int
     frees: int
     owners: Mapping[str, list[int]]
+    done: int  # iterations before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class _Replay:
         self.alive: dict[int, _Alive] = {}
         self.live = self.highest = 0
         self.highest_at = -1
-        self.step, self.phase, self.line = 0, "build", ""
+        self.step, self.phase, self.line = 1, "build", ""
         self.phases: dict[tuple[int, str], int] = {}
 
     def run(self, until: int | None = None) -> None:
@@ -124,8 +125,7 @@ class _Replay:
     def _take_marks(self) -> None:
         while self.marks and self._is_reached(self.marks[0]):
             mark = self.marks.pop(0)
-            if self.phase == "optimizer_step" and mark.phase == "forward":
-                self.step += 1
+            self.step = mark.done + 1
             self._first_forward()
             self.phase = mark.phase or self.phase
             self._note_peak()
@@ -137,7 +137,7 @@ class _Replay:
     def _first_forward(self) -> None:
         """Rename what was before the first mark: the model's build and the first forward."""
         if self.phase == "build":
-            self.phases = {(0, "forward"): max(self.phases.values(), default=0)}
+            self.phases = {(1, "forward"): max(self.phases.values(), default=0)}
             self.phase = "forward"
             for block in self.alive.values():
                 block.phase = "forward"

@@ -84,14 +84,15 @@ def find_torch(command: Sequence[str], *, any_torch: bool = False) -> TorchBuild
 
 
 def python_of(command: Sequence[str]) -> str:
-    """Return the Python that the command starts: itself, that of its first line, or PATH's."""
+    """Return the Python that a command starts: itself, that of its first line, or PATH's."""
     program = shutil.which(command[0])
     if program is None:
         raise VramBudgetError(
             f"no such command: {command[0]!r}", hint="write it as in a shell: python train.py …"
         )
-    if Path(program).name.startswith("python"):
-        return program
+    own = os.environ.get("VRAMBUDGET_PYTHON")
+    if Path(program).name.startswith("python") or (own and program == shutil.which(own)):
+        return program  # which may be a wrapper, a script of any kind
     with Path(program).open("rb") as file:
         first = file.readline(256)
     if first.startswith(b"#!"):

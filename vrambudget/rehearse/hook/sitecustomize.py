@@ -12,7 +12,7 @@ from pathlib import Path
 
 if "VRAMBUDGET_REHEARSAL" in os.environ and __name__ == "sitecustomize":
     ours = sys.modules.pop("sitecustomize")
-    importlib.import_module("vrambudget_hook.recorder").install(os.environ["VRAMBUDGET_REHEARSAL"])
+    importlib.import_module("vrambudget_hook.entering").install(os.environ["VRAMBUDGET_REHEARSAL"])
     everywhere = sys.path[:]
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     with contextlib.suppress(ImportError):

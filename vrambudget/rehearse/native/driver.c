@@ -30,8 +30,8 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **call, int version, uint6
 /* NVRTC asks for a table of the driver's inner functions, and does without where there is none. */
 EXPORT int cuGetExportTable(const void **table, const void *id) { (void)id; *table = NULL; return NOT_FOUND; }
 
-EXPORT int cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
-EXPORT int cuDeviceGet(int *device, int number) { (void)number; *device = 0; return SUCCESS; }
+EXPORT int cuDeviceGetCount(int *count) { *count = virtual_devices(); return SUCCESS; }
+EXPORT int cuDeviceGet(int *device, int number) { *device = number; return SUCCESS; }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device; *value = virtual_attribute(attribute); return SUCCESS;
 }
@@ -41,7 +41,7 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) 
 }
 EXPORT int cuDevicePrimaryCtxRetain(handle *out, int device) { (void)device; *out = context; return SUCCESS; }
 EXPORT int cuCtxGetCurrent(handle *out) { *out = context; return SUCCESS; }
-EXPORT int cuCtxGetDevice(int *device) { *device = 0; return SUCCESS; }
+EXPORT int cuCtxGetDevice(int *device) { *device = virtual_device; return SUCCESS; }
 
 EXPORT int cuModuleLoad(handle *out, const char *path) { (void)path; *out = module; return SUCCESS; }
 EXPORT int cuModuleLoadData(handle *out, const void *image) { (void)image; *out = module; return SUCCESS; }
@@ -81,18 +81,21 @@ EXPORT int cuMemAddressReserve(uintptr_t *out, size_t bytes, size_t alignment, u
 EXPORT int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) {
   (void)properties; (void)option; *bytes = (size_t)2 << 20; return SUCCESS;
 }
-EXPORT int cuMemCreate(uint64_t *out, size_t bytes, const void *properties, uint64_t flags) {
-  (void)properties; (void)flags;
-  if (!virtual_take(bytes)) return OUT_OF_MEMORY;
-  size_t *created = malloc(sizeof *created);
+struct created { size_t bytes; int device; };
+struct allocation_properties { int type, handle_types; struct { int type, id; } location; }; /* the beginning of CUmemAllocationProp */
+EXPORT int cuMemCreate(uint64_t *out, size_t bytes, const struct allocation_properties *properties, uint64_t flags) {
+  (void)flags;
+  int device = properties->location.id;
+  if (!virtual_take(device, bytes)) return OUT_OF_MEMORY;
+  struct created *created = malloc(sizeof *created);
   if (!created) abort();
-  *created = bytes;
+  *created = (struct created){bytes, device};
   *out = (uint64_t)(uintptr_t)created;
   return SUCCESS;
 }
 EXPORT int cuMemRelease(uint64_t released) {
-  size_t *created = (size_t *)(uintptr_t)released;
-  virtual_give(*created);
+  struct created *created = (struct created *)(uintptr_t)released;
+  virtual_give(created->device, created->bytes);
   free(created);
   return SUCCESS;
 }

@@ -1,16 +1,20 @@
 /* The card, its accounts, and its address space. */
 #include "virtual_gpu.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define GRANULE ((size_t)2 << 20)         /* the driver hands out memory in pages of 2 MiB */
+#define DEVICES 1024
 #define FIRST_ADDRESS ((uintptr_t)1 << 56) /* above all user memory of x86-64 and arm64, positive as a signed number */
 
 static struct virtual_card card;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static size_t used;
+static size_t used[DEVICES];
+EXPORT __thread int virtual_device;
 static uintptr_t next_address = FIRST_ADDRESS;
 
 __attribute__((constructor)) static void read_card(void) {
@@ -29,24 +33,43 @@ EXPORT const struct virtual_card *virtual_card(void) { return &card; }
 static size_t capacity(void) { return card.total > card.context ? card.total - card.context : 0; }
 static size_t pages(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 
-EXPORT size_t virtual_free_bytes(void) {
+/* Leave an empty file for each process that uses the card: the parent then knows of one that leaves no record. */
+EXPORT void virtual_note_use(void) {
+  static pid_t noted;
+  const char *folder = getenv("VRAMBUDGET_FOLDER");
+  char path[4096];
+  if (!folder || noted == getpid()) return;
+  noted = getpid();
+  snprintf(path, sizeof path, "%s/used-%d", folder, (int)noted);
+  int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (file >= 0) close(file);
+}
+
+EXPORT int virtual_devices(void) {
+  const char *number = getenv("VRAMBUDGET_DEVICES");
+  int count = number ? atoi(number) : 1;
+  return count < 1 ? 1 : count > DEVICES ? DEVICES : count;
+}
+
+EXPORT size_t virtual_free_bytes(int device) {
   pthread_mutex_lock(&lock);
-  size_t left = capacity() - used;
+  size_t left = capacity() - used[device];
   pthread_mutex_unlock(&lock);
   return left;
 }
 
-EXPORT int virtual_take(size_t bytes) {
+EXPORT int virtual_take(int device, size_t bytes) {
   pthread_mutex_lock(&lock);
-  int fits = bytes <= capacity() - used && pages(bytes) <= capacity() - used;
-  if (fits) used += pages(bytes);
+  size_t left = capacity() - used[device];
+  int fits = bytes <= left && pages(bytes) <= left;
+  if (fits) used[device] += pages(bytes);
   pthread_mutex_unlock(&lock);
   return fits;
 }
 
-EXPORT void virtual_give(size_t bytes) {
+EXPORT void virtual_give(int device, size_t bytes) {
   pthread_mutex_lock(&lock);
-  used -= pages(bytes);
+  used[device] -= pages(bytes);
   pthread_mutex_unlock(&lock);
 }
 

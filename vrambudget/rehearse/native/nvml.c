@@ -13,17 +13,24 @@ typedef void *device;
 EXPORT int nvmlInit_v2(void) { return SUCCESS; }
 EXPORT int nvmlShutdown(void) { return SUCCESS; }
 EXPORT const char *nvmlErrorString(int error) { return error ? "not supported by the virtual GPU" : "success"; }
-EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return SUCCESS; }
-EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out) { (void)index; *out = (device)0x10; return SUCCESS; }
-EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, device *out) { (void)id; *out = (device)0x10; return SUCCESS; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)virtual_devices(); return SUCCESS; }
+/* A handle is the device's number and one more: none is NULL. */
+static size_t free_bytes(device of) { return virtual_free_bytes((int)(uintptr_t)of - 1); }
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out) {
+  *out = (device)((uintptr_t)index + 1); return SUCCESS;
+}
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, device *out) {
+  unsigned bus = VIRTUAL_BUS;
+  sscanf(id, "%*x:%x", &bus);
+  return nvmlDeviceGetHandleByIndex_v2(bus - VIRTUAL_BUS, out);
+}
 EXPORT int nvmlDeviceGetName(device of, char *text, unsigned room) {
   (void)of; snprintf(text, room, "%s", virtual_card()->name); return SUCCESS;
 }
 
 struct memory { unsigned long long total, free, used; };
 EXPORT int nvmlDeviceGetMemoryInfo(device of, struct memory *out) {
-  size_t total = virtual_card()->total, left = virtual_free_bytes();
-  (void)of;
+  size_t total = virtual_card()->total, left = free_bytes(of);
   *out = (struct memory){total, left, total - left};
   return SUCCESS;
 }
@@ -37,10 +44,9 @@ EXPORT int nvmlDeviceGetGpuFabricInfoV(device of, struct fabric *out) {
 /* This process is the only one on the card. */
 struct process { unsigned pid; unsigned long long used; };
 EXPORT int nvmlDeviceGetComputeRunningProcesses(device of, unsigned *count, struct process *out) {
-  (void)of;
   unsigned room = *count;
   *count = 1;
   if (room < 1) return INSUFFICIENT_SIZE;
-  *out = (struct process){(unsigned)getpid(), virtual_card()->total - virtual_free_bytes()};
+  *out = (struct process){(unsigned)getpid(), virtual_card()->total - free_bytes(of)};
   return SUCCESS;
 }

@@ -27,9 +27,13 @@ struct virtual_card {
 
 /* Both stand-ins use the runtime's: it is the one that keeps the accounts. */
 const struct virtual_card *virtual_card(void);
-size_t virtual_free_bytes(void);
-int virtual_take(size_t bytes);             /* 1, or 0 where the card has no such bytes left */
-void virtual_give(size_t bytes);
+void virtual_note_use(void);
+enum { VIRTUAL_BUS = 4 };                   /* the first card's PCI bus; the others follow */
+int virtual_devices(void);                  /* equal cards, each with its own memory: VRAMBUDGET_DEVICES, or one */
+extern __thread int virtual_device;         /* this thread's */
+size_t virtual_free_bytes(int device);
+int virtual_take(int device, size_t bytes); /* 1, or 0 where the card has no such bytes left */
+void virtual_give(int device, size_t bytes);
 uintptr_t virtual_addresses(size_t bytes);  /* a fresh range, aligned to 2 MiB */
 int virtual_is_device(const void *address);
 int virtual_attribute(int attribute);       /* cudaDevAttr... and CU_DEVICE_ATTRIBUTE_... have the same numbers */

@@ -1,0 +1,196 @@
+"""What scripts see on a virtual card, what is counted of them, and how they end."""
+
+import signal
+
+import pytest
+from virtual import PYTHON, VIRTUAL_GPU, run
+
+from vrambudget.rehearse import rehearse
+
+pytestmark = VIRTUAL_GPU
+
+
+@pytest.fixture
+def rehearsed(tmp_path):
+    """Return a rehearsal of code; what it prints with `say` comes back as `said`."""
+
+    def call(code, **options):
+        said = tmp_path / "said"
+        file = tmp_path / "script.py"
+        file.write_text(
+            f"def say(*words):\n    with open({str(said)!r}, 'a') as file:\n"
+            "        print(*words, file=file)\n" + code
+        )
+        result = run(file, **options)
+        return result, said.read_text().splitlines() if said.exists() else []
+
+    return call
+
+
+VALUES = """
+import torch
+mask = torch.ones(2, 8, dtype=torch.long).cuda()
+say(bool(mask.all()), mask.sum().item(), mask[0].tolist())
+mask[:, -2:] = 0
+say(bool(mask.all()), mask.cpu().sum().item(), int(mask.argmin(1)[0]))
+x = torch.randn(2, 8, 4, device="cuda", requires_grad=True)
+rows = x[mask.bool()]
+rows.sum().backward()
+say(rows.shape, x.grad.shape, mask.nonzero().shape)
+say(torch.masked_select(x, mask[..., None] == 1).shape)
+say(torch.repeat_interleave(torch.tensor([1, 2]).cuda(), torch.tensor([2, 3]).cuda()).tolist())
+say(mask.unique().tolist(), mask.bool().unique().tolist())
+say(torch.equal(mask, mask.clone()), mask.numpy(force=True).sum())
+say(mask.type(), mask.new_tensor(3).item())
+"""
+
+
+def test_what_the_host_wrote_and_what_follows_from_it_is_read_back(rehearsed):
+    result, said = rehearsed(VALUES)
+    assert result.ended == "finished", result.error
+    assert said == [
+        "True 16 [1, 1, 1, 1, 1, 1, 1, 1]",
+        "False 12 6",
+        "torch.Size([12, 4]) torch.Size([2, 8, 4]) torch.Size([12, 2])",
+        "torch.Size([48])",
+        "[1, 1, 2, 2, 2]",
+        "[0, 1] [False, True]",
+        "True 12",
+        "torch.cuda.LongTensor 3",
+    ]
+    assert not result.warnings  # nothing unknown was read
+
+
+GENERATE = """
+import transformers
+config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=64, vocab_size=100, eos_token_id=99)
+model = transformers.GPT2LMHeadModel(config).cuda()
+import torch
+ids = torch.ones(2, 5, dtype=torch.long).cuda()
+forwards = []
+model.register_forward_hook(lambda *_: forwards.append(1))
+out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, pad_token_id=0)
+say(out.shape, len(forwards))
+"""
+
+
+def test_generation_ends_after_its_tokens_and_torch_is_seen_behind_transformers_look(rehearsed):
+    pytest.importorskip("transformers")
+    result, said = rehearsed(GENERATE, timeout=120)
+    assert (result.ended, said) == ("finished", ["torch.Size([2, 13]) 8"])
+    assert result.peak_requested_bytes > 0
+
+
+GAN = """
+import torch
+d, g = (torch.nn.Linear(64, 64).cuda() for _ in range(2))
+steps = [torch.optim.Adam(model.parameters()) for model in (d, g)]
+for _ in range(5):
+    fake = g(torch.randn(8, 64, device="cuda"))
+    for inputs, optimizer in ((fake.detach(), steps[0]), (fake, steps[1])):
+        d(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    say("turn")
+"""
+
+
+def test_two_optimizers_of_one_turn_are_one_step(rehearsed):
+    result, said = rehearsed(GAN, steps=2)
+    assert (result.ended, result.steps, result.step_unit) == ("steps", 2, "turn of 2 optimizers")
+    assert said == ["turn"]  # the second ended with its last optimizer
+    assert {phase.step for phase in result.phases} <= {1, 2, 3}
+    assert result.peak.step >= 1
+
+
+BY_HAND = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+for _ in range(5):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.1)
+        p.grad = None
+    say("turn")
+"""
+
+
+def test_a_loop_without_an_optimizer_is_counted_by_its_backward_passes(rehearsed):
+    result, said = rehearsed(BY_HAND, steps=3)
+    assert (result.ended, result.steps, result.step_unit) == ("steps", 3, "backward pass")
+    assert said == ["turn"] * 3
+
+
+USE = "import ctypes, os, signal, time, torch\ntorch.empty(1000, device='cuda')\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "ended", "code"),
+    [
+        pytest.param("os._exit(0)", "finished", 0, id="os._exit"),
+        pytest.param("os._exit(3)", "failed", 3, id="os._exit with an error"),
+        pytest.param("os.kill(os.getpid(), signal.SIGTERM)", "killed", 143, id="SIGTERM"),
+        pytest.param("ctypes.string_at(8)", "killed", 128 + signal.SIGSEGV, id="SIGSEGV"),
+        pytest.param("os.abort()", "killed", 128 + signal.SIGABRT, id="SIGABRT"),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", "killed", 137, id="SIGKILL"),
+    ],
+)
+def test_every_end_leaves_a_record(rehearsed, last, ended, code):
+    result, _ = rehearsed(USE + last)
+    assert (result.ended, result.exit_code) == (ended, code)
+    assert result.versions or code == 137
+    assert result.peak_requested_bytes == 4000 or code == 137
+
+
+def test_a_main_thread_that_is_stuck_in_c_leaves_its_record_when_time_is_up(rehearsed, monkeypatch):
+    monkeypatch.setattr("vrambudget.rehearse.process.GRACE_SECONDS", 20.0)
+    stuck = "ctypes.CDLL(None).pthread_mutex_lock(m)\n"
+    code = USE + "m = ctypes.create_string_buffer(64)\n" + stuck * 2
+    result, _ = rehearsed(code, timeout=20)
+    assert (result.ended, result.peak_requested_bytes) == ("timeout", 4000)
+
+
+def test_a_process_that_uses_the_card_unseen_is_an_error(rehearsed):
+    code = (
+        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'Torch' not in str(f)]\n"
+        "import torch\ntorch.empty(1000, device='cuda')\n"
+    )
+    result, _ = rehearsed(code)
+    assert (result.ended, result.exit_code) == ("unrecorded", 2)
+    assert "used the card" in result.error
+
+
+RANK = """
+import os, sys, torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+if "env" in sys.argv:
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
+if "group" in sys.argv:
+    dist.init_process_group("nccl")
+mesh = init_device_mesh("cuda", (dist.get_world_size() if dist.is_initialized() else 4,))
+local = int(os.environ.get("LOCAL_RANK", 0))
+torch.cuda.set_device(local)
+x = torch.ones(1000, device="cuda")
+dist.all_reduce(x)
+say(dist.get_rank(), dist.get_world_size(), torch.cuda.device_count(), torch.cuda.current_device())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "seen"),
+    [
+        pytest.param(["env", "group"], {}, "0 1 1 0", id="NCCL alone"),
+        pytest.param([], {"ranks": 4}, "0 4 4 0", id="a mesh without a group"),
+        pytest.param(["group"], {"ranks": 4, "rank": 3}, "3 4 4 3", id="another rank"),
+        pytest.param(["torchrun", "group"], {}, "0 2 2 0", id="torchrun"),
+    ],
+)
+def test_each_group_is_fake_and_each_card_is_seen(tmp_path, words, options, seen):
+    said, file = tmp_path / "said", tmp_path / "rank.py"
+    file.write_text(f"say = lambda *w: print(*w, file=open({str(said)!r}, 'a'))\n" + RANK)
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2") * ("torchrun" in words)
+    command = [PYTHON, *torchrun, str(file), *words]
+    result = rehearse(command, gpu="t4", quiet=True, timeout=120, **options)
+    assert (result.ended, said.read_text().strip()) == ("finished", seen)
+    assert result.peak_requested_bytes >= 4000

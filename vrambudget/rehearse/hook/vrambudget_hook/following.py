@@ -1,0 +1,297 @@
+"""Follow integers and booleans through a program: each operation once more, on the CPU.
+
+Which operations come here is decided by two dispatch keys that nothing else uses. `_FOLLOWED` is
+set in tensors whose values are known (values.py); views inherit it, as they do every key, and an
+operation without such a tensor costs nothing. `_BRINGS` is included in each thread, and has kernels
+for the few operations by which values come from the host: moves, fills and ranges.
+
+A read is answered by what is known, and so is the size of a shape that is made from values
+(nonzero, a boolean index, unique). Reads of assumed values are told, as reads of unknown ones are.
+Autograd's threads inherit the keys.
+
+Runs in the user's Python, 3.9 or later.
+
+Not modelled: floating point, but for up to 4,096 numbers that follow from known integers; what
+copy_ brings from the host to memory of which nothing is known; writes by kernels that PyTorch's
+dispatcher does not see (compiled by Triton or NVRTC).
+"""
+
+# ruff: noqa: SLF001 - dispatch keys have no public names
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Any
+
+from . import operations, values
+from .hiding import hide_from_compiler
+from .operations import FILLS, FINITE, MOVES, Operation, flat
+from .values import Arguments, Unknown, Values, is_whole
+
+_FOLLOWED = "AutocastIPU"
+_BRINGS = "TESTING_ONLY_GenericMode"
+_COPIES = "TESTING_ONLY_GenericWrapper"
+
+
+class Follower:
+    """Runs what has known values on the CPU too.
+
+    `answer(on, told, number)` sets what the stand-in's next small reads give in this thread;
+    `on_card` tells a tensor of the virtual card.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        answer: Callable[[int, int, int], object],
+        on_card: Callable[[Any], bool] = attrgetter("is_cuda"),
+    ) -> None:
+        native = torch._C
+        self.torch, self.answer = torch, answer
+        self.followed = native._dispatch_key_parse(_FOLLOWED)
+        self.brings = native._dispatch_key_parse(_BRINGS)
+        self.copies = native._dispatch_key_parse(_COPIES)
+        self.ours = native.DispatchKeySet(self.followed) | native.DispatchKeySet(self.brings)
+        self.values = Values(torch, self.followed, on_card)
+        self.operations: dict[Any, Operation] = {}
+        self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
+
+    def start(self) -> None:
+        """Begin in this thread, and in those that start from now on."""
+        every, aten = self.libraries
+        every.fallback(self._operation, _FOLLOWED, with_keyset=True)
+        for key in (_BRINGS, _COPIES):
+            every.fallback(self.torch.library.fallthrough_kernel, key)
+        aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
+        kernels = ((MOVES, self._moving), (FILLS, self._filling), (FINITE, self._agreeing))
+        for names, kernel in kernels:
+            for name in names:
+                packet, _, overload = name.partition(".")
+                op = getattr(getattr(self.torch.ops.aten, packet), overload or "default")
+                made = kernel(op)
+                hide_from_compiler(self.torch, [made])
+                aten.impl(name, made, _BRINGS, with_keyset=True)
+        for module in (sys.modules[__name__], operations, values):
+            hide_from_compiler(self.torch, vars(module).values())
+        self._trust_distributions()
+        self._enter_thread()
+        begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+        def bootstrap_inner(thread: threading.Thread) -> None:
+            self._enter_thread()
+            begin(thread)
+
+        threading.Thread._bootstrap_inner = bootstrap_inner  # type: ignore[attr-defined]
+
+    def _trust_distributions(self) -> None:
+        """Let parameters that are not known be valid ones, which torch.distributions checks."""
+        constraints = self.torch.distributions.constraints
+        for kind in vars(constraints).values():
+            if isinstance(kind, type) and "check" in vars(kind):
+                kind.check = self._trusted(kind.check)  # type: ignore[attr-defined]
+
+    def _trusted(self, check: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(check)
+        def trusted(constraint: Any, value: Any) -> Any:
+            return self.agree(check(constraint, value))
+
+        return trusted
+
+    def _enter_thread(self) -> None:
+        native = self.torch._C
+        native._dispatch_tls_set_dispatch_key_excluded(self.followed, False)  # noqa: FBT003
+        native._dispatch_tls_set_dispatch_key_included(self.brings, True)  # noqa: FBT003
+
+    def _filling(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            target = kwargs.get("out", args[0])
+            if isinstance(target, self.torch.Tensor) and target.is_floating_point():
+                return op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
+            return self._operation(keys.remove(self.brings), op, *args, **kwargs)
+
+        return kernel
+
+    def _moving(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            call = op._handle.redispatch_boxed
+            out = call(keys.remove(self.brings), source, *args, **kwargs)
+            if not source.is_floating_point() and not self.values.on_card(source):
+                self._moved(source, out)
+            return out
+
+        return kernel
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """Follow copy_ too, in this thread: what it brings to memory of which nothing is known."""
+        include = self.torch._C._dispatch_tls_set_dispatch_key_included
+        include(self.copies, True)  # noqa: FBT003
+        try:
+            yield
+        finally:
+            include(self.copies, False)  # noqa: FBT003
+
+    def _copy_in(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        op = self.torch.ops.aten.copy_.default
+        return self._operation(keys.remove(self.copies), op, *args, **kwargs)
+
+    def _agreeing(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            out = op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
+            return self.agree(out)
+
+        return kernel
+
+    def agree(self, out: Any) -> Any:
+        """Assume that booleans which are not known are true."""
+        if self.values.eligible(out) and self.values.of(out) is None:
+            self.values.hold_ones(out)
+        return out
+
+    def _moved(self, source: Any, out: Any) -> None:
+        if self.values.eligible(out) and source.layout is out.layout:
+            self.values.hold_copy(out, source, true=True)
+
+    def _operation(self, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operation as it is, and beside it on the values that are known."""
+        keys = keys.remove(self.followed)
+        known = self._known(op)
+        if known.passes or self.torch._C._functorch.maybe_current_level() is not None:
+            return self._run(op, keys, args, kwargs)
+        if known.copies and not self.values.on_card(args[0]):
+            return self._copy_out(op, keys, args, kwargs)
+        if known.reads:
+            return self._read(known, op, keys, args, kwargs)
+        if known.written:
+            return self._write(known, op, keys, args, kwargs)
+        out = self._run(op, keys, args, kwargs)
+        if not known.is_view:  # a view of a known tensor is known
+            self._make(op, args, kwargs, out)
+        return out
+
+    def _known(self, op: Any) -> Operation:
+        found = self.operations.get(op)
+        if found is None:
+            found = self.operations[op] = Operation(self.torch, op)
+        return found
+
+    def _run(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Call what lies below us; only the outer door lets a number in for a tensor."""
+        if self._known(op).has_number(args):
+            with self.torch._C._ExcludeDispatchKeyGuard(self.ours):
+                return op(*args, **kwargs)
+        return op._handle.redispatch_boxed(keys, *args, **kwargs)
+
+    def _beside(self, op: Any, found: Arguments) -> Any:
+        """Call the operation on the CPU, for nobody's autograd."""
+        if self._known(op).foreign or self._known(op).unknown:
+            raise Unknown
+        if self._known(op).has_number(found.args):
+            native = self.torch._C
+            with native._ExcludeDispatchKeyGuard(self.ours), native._AutoDispatchBelowAutograd():
+                return op(*found.args, **found.kwargs)
+        return op._handle.redispatch_boxed(self.values.on_cpu, *found.args, **found.kwargs)
+
+    def _arguments(self, args: Any, kwargs: Any, written: dict[int, Any]) -> Arguments:
+        return Arguments(self.values, args, kwargs, written)
+
+    def _copy_out(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Copy to the host what is known."""
+        target, source, *_ = args
+        value = self.values.of(source)
+        if value is None:
+            return self._run(op, keys, args, kwargs)
+        found = self.values.as_on_cpu(source, value.memory)
+        out = self._answered(value.true, 0, op, keys, args, kwargs)
+        op._handle.redispatch_boxed(self.values.on_cpu, target, found)
+        return out
+
+    def _read(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Answer a read, or a shape that is made from values, where they are known."""
+        try:
+            found = self._arguments(args, kwargs, {})
+            value = self._beside(op, found)
+        except Exception:  # noqa: BLE001 - what the CPU cannot tell is answered as it was
+            return self._run(op, keys, args, kwargs)
+        number = known.number(found.args, value)
+        out = self._answered(found.true, number, op, keys, args, kwargs)
+        if not isinstance(out, (self.torch.Tensor, tuple, list)):
+            return value
+        self._hold(out, value, found)
+        return out
+
+    def _answered(self, true: bool, number: int, *call: Any) -> Any:  # noqa: FBT001 - a value
+        """Run an operation whose small reads from the card give a number."""
+        self.answer(1, int(not true), number)
+        try:
+            return self._run(*call)
+        finally:
+            self.answer(0, 0, 0)
+
+    def _make(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Compute the values of new tensors."""
+        if not any(map(self.values.eligible, flat(out))):
+            return
+        try:
+            found = self._arguments(args, kwargs, {})
+            self._hold(out, self._beside(op, found), found)
+        except Exception:  # noqa: BLE001 - not known, or not to be computed on the CPU
+            self._hold(out, (), None)
+
+    def _hold(self, out: Any, value: Any, found: Arguments | None) -> None:
+        """Let new tensors have these values, and those without one be unknown.
+
+        The operations of which this one is made may have known more than is true: what a kernel
+        writes after them they did not see.
+        """
+        copies = list(flat(value))
+        for i, tensor in enumerate(flat(out)):
+            before = self.values.of(tensor)
+            if before is not None:
+                self.values.lose(before)
+            copy = copies[i] if i < len(copies) else None
+            if found is None or copy is None or not self.values.eligible(tensor):
+                continue
+            if (tensor.shape, tensor.dtype) == (copy.shape, copy.dtype):
+                self.values.hold_copy(tensor, copy, true=found.true)
+
+    def _write(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that writes into its arguments, and write into their values."""
+        targets = list(known.targets(args, kwargs))
+        had = [(t, v, v.writes, v.memory.clone()) for t in targets if (v := self.values.of(t))]
+        out = self._run(op, keys, args, kwargs)
+        whole: dict[int, Any] = {}  # memory of what is written wholly
+        for target, value, writes, memory in had:
+            if value.writes != writes:  # by operations of which this one is made
+                value.memory = memory
+            if known.fills and is_whole(target):
+                whole[id(target)] = value.memory
+        ids = {id(target) for target, *_ in had}
+        new = [t for t in targets if id(t) not in ids and known.fills and self._is_new(t)]
+        whole.update((id(t), self.values.memory(t)) for t in new)
+        if not (had or new):
+            return out
+        try:
+            found = self._arguments(args, kwargs, whole)
+            self._beside(op, found)
+        except Exception:  # noqa: BLE001 - what was written is not known
+            self._lose(targets)
+            return out
+        for _, value, *_ in had:
+            self.values.keep(value, true=found.true)
+        for target in new:
+            self.values.hold(target, whole[id(target)], true=found.true)
+        return out
+
+    def _is_new(self, target: Any) -> bool:
+        return self.values.eligible(target) and is_whole(target)
+
+    def _lose(self, targets: Iterable[Any]) -> None:
+        for value in map(self.values.of, targets):
+            if value is not None:
+                self.values.lose(value)

@@ -1,0 +1,28 @@
+"""Keep our functions out of torch.compile's sight: their frames are neither traced nor compiled.
+
+Runs in the user's Python, 3.9 or later.
+"""
+
+# ruff: noqa: SLF001 - dynamo's switch has no public name
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+
+def hide_from_compiler(torch: Any, parts: Iterable[Any]) -> None:
+    """Let torch.compile leave the frames of functions and of classes' methods alone."""
+    frames = torch._C._dynamo.eval_frame
+    for part in parts:
+        if isinstance(part, type):
+            hide_from_compiler(torch, vars(part).values())
+        elif not isinstance(part, FunctionType):
+            continue
+        elif hasattr(frames, "skip_code"):  # until PyTorch 2.6
+            frames.skip_code(part.__code__)
+        else:
+            skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+            strategy = frames._FrameExecStrategy(skip, default)
+            frames.set_code_exec_strategy(part.__code__, strategy)

@@ -1,0 +1,111 @@
+"""What an operation of PyTorch does with its arguments, as far as their values matter.
+
+Runs in the user's Python, 3.9 or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MOVES = ("to.device", "to.dtype_layout", "to.other")
+"""How Python moves a tensor to the card, and how its numbers become one there.
+
+Not copy_, of which they are made: each cast of autocast calls it.
+"""
+
+FILLS = (
+    "fill_.Scalar",
+    "fill_.Tensor",
+    "zero_",
+    "arange.start_out",
+    "linspace.out",
+    "eye.out",
+    "eye.m_out",
+    "tril_indices",
+    "triu_indices",
+)
+"""Operations that give values by themselves; others that make tensors of known values call one."""
+
+FINITE = ("isfinite",)
+"""Questions to which zeros, which unknown numbers are taken to be, answer yes."""
+
+_EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::resize_")
+_WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
+_ANSWERS = ("aten::_local_scalar_dense", "aten::equal")
+_ALIKE = ("c10d::broadcast_",)  # each rank does as the first: what it gets is what it has
+_NUMBERS = (int, float, bool, complex)
+
+
+class Operation:
+    """One overload of an operation, by its schema and its name.
+
+    `reads`: its answer, or the shape of its output, comes from values. `written`: the arguments
+    that it writes into; `fills`: wholly, so that what was there is no matter. `passes`: values stay
+    what they are, or the operations of which it is made come here by themselves. `unknown`: its
+    result does not follow from its arguments. `foreign`: not PyTorch's own, or it speaks with
+    others.
+    """
+
+    def __init__(self, torch: Any, op: Any) -> None:
+        schema = op._schema  # noqa: SLF001 - the operation's own name for it
+        name = self.name = schema.name
+        arguments = list(enumerate(schema.arguments))
+        self.tensors = [i for i, a in arguments if str(a.type) in ("Tensor", "Optional[Tensor]")]
+        self.has_scalar = any("number" in str(a.type) for _, a in arguments)
+        outs = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.written = [(i, a.name) for i, a in outs]
+        self.fills = name in _WHOLLY or any(a.kwarg_only for _, a in outs)
+        self.copies = name == "aten::copy_"
+        self.reads = name in _ANSWERS or name in _SIZES
+        self.is_view = any(r.alias_info is not None for r in schema.returns) and not outs
+        self.unknown = torch.Tag.nondeterministic_seeded in op.tags or name in _EMPTY
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no other way
+        composite = has_kernel(op.name(), "CompositeImplicitAutograd")
+        self.passes = (composite and not self.has_scalar) or name in _ALIKE
+        self.foreign = not name.startswith("aten::")
+
+    def has_number(self, args: tuple[Any, ...]) -> bool:
+        """Tell whether a Python number stands in a tensor's place (`mask + 1`), or soon will."""
+        return self.has_scalar or any(
+            i < len(args) and type(args[i]) in _NUMBERS for i in self.tensors
+        )
+
+    def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+        """Yield the tensors that it writes into."""
+        for i, name in self.written:
+            yield from flat(args[i] if i < len(args) else kwargs.get(name))
+
+    def number(self, args: Any, value: Any) -> int:
+        """Return the number that it reads from the card on its way to `value`."""
+        size = _SIZES.get(self.name)
+        return int(size(args, value)) if size else 0
+
+
+def flat(result: Any) -> Iterator[Any]:
+    """Yield the tensors of a result: none, one, or lists of them."""
+    if isinstance(result, (list, tuple)):
+        for item in result:
+            yield from flat(item)
+    elif hasattr(result, "untyped_storage"):
+        yield result
+
+
+def _rows(_args: Any, value: Any) -> Any:
+    return value.shape[0]
+
+
+def _different(args: Any, value: Any) -> Any:
+    """Return how many values differ; of booleans, CUDA counts those that are true."""
+    of_booleans = str(args[0].dtype) == "torch.bool"
+    return args[0].sum() if of_booleans else value[0].shape[0]
+
+
+# What their CUDA kernels read back: Nonzero.cu, UniqueCub.cu, Unique.cu.
+_SIZES: dict[str, Callable[[Any, Any], Any]] = {
+    "aten::nonzero": _rows,
+    "aten::_unique": _different,
+    "aten::_unique2": _different,
+    "aten::unique_consecutive": lambda _, value: value[0].shape[0],
+    "aten::unique_dim": lambda args, value: value[0].shape[args[1]],
+}

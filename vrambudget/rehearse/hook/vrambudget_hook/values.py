@@ -1,0 +1,182 @@
+"""What integers and booleans on the virtual card hold, as far as it is known.
+
+Kernels don't run, so the card's memory holds nothing. A storage whose values follow from what the
+host wrote has a copy of at most `LIMIT` bytes on the CPU, laid out alike: views of the one are
+views of the other. The copy hangs on a weak reference to the storage and goes when the storage
+goes; PyTorch's allocator and autograd see nothing of it.
+
+A value is true, or it is assumed: what came from elsewhere on the card counts as zero.
+
+Runs in the user's Python, 3.9 or later.
+"""
+
+# ruff: noqa: SLF001 - storages' and tensors' addresses have no public names
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+LIMIT = 8 << 20  # bytes of a storage
+FLOATS = 4096  # numbers of a floating-point tensor that follows from integers
+_KEY_SET_WITHIN = 400  # bytes of a TensorImpl in which its dispatch keys are looked for
+
+
+class Unknown(Exception):  # noqa: N818 - not an error
+    """An operation has an argument whose value is not known."""
+
+
+class Value(weakref.ref):  # type: ignore[type-arg]
+    """What a storage on the card holds: a weak reference to it, with the CPU's copy."""
+
+    __slots__ = ("key", "memory", "true", "writes")
+    key: int
+    memory: Any  # torch.UntypedStorage
+    true: bool
+    writes: int
+
+
+class Values:
+    """The values of one process. Tensors that have one carry the dispatch key `followed`."""
+
+    def __init__(self, torch: Any, followed: Any, on_card: Callable[[Any], bool]) -> None:
+        self.torch, self.on_card = torch, on_card
+        self.plain = (torch.Tensor, torch.nn.Parameter)
+        self.cpu = torch.device("cpu")
+        self.on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        self.bit = torch._C.DispatchKeySet(followed).raw_repr()
+        self.offset = _offset_of_keys(torch)
+        self.known: dict[int, Value] = {}
+        aten = torch.ops.aten
+        self.empty, self.copy = aten.empty.memory_format, aten.copy_.default
+        self.look = aten.set_.source_Storage_storage_offset
+
+    def of(self, tensor: Any) -> Value | None:
+        """Return what a tensor's storage holds."""
+        if type(tensor) not in self.plain or not self.on_card(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        value = self.known.get(storage._cdata)
+        return value if value is not None and value() is storage else None
+
+    def eligible(self, tensor: Any) -> bool:
+        """Tell whether a tensor is of a kind that can be known."""
+        if type(tensor) not in self.plain or not self.on_card(tensor) or tensor.is_complex():
+            return False
+        if tensor.layout is not self.torch.strided:
+            return False
+        is_small = not tensor.is_floating_point() or tensor.numel() <= FLOATS
+        return bool(is_small and tensor.untyped_storage().nbytes() <= LIMIT)
+
+    def memory(self, tensor: Any) -> Any:
+        """Return zeros on the CPU of the size of a tensor's storage."""
+        return self.torch.UntypedStorage(tensor.untyped_storage().nbytes()).fill_(0)
+
+    def hold(self, tensor: Any, memory: Any, *, true: bool) -> None:
+        """Let `memory` be what the tensor's storage holds."""
+        storage = tensor.untyped_storage()
+        value = Value(storage, self.lose)
+        value.key, value.memory, value.true, value.writes = storage._cdata, memory, true, 0
+        self.known[value.key] = value
+        ctypes.c_uint64.from_address(tensor._cdata + self.offset).value |= self.bit
+
+    def hold_copy(self, tensor: Any, found: Any, *, true: bool) -> None:
+        """Let the tensor's storage hold what a tensor on the CPU has."""
+        memory = self.memory(tensor)
+        self._on_cpu(self.copy, self.as_on_cpu(tensor, memory), found)
+        self.hold(tensor, memory, true=true)
+
+    def hold_ones(self, tensor: Any) -> None:
+        """Let a tensor of booleans be assumed to hold true."""
+        memory = self.torch.UntypedStorage(tensor.untyped_storage().nbytes()).fill_(1)
+        self.hold(tensor, memory, true=False)
+
+    def keep(self, value: Value, *, true: bool) -> None:
+        """Note that something known was written there."""
+        value.writes += 1
+        value.true = true
+        self.known[value.key] = value
+
+    def lose(self, value: Value) -> None:
+        """Forget a value: something unknown was written there."""
+        value.writes += 1
+        if self.known.get(value.key) is value:
+            del self.known[value.key]
+
+    def as_on_cpu(self, tensor: Any, memory: Any) -> Any:
+        """Return a tensor on the CPU that lies in `memory` as the other does on the card."""
+        empty = self._on_cpu(self.empty, [0], dtype=tensor.dtype)
+        layout = (tensor.storage_offset(), list(tensor.shape), list(tensor.stride()))
+        return self._on_cpu(self.look, empty, memory, *layout)
+
+    def _on_cpu(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call an operation where no mode of the script sees it."""
+        return op._handle.redispatch_boxed(self.on_cpu, *args, **kwargs)
+
+
+class Arguments:
+    """The arguments of one operation as the CPU has them. Raises Unknown where one is not known.
+
+    `fresh` has memory for those that are only written. `true`: whether all that is read is.
+    """
+
+    def __init__(self, values: Values, args: Any, kwargs: Any, fresh: dict[int, Any]) -> None:
+        self.values, self.fresh = values, fresh
+        self.true = True
+        self.is_known = self.is_assumed = False
+        self.args, self.kwargs = self._of(args), self._of(kwargs)
+        self.kwargs.pop("pin_memory", None)
+        if self.is_assumed and not self.is_known:
+            raise Unknown
+
+    def _of(self, argument: Any) -> Any:
+        if isinstance(argument, self.values.torch.Tensor):
+            return self._of_tensor(argument)
+        if isinstance(argument, (list, tuple)):
+            return [self._of(item) for item in argument]
+        if isinstance(argument, dict):
+            return {name: self._of(item) for name, item in argument.items()}
+        if isinstance(argument, self.values.torch.device):
+            return self.values.cpu
+        return argument
+
+    def _of_tensor(self, tensor: Any) -> Any:
+        values = self.values
+        if type(tensor) not in values.plain or tensor.layout is not values.torch.strided:
+            raise Unknown
+        if id(tensor) in self.fresh:
+            return values.as_on_cpu(tensor, self.fresh[id(tensor)])
+        value = values.of(tensor)
+        if value is not None:
+            self.true = self.true and value.true
+            self.is_known = True
+            return values.as_on_cpu(tensor, value.memory)
+        if tensor.untyped_storage().nbytes() > LIMIT:
+            raise Unknown
+        if not values.on_card(tensor):
+            return tensor
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise Unknown
+        self.true, self.is_assumed = False, True
+        return values.as_on_cpu(tensor, values.memory(tensor))
+
+
+def is_whole(tensor: Any) -> bool:
+    """Tell whether a tensor is all that its storage holds."""
+    size = tensor.numel() * tensor.element_size()
+    return bool(size == tensor.untyped_storage().nbytes())
+
+
+def _offset_of_keys(torch: Any) -> int:
+    """Return where a TensorImpl has its dispatch keys, which no function sets."""
+    common: set[int] | None = None
+    for tensor in (torch.empty(1), torch.empty(1, 1).to_sparse()):
+        keys = torch._C._dispatch_keys(tensor).raw_repr()
+        words = (ctypes.c_uint64 * (_KEY_SET_WITHIN // 8)).from_address(tensor._cdata)
+        places = {8 * i for i, word in enumerate(words) if word == keys}
+        common = places if common is None else common & places
+    if common is None or len(common) != 1:
+        raise LookupError("a tensor's dispatch keys are not where they were looked for")
+    return common.pop()

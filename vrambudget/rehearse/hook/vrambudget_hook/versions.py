@@ -1,0 +1,28 @@
+"""What a rehearsed process runs: PyTorch's kernels, and versions.
+
+Runs in the user's Python, 3.9 or later.
+"""
+
+# ruff: noqa: SLF001 - PyTorch's flags have no public name
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def architectures(torch: Any) -> list[str]:
+    """Return the architectures for which PyTorch has kernels, as sm_80."""
+    flags = torch._C._cuda_getArchFlags() if hasattr(torch._C, "_cuda_getArchFlags") else None
+    return [a for a in (flags or "").split() if a.startswith("sm_") and a[3:].isdigit()]
+
+
+def versions(torch: Any) -> dict[str, str]:
+    """Return the versions of what is loaded."""
+    found = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    found["python"] = ".".join(map(str, sys.version_info[:3]))
+    for name in ("transformers", "peft", "accelerate"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found

@@ -1,0 +1,71 @@
+"""What the processes of a rehearsal left in its folder: records, snapshots, word of progress."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vrambudget.units import format_bytes
+
+_QUIET_SECONDS = 5.0  # between two lines of progress, after the first steps
+_FIRST_STEPS = 3
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the processes' records, the one with the highest peak first."""
+    records = [json.loads(path.read_text()) for path in folder.glob("record-*.json")]
+    records += _killed(folder, {record["pid"] for record in records})
+    return sorted(records, key=lambda record: record.get("peaks", [0, 0, -1])[2], reverse=True)
+
+
+def _killed(folder: Path, ended: set[int]) -> Iterator[dict[str, Any]]:
+    """Yield what processes told of themselves that could not leave a record."""
+    for path in folder.glob("progress-*"):
+        pid = _pid(path)
+        lines = [line for line in path.read_text().splitlines() if line.endswith("]")]
+        if pid not in ended and lines:
+            steps, *peaks = json.loads(lines[-1])
+            yield {"pid": pid, "steps": steps, "peaks": peaks, "ended": "killed", "cuda": True}
+
+
+def unrecorded(folder: Path, records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what was not seen, in words: a process that used the card, or all of the command."""
+    seen = {record["pid"] for record in records}
+    used = {_pid(path) for path in folder.glob("used-*")} - seen
+    if used:
+        pids = ", ".join(map(str, sorted(used)))
+        return f"nothing was recorded of a process that used the card (pid {pids})"
+    return None if records else "nothing was recorded: no Python process imported torch"
+
+
+def _pid(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+def keep_snapshot(folder: Path, target: Path) -> None:
+    """Keep the largest process's snapshot."""
+    found = sorted(folder.glob("snapshot-*.pickle"), key=lambda path: path.stat().st_size)
+    if found:
+        draft = target.with_name(f".{target.name}.part")
+        shutil.move(found[-1], draft)
+        draft.replace(target)
+
+
+class Progress:
+    """Says how far the script is: after each of the first steps, and then now and then."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say, self.seen, self.said = folder, say, 0, 0.0
+
+    def __call__(self) -> None:
+        """Look for steps that were not seen yet."""
+        if self.seen >= _FIRST_STEPS and time.monotonic() - self.said < _QUIET_SECONDS:
+            return
+        for path in self.folder.glob("progress-*"):
+            lines = [line for line in path.read_text().splitlines() if line[:3] != "[0,"]
+            if lines and len(lines) > self.seen and lines[-1].endswith("]"):
+                self.seen, self.said = len(lines), time.monotonic()
+                step, _, _, reserved = json.loads(lines[-1])
+                self.say(f"step {step}: peak reserved {format_bytes(reserved)}")
