@@ -23,6 +23,7 @@ from vrambudget.measure.record import (
     as_record,
     measure_job,
     record_of,
+    record_of_job,
     runnable,
 )
 from vrambudget.rehearse.events import JobRehearsal
@@ -124,7 +125,7 @@ def test_the_runner_knows_every_field_of_a_job():
     in_the_model = {"experts"}  # as transformers has it
     fields = set(Job.model_fields) - DECIDED_BY_THE_RUN - in_the_model
     assert {name for name in fields if f'"{name}"' not in source} == set()
-    assert '"experts_implementation"' in getsource(record_of)
+    assert '"experts_implementation"' in getsource(record_of_job)
 
 
 def test_a_named_model_runs_as_its_configuration():
@@ -204,8 +205,11 @@ def test_the_machine_s_own_part_is_what_lies_outside_pytorch_s_segments(tmp_path
         (["rehearse", "--jobs", "x.jsonl", "--batch", "8"], "cannot be combined"),
         (["rehearse", "--gpu", "t4", "--"], "nothing to rehearse"),
         (["rehearse", "gpt2", "--gpu", "t4", "--bacth", "8"], "unrecognized arguments: --bacth"),
-        (["rehearse", "--gpu", "t4", "--", "torchrun", "train.py"], "--ranks 8 -- python"),
-        (["rehearse", "--gpu", "t4", "--", "python", "-m", "torch.distributed.run"], "--ranks 8"),
+        (["rehearse", "--gpu", "t4", "--", "mpirun", "-n", "2", "train.py"], "--ranks 8 -- python"),
+        (
+            ["rehearse", "--gpu", "t4", "--rank", "2", "--ranks", "2", "--", "t.py"],
+            "no rank 2",
+        ),
         (["compare", "gpt2", "--gpu", "no-such-card"], "no-such-card"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -2,16 +2,18 @@
 
     vrambudget rehearse --gpu "RTX 3060" -- python train.py --batch_size=64
     vrambudget rehearse --gpu "RTX 3060" gpt2 --batch 8
+    vrambudget rehearse --gpu A100 --steps 3 -- torchrun --nproc-per-node 8 train.py
+    vrambudget rehearse --gpu 24GB --steps 2 --batch-from 1:64 -- python train.py --bs={batch}
     vrambudget rehearse --jobs JOBS.jsonl -o RECORDS.jsonl
 
-What follows `--` is the command, unmodified; --steps N stops it after N optimizer steps. A model's
-job is built with random weights. Both need a CUDA build of PyTorch, but no GPU; for jobs,
-VRAMBUDGET_PYTHON names the Python that has one. With --ranks N the command runs as the first of N
-ranks, as torchrun would start it, and the peak is that of each rank.
+What follows `--` is the command, unmodified; --steps N stops it after N iterations. A model's job,
+of any class of transformers, is built with random weights. Both need a CUDA build of PyTorch, but
+no GPU; for jobs, VRAMBUDGET_PYTHON names the Python that has one. Of torchrun's ranks, or of
+--ranks N, one runs: the first, or --rank R. --batch-from finds the largest batch that fits.
 
 A script's own output is unchanged; the report follows it on stdout, and progress goes to stderr.
 The exit code is the script's own, or 2 if it could not be rehearsed; for a job, 0: it ran; 1: it
-ran out of memory. Records go to stdout, or -o appends them to a file.
+ran out of memory; for a search, 1: no batch fits. Records go to stdout, or -o appends them.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vrambudget.cli import DONE, FAILED
+from vrambudget.cli import DOES_NOT_FIT, DONE, FAILED
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import emit
 from vrambudget.cli.parser import Parser
@@ -29,10 +31,11 @@ from vrambudget.cli.streams import say
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
-from vrambudget.measure.record import as_record, record_of
+from vrambudget.measure.record import as_record
 from vrambudget.rehearse.events import rehearse_job
 from vrambudget.rehearse.jobs import rehearse_report
+from vrambudget.rehearse.largest import largest_batch, read_bounds, render_search
+from vrambudget.rehearse.models import job_of
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import RehearsalOptions, command_of, rehearse_command
@@ -74,7 +77,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--gpu", metavar="GPU", help="a name or a size: 'RTX 3060', 80GB")
     parser.add_argument("--timeout", type=float, metavar="X", help="stop after X seconds")
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="run the command as the first of N (DDP, FSDP)"
+        "--ranks", type=int, metavar="N", help="run the command as one of N (DDP, FSDP)"
+    )
+    parser.add_argument("--rank", type=int, metavar="R", default=0, help="which: 0 to N - 1")
+    parser.add_argument(
+        "--batch-from", metavar="LOW:HIGH", help="find the largest {batch} of the command"
     )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
@@ -95,13 +102,34 @@ def run(args: argparse.Namespace) -> int:
         raise VramBudgetError("name one of: a command, a model, --jobs", hint=_EXAMPLE)
     if args.jobs is not None:
         return _records(args)
-    result = _script(args) if args.command is not None else _job(args)
+    if args.batch_from is not None:
+        return _search(args)
+    result = _script(args, args.command) if args.command is not None else _job(args)
     text = json.dumps(result.to_dict(), indent=2) if args.format == "json" else render(result)
     emit(text, args)
     return result.exit_code
 
 
-def _script(args: argparse.Namespace) -> Rehearsal:
+def _search(args: argparse.Namespace) -> int:
+    """Rehearse until the largest batch is found. Returns 1 where none fits."""
+    bounds = read_bounds(args.batch_from)
+    if args.command is None or args.snapshot is not None:
+        raise VramBudgetError("--batch-from is of a command, and of no --snapshot", hint=_EXAMPLE)
+
+    def tried(command: Sequence[str]) -> Rehearsal:
+        _say(" ".join(command))
+        return _script(args, command)
+
+    search = largest_batch(args.command, bounds, tried)
+    card = _card(args.gpu).name
+    found = {"gpu": card, **search.to_dict()}
+    emit(
+        json.dumps(found, indent=2) if args.format == "json" else render_search(search, card), args
+    )
+    return DOES_NOT_FIT if search.largest is None else DONE
+
+
+def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
     given = job_fields(args)
     steps = given.pop("steps", None)
     if given:
@@ -111,22 +139,28 @@ def _script(args: argparse.Namespace) -> Rehearsal:
             hint="write the command's options after its name",
         )
     options = RehearsalOptions(
-        steps, args.timeout, args.snapshot, args.any_torch, ranks=args.ranks, say=_say
+        steps,
+        args.timeout,
+        args.snapshot,
+        args.any_torch,
+        ranks=args.ranks,
+        rank=args.rank,
+        say=_say,
     )
-    return rehearse_command(command_of(args.command), _card(args.gpu), options)
+    return rehearse_command(command_of(command), _card(args.gpu), options)
 
 
 def _job(args: argparse.Namespace) -> Rehearsal:
-    if args.ranks is not None:
+    if args.ranks is not None or args.rank:
         raise VramBudgetError(
             "--ranks needs a command: a model's job runs on one GPU", hint=_EXAMPLE
         )
     if args.model.endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
-    scenario = resolve(args.model, gpu=gpu, **job_fields(args))
+    job = job_of(args.model, job_fields(args))
     options = RehearsalOptions(None, args.timeout, args.snapshot, args.any_torch, say=_say)
-    return rehearse_report(record_of(scenario), gpu=gpu, options=options)
+    return rehearse_report(job, gpu=gpu, options=options)
 
 
 def _card(name: str | None) -> Gpu:

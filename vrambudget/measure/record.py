@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from vrambudget.config.job import LoopName
+from vrambudget.config.job import Job, LoopName
 from vrambudget.config.record import FOUND, check_keys
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -55,19 +55,23 @@ print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total
 
 def record_of(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario as the job of a record: what `measure.runner` runs."""
-    dump = scenario.job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
-    job = {key: value for key, value in dump.items() if value not in (None, [])}
-    if "target_len" in job:
-        job["target"] = job.pop("target_len")
     model: dict[str, Any] = {"model_type": scenario.config.model_type}
     if scenario.config.model_type == "nanogpt":
         model |= {name: getattr(scenario.config, field) for name, field in _NANOGPT.items()}
     else:
         model |= scenario.values
-    if job.pop("experts") == "eager":  # transformers reads it from the configuration
-        model["experts_implementation"] = "eager"
-    name = f"{scenario.model}-{scenario.job.precision}-b{scenario.job.batch}-t{scenario.job.block}"
-    return {"id": name, "model": model, **job}
+    return record_of_job(scenario.model, model, scenario.job)
+
+
+def record_of_job(name: str, model: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return a model's job as that of a record; `model` has the configuration's keys."""
+    dump = job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
+    kept = {key: value for key, value in dump.items() if value not in (None, [])}
+    if "target_len" in kept:
+        kept["target"] = kept.pop("target_len")
+    if kept.pop("experts") == "eager":  # transformers reads it from the configuration
+        model = {**model, "experts_implementation": "eager"}
+    return {"id": f"{name}-{job.precision}-b{job.batch}-t{job.block}", "model": model, **kept}
 
 
 def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""The largest batch with which a script runs on a card, by bisection: each try is a rehearsal.
+
+`{batch}` in the command is where the number goes. A larger batch is taken to need more memory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.rehearse.record import Rehearsal
+from vrambudget.report.tabular import Column, render_rows
+from vrambudget.units import format_bytes
+
+PLACE = "{batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One rehearsal of the search."""
+
+    batch: int
+    fits: bool
+    ended: str
+    peak_reserved_bytes: int
+    device_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found; `largest` is None where not even the smallest batch fits."""
+
+    largest: int | None
+    tries: tuple[Try, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
+
+
+def read_bounds(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest batch of "1:64". Raises VramBudgetError."""
+    low, colon, high = text.partition(":")
+    if not (colon and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
+        raise VramBudgetError(
+            f"{text!r} names no batches", where="--batch-from", hint="write --batch-from 1:64"
+        )
+    return int(low), int(high)
+
+
+def largest_batch(
+    command: Sequence[str],
+    bounds: tuple[int, int],
+    rehearse: Callable[[tuple[str, ...]], Rehearsal],
+) -> Search:
+    """Return the largest batch within the bounds with which the command does not run out of memory.
+
+    Raises VramBudgetError where the command has no place for it, or fails for another reason.
+    """
+    if not any(PLACE in word for word in command):
+        raise VramBudgetError(
+            f"the command says nowhere {PLACE}",
+            hint=f"for example: --batch-from 1:64 -- python train.py --batch_size={PLACE}",
+        )
+    tries: list[Try] = []
+
+    def fits(batch: int) -> bool:
+        found = rehearse(tuple(word.replace(PLACE, str(batch)) for word in command))
+        tries.append(_tried(batch, found))
+        return found.fits
+
+    low, high = bounds
+    if not fits(low):
+        return Search(None, tuple(tries))
+    if high > low and fits(high):
+        low = high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return Search(low, tuple(tries))
+
+
+def _tried(batch: int, found: Rehearsal) -> Try:
+    if found.fits and found.ended not in ("finished", "steps", "timeout"):
+        raise VramBudgetError(
+            f"with a batch of {batch} it {found.ended}: {found.error or found.exit_code}",
+            hint="rehearse that command by itself",
+        )
+    return Try(batch, found.fits, found.ended, found.peak_reserved_bytes, found.device_peak_bytes)
+
+
+_COLUMNS = [
+    Column("batch", "batch", "right", str),
+    Column("device_peak_bytes", "the card must hold", "right", format_bytes),
+    Column("fits", "", "left", lambda fits: "fits" if fits else "out of memory"),
+]
+
+
+def render_search(search: Search, gpu: str) -> str:
+    """Return the search as text."""
+    rows = [asdict(tried) for tried in sorted(search.tries, key=lambda tried: tried.batch)]
+    found = "no batch fits" if search.largest is None else f"largest batch: {search.largest}"
+    return f"{render_rows(_COLUMNS, rows, 'table')}\n\n{found} on {gpu}"

@@ -1,0 +1,63 @@
+"""The job of a model that is named: one that estimates follow, or any other class of transformers.
+
+A class without rules here is built by transformers' Auto classes like the others; its task is what
+its configuration's `architectures` say. The measuring loop then feeds it what the task takes.
+
+Not modelled: classes whose inputs are neither tokens nor images of three channels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.job import Job, Task
+from vrambudget.config.source import find_model
+from vrambudget.errors import NotModelledError
+from vrambudget.estimator import resolve
+from vrambudget.measure.record import record_of, record_of_job
+
+_TASKS: dict[str, Task] = {
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "seq-cls",
+    "ForConditionalGeneration": "seq2seq-lm",
+    "ForImageClassification": "image-cls",
+}
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
+_LONGEST = 1024  # tokens, where a model would take many more
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfollowed:
+    """What `Job.resolve` asks of a configuration."""
+
+    tasks: tuple[Task, ...]
+    default_block: int | None
+    learned_positions: int | None = None
+
+
+def job_of(model: str | Path | Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job of a record. Raises VramBudgetError where there is no such model."""
+    try:
+        return record_of(resolve(model, **fields))
+    except NotModelledError:
+        found = find_model(model)
+        if not found.values.get("model_type"):
+            raise
+    job = Job.with_defaults(fields, found.job_defaults)
+    job = job.resolve(_Unfollowed(_tasks(found.values), _block(found.values)))
+    return record_of_job(found.name, dict(found.values), job)
+
+
+def _tasks(values: Mapping[str, Any]) -> tuple[Task, ...]:
+    """Return the tasks of a model, its own first."""
+    names = [str(name) for name in values.get("architectures") or ()]
+    own = [task for name in names for end, task in _TASKS.items() if name.endswith(end)]
+    return tuple(dict.fromkeys([*own, *_TASKS.values()]))
+
+
+def _block(values: Mapping[str, Any]) -> int:
+    given = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
+    return int(min([*given, _LONGEST]))
