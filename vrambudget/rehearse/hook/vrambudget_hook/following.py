@@ -110,7 +110,7 @@ class Follower:
     def _filling(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             target = kwargs.get("out", args[0])
-            if isinstance(target, self.torch.Tensor) and target.is_floating_point():
+            if isinstance(target, self.torch.Tensor) and not self.values.is_worth(target):
                 return op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
             return self._operation(keys.remove(self.brings), op, *args, **kwargs)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 LIMIT = 8 << 20  # bytes of a storage
+FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones are work space
 FLOATS = 4096  # numbers of a floating-point tensor that follows from integers
 _KEY_SET_WITHIN = 400  # bytes of a TensorImpl in which its dispatch keys are looked for
 
@@ -60,6 +61,12 @@ class Values:
         storage = tensor.untyped_storage()
         value = self.known.get(storage._cdata)
         return value if value is not None and value() is storage else None
+
+    def is_worth(self, tensor: Any) -> bool:
+        """Tell whether a tensor that is filled is one whose values may decide something."""
+        if tensor.is_floating_point() or type(tensor) not in self.plain:
+            return False
+        return bool(tensor.untyped_storage().nbytes() <= FILLED)
 
     def eligible(self, tensor: Any) -> bool:
         """Tell whether a tensor is of a kind that can be known."""
