@@ -158,7 +158,7 @@ def test_the_next_step_is_the_cheapest_that_is_enough():
     told = next_step(vrambudget.advise("nanogpt", batch=64, block=1024, gpu="12GB"))
     assert told.startswith("--batch 8 --grad-accum 8 makes it fit: ")
     hopeless = vrambudget.advise("llama-3.1-70b", batch=1, block=16, precision="bf16", gpu="6GB")
-    assert "take a larger card" in next_step(hopeless)
+    assert "use a larger GPU" in next_step(hopeless)
 
 
 def test_the_command_advises_where_it_does_not_fit_and_where_it_is_asked(capsys):

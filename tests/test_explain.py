@@ -62,7 +62,7 @@ def test_the_ledger_of_the_crash_adds_up():
     rows = {row.label: row.bytes for row in explain(parse_oom(CRASH)).ledger}
     # 11.69 = 2.68 + 7.04 + 1.97 and 7.04 = 6.78 + 0.26
     assert {label: in_gib(n) for label, n in rows.items()} == {
-        "the card": "11.69",
+        "the GPU": "11.69",
         "free": "2.68",
         "this process": "7.04",
         "tensors (allocated by PyTorch)": "6.78",
@@ -76,11 +76,11 @@ def test_the_crash_is_explained_completely_with_its_job():
     assert explanation.phase == "evaluation"
     assert (explanation.where.line, explanation.where.function) == (224, "estimate_loss")
     assert titles(explanation) == [
-        "What was asked for: logits as bf16, 64·1024 x 50304 (evaluation forward)",
+        "The request: logits as bf16, 64·1024 x 50304 (evaluation forward)",
         "The last iteration's result is still held",
-        "Too big for what the card had left",
-        "Other processes use this card",
-        "The job would ask for more than the whole card later",
+        "Too big for what the GPU had left",
+        "Other processes use this GPU",
+        "Later the job would request more than the whole GPU",
     ]
     asked, held, _, others, later = explanation.findings
     assert asked.bytes == 6_593_445_888
@@ -143,14 +143,14 @@ def test_two_tensors_of_one_size_are_both_named():
             "issues/152135", "Fragmentation", id="3.87 GiB unallocated, 250 MiB asked for"
         ),
         pytest.param("issues/316", "Fragmentation", id="5.18 GiB cached, 1.93 asked for"),
-        pytest.param("issues/3214", "The card is full", id="0.07 GiB would be left"),
+        pytest.param("issues/3214", "The GPU is full", id="0.07 GiB would be left"),
         pytest.param("trl/issues/5750", "Other processes", id="10.47 GiB of others"),
-        pytest.param("issues/88081", "Much of the card", id="22.47 GiB not PyTorch's"),
+        pytest.param("issues/88081", "Much of the GPU", id="22.47 GiB not PyTorch's"),
         pytest.param("issues/4", "Too big", id="0.69 GiB short when packed"),
         pytest.param("issues/481", "Too big", id="128 GiB asked for"),
         pytest.param("issues/2118", "A limit that the program set", id="1.05 GiB allowed"),
         pytest.param("NetLLM/issues/11", "More was already in use", id="22 GiB on an 8 GiB card"),
-        pytest.param("issues/9529", "The card had enough", id="7 GiB free, 432 MiB asked for"),
+        pytest.param("issues/9529", "The GPU had enough", id="7 GiB free, 432 MiB asked for"),
         pytest.param("issues/1083", "The driver ran out", id="no numbers"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_process_in_a_container_is_recognised_among_the_others():
     others = finding(of("trl/issues/5750"), "Other processes")
     assert "22056" not in others.text
     assert "process 22047: 9.17 GiB" in others.text
-    assert "would have fitted" in others.text
+    assert "would have fit" in others.text
 
 
 def test_memory_outside_the_allocator_and_in_graphs_is_told():

@@ -55,11 +55,11 @@ def finding(explanation, words):
 def test_the_crash_is_explained_completely():
     explanation = explain_with_job(parse_oom(CRASH), nanogpt(mode="eval"))
     assert [f.title for f in explanation.findings] == [
-        f"What was asked for: {LOGITS} (evaluation forward, second iteration)",
+        f"The request: {LOGITS} (evaluation forward, second iteration)",
         "The last iteration's result is still held",
-        "Too big for what the card had left",
-        "Other processes use this card",
-        "The job would ask for more than the whole card later",
+        "Too big for what the GPU had left",
+        "Other processes use this GPU",
+        "Later the job would request more than the whole GPU",
         "The job that ran is not quite the one described",
         "What would have avoided it",
         "Training at this batch and block takes far more than the evaluation",
@@ -79,7 +79,7 @@ def test_without_compile_it_is_another_tensor_at_another_moment():
     explanation = explain_with_job(parse_oom(EAGER), nanogpt(mode="eval"))
     titles = [f.title for f in explanation.findings]
     assert titles[0] == (
-        "What was asked for: log-probabilities as bfloat16, 64·1024 x 50304 "
+        "The request: log-probabilities as bfloat16, 64·1024 x 50304 "
         "(evaluation forward, first iteration)"
     )
     assert not [title for title in titles if "still held" in title or "not quite" in title]
@@ -126,7 +126,7 @@ def test_a_training_crash_is_traced_to_its_phase_and_iteration(model, fields):
     explanation = explain_with_job(parse_oom(text), scenario)
     asked = explanation.findings[0]
     iteration = ("first iteration", "second iteration", "a later iteration")[full.step]
-    assert asked.title.startswith("What was asked for: ")
+    assert asked.title.startswith("The request: ")
     assert f"training {full.phase.replace('_', ' ')}" in asked.title
     assert iteration in asked.title
     assert not [f for f in explanation.findings if "not quite" in f.title]
@@ -135,7 +135,7 @@ def test_a_training_crash_is_traced_to_its_phase_and_iteration(model, fields):
 
 def test_a_job_that_would_have_fitted_is_told_so():
     explanation = explain_with_job(parse_oom(CRASH), replace_batch(nanogpt(mode="eval"), 2))
-    assert "would have fitted" in explanation.findings[-2].title
+    assert "would have fit" in explanation.findings[-2].title
 
 
 def replace_batch(scenario, batch):

@@ -95,13 +95,13 @@ def test_the_verdict_comes_first_and_says_by_how_much():
 def test_a_card_that_holds_it_only_without_cache_says_so():
     made = on_card(RESERVED + CONTEXT - 1)
     fits = replace(made, device=replace(made.device, fits=True), out_of_memory=None).check()
-    assert "just: PyTorch gives cached\n  segments back" in render(fits)
+    assert "barely: PyTorch has to\n  return cached segments" in render(fits)
 
 
 def test_the_moments_are_told_counting_from_one():
     text = render(on_card(SMALL))
-    assert "the peak comes in step 2 of 2, backward, nll_loss_backward" in text
-    assert "out of memory in step 1, forward: log_softmax asks for 6.14 GiB with 6.78 GiB" in text
+    assert "the peak is in step 2 of 2, backward, nll_loss_backward" in text
+    assert "out of memory in step 1, forward: log_softmax requests 6.14 GiB with 6.78 GiB" in text
 
 
 def test_what_is_not_modelled_makes_the_verdict_a_bound():
@@ -144,8 +144,8 @@ def test_no_cell_of_a_csv_is_a_formula(sign):
         (_with_job(mode="eval"), "gradients", "none: evaluation"),
         (_with_job(mode="eval"), "optimizer states", "none: evaluation"),
         (_with_job(mode="eval"), "activations", "nothing is saved"),
-        (_with_job(mode="eval"), "autocast copies", "until the forward's end"),
-        (_with_job(checkpointing="full"), "activations", "run again"),
+        (_with_job(mode="eval"), "autocast copies", "until the end of forward"),
+        (_with_job(checkpointing="full"), "activations", "recomputed"),
         (_with_job(optimizer="sgd"), "optimizer states", "SGD keeps nothing"),
         (
             replace(

@@ -1,6 +1,7 @@
 """From a job to its tape: build the model, then run the loop, as `python train.py` would.
 
-The recording begins with the process: where weights lie in memory decides what fits between them.
+The recording starts with the process: where the weights lie in memory decides what fits between
+them.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A job's tape, and how many parameters its model has (what is shared counts once)."""
+    """A job's tape, and how many parameters its model has (shared ones count once)."""
 
     tape: Tape
     parameters: int

@@ -1,8 +1,8 @@
 """Autocast: which operands an operation reads as 16-bit copies, and how long the copies live.
 
-A float32 leaf that wants a gradient is cast once per region and the copy is cached until the region
-ends (and by then the linear layers that saved it keep it for backward). Everything else is cast at
-every use.
+A float32 leaf that requires a gradient is cast once per region, and the copy is cached until the
+region ends; the linear layers that saved it keep it for backward. Everything else is cast at every
+use.
 
 Source: aten/src/ATen/autocast_mode.{h,cpp} (cached_cast, the lists of operations).
 """
@@ -30,7 +30,7 @@ def autocast(dtype: DType | None) -> Iterator[None]:
 
 
 def to(x: Tensor, dtype: DType) -> Tensor:
-    """Return x as `dtype`: x itself if it is that already, else a copy (Tensor.to)."""
+    """Return x as `dtype`: x itself if it already is, else a copy (Tensor.to)."""
     if x.dtype is dtype:
         return x
     context.operation = "to_copy"
@@ -48,7 +48,7 @@ def lower_precision(x: Tensor) -> Tensor:
     region = context.autocast
     if region is None or x.dtype is region.dtype or not x.dtype.is_floating_point:
         return x
-    # cached_cast: float32 leaves that want a gradient and are no views
+    # cached_cast: float32 leaves that require a gradient and are no views
     if x.dtype is float32 and x.requires_grad and x.node is None:
         copy = region.cache.get(id(x))
         if copy is None:

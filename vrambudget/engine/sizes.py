@@ -1,9 +1,9 @@
 """What a size may be: an int, or an object that stands for the sizes of many points at once.
 
-Such an object computes like an int and answers a comparison if all its points agree; else it raises
-`Split`, and whoever walks a model for many points walks them in groups. A function that only turns
-sizes into sizes need not take the whole walk apart: `pure` computes it group by group and joins the
-results, where they have one form.
+Such an object computes like an int. A comparison has a result if all its points agree; otherwise it
+raises `Split`, and the caller runs the model for groups of points. A function that only maps sizes
+to sizes need not split the whole run: `pure` computes it group by group and joins the results, if
+they have the same form.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Split(Exception):  # noqa: N818 - no error, a request
     def joined(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return what `function` returns, computed for each group of points.
 
-        Raises Split where the groups' results differ in more than sizes.
+        Raises Split if the groups' results differ in more than sizes.
         """
         raise NotImplementedError
 
@@ -42,6 +42,6 @@ def pure(function: F) -> F:
 
 
 def forget() -> None:
-    """Let go of all that pure functions remember: the sizes of many points are large."""
+    """Clear what pure functions remember: the sizes of many points are large."""
     for clear in _FORGETTING:
         clear()

@@ -1,6 +1,6 @@
 """Whether the job's PyTorch, CUDA or transformers is a release or a later one.
 
-A rule that changed stands beside the one before it and names the release that changed it:
+A rule that changed stands next to the one before it and names the release that changed it:
 
     q = arange(queries) if transformers_since(5, 4) else positions
 

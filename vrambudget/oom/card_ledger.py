@@ -1,12 +1,12 @@
-"""The arithmetic of the card at the moment of an out-of-memory message.
+"""The arithmetic of the GPU at the moment of an out-of-memory message.
 
     capacity      = free + this process + others
     this process  = reserved + outside     outside: CUDA context, NCCL, cuDNN, modules ...
     reserved      = allocated + cached     cached: held by PyTorch, no tensor in it
 
 A message names some of these; the rest is subtraction, or stays None. Inside a container the driver
-does not know the process by the id that PyTorch asks for, so "this process" is missing and the
-process itself stands among the others: the smallest that is no smaller than what PyTorch reserved.
+does not know the process by the id that PyTorch asks about, so "this process" is missing and the
+process itself is among the others: it is the smallest one that has at least what PyTorch reserved.
 
 Not modelled: what the display or the driver keeps (it counts as others), and memory that is freed
 between the failed request and the message.
@@ -31,7 +31,7 @@ class CardLedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class CardLedger:
-    """Who holds what on the card; None where it cannot be told."""
+    """Who holds what on the GPU; None if it is not known."""
 
     capacity: int | None
     free: int | None
@@ -80,7 +80,7 @@ class CardLedger:
 
     @property
     def unnamed(self) -> int | None:
-        """Return what is neither free nor PyTorch's, where it cannot be split further."""
+        """Return what is neither free nor PyTorch's, if it cannot be divided further."""
         if self.capacity is None or self.free is None or self.allocated is None:
             return None
         if self.this_process is not None or self.spilled:
@@ -89,14 +89,14 @@ class CardLedger:
 
     @property
     def spilled(self) -> bool:
-        """Tell whether PyTorch holds more than the card has (the driver lends RAM, on Windows)."""
+        """Return whether PyTorch holds more than the GPU has (on Windows the driver uses RAM)."""
         return self.capacity is not None and (self.reserved or self.allocated or 0) > self.capacity
 
     def rows(self) -> tuple[CardLedgerRow, ...]:
         """Return the ledger as rows, parts below their sums."""
         cache = "" if self.cached is not None else " and cache"
         named = [
-            ("the card", self.capacity, 0),
+            ("the GPU", self.capacity, 0),
             ("free", self.free, 1),
             ("this process", self.this_process, 1),
             ("tensors (allocated by PyTorch)", self.allocated, 2 if self.this_process else 1),
@@ -109,7 +109,7 @@ class CardLedger:
 
 
 def _this_process(message: OomMessage, held: int) -> tuple[int | None, int | None]:
-    """Return what this process uses, and its id on the host where only that tells it."""
+    """Return what this process uses, and its id on the host if it was found by that."""
     slack = max((p.half_width for p in (message.allocated, message.reserved) if p), default=0)
     if message.this_process and message.this_process.bytes + slack >= held:  # NVML may say 0
         return max(message.this_process.bytes, held), None

@@ -1,9 +1,8 @@
 """Say in plain words what an out-of-memory message means.
 
-`explain` takes the messages of one log (`parse_oom`), does the arithmetic of the card for the first
-that has numbers, and lists what it gives away, with what to do next. With a job, hand in what it
-requests and holds in any case: then the tensor is named whose size was asked for, and a second copy
-of it that is still held.
+`explain` takes the messages of one log (`parse_oom`), does the GPU's arithmetic for the first one
+that has numbers, and lists the findings with what to do next. Given what a job requests and always
+holds, it also names the tensor that was requested, and a second copy of it that is still held.
 
     messages = parse_oom(Path("train.log").read_text())
     print(render_explanation(explain(messages)))
@@ -27,7 +26,7 @@ from vrambudget.oom.request_match import Request, match_request
 from vrambudget.oom.scene import Finding, Scene
 from vrambudget.units import format_bytes, unit_for
 
-# The order in which findings are told: the cause before its circumstances.
+# The order of the findings: the cause before its circumstances.
 _TELLS: tuple[Callable[[Scene], Finding | None], ...] = (
     card.no_numbers,
     card.own_limit,
@@ -58,7 +57,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What happened, as data: a headline, the card's ledger, findings (the cause first)."""
+    """What happened, as data: a headline, the GPU's ledger, and findings, the cause first."""
 
     headline: str
     where: TracebackFrame | None
@@ -70,7 +69,7 @@ class Explanation:
 
     @property
     def next_steps(self) -> tuple[str, ...]:
-        """Return what to do, each once, in the order of the findings."""
+        """Return what to do, without repeats, in the order of the findings."""
         return tuple(dict.fromkeys(f.step for f in self.findings if f.step))
 
 

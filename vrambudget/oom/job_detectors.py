@@ -1,7 +1,7 @@
-"""What the job gives away: the tensor asked for, what is still held, what grows.
+"""Detectors that look at the job: the tensor requested, what is still held, what grows.
 
-Each tell is a small function from a `Scene` to a `Finding` or None. Without a job these are signs
-and their words say so; with one (`Scene.matches`, `Scene.resident_bytes`) they are arithmetic.
+Each is a small function from a `Scene` to a `Finding` or None. Without a job they see only signs,
+and their texts say so; with a job (`Scene.matches`, `Scene.resident_bytes`) they are arithmetic.
 
 Not modelled: which name in the user's code holds a tensor.
 """
@@ -17,7 +17,7 @@ _STEADY_STEP = 3  # optimizer states and the last step's outputs are all there i
 
 
 def named_request(scene: Scene) -> Finding | None:
-    """Tell which tensor was asked for."""
+    """Name the tensor that was requested."""
     if not scene.matches:
         return None
     first = scene.matches[0]
@@ -25,7 +25,7 @@ def named_request(scene: Scene) -> Finding | None:
     names = list(dict.fromkeys(f"{r.description} ({r.phase})" for r in same))
     rounding = "" if first.how == "exact" else ", rounded up by the allocator"
     return Finding(
-        f"What was asked for: {names[0]}",
+        f"The request: {names[0]}",
         f"{first.request.bytes:,} bytes{rounding}."
         + (f" Others of this size: {', '.join(names[1:])}." if names[1:] else ""),
         first.request.bytes,
@@ -33,7 +33,7 @@ def named_request(scene: Scene) -> Finding | None:
 
 
 def second_copy(scene: Scene) -> Finding | None:
-    """Tell that what is asked for exists already: the loop still holds the last one."""
+    """Detect that the loop still holds the last iteration's copy of what is requested."""
     allocated = scene.ledger.allocated
     if allocated is None or not scene.asked > _LARGEST_SHARED_SEGMENT:
         return None
@@ -43,21 +43,21 @@ def second_copy(scene: Scene) -> Finding | None:
         return None
     loop = "the evaluation loop" if scene.phase == "evaluation" else "a loop"
     how = (
-        f"{loop} that says `out = model(x)` keeps the last iteration's result until the name is "
-        "bound again, and that is after the new one was made. Dropped before, it would have made "
-        "room for the new one."
+        f"{loop} with `out = model(x)` keeps the last iteration's result until the name is "
+        "rebound, which happens after the new one was created. Dropped earlier, it would have "
+        "made room for the new one."
     )
     return Finding(
         "The last iteration's result is still held" if sure else "A second one may still be held",
         (_held(scene, allocated, rest) if sure else _may_be_held(allocated)) + how,
         scene.asked,
-        "drop the result before the next one is made (`del logits` at the end of the loop's body), "
-        "or return only the loss",
+        "drop the result before the next one is created (`del logits` at the end of the loop's "
+        "body), or return only the loss",
     )
 
 
 def _held(scene: Scene, allocated: int, rest: int) -> str:
-    activations = " Without gradients a forward keeps nothing else." * (scene.phase == "evaluation")
+    activations = " Without gradients, forward keeps nothing else." * (scene.phase == "evaluation")
     return (
         f"Of the {format_bytes(allocated)} allocated, {format_bytes(allocated - rest)} is what the "
         f"job holds in any case.{activations} The other {format_bytes(rest)} has room for "
@@ -68,27 +68,27 @@ def _held(scene: Scene, allocated: int, rest: int) -> str:
 def _may_be_held(allocated: int) -> str:
     return (
         f"The {format_bytes(allocated)} allocated may hold another tensor of the size that was "
-        "asked for: "
+        "requested: "
     )
 
 
 def growing(scene: Scene) -> Finding | None:
-    """Tell memory that grows from line to line of the log."""
+    """Detect memory that grows from line to line of the log."""
     sizes = scene.history
     if len(sizes) < _READINGS or any(now <= before for before, now in pairwise(sizes)):
         return None
     return Finding(
         "Allocated memory grows: something is kept from each iteration",
         f"From {format_bytes(sizes[0])} to {format_bytes(sizes[-1])} in {len(sizes)} readings. "
-        "Typical: a loss that is summed up or listed with its graph, outputs that are collected "
-        "on the GPU, hooks, or growing inputs.",
+        "Typical causes: a loss that is accumulated with its graph, outputs that are collected on "
+        "the GPU, hooks, or growing inputs.",
         sizes[-1] - sizes[0],
         "keep numbers, not tensors: `total += loss.item()`, `outputs.append(out.detach().cpu())`",
     )
 
 
 def late(scene: Scene) -> Finding | None:
-    """Tell a failure after the peak should be steady."""
+    """Detect a failure after the peak should have settled."""
     step = scene.message.step
     if step is None or step < _STEADY_STEP:
         return None
@@ -103,14 +103,14 @@ def late(scene: Scene) -> Finding | None:
 
 
 def beyond_the_card(scene: Scene) -> Finding | None:
-    """Tell a request of the same job that no free card could serve."""
+    """Detect a request of the same job that is larger than the whole GPU."""
     capacity = scene.ledger.capacity
     largest = max(scene.requests, key=lambda request: request.bytes, default=None)
     if capacity is None or largest is None or largest.bytes <= capacity:
         return None
     return Finding(
-        "The job would ask for more than the whole card later",
-        f"{largest.description} ({largest.phase}) is {format_bytes(largest.bytes)}; the card has "
+        "Later the job would request more than the whole GPU",
+        f"{largest.description} ({largest.phase}) is {format_bytes(largest.bytes)}; the GPU has "
         f"{format_bytes(capacity)}.",
         largest.bytes,
         SMALLER,

@@ -1,7 +1,7 @@
 """A training log as lines: cleaned, sorted by rank, with tracebacks and progress read from it.
 
-A launcher mixes the ranks' lines; `streams` takes them apart by their prefix, so that a traceback
-keeps to one rank. A line without a prefix goes to the rank that spoke last.
+A launcher mixes the ranks' lines; `streams` separates them by their prefix, so that a traceback
+stays with its rank. A line without a prefix belongs to the rank that wrote last.
 
 Not modelled: `rich` tracebacks in boxes, and IPython's before version 8.
 """
@@ -49,7 +49,7 @@ class TracebackFrame:
 
     @property
     def is_library(self) -> bool:
-        """Tell whether the file is installed code and not the user's own."""
+        """Return whether the file is installed code and not the user's own."""
         return _LIBRARY.search(self.file) is not None
 
 
@@ -79,7 +79,7 @@ def _without_margins(text: str) -> str:
 
 
 def _parts(raw: str) -> Iterator[str]:
-    """Yield what one line of a file was on the screen: progress bars, then what followed them."""
+    """Yield one line of a file as it looked on the screen: progress bars, then what followed."""
     for part in raw.split("\r"):  # a progress bar writes over itself
         bar = _PROGRESS_BAR.match(part)
         if bar:

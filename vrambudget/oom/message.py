@@ -1,4 +1,4 @@
-"""Read PyTorch's out-of-memory messages out of any log, as numbers.
+"""Read the numbers of PyTorch's out-of-memory messages from any log.
 
 Every form since torch 1.0 is read (CUDA and ROCm), from `c10/cuda/CUDACachingAllocator.cpp` and
 `CUDAMallocAsyncAllocator.cpp` of each age:
@@ -15,9 +15,9 @@ Every form since torch 1.0 is read (CUDA and ROCm), from `c10/cuda/CUDACachingAl
 
 "cached" is what the allocator holds and no tensor uses (U), not R. In the newest form A includes G:
 the free blocks inside the pools of CUDA graphs. Numbers come with two decimals, so each is kept as
-`Printed`: bytes and how far the truth may be from them. A number of 2**63 bytes or more is the
-driver's "not known" (WSL2) and becomes None. The text may be coloured, prefixed by ranks, mixed
-with progress bars and wrapped anywhere: it is read with all white space taken out.
+`Printed`: bytes, and the largest rounding error. A number of 2**63 bytes or more is the driver's
+"not known" (WSL2) and becomes None. The text may be coloured, prefixed by ranks, mixed with
+progress bars and wrapped anywhere: it is read with all white space removed.
 
 Not modelled: messages in other words than PyTorch's own (frameworks that rewrite them).
 """
@@ -84,7 +84,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A size as a message prints it: `text`, its bytes, and how far the truth may be from them."""
+    """A size as a message prints it: `text`, its bytes, and the largest rounding error."""
 
     text: str
     bytes: int
@@ -100,13 +100,13 @@ class Printed:
         return cls(f"{number} {unit}", round(digits * scale), half_width)
 
     def holds(self, n: int) -> bool:
-        """Tell whether `n` bytes would print like this."""
+        """Return whether `n` bytes would print like this."""
         return abs(n - self.bytes) <= self.half_width
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What the driver says that one process on the card uses."""
+    """What the driver says that one process on the GPU uses."""
 
     pid: int
     used: Printed
@@ -137,7 +137,7 @@ class OomMessage:
 
     @property
     def has_numbers(self) -> bool:
-        """Tell whether the message names the size that was asked for."""
+        """Return whether the message names the size that was asked for."""
         return self.asked is not None
 
 
@@ -206,12 +206,12 @@ def _gpu(body: str) -> int | None:
 
 
 def _logged_allocated(lines: list[LogLine]) -> tuple[int, ...]:
-    """Return what a script's own lines (all but the last) say of allocated memory."""
+    """Return the allocated memory that a script's own lines (all but the last) show."""
     hits = (_LOGGED.search(line.text) for line in lines[:-1])
     return tuple(parse_bytes(hit[1]) for hit in hits if hit)
 
 
 def _hint(text: str) -> str:
     if re.search(r"DefaultCPUAllocator|MemoryError|\bKilled\b", text):
-        return "this log speaks of the machine's own memory (RAM), not of a GPU's"
-    return "hand in the lines with 'CUDA out of memory. Tried to allocate ...', or the whole log"
+        return "this log is about the machine's own memory (RAM), not about a GPU's"
+    return "pass the lines with 'CUDA out of memory. Tried to allocate ...', or the whole log"

@@ -1,7 +1,7 @@
 """Find the request of a job that an out-of-memory message is about, by its size.
 
-The message does not print what the tensor asked for, but the size of the segment that the allocator
-wanted from the driver for it (`get_allocation_size`, c10/cuda/CUDACachingAllocator.cpp, the same
+The message does not print the tensor's request, but the size of the segment that the allocator
+then wanted from the driver (`get_allocation_size`, c10/cuda/CUDACachingAllocator.cpp, unchanged
 from the last messages that say "cached" to torch 2.11; seen in 2.11 for requests of 100 bytes,
 3 MiB and 10 MiB + 5 bytes):
 
@@ -10,8 +10,8 @@ from the last messages that say "cached" to torch 2.11; seen in 2.11 for request
     below 10 MiB       20 MiB
     from 10 MiB on     rounded up to 2 MiB
 
-and that to two decimals. The asynchronous back end prints the request itself. So a request matches
-"exact" where its own bytes print alike, and "rounded" where its segment's do.
+and that with two decimals. The asynchronous backend prints the request itself. So a request
+matches "exact" if its own bytes print the same, and "rounded" if its segment's do.
 
 Not modelled: torch 1.0 (it could print 12.50 MiB), `roundup_power2_divisions`,
 `large_segment_size_mb`.
@@ -45,7 +45,7 @@ class Match:
 
 
 def segment_bytes(requested: int) -> int:
-    """Return the size of the segment that PyTorch asks the driver for to serve a request."""
+    """Return the size of the segment that PyTorch requests from the driver to serve a request."""
     size = -(-max(requested, 1) // _BLOCK) * _BLOCK
     if size <= _MIB:
         return 2 * _MIB
@@ -55,7 +55,7 @@ def segment_bytes(requested: int) -> int:
 
 
 def match_request(printed: Printed, candidates: Iterable[Request]) -> tuple[Match, ...]:
-    """Return the candidates that would print as `printed`: exact ones first, then the nearest."""
+    """Return the candidates that would print as `printed`: the exact ones first, then by size."""
     matches = []
     for request in candidates:
         if printed.holds(request.bytes):

@@ -1,4 +1,4 @@
-"""What a tell may look at, and what it returns."""
+"""What a detector reads, and what it returns."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ SMALLER = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that happened: a title, the words, the bytes that it is about, and what to do."""
+    """One finding: a title, an explanation, the bytes that it concerns, and what to do."""
 
     title: str
     text: str
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All that a tell may look at; `resident_bytes` is what the job holds in any case."""
+    """Everything that a detector may read; `resident_bytes` is what the job always holds."""
 
     message: OomMessage
     ledger: CardLedger
@@ -36,7 +36,7 @@ class Scene:
 
     @property
     def asked(self) -> int:
-        """Return the bytes asked for (0: the message does not say)."""
+        """Return the bytes requested (0: the message does not say)."""
         return self.message.asked.bytes if self.message.asked else 0
 
     @property

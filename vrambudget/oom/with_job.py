@@ -1,11 +1,11 @@
 """An out-of-memory message explained with its job: which tensor, when, what would have avoided it.
 
-The job is followed on a card without end. Among its requests of the size that was asked for, the
-one is taken before which about as much was allocated as the message says: that tells the first
-iteration from the second, and two tensors of one size apart. What would have avoided the crash is
-what makes the job fit into the room that this process had: free memory and what it held already.
+The job is simulated on an unlimited GPU. Of its requests of the size in question, the one is taken
+before which about as much was allocated as the message says: that distinguishes the first iteration
+from the second, and two tensors of one size. What would have avoided the crash is what makes the
+job fit into the room that this process had: the free memory and what it already held.
 
-Not modelled: torch.compile, which makes fewer temporaries than the job that is followed.
+Not modelled: torch.compile, which makes fewer temporaries than the simulated job.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,8 +89,8 @@ def _most_likely(
 ) -> _Asking | None:
     """Return the request that the message is most likely about.
 
-    Where none comes at the moment that the message tells, the job that ran is not quite this one:
-    then a product counts before all else, for torch.compile fuses other operations away.
+    If none matches what the message says was allocated, the job that ran is not quite this one:
+    then matrix products come first, because torch.compile fuses other operations away.
     """
     assert message.asked is not None  # noqa: S101 - the message has numbers
     how = {match.request: match.how for match in match_request(message.asked, requests)}
@@ -104,29 +104,29 @@ def _most_likely(
 
 
 def _off(asking: _Asking, message: OomMessage) -> int:
-    """Return how far what is alive before a request is from what the message says."""
+    """Return how much what is alive before a request differs from what the message says."""
     return abs(asking.alive_bytes - message.allocated.bytes) if message.allocated else 0
 
 
 def _unlike(asking: _Asking, message: OomMessage) -> Finding | None:
-    """Tell that the job that ran held more or less than the one described."""
+    """Report that the job that ran held more or less than the one described."""
     if message.allocated is None or _off(asking, message) * _NEAR <= asking.alive_bytes:
         return None
     held = format_bytes(asking.alive_bytes)
     return Finding(
         "The job that ran is not quite the one described",
-        f"Before this request the job as described holds {held}, the message says "
-        f"{message.allocated.text}. Typical: torch.compile, which makes fewer temporaries; another "
-        "batch or block; results that are kept.",
+        f"Before this request the job as described holds {held}; the message says "
+        f"{message.allocated.text}. Typical causes: torch.compile, which makes fewer temporaries; "
+        "another batch or block; results that are kept.",
         asking.alive_bytes,
     )
 
 
 def _resident_bytes(tape: Tape, asking: _Asking, scenario: Scenario) -> int:
-    """Return what is held in any case: all but what an earlier iteration left behind.
+    """Return what is always held: everything but what an earlier iteration left behind.
 
-    Where something is left behind in evaluation, only what lasts counts: without gradients a
-    forward keeps nothing else, compiled or not.
+    If something is left behind in evaluation, only what lasts counts: without gradients, forward
+    keeps nothing else, compiled or not.
     """
     begin = min(mark.position for mark in tape.marks if mark.step == asking.step)
     alive = tape.alive_at(asking.event - 1)
@@ -141,7 +141,7 @@ def _resident_bytes(tape: Tape, asking: _Asking, scenario: Scenario) -> int:
 
 
 def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
-    """Tell what would have made the job fit into what this process had of the card."""
+    """Report what would have made the job fit into the memory that this process had."""
     ledger = CardLedger.of(message)
     mine = ledger.reserved or ledger.allocated
     if scenario.gpu is None or mine is None or ledger.free is None:
@@ -150,19 +150,19 @@ def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
     card = replace(scenario.gpu, capacity_bytes=room + scenario.gpu.context_bytes)
     advice = advise_on(follow(replace(scenario, gpu=card)))
     peak = advice.device_peak_bytes - scenario.gpu.context_bytes
-    had = f"{format_bytes(peak)} at its peak; this process could have {format_bytes(room)}"
+    had = f"{format_bytes(peak)} at its peak; this process could use {format_bytes(room)}"
     if advice.fits:
         return Finding(
-            "This job, as it is described here, would have fitted",
+            "The job as described would have fit",
             f"It takes {had}. So more was held than this job holds: another model, a result that "
-            "is kept, a larger batch or block than was said.",
+            "is kept, a larger batch or block than described.",
             peak,
         )
     return Finding("What would have avoided it", *_ways(advice, f"The job takes {had}."))
 
 
 def _training(scenario: Scenario) -> Finding | None:
-    """Tell what training at an evaluation's batch and block would take."""
+    """Report what training at an evaluation's batch and block would take."""
     if scenario.job.mode != "eval":
         return None
     training = variant(scenario, mode="train")
@@ -180,10 +180,10 @@ def _training(scenario: Scenario) -> Finding | None:
 def _ways(advice: Advice, had: str) -> tuple[str, int, str]:
     enough = [option for option in advice.options if option.fits]
     if not enough:
-        return f"{had} No change that is known here is enough.", advice.device_peak_bytes, ""
+        return f"{had} No known change is enough.", advice.device_peak_bytes, ""
     ways = "; ".join(f"{option.options} (costs {option.cost})" for option in enough)
     return (
-        f"{had} Within that fits: {ways}.",
+        f"{had} What fits: {ways}.",
         advice.device_peak_bytes,
-        f"the cheapest change that fits there: {enough[0].options} ({enough[0].words[-1]})",
+        f"the cheapest change that fits: {enough[0].options} ({enough[0].words[-1]})",
     )

@@ -1,10 +1,10 @@
 """What to change so that a job fits, each change with the peak that it leads to.
 
-`advise` tries every change of `planning.changes` by replay and keeps those that lower the device's
-peak. They are sorted by what they cost (nothing, speed, numerics, data), then by how much they
-save. Where a job does not fit and no single change is enough, pairs that are enough follow.
+`advise` replays every change of `planning.changes` and keeps those that lower the device's peak.
+They are sorted by cost (nothing, speed, numerics, data), then by how much they save. If a job does
+not fit and no single change is enough, pairs of changes that are enough follow.
 
-The largest tensors that are alive at the peak are named, so that one sees what the changes act on.
+The largest tensors that are alive at the peak are named, to show what the changes act on.
 """
 
 from bisect import bisect_right
@@ -42,7 +42,7 @@ class Option:
     cost: Cost
     device_peak_bytes: int
     saved_bytes: int
-    fits: bool | None  # None where no card was named
+    fits: bool | None  # None where no GPU was named
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Advice:
 def advise(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Advice:
     """Return what would help a job; `fields` are those of `Job`.
 
-    Raises VramBudgetError for a model, a field or a card that makes no sense.
+    Raises VramBudgetError for a model, a field or a GPU that makes no sense.
     """
     return advise_on(follow(resolve(model, gpu=gpu, **fields)))
 
@@ -93,7 +93,7 @@ class _Result:
 
 
 class _Trial:
-    """A scenario, and what becomes of its variants; each is replayed once."""
+    """A scenario and its variants; each is replayed once."""
 
     def __init__(self, followed: Followed, tell: Callable[[], object]) -> None:
         self.tell = tell
@@ -116,13 +116,13 @@ class _Trial:
         return self.results[scenario.job]
 
     def device_peak_bytes(self, result: _Result) -> int:
-        """Return reserved bytes and the card's context."""
+        """Return reserved bytes and the GPU's context."""
         return result.reserved_bytes + (self.scenario.gpu.context_bytes if self.scenario.gpu else 0)
 
     def helpful(
         self, sets: Iterable[tuple[Change, ...]], *, only_enough: bool = False
     ) -> dict[tuple[Change, ...], Option]:
-        """Return the sets of changes that can be made and lower the peak (below the card's)."""
+        """Return the sets of changes that can be made and lower the peak (below the GPU's)."""
         found = {}
         for changes in sets:
             self.tell()
@@ -136,7 +136,7 @@ class _Trial:
         return found
 
     def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:
-        """Return the scenario at the largest size that fits; where that is no question, at half."""
+        """Return the scenario at the largest size that fits; if it fits anyway, at half."""
         if self.now.fits is not False or self.room is None:
             return at(next(reversed(sizes[: bisect_right(sizes, now // 2)]), sizes[0]))
         if self.floor.bytes(at(sizes[0]).job) > self.room:

@@ -1,13 +1,12 @@
-"""accelerate's `find_executable_batch_size`, begun at the batch that fits.
+"""accelerate's `find_executable_batch_size`, started at the predicted batch.
 
     @find_executable_batch_size(model="gpt2", block=1024)       # the free memory of this GPU now
     def train(batch_size): ...
 
     train()
 
-accelerate's own begins at 128 and halves the batch at every crash. This one begins at the largest
-batch that the job's prediction leaves room for; should that crash all the same, accelerate goes on
-as it does.
+accelerate's own starts at 128 and halves the batch at every crash. This one starts at the largest
+batch that is predicted to fit; if that crashes all the same, accelerate continues as usual.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ def find_executable_batch_size(
 ) -> Callable[..., Any]:
     """Return accelerate's decorator, or the decorated function; the rest as for `max_batch`.
 
-    Raises VramBudgetError where not even a batch of 1 fits, and where accelerate is missing.
+    Raises VramBudgetError if not even a batch of 1 fits, or if accelerate is missing.
     """
     try:
         from accelerate.utils import find_executable_batch_size as search  # noqa: PLC0415 - extra

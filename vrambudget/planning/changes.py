@@ -1,12 +1,12 @@
-"""What may be changed about a job to save memory, and what each change costs its user.
+"""What can be changed about a job to save memory, and what each change costs.
 
     nothing     the same numbers at the same speed
     speed       the same training, slower
-    numerics    numbers that differ: other types, other optimizers, fewer trained weights
+    numerics    numbers that differ: other dtypes, other optimizers, fewer trained weights
     data        the model sees something else: shorter sequences
 
-A change turns a scenario into another, or into None where it does not apply. Batch and block are
-searched by whoever applies it: the largest that will do, the smallest where none does.
+A change turns a scenario into another, or into None if it does not apply. The caller searches batch
+and block: the largest that fits, or the smallest if none does.
 
 Not modelled, so not offered: offloading, torch.compile.
 """
@@ -26,8 +26,8 @@ Search = Callable[[Sequence[int], Callable[[int], Scenario], int], Scenario]
 
 _LORA_RANK = 16
 _BLOCK_STEP = 64  # a searched block is a multiple of this, if it is longer
-_LEAST = 1000  # a change that saves less than this part of the peak is no help
-_LEAST_OF_CACHE = 50  # saved by a setting of the allocator: less is no fragmentation to speak of
+_LEAST = 1000  # a change that saves less than this part of the peak does not help
+_LEAST_OF_CACHE = 50  # saved by a setting of the allocator; less means hardly any fragmentation
 _MOST_TIMES = 2**16  # Job.grad_accum's limit
 _FIRST_WITH_BFLOAT16 = (8, 0)
 _SWITCHES = {
@@ -47,12 +47,12 @@ class Cost(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change in words, and how it makes a scenario another; None where it does not apply."""
+    """One change in words, and its effect on a scenario; None if it does not apply."""
 
     words: str
     cost: Cost
     apply: Callable[[Scenario, Search], Scenario | None]
-    least: int = _LEAST  # it is told from this part of the peak on
+    least: int = _LEAST  # it is listed from this part of the peak on
 
 
 def _fields(
@@ -109,7 +109,7 @@ def _shorter_block(scenario: Scenario, search: Search) -> Scenario | None:
 
 CHANGES = (
     _fields(
-        "the fused optimizer makes no temporaries as large as the model",
+        "the fused optimizer needs no temporaries as large as the model",
         Cost.NOTHING,
         lambda scenario: (
             _trains(scenario)
@@ -119,7 +119,7 @@ CHANGES = (
         optimizer_impl="fused",
     ),
     _fields(
-        "attention that keeps no scores [T, T]",
+        "an attention kernel that saves no scores [T, T]",
         Cost.NOTHING,
         lambda scenario: scenario.job.attention == "eager",
         attention="sdpa",
@@ -131,14 +131,14 @@ CHANGES = (
         keep_outputs=False,
     ),
     _fields(
-        "segments that grow: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+        "growing segments: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
         Cost.NOTHING,
         lambda scenario: not scenario.job.expandable_segments,
         _LEAST_OF_CACHE,
         expandable_segments=True,
     ),
     _fields(
-        "keep each layer's input only, run the layer again in backward",
+        "keep only each layer's input, run the layer again in backward",
         Cost.SPEED,
         lambda scenario: _trains(scenario) and scenario.job.checkpointing == "none",
         checkpointing="full",
@@ -178,7 +178,7 @@ CHANGES = (
     Change("fewer sequences at a time", Cost.SPEED, _smaller_batch),
     Change("shorter sequences", Cost.DATA, _shorter_block),
 )
-"""In the order in which a pair applies them: what is searched must come after what is set."""
+"""In the order in which a pair applies them: what is searched comes after what is set."""
 
 
 def options(before: Job, after: Job) -> str:

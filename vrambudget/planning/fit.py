@@ -1,10 +1,10 @@
-"""The largest batch, or the longest block, that fits on a card, by replay on that card.
+"""The largest batch, or the longest block, that fits on a GPU, by replay on that GPU.
 
     max_batch("gpt2", block=1024, gpu="12GB")                  the largest batch: 6
-    fit(resolve("gpt2", block=1024, gpu="12GB")).curve         what it takes around there
+    fit(resolve("gpt2", block=1024, gpu="12GB")).curve         what nearby sizes take
 
-A margin is left free beside the CUDA context, for what is not in the job: another library, a longer
-sequence.
+A margin is left free besides the CUDA context, for what is not part of the job: another library, a
+longer sequence.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _QUARTERS = range(1, 7)  # the curve goes from a quarter of the answer to one an
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size that was tried: its peaks on a card without end; whether it fits on the given."""
+    """One size that was tried: its peaks on an unlimited GPU; whether it fits on the given one."""
 
     batch: int
     block: int
@@ -54,7 +54,7 @@ def max_batch(
 ) -> int:
     """Return the largest batch that fits, 0 if none does; `margin`: bytes, or a text as "512MiB".
 
-    Raises VramBudgetError for a model, a field, a card or a margin that makes no sense.
+    Raises VramBudgetError for a model, a field, a GPU or a margin that makes no sense.
     """
     return largest_batch(resolve(model, gpu=gpu, **fields), margin_bytes=margin_bytes(margin))[0]
 
@@ -72,14 +72,16 @@ def max_block(
 
 
 def margin_bytes(margin: int | str) -> int:
-    """Return a margin in bytes. Raises VramBudgetError for a negative one or no size."""
+    """Return a margin in bytes. Raises VramBudgetError if it is negative or not a size."""
     size = parse_bytes(margin) if isinstance(margin, str) else margin
     if not isinstance(size, int):
         raise VramBudgetError(
             f"margin is {show(margin)}; it should be bytes, or a text", hint="for example 512MiB"
         )
     if size < 0:
-        raise VramBudgetError(f"margin is {size}: it is what stays free", hint="for example 512MiB")
+        raise VramBudgetError(
+            f"margin is {size}; it should be the memory to leave free", hint="for example 512MiB"
+        )
     return size
 
 
@@ -105,7 +107,7 @@ class _Search:
 
     def __init__(self, scenario: Scenario, what: What, margin_bytes: int) -> None:
         if scenario.gpu is None:
-            raise VramBudgetError("no GPU was named", hint="say --gpu, for example --gpu 12GB")
+            raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu 12GB")
         self.scenario = scenario
         self.what = what
         self.room = scenario.gpu.room_bytes - margin_bytes

@@ -1,7 +1,7 @@
-"""Run pieces of work side by side, one process for each CPU, where the system can fork.
+"""Run pieces of work in parallel, one process per CPU, if the system can fork.
 
 Elsewhere, in a process that may have no children, and for a single piece, they run one after the
-other: a child that does not fork imports its parent's script, which then must be written for that.
+other: a child that is not forked imports its parent's script, which must then be written for that.
 The progress bar is tqdm's, on stderr, if that is a terminal and tqdm is installed.
 """
 
@@ -74,7 +74,7 @@ def _can_fork() -> bool:
 
 @contextmanager
 def progress(total: int, unit: str) -> Iterator[Callable[[int], Any]]:
-    """Give a function that is told how many more of `total` are done."""
+    """Yield a function to call with how many more of `total` are done."""
     try:
         from tqdm import tqdm  # noqa: PLC0415 - an extra
     except ImportError:

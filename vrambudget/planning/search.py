@@ -1,13 +1,13 @@
 """The largest size that fits, in few tries.
 
-Memory grows almost in a straight line with a size, so each try is where the line through the
-nearest tries meets the card. Where one of them did not halve what is left, the middle is tried;
-where nothing has failed yet though the line is past the card (PyTorch's allocator gives its cache
-back when the card is full), the strides double. The search ends with one size that fits and the
-next one that does not.
+Memory grows almost linearly with a size, so each try is where the line through the nearest tries
+meets the GPU's capacity. If such a try did not halve the interval, its middle is tried; if nothing
+has failed yet although the line is past the capacity (PyTorch's allocator returns its cache when
+the GPU is full), the steps double. The search ends with one size that fits and a next one that does
+not.
 
-Not modelled: reserved bytes may fall where a size rises by one (segments); a larger size beyond the
-answer may fit again by such luck and is not looked for.
+Not modelled: reserved bytes may fall when a size rises by one (segments), so a larger size may
+happen to fit again; it is not searched for.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,7 +29,7 @@ _PATIENCE = 1  # tries by the line that need not halve what is left
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What one size takes, how much of it no size changes (about), and whether it fits."""
+    """What one size takes, about how much of it is the same for all sizes, and whether it fits."""
 
     peak_bytes: int
     model_bytes: int
@@ -48,7 +48,7 @@ def largest_that_fits(
     start: int,
     room: int,
 ) -> int | None:
-    """Return the largest of `sizes` (rising) that fits into `room` bytes, None where none does.
+    """Return the largest of `sizes` (rising) that fits into `room` bytes, None if none does.
 
     The first try is `start`, which need not be among them.
     """
@@ -76,7 +76,7 @@ def largest_that_fits(
 
 
 def _meets(tried: Mapping[int, Try], at_zero: int, room: int) -> int:
-    """Return where the line through the tries next to the border meets the card."""
+    """Return where the line through the nearest tries meets the GPU's capacity."""
     fitting = sorted(size for size, this in tried.items() if this.fits)
     failing = sorted(size for size, this in tried.items() if not this.fits)
     a, b = [*[0, *fitting][-1 if failing else -2 :], *failing[:1]]

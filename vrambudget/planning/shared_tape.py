@@ -5,8 +5,8 @@
                         with few distinct sizes it is a row of counts; the peak is the largest of
                         counts [moments, sizes] @ sizes [sizes, points]
 
-Moments are those where an allocation is followed by a free (no other can be highest), and of these
-only such as no other moment exceeds in every count.
+Moments are those where an allocation is followed by a free (no other can be highest), without those
+that another moment exceeds in every count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -106,8 +106,8 @@ def _table(sizes: Sequence[SizeVector | int], points: int, part: slice = slice(N
 def _highest(counts: npt.NDArray[np.float64], table: Sizes) -> npt.NDArray[np.float64]:
     """Return the rows of counts that may be highest somewhere.
 
-    A row that is below another in every column never is; the rows that others are held against are
-    the highest at the first, the middle and the last point.
+    A row that is below another in every column never is; rows are compared with those that are
+    highest at the first, the middle and the last point.
     """
     some = table[:, [0, table.shape[1] // 2, -1]].astype(np.float64)
     for row in counts[np.unique((counts @ some).argmax(axis=0))]:

@@ -1,16 +1,16 @@
 """Sizes of many points at once: `points.size(batches) * 4` is four times every point's batch.
 
 A rule of the engine computes with sizes and branches on them. A `SizeVector` stands for the size of
-every point in such arithmetic; asked for a decision, it answers where all points agree:
+every point in that arithmetic; a comparison has a result only if all points agree:
 
     n > 3072        True or False, the same for all points
-                    else Split: the caller walks both groups of points apart
+                    else Split: the caller runs the two groups of points separately
 
-so no rule knows of it, and none can be wrong for some of the points. A result is made once: sizes
-with equal values are one object, and a size that is the same for all points is an `int`. So walking
-a model's second layer costs look-ups, and `==` between two sizes is mostly `is`.
+so no rule needs to know of it, and none can be wrong for some of the points. A result is created
+once: sizes with equal values are one object, and a size that is the same for all points is an
+`int`. So a model's second layer costs look-ups, and `==` between two sizes is mostly `is`.
 
-Values stay below 2**52, where float64 counts exactly too; beyond it an error says so.
+Values stay below 2**52, where float64 is exact too; beyond that they are an error.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _decision(operation: Callable[[Any, Any], Any]) -> Callable[[SizeVector, Any
 
 
 class SizeVector:
-    """One number for each point; behaves like an int or a float."""
+    """One number per point; behaves like an int or a float."""
 
     __slots__ = ("_largest", "_made", "_points", "values")
 
@@ -166,7 +166,7 @@ class SizeVector:
         return result
 
     def decided(self, operation: Callable[[Any, Any], Any], other: Any) -> bool:
-        """Return what a comparison says of all points. Raises Split where they disagree."""
+        """Return the result of a comparison for all points. Raises Split if they disagree."""
         key = operation, other
         result: bool | None = self._made.get(key)
         if result is None:

@@ -1,15 +1,15 @@
-"""What a model takes at many settings: every combination of the values that are given.
+"""What a model takes at many settings: every combination of the given values.
 
     sweep("gpt2", batch=[1, 2, 4], precision=["fp32", "amp-bf16"], gpu=["RTX 3060", "RTX 4090"])
 
-returns a list of records (dicts of plain values, the same keys in each), which pandas, polars and
-pyarrow take as they are. Work that is the same is done once: cards with the same kernels share a
-tape, points (batch, block) that a model's rules treat alike share a walk over the model.
+returns a list of records (dicts of plain values with the same keys), which pandas, polars and
+pyarrow accept. Shared work is done once: GPUs with the same kernels share a tape, and points
+(batch, block) for which a model's rules decide alike share a run of the model.
 
     by="replay"      requested, allocated and reserved peaks of each point and whether it fits on
-                     each card, as `estimate` says
+                     each GPU, as `estimate` says
     by="requested"   the peak of requested bytes alone, without a replay of the allocator: for grids
-                     of many thousand points. A point whose requests alone exceed a card does not
+                     of many thousand points. A point whose requests alone exceed a GPU does not
                      fit there; for the others `fits` is None
 
 Needs NumPy.
@@ -34,11 +34,11 @@ def sweep(
 ) -> list[Record]:
     """Return a record for every combination; a field of `Job` may have one value or many.
 
-    The order is that of nested loops: fields of the job, then batch, block and card. Raises
+    The order is that of nested loops: fields of the job, then batch, block and GPU. Raises
     VramBudgetError for a value that makes no sense.
     """
     if by not in get_args(By):
-        raise VramBudgetError(f"by is {show(by)}", hint="it is 'replay' or 'requested'")
+        raise VramBudgetError(f"by is {show(by)}", hint="use 'replay' or 'requested'")
     plan = make_plan(model, gpu, fields)
     return list(_records(plan, by, _results(plan, by)))
 

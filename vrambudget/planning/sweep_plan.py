@@ -1,7 +1,7 @@
 """What a sweep has to compute, and in which order its records come.
 
     fields of the job, each with one value or many    every combination is a job
-    cards                                             those with the same kernels share a setting
+    GPUs                                             those with the same kernels share a setting
     batches x blocks                                  the points of every setting
 
 Values are checked here, all of them, before anything is computed.
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a card's numbers are: the setting, and the card's place among the setting's."""
+    """Where a GPU's numbers are: the setting, and the GPU's place among the setting's."""
 
     setting: int
     card: Gpu | None
@@ -48,13 +48,13 @@ class SweepPlan:
     """What is to be computed, and in which order the records come."""
 
     settings: tuple[Setting, ...]
-    combinations: tuple[tuple[Place, ...], ...]  # the cards, in order, for each combination
+    combinations: tuple[tuple[Place, ...], ...]  # the GPUs, in order, for each combination
     points: tuple[tuple[int, int], ...]  # (batch, block)
     columns: tuple[str, ...]  # fields of the job
 
 
 def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> SweepPlan:
-    """Return the plan. Raises VramBudgetError for a value that makes no sense."""
+    """Return the plan. Raises VramBudgetError for an invalid value."""
     cards, several = _cards(gpu), _many(fields)
     others = {name: values for name, values in several.items() if name not in {"batch", "block"}}
     first = {name: several[name][0] for name in ("batch", "block") if name in several}
@@ -76,7 +76,7 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
 
 
 def _many(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return each field's values as a list. Raises VramBudgetError for what is no field."""
+    """Return each field's values as a list. Raises VramBudgetError for an unknown field."""
     known = {*Job.model_fields, *Job.aliases}
     for name in fields:
         if name not in known:
@@ -117,7 +117,7 @@ def _checked(tasks: Sequence[Scenario], name: str, value: Any) -> int:
 
 
 def _places(scenario: Scenario, cards: tuple[Gpu, ...], settings: list[Setting]) -> Iterator[Place]:
-    """Yield where each card's numbers will be; a setting for each kind of kernels is added."""
+    """Yield where each GPU's numbers will be; a setting for each kind of kernels is added."""
     kinds: dict[Platform, list[Gpu]] = {}
     for card in cards:
         kinds.setdefault(replace(scenario, gpu=card).platform, []).append(card)

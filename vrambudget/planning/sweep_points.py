@@ -1,4 +1,4 @@
-"""The work of a sweep: one job on cards with the same kernels, at many points (batch, block).
+"""The work of a sweep: one job on GPUs with the same kernels, at many points (batch, block).
 
 A `Portion` is what one process does at a time. Portions hold points of similar size: these are
 likely to be treated alike by the model's rules, and so to share a walk.
@@ -35,7 +35,7 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A point's peaks, and whether it fits on each of the setting's cards."""
+    """A point's peaks, and whether it fits on each of the setting's GPUs."""
 
     peak: Peak
     fits: tuple[bool, ...]

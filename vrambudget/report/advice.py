@@ -1,4 +1,4 @@
-"""Advice as people read it: what would help, with the peak that it leads to; the largest tensors.
+"""Advice as text: what would help, with the peak that it leads to, and the largest tensors.
 
 what would help              GiB  fits  costs
 --batch 8 --grad-accum 8   11.28  yes   speed
@@ -11,16 +11,16 @@ from vrambudget.units import format_bytes, unit_for
 
 
 def next_step(advice: Advice) -> str:
-    """Return the cheapest change that is enough, in one sentence."""
+    """Return the cheapest change that makes the job fit, in one sentence."""
     enough = next((option for option in advice.options if option.fits), None)
     if enough is None:
-        return "no change that is known here makes it fit: take a larger card"
+        return "no known change makes it fit: use a larger GPU"
     return f"{enough.options} makes it fit: {enough.words[-1]}"
 
 
 def render_advice(advice: Advice, *, markdown: bool = False) -> str:
     """Return the advice as text that ends without a newline."""
-    # The unit in which the smallest peak reads well: a hopeless job's own may be TiB.
+    # The unit suits the smallest peak: that of a hopeless job may be TiB.
     peaks = [option.device_peak_bytes for option in advice.options]
     unit = unit_for(min(peaks, default=advice.device_peak_bytes))
     rows = [
@@ -39,7 +39,7 @@ def render_advice(advice: Advice, *, markdown: bool = False) -> str:
         markdown=markdown,
     )
     parts = [
-        table if rows else "nothing that is known here would help",
+        table if rows else "no known change would help",
         "",
         "largest tensors at the peak",
         *map(_tensor, advice.largest),

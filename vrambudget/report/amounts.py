@@ -1,12 +1,12 @@
-"""Bytes in a column: one unit for the whole table, and what is printed adds up to what is printed.
+"""Bytes in a column: one unit for the whole table, and printed parts add up to printed totals.
 
     amounts = Amounts.for_total(device_peak)      the unit: MiB or GiB, two digits after the point
     amounts.of(n)                                 n in hundredths of the unit, rounded to nearest
     amounts.split(parts, total)                   parts in hundredths that add up to `total`
     amounts.text(hundredths)                      "11.69"
 
-`split` rounds down and gives what is missing to the parts that lost most (largest remainder), so
-that no printed part is off by a whole hundredth.
+`split` rounds down and gives the rest to the parts with the largest remainders, so that no printed
+part is off by a whole hundredth.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ HUNDREDTHS = 100
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Sizes of one table, as whole hundredths of one unit."""
+    """The sizes of one table, in whole hundredths of one unit."""
 
     unit: str
 
     @classmethod
     def for_total(cls, total_bytes: int) -> Self:
-        """Return the unit in which the table's largest number reads best; MiB at least."""
+        """Return the unit that suits the table's largest number; at least MiB."""
         unit = unit_for(total_bytes)
         return cls("MiB" if unit in ("B", "KiB") else unit)
 

@@ -1,4 +1,4 @@
-"""The breakdown as one bar, as long as the card: parts, what is cached, the CUDA context, the rest.
+"""The breakdown as one bar, as long as the GPU: parts, what is cached, the CUDA context, the rest.
 
 Plain HTML elements with widths in percent; `colour` says how a part's colour is written, so that a
 page can name its own and a notebook, which has no style sheet of ours, can have it spelled out.
@@ -25,7 +25,7 @@ class Piece:
 
 
 def pieces(budget: Budget, lines: Ledger) -> tuple[list[Piece], float | None]:
-    """Return the pieces in stacking order, and where on the bar the card ends (None: no card)."""
+    """Return the pieces in stacking order, and where on the bar the GPU ends (None: no GPU)."""
     drawn = {
         line.name: line
         for line in lines.lines
@@ -49,7 +49,7 @@ def pieces(budget: Budget, lines: Ledger) -> tuple[list[Piece], float | None]:
 
 
 def bar(budget: Budget, lines: Ledger, colour: Callable[[str], str]) -> str:
-    """Return the bar; a line marks where the card ends."""
+    """Return the bar; a line marks where the GPU ends."""
     found, end = pieces(budget, lines)
     inside = "".join(
         f'<div title="{escape(piece.name)}: {piece.amount}" style="width:{piece.share:.3%};'

@@ -1,14 +1,15 @@
-"""The ledger of a budget: named terms with how each is counted, and totals that they add up to.
+"""The ledger of a budget: named terms, how each is counted, and the totals they add up to.
 
-    weights ... block rounding     what is alive when most is allocated
+    weights ... block rounding     what is alive at the peak of allocated bytes
     peak allocated                 their sum
     cached                         peak reserved - peak allocated
     peak reserved                  the sum so far
-    CUDA context                   of the card
+    CUDA context                   of the GPU
     device total                   the sum of all
-    card's capacity, left          where a card is named
+    capacity, left                 if a GPU is named
 
-Terms of zero stay, with the reason. Printed numbers add up to printed totals (`report.amounts`).
+Terms that are zero stay, with the reason. Printed numbers add up to printed totals
+(`report.amounts`).
 """
 
 from collections.abc import Callable, Iterator
@@ -60,13 +61,13 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
     total = amounts.of(device.peak_bytes)
     capacity = amounts.of(device.capacity_bytes)
     yield LedgerLine("CUDA context", total - reserved, "the driver's own, outside PyTorch")
-    yield LedgerLine("device total", total, "what the card must hold", is_total=True)
+    yield LedgerLine("device total", total, "what the GPU must hold", is_total=True)
     yield LedgerLine("capacity", capacity, "as the driver reports it")
     yield LedgerLine("left", capacity - total, "capacity - device total", is_total=True)
 
 
 def how_counted(purpose: str, budget: Budget) -> str:
-    """Return in a few words how a part comes about; a product is shown only where it is exact."""
+    """Say in a few words how a part is counted; a product is shown only if it is exact."""
     explain = _COUNTED.get(purpose)
     return explain(budget) if explain else ""
 
@@ -82,7 +83,7 @@ def _weights(budget: Budget) -> str:
 def _autocast_copies(budget: Budget) -> str:
     if not budget.job["precision"].startswith("amp-"):
         return "none: no autocast"
-    until = "until the forward's end" if _evaluates(budget) else "kept for backward"
+    until = "until the end of forward" if _evaluates(budget) else "kept for backward"
     return f"weights as {_DTYPES[budget.job['precision']]}, {until}"
 
 
@@ -91,35 +92,35 @@ def _gradients(budget: Budget) -> str:
         return "none: evaluation"
     exact = _product(budget, budget.parameters.trainable, "gradients")
     dtype = "float32" if budget.job.get("lora_rank") else _dtype(budget)
-    return exact or f"{dtype}, those alive at that moment"
+    return exact or f"{dtype}, those alive at the peak"
 
 
 def _optimizer_states(budget: Budget) -> str:
     if _evaluates(budget):
         return "none: evaluation"
     if budget.peak.step == 0 and not budget.breakdown["optimizer states"]:
-        return "none yet: made at the first step's end"
+        return "none yet: created at the end of step 1"
     return _STATES.get(budget.job["optimizer"], "")
 
 
 def _activations(budget: Budget) -> str:
     if _evaluates(budget):
-        return "alive at that moment; nothing is saved"
+        return "alive at the peak; nothing is saved"
     if budget.job["checkpointing"] == "full":
-        return "inputs of the layers, one layer run again"
+        return "each layer's input, one layer recomputed"
     return "saved for backward"
 
 
 _STATES = {
-    "adamw": "AdamW: two for each parameter",
-    "adam": "Adam: two for each parameter",
-    "muon": "Muon: one for each hidden weight; AdamW: two",
-    "lion": "Lion: one float32 for each parameter",
-    "lion-8bit": "Lion: a byte for each, a scale for each 256",
-    "adamw-8bit": "AdamW: two bytes for each, scales for each 256",
+    "adamw": "AdamW: two per parameter",
+    "adam": "Adam: two per parameter",
+    "muon": "Muon: one per hidden weight; AdamW: two",
+    "lion": "Lion: one float32 per parameter",
+    "lion-8bit": "Lion: one byte per parameter, a scale per 256",
+    "adamw-8bit": "AdamW: two bytes per parameter, scales per 256",
     "paged-adamw-8bit": "scales; larger states are paged",
     "sgd": "none: SGD keeps nothing",
-    "sgd-momentum": "SGD: a momentum for each parameter",
+    "sgd-momentum": "SGD: one momentum per parameter",
     "adafactor": "Adafactor: factors by row and column",
     "none": "none: no optimizer",
 }
@@ -130,8 +131,8 @@ _COUNTED: dict[str, Callable[[Budget], str]] = {
     "optimizer states": _optimizer_states,
     "activations": _activations,
     "logits and loss": lambda _: "the head's output, and the loss's copies",
-    "temporaries": lambda _: "alive inside one operation",
-    "workspaces": lambda _: "cuBLAS: one for each thread that multiplies",
+    "temporaries": lambda _: "alive within one operation",
+    "workspaces": lambda _: "cuBLAS: one per thread that multiplies",
     "inputs": lambda _: "the batch",
     BLOCK_ROUNDING: lambda _: "512-byte blocks; up to 1 MiB left unsplit",
 }

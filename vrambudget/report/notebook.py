@@ -1,7 +1,7 @@
 """A budget as a notebook shows it: the verdict, the bar, and the parts that are not zero.
 
-The fragment brings its few styles along. Text takes the notebook's own colour, so that light and
-dark themes both do.
+The fragment contains its own styles. Text takes the notebook's colour, so it suits light and dark
+themes.
 """
 
 from html import escape

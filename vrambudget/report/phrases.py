@@ -2,7 +2,7 @@
 
 verdict     "FITS", "33.55 of 79.25 GiB on NVIDIA A100-SXM4-80GB: 45.70 GiB left"
 job         what was counted
-moments     when the peak comes, when the card is full
+moments     when the peak is, when the GPU is full
 notes       what is not modelled, what was assumed
 """
 
@@ -27,7 +27,7 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
     if not device.fits:
         return "DOES NOT FIT", f"{needs}: {left} {unit} short"
     if device.headroom_bytes < 0:
-        return "FITS", f"{needs}, just: PyTorch gives cached segments back to get there"
+        return "FITS", f"{needs}, barely: PyTorch has to return cached segments to the driver"
     return "FITS", f"{needs}: {left} {unit} left"
 
 
@@ -52,21 +52,21 @@ def job_text(budget: Budget) -> str:
 
 
 def moments(budget: Budget) -> Iterator[str]:
-    """Yield when the peak comes, and when the card is full."""
+    """Yield when the peak is, and when the GPU is full."""
     peak, steps, failure = budget.peak, len(budget.steps), budget.out_of_memory
     when = f"step {peak.step + 1} of {steps}, {phase_text(peak.phase)}, {peak.operation}"
-    yield f"the peak comes in {when}"
+    yield f"the peak is in {when}"
     if failure is not None:
         asked = format_bytes(failure.requested_bytes)
         held = format_bytes(failure.allocated_bytes)
         yield (
             f"out of memory in step {failure.step + 1}, {phase_text(failure.phase)}:"
-            f" {failure.operation} asks for {asked} with {held} allocated"
+            f" {failure.operation} requests {asked} with {held} allocated"
         )
 
 
 def phase_text(phase: str) -> str:
-    """Return a phase as people read it."""
+    """Return a phase as text."""
     return phase.replace("_", " ")
 
 

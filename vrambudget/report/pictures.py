@@ -1,4 +1,4 @@
-"""Pictures by the suffix of their file. They need a job's tape, not its budget alone.
+"""Pictures, chosen by the suffix of the file. They need a job's tape, not only its budget.
 
 .html      a page: verdict, breakdown, timeline, table; opens anywhere
 .png .svg  the timeline, with matplotlib
@@ -19,9 +19,9 @@ SUFFIXES = (".html", ".png", ".svg", ".pickle")
 
 
 def draw(path: str | Path, model: Any, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
-    """Estimate as `vrambudget.estimate` does, write the picture that `path` names, too.
+    """Estimate as `vrambudget.estimate` does, and also write the picture that `path` names.
 
-    Raises VramBudgetError for a suffix that no picture has, and where the file cannot be written.
+    Raises VramBudgetError for an unknown suffix, or if the file cannot be written.
     """
     if not isinstance(path, str | Path):
         raise VramBudgetError(f"a picture's path is text, and not {show(path)}")
@@ -46,9 +46,9 @@ def save(followed: Followed, path: Path) -> None:
 def _check(path: Path) -> None:
     if not is_picture(path):
         raise VramBudgetError(
-            f"there is no picture of the kind {path.suffix!r}",
+            f"no picture has the suffix {path.suffix!r}",
             where=str(path),
-            hint=f"take {', '.join(SUFFIXES)}",
+            hint=f"use {', '.join(SUFFIXES)}",
         )
 
 

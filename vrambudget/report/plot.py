@@ -1,7 +1,7 @@
-"""The timeline as inline SVG with HTML labels: purposes stacked, one column for each moment.
+"""The timeline as inline SVG with HTML labels: purposes stacked, one column per moment.
 
-The drawing stretches with the page, its labels do not: they are placed in percent of its width, by
-`data-from` and `data-to` in columns, which the page's script uses too when it shows one step alone.
+The drawing stretches with the page; its labels do not. They are placed in percent of its width, by
+`data-from` and `data-to` in columns, which the page's script also uses to show a single step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from vrambudget.units import bytes_in, format_bytes
 
 _HEIGHT = 4000  # of the drawing, in its own units
 _AIR = 1.04  # above the highest line
-_CARD_IN_SIGHT = 1.4  # a card larger than this many times the peak would flatten the picture
+_CARD_IN_SIGHT = 1.4  # a GPU larger than this many times the peak would flatten the picture
 _TICKS = 6
 
 
@@ -48,7 +48,7 @@ def _top(drawn: MemoryCurve, room_bytes: int | None) -> float:
 
 
 def _areas(drawn: MemoryCurve, top: float) -> Iterator[str]:
-    """Yield one path for each part, on top of the parts before it."""
+    """Yield one path per part, stacked on the parts before it."""
     below = [0] * len(drawn.columns)
     for name in COLOURS:
         part = PARTS.index(name)
@@ -60,7 +60,7 @@ def _areas(drawn: MemoryCurve, top: float) -> Iterator[str]:
 
 
 def _line(values: Sequence[int], top: float, *, back: bool = False) -> str:
-    """Return a path of level steps, one unit wide each, without points that change nothing."""
+    """Return a path of level steps, each one unit wide, without redundant points."""
     heights = [round(_HEIGHT * (1 - value / top)) for value in values]
     corners = []
     for x, y in enumerate(heights):
@@ -119,7 +119,7 @@ def _markers(drawn: MemoryCurve, top: float, unit: str, room_bytes: int | None) 
     text = f"peak {format_bytes(peak.allocated_bytes, unit)}"
     yield _marker("peak", drawn.peak, peak.allocated_bytes / top, text)
     if room_bytes is not None and room_bytes <= top:
-        text = f"room for PyTorch on this card: {format_bytes(room_bytes, unit)}"
+        text = f"room for PyTorch on this GPU: {format_bytes(room_bytes, unit)}"
         yield f'<div class="room" style="bottom:{room_bytes / top:.2%}"><b>{text}</b></div>'
     if drawn.out_of_memory is not None and room_bytes is not None:
         yield _marker("full", drawn.out_of_memory, room_bytes / top, "out of memory here")
@@ -143,7 +143,7 @@ def _buttons(drawn: MemoryCurve) -> str:
 
 
 def _moment(drawn: MemoryCurve, unit: str) -> str:
-    """Return the peak's moment, which is shown until another is pointed at."""
+    """Return the moment of the peak, which is shown until the reader points at another."""
     column, span = drawn.columns[drawn.peak], drawn.span_of(drawn.peak)
     rows = "".join(
         f"<li>{count} x {escape(group.operation)}, {escape(group.tensor)}:"

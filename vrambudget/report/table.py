@@ -1,9 +1,9 @@
-"""A budget as people read it, 80 columns wide: the verdict first, what to try last.
+"""A budget as text, 80 columns wide: the verdict first, what to try last.
 
 verdict             fits or not, and by how much
 job                 what was counted
-ledger              the parts at the worst moment, each with how it is counted
-moments             when the peak comes, when the card is full
+ledger              the parts at the peak, each with how it is counted
+moments             when the peak is, when the GPU is full
 notes               what was assumed, what is not modelled
 
 `render_next` says what to try: it may take longer to work out than all else, and comes last.

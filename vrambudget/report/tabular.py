@@ -1,4 +1,4 @@
-"""Rows of named columns in the format that was asked for: table, JSON, CSV or Markdown.
+"""Rows of named columns in the requested format: table, JSON, CSV or Markdown.
 
     render_rows(columns, rows, "csv")
 
@@ -67,7 +67,7 @@ def grid(
     *,
     markdown: bool = False,
 ) -> str:
-    """Return texts in aligned columns, as they are."""
+    """Return texts in aligned columns, unchanged."""
     from tabulate import tabulate  # noqa: PLC0415 - JSON needs none
 
     cells = [[printable(cell, markdown=markdown) for cell in row] for row in rows]
@@ -82,6 +82,6 @@ def grid(
 
 
 def printable(text: str, *, markdown: bool = False) -> str:
-    """Return `text` without what would move a terminal's cursor or break a Markdown table."""
+    """Return `text` without anything that moves a terminal's cursor or breaks a Markdown table."""
     text = escaped(text)
     return text.replace("|", "\\|") if markdown else text

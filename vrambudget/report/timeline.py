@@ -14,14 +14,14 @@ from vrambudget.units import bytes_in, format_bytes
 
 _INCHES = (11.0, 5.2)
 _DOTS_PER_INCH = 150
-_CARD_IN_SIGHT = 1.4  # a card larger than this many times the peak would flatten the picture
+_CARD_IN_SIGHT = 1.4  # a GPU larger than this many times the peak would flatten the picture
 _AIR = 1.06  # above the highest line
 _INK, _QUIET, _BAD = "#1c2128", "#5a6472", "#b3261e"
 _WIDE = 0.055  # share of the width that a phase needs for its name
 
 
 def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
-    """Return the picture. Raises VramBudgetError where matplotlib is missing."""
+    """Return the picture. Raises VramBudgetError if matplotlib is missing."""
     budget = followed.budget
     lines = ledger(budget)
     drawn = memory_curve(followed.tape, followed.room_bytes if budget.out_of_memory else None)
@@ -51,7 +51,7 @@ def _figure() -> Any:
     except ImportError:
         raise VramBudgetError(
             "a timeline as PNG or SVG needs matplotlib, which is not installed",
-            hint="pip install 'vrambudget[pictures]', or take -o report.html, which needs nothing",
+            hint="pip install 'vrambudget[pictures]', or use -o report.html, which needs nothing",
         ) from None
     return figure.Figure(figsize=_INCHES, layout="constrained")
 
@@ -101,12 +101,12 @@ def _mark_peak(axes: Any, drawn: MemoryCurve, unit: str) -> None:
 
 
 def _mark_card(axes: Any, drawn: MemoryCurve, room_bytes: int | None, unit: str) -> None:
-    """Draw what the card has for PyTorch, where that is in sight, and where it is full."""
+    """Draw what the GPU has for PyTorch, if that is in range, and where it is full."""
     highest = drawn.columns[-1].reserved_bytes
     if room_bytes is None or room_bytes > _CARD_IN_SIGHT * highest:
         return
     room = room_bytes / bytes_in(unit)
-    axes.axhline(room, color=_BAD, lw=1.4, label="room on the card")
+    axes.axhline(room, color=_BAD, lw=1.4, label="room on the GPU")
     axes.set_ylim(0, max(axes.get_ylim()[1], _AIR * room))
     if drawn.out_of_memory is not None:
         _point(axes, drawn.out_of_memory, room, _BAD, "out of memory here")

@@ -3,8 +3,8 @@
     row_var    [R, 1]   col_var [1, C]   for a parameter [R, C]
     variance   [C]                       for a vector
 
-    for-loop   (default) the update is as large as the parameter, and the one of the parameter
-               before lives until the next is made
+    for-loop   (default) the update is as large as the parameter, and lives until the next
+               parameter's is made
     foreach    updates of all parameters of one type at once
 
 Source: torch/optim/_adafactor.py.
@@ -36,7 +36,7 @@ class Adafactor(Optimizer):
     def __init__(self, parameters: Sequence[Parameter], implementation: Implementation) -> None:
         if implementation == "fused":
             raise VramBudgetError(
-                "adafactor has no fused implementation", hint="take 'for-loop' or 'foreach'"
+                "adafactor has no fused implementation", hint="use 'for-loop' or 'foreach'"
             )
         super().__init__(parameters, implementation)
         self.variances: dict[Parameter, Variances] = {}

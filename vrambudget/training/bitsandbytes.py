@@ -5,9 +5,9 @@
             256; smaller ones keep float32 states
     qmap    the 256 values that a code stands for, float32: one table of signed values and, where
             there are two states, one of unsigned values, shared by all parameters
-    paged   states of at least 100,000 elements lie in managed memory: it moves between card and
-            main memory by pages, so it never runs out. PyTorch's allocator knows nothing of
-            it and the tape does not have it: `paged_bytes` says how much it is
+    paged   states of at least 100,000 elements are in managed memory, which moves between GPU and
+            main memory page by page, so it never runs out. PyTorch's allocator does not know it
+            and it is not on the tape: `paged_bytes` returns its size
 
 States are float32 or uint8 whatever the parameter's type is. Kernels work in place: no temporaries.
 

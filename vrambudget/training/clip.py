@@ -23,7 +23,7 @@ _CHUNK = 65536  # kChunkSize
 
 
 def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
-    """Clip the gradients and return their norm, None where there is no gradient."""
+    """Clip the gradients and return their norm, None if there is no gradient."""
     with_grad = [p for p in parameters if p.grad is not None]
     if not with_grad:
         return None

@@ -1,10 +1,10 @@
 """Parameters that are not trained, by name: `requires_grad_(False)` on modules of a model.
 
-A frozen weight keeps none of its layer's inputs; where nothing before a layer is trained, the layer
+A frozen weight keeps none of its layer's inputs; if nothing before a layer is trained, the layer
 keeps nothing at all and its backward does not run. Under autocast its copy is made at every use.
 
-With checkpointing nothing is spared in front: the embeddings' output wants a gradient all the same
-(not in transformers 4).
+With checkpointing, freezing the first layers saves nothing: the embeddings' output requires a
+gradient all the same (not in transformers 4).
 
 Source: transformers/modeling_utils.py (gradient_checkpointing_enable, enable_input_require_grads).
 """
@@ -27,13 +27,13 @@ def freeze(model: Module, names: Sequence[str]) -> None:
         found = [p for known, p in parameters.items() if _is_in(known, name)]
         if not found:
             raise VramBudgetError(
-                f"freeze names {name!r}, and the model has no such module or parameter",
+                f"freeze names {name!r}, but the model has no such module or parameter",
                 hint=did_you_mean(name, _prefixes(parameters)),
             )
         for p in found:
             p.requires_grad = False
     if not any(p.requires_grad for p in parameters.values()):
-        raise VramBudgetError("freeze leaves nothing to train", hint="evaluation is --mode eval")
+        raise VramBudgetError("freeze leaves nothing to train", hint="to evaluate, use --mode eval")
     if context.options.checkpointing and transformers_since(5, 0):
         make_inputs_require_grads(model)
 
@@ -56,6 +56,6 @@ def _prefixes(names: Iterable[str]) -> list[str]:
 
 
 def _above(name: str) -> list[str]:
-    """Return the modules that a parameter is in, from the outermost on, and itself."""
+    """Return the modules that contain a parameter, outermost first, and the parameter."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]

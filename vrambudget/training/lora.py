@@ -3,11 +3,11 @@
     y = base(x) + B(A(x)) * scaling        A [r, I], B [O, r], always float32
 
 A 16-bit input is cast to float32 for A at every target, and that copy is kept; a frozen weight
-keeps none of its inputs. With checkpointing the embeddings' output is made to want a gradient, or
-no layer would run again (enable_input_require_grads); that gradient stays with it.
+keeps none of its inputs. With checkpointing the embeddings' output must require a gradient, or no
+layer would run again (enable_input_require_grads); that gradient stays with it.
 
-A classifier of sequences (task_type SEQ_CLS) trains a copy of its head, too, where the head has a
-name that PEFT knows (T5's has not). Masked language models and images take no task type.
+A sequence classifier (task_type SEQ_CLS) also trains a copy of its head, if PEFT knows the head's
+name (it does not know T5's). Masked language models and images have no task type.
 
 Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
 _maybe_include_all_linear_layers); bnb.py (Linear4bit.forward); peft_model.py
@@ -63,7 +63,7 @@ class LoraLinear(Module):
 
 
 class LoraLinear4bit(LoraLinear):
-    """peft's lora.Linear4bit: the base's result is cloned; autocast casts what is to be cast."""
+    """peft's lora.Linear4bit: the base's result is cloned; autocast does the casts."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -79,7 +79,7 @@ class LoraLinear4bit(LoraLinear):
 
 
 class _RequiringGradient(Module):
-    """Embeddings whose output wants a gradient."""
+    """Embeddings whose output requires a gradient."""
 
     def __init__(self, embeddings: Embedding) -> None:
         self.embeddings = embeddings
@@ -92,14 +92,14 @@ class _RequiringGradient(Module):
 
 
 class TrainedCopy(Module):
-    """peft's ModulesToSaveWrapper: a copy of a head is trained, the head itself stays, frozen."""
+    """peft's ModulesToSaveWrapper: a copy of a head is trained; the head itself stays, frozen."""
 
     def __init__(self, original: Module) -> None:
         self.original_module = original
         self.modules_to_save = _copied(original)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whatever the head does."""
+        """Do what the head does."""
         y: Tensor = self.modules_to_save(x)
         return y
 
@@ -141,7 +141,7 @@ def add_lora(
     if chosen and dropout_p:
         raise VramBudgetError(
             "PEFT has no dropout for adapters of experts' parameters",
-            hint="leave lora_dropout out, or name linear layers by lora_targets",
+            hint="leave out lora_dropout, or name linear layers with lora_targets",
         )
     found = [
         (parent, name)
@@ -179,7 +179,7 @@ def add_lora(
 def _train_copies_of_heads(model: Module) -> None:
     """Train copies of all whose name ends like a head's (_set_trainable).
 
-    Raises VramBudgetError where one of them has adapters, as PEFT does.
+    Raises VramBudgetError if one of them has adapters, as PEFT does.
     """
     for parent, name, child in list(_places(model)):
         if not (name.endswith(_HEADS) and isinstance(child, Module)):
@@ -187,7 +187,7 @@ def _train_copies_of_heads(model: Module) -> None:
         if isinstance(child, LoraLinear):
             raise VramBudgetError(
                 f"PEFT trains a copy of {name} for this task, so it can have no adapters",
-                hint="name other layers by lora_targets",
+                hint="name other layers with lora_targets",
             )
         setattr(parent, name, TrainedCopy(child))
 
@@ -216,7 +216,7 @@ def _cast_to_float32(layer: Linear) -> None:
 
 
 def make_inputs_require_grads(model: Module) -> None:
-    """Let the embeddings' output want a gradient, as gradient_checkpointing_enable() does.
+    """Make the embeddings' output require a gradient, as gradient_checkpointing_enable() does.
 
     Input embeddings are the first table, and in an encoder-decoder each stack's own.
     """

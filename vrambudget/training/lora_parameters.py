@@ -100,7 +100,7 @@ class LoraParameter(Module):
         self.scaling = scaling
 
     def forward(self, *args: Any) -> Any:
-        """Whatever the layer below does."""
+        """Do what the wrapped layer does."""
         owner, name = self.target
         stand_in = self._stand_in(getattr(owner, name))
         with owner.parametrised(name, stand_in):

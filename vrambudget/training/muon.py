@@ -1,4 +1,4 @@
-"""Muon as torch.optim has it: each matrix's update is brought to orthonormal rows or columns.
+"""Muon as torch.optim has it: each matrix's update is orthonormalised.
 
     momentum_buffer   [R, C]            in the parameter's type
     update            [R, C]            gradient and momentum mixed: a new tensor
@@ -107,7 +107,7 @@ class MuonAndAdamW(Optimizer):
 
 
 def embeddings_and_head(model: Module) -> list[Parameter]:
-    """Return the weights that Muon leaves to AdamW though they are matrices."""
+    """Return the matrices that Muon leaves to AdamW."""
     return [
         child.weight
         for module in model.modules()

@@ -17,7 +17,7 @@ Implementation = Literal["foreach", "fused", "for-loop"]
 
 
 class Optimizer:
-    """What torch.optim.Optimizer is to the loop: `step` and `zero_grad`."""
+    """The part of torch.optim.Optimizer that the loop uses: `step` and `zero_grad`."""
 
     def __init__(self, parameters: Sequence[Parameter], implementation: Implementation) -> None:
         self.parameters = list(parameters)
@@ -29,7 +29,7 @@ class Optimizer:
             self._update([p for p in self.parameters if p.grad is not None])
 
     def zero_grad(self) -> None:
-        """Let all gradients go (set_to_none=True)."""
+        """Drop all gradients (set_to_none=True)."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -47,7 +47,7 @@ def new_state(operation: str, shape: tuple[int, ...], dtype: DType) -> Tensor:
 def by_type(tensors: Sequence[Parameter]) -> Iterator[list[Parameter]]:
     """Yield groups of one type, in PyTorch's order: the type that was seen last comes first.
 
-    _group_tensors_by_device_and_dtype returns a hash map that is read from its newest entry on.
+    _group_tensors_by_device_and_dtype returns a hash map that is read from its newest entry.
     """
     groups: dict[DType, list[Parameter]] = {}
     for tensor in tensors:

@@ -4,7 +4,7 @@
                    step                  fused: a float32 scalar on the card; else in main memory
     SGD            momentum_buffer       with momentum, made at the first step
 
-    foreach        what PyTorch takes: one operation over all parameters of one type. Adam's square
+    foreach        PyTorch's default: one operation over all parameters of one type. Adam's square
                    roots are one more copy of all parameters until the step is over
     fused          one kernel, no temporaries
     for-loop       one parameter after another: up to three copies of a parameter
@@ -119,8 +119,8 @@ def make_optimizer(
 
     `outer`: the embeddings and the head, which Muon leaves to AdamW.
 
-    Without an implementation PyTorch takes foreach for all but Adafactor, which takes its for-loop.
-    Raises VramBudgetError for names and combinations that there are not.
+    Without an implementation PyTorch uses foreach for all but Adafactor, which uses its for-loop.
+    Raises VramBudgetError for unknown names and combinations.
     """
     if implementation not in {None, "foreach", "fused", "for-loop"}:
         raise VramBudgetError(
@@ -144,5 +144,5 @@ def make_optimizer(
     known = ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "muon", *KINDS, "none")
     raise VramBudgetError(
         f"optimizer {name!r} is not known",
-        hint=did_you_mean(name, known) or f"known are {', '.join(known)}",
+        hint=did_you_mean(name, known) or f"choose one of {', '.join(known)}",
     )

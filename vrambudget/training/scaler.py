@@ -3,8 +3,8 @@
     scale, growth_tracker   made when the first loss is scaled; they stay
     found_inf               from unscale (or step) until update; no step is ever skipped here
 
-A fused optimizer unscales by itself: step hands it the scale and found_inf. Every other is unscaled
-in place before. A scaler that is not enabled does nothing.
+A fused optimizer unscales by itself: step passes it the scale and found_inf. For any other, the
+gradients are unscaled in place before. A scaler that is not enabled does nothing.
 
 Source: torch/amp/grad_scaler.py.
 Not modelled: several optimizers on one scaler; steps skipped because a gradient overflowed.
@@ -63,7 +63,7 @@ class GradScaler:
             optimizer.step()
 
     def update(self) -> None:
-        """Adapt the scale in place; what unscale found goes."""
+        """Adapt the scale in place; found_inf is freed."""
         self._found_inf = None
 
     def _step_fused(self, optimizer: Optimizer) -> None:

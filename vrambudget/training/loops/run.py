@@ -1,4 +1,4 @@
-"""What a counted loop is handed: the model, batches, marks, and iterators over steps.
+"""What a counted loop gets: the model, batches, marks, and iterators over steps.
 
 A loop uses it as a script uses its libraries, and need not know what makes it fast: a model that is
 walked once (`vrambudget.engine.walked_once`), and iterators that notice when a step, or a
@@ -27,7 +27,7 @@ from vrambudget.training.scaler import GradScaler
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What decides a loop's memory besides the model: a job, reduced to what loops read."""
+    """What decides a loop's memory besides the model: the part of a job that loops read."""
 
     inputs: Mapping[str, Input]
     steps: int
