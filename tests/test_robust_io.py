@@ -123,6 +123,8 @@ def test_a_folder_s_own_configuration_is_not_overwritten(call, folder):
     ],
 )
 def test_a_variable_that_makes_no_sense_is_named(call, monkeypatch, name, value, told):
+    if name == "HF_ENDPOINT":
+        pytest.importorskip("huggingface_hub")  # without it nothing is asked
     for other in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(other, raising=False)
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):

@@ -2,7 +2,6 @@
 
 import weakref
 
-import numpy as np
 import pytest
 
 from vrambudget.dtypes import float32
@@ -44,6 +43,7 @@ def test_an_event_is_read_as_it_was_written(event):
 
 
 def test_arrays_of_events_are_read_as_single_ones_are():
+    np = pytest.importorskip("numpy")
     numbers = np.array([encode(event) for event in EVENTS])
     assert storage_of(numbers).tolist() == [event.storage for event in EVENTS]
     assert stream_of(numbers).tolist() == [event.stream for event in EVENTS]
