@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.json_text import read_json
+from vrambudget.json_text import read_object
 
 SCHEMA: Final = 1
 
@@ -169,7 +169,7 @@ class Budget:
         """Return the budget that `to_json` wrote. Raises VramBudgetError for anything else."""
         from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - only for reading back
 
-        values = _read_object(text, where)
+        values = read_object(text, where=where, so=", so not a saved budget")
         if (schema := values.pop("schema", None)) != SCHEMA:
             raise VramBudgetError(
                 f"this is not a saved budget: schema is {schema!r}, expected {SCHEMA}",
@@ -185,16 +185,3 @@ class Budget:
             raise VramBudgetError(f"{key}: {first['msg']}{more}", where=where) from None
         except AssertionError as error:
             raise VramBudgetError(f"this budget contradicts itself: {error}", where=where) from None
-
-
-def _read_object(text: str | bytes, where: str | None) -> dict[str, Any]:
-    try:
-        values = read_json(text)
-    except VramBudgetError as error:
-        error.where = where
-        raise
-    except (ValueError, RecursionError) as error:
-        raise VramBudgetError(f"this is not JSON: {error}", where=where) from None
-    if not isinstance(values, dict):
-        raise VramBudgetError("this is not a JSON object, so not a saved budget", where=where)
-    return values

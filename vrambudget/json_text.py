@@ -14,6 +14,22 @@ def read_json(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=_object)
 
 
+def read_object(
+    text: str | bytes, *, where: str | None, what: str = "this", so: str = ""
+) -> dict[str, Any]:
+    """Return the object that the text is. Raises VramBudgetError, which calls the text `what`."""
+    try:
+        values = read_json(text)
+    except VramBudgetError as error:
+        error.where = where
+        raise
+    except (ValueError, RecursionError) as error:
+        raise VramBudgetError(f"{what} is not JSON: {error}", where=where) from None
+    if not isinstance(values, dict):
+        raise VramBudgetError(f"{what} is not a JSON object{so}", where=where)
+    return values
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

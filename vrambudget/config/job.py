@@ -52,6 +52,16 @@ BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
 _MUON_SINCE = (2, 9)
 _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
+TASK_OF_CLASS: Mapping[str, Task] = {
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "seq-cls",
+    "ForConditionalGeneration": "seq2seq-lm",
+    "ForImageClassification": "image-cls",
+}
+"""The task of a class of transformers, by what its name ends with."""
+
 
 class Limits(Protocol):
     """What a job needs from a model's configuration to be resolved."""

@@ -13,7 +13,7 @@ from vrambudget.config.job import ALL_LINEAR, Job
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import read_file
-from vrambudget.json_text import read_json
+from vrambudget.json_text import read_object
 
 _MOST_BYTES = 256 * 2**20  # of a file
 
@@ -104,15 +104,7 @@ def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
 
 
 def _record(line: str, where: str, *, measured: bool) -> dict[str, Any]:
-    try:
-        record = read_json(line)
-    except VramBudgetError as error:
-        error.where = where
-        raise
-    except (ValueError, RecursionError) as error:
-        raise VramBudgetError(f"this line is not JSON: {error}", where=where) from None
-    if not isinstance(record, dict):
-        raise VramBudgetError("this line is not a JSON object", where=where)
+    record = read_object(line, where=where, what="this line")
     if measured and not isinstance(record.get("measured"), dict):
         raise VramBudgetError(
             "this record has no `measured`",

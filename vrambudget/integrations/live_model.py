@@ -18,17 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vrambudget.config.job import TASK_OF_CLASS
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_lora import LORA_PARTS, read_lora
 
-_TASKS = {
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "seq-cls",
-    "ForConditionalGeneration": "seq2seq-lm",
-    "ForImageClassification": "image-cls",
-}
 _WRAPPERS = {
     "OptimizedModule": "torch.compile changes what is kept",
     "DistributedDataParallel": "more than one GPU",
@@ -100,7 +93,7 @@ def read_model(model: Any) -> LiveModel:
 
 
 def _task(kind: str) -> str:
-    for ending, task in _TASKS.items():
+    for ending, task in TASK_OF_CLASS.items():
         if kind.endswith(ending):
             return task
     raise NotModelledError(

@@ -11,20 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.job import Job, Task
+from vrambudget.config.job import TASK_OF_CLASS, Job, Task
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of, record_of_job
 
-_TASKS: dict[str, Task] = {
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "seq-cls",
-    "ForConditionalGeneration": "seq2seq-lm",
-    "ForImageClassification": "image-cls",
-}
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
 _LONGEST = 1024  # tokens, where a model would take many more
 
@@ -54,8 +46,8 @@ def job_of(model: str | Path | Mapping[str, Any], fields: Mapping[str, Any]) -> 
 def _tasks(values: Mapping[str, Any]) -> tuple[Task, ...]:
     """Return the tasks of a model, its own first."""
     names = [str(name) for name in values.get("architectures") or ()]
-    own = [task for name in names for end, task in _TASKS.items() if name.endswith(end)]
-    return tuple(dict.fromkeys([*own, *_TASKS.values()]))
+    own = [task for name in names for end, task in TASK_OF_CLASS.items() if name.endswith(end)]
+    return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
 
 
 def _block(values: Mapping[str, Any]) -> int:
