@@ -11,7 +11,7 @@ from test_laws import KINDS, tape_of, tiny
 from virtual import why_not
 
 from vrambudget import simulate as simulate_module
-from vrambudget.config.job import LoopName
+from vrambudget.config.fields.training import LoopName
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.walked_once import WalkedOnce

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from vrambudget.config.job import Job
+from vrambudget.config.job import GROUPS, Job
 
 _SWITCHES = {
     "keep_outputs": (
@@ -30,18 +30,18 @@ def add_job_options(
     parser: argparse.ArgumentParser, reads: Callable[[dict[str, Any]], dict[str, Any]] = dict
 ) -> None:
     """Add an option for every field of `Job`; `reads` may change how argparse reads a value."""
-    group = parser.add_argument_group("job")
-    for name, field in Job.model_fields.items():
-        if name in _SWITCHES:
-            option, does = _SWITCHES[name]
-            action = "store_false" if field.default else "store_true"
-            group.add_argument(
-                option, dest=name, action=action, default=argparse.SUPPRESS, help=does
-            )
-            continue
-        group.add_argument(
-            *_spellings(name), dest=name, default=argparse.SUPPRESS, **reads(_reading(field))
-        )
+    for fields in GROUPS:
+        group = parser.add_argument_group(fields.model_config["title"])
+        for name, field in fields.model_fields.items():
+            if name in _SWITCHES:
+                option, does = _SWITCHES[name]
+                action = "store_false" if field.default else "store_true"
+                group.add_argument(
+                    option, dest=name, action=action, default=argparse.SUPPRESS, help=does
+                )
+            else:
+                how = reads(_reading(field))
+                group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
 
 
 def job_fields(args: argparse.Namespace) -> dict[str, Any]:

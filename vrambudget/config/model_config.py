@@ -30,7 +30,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
-from vrambudget.config.job import Job, Task
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
 from vrambudget.config.settings import Settings, Size, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.job import ALL_LINEAR, Job
+from vrambudget.config.fields.adapters import ALL_LINEAR
+from vrambudget.config.job import Job
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import read_file

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from vrambudget.config.job import Job, LoopName
+from vrambudget.config.fields.training import LoopName
+from vrambudget.config.job import Job
 from vrambudget.config.record import FOUND, check_keys
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError, did_you_mean

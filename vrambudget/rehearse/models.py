@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.job import TASK_OF_CLASS, Job, Task
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import TASK_OF_CLASS, Job
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError
 from vrambudget.estimator import resolve

@@ -9,7 +9,7 @@ notes       what is not modelled, what was assumed
 from collections.abc import Iterator
 
 from vrambudget.budget import Budget
-from vrambudget.config.job import BITSANDBYTES
+from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 

@@ -9,7 +9,7 @@ as a classification, whose few numbers take as much.
 
 from typing import Literal
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module

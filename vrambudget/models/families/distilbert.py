@@ -9,7 +9,7 @@ temporaries of sinusoidal positions, which only the build makes.
 from collections.abc import Iterator
 from typing import Literal
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import made_for

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import bool_

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import made_for

@@ -8,7 +8,8 @@ as they come (16 bit under autocast). The head shares the embedding's weight.
 from collections.abc import Iterator
 from typing import Literal, Self
 
-from vrambudget.config.job import Job, Task
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.alike import Layer

@@ -10,7 +10,7 @@ Not modelled: LayerDrop (`layerdrop`), which skips layers at random.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import float32, int64

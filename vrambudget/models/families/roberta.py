@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import bool_, int32, int64
 from vrambudget.engine.context import context, made_for

@@ -11,7 +11,7 @@ weights that are kept in float32 when a checkpoint is loaded in 16 bit.
 from collections.abc import Iterator
 from typing import Literal
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import bool_, int64

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator
 
-from vrambudget.config.job import Job, Task
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for

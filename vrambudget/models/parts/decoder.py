@@ -18,7 +18,7 @@ Not modelled: a cache of keys and values (training has none), tensor parallelism
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from vrambudget.config.job import Task
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import float32

@@ -1,0 +1,65 @@
+"""What goes through the model: how many sequences, how long, and what their rows hold."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from vrambudget.config.settings import Settings, Size
+
+Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
+Rows = Literal["full", "padded"]
+AttentionMask = Literal["none", "ones", "padding"]
+CausalMask = Literal["built", "skipped"]
+
+
+class Batches(Settings, defer_build=True, title="batches"):
+    """What goes through the model in one forward pass."""
+
+    batch: Size = Field(1, description="sequences per forward pass on this GPU")
+    block: Size | None = Field(
+        None, description="tokens per sequence (default: the model's own limit; none for images)"
+    )
+    task: Task | None = Field(
+        None,
+        description="what the model is trained for, which decides its head"
+        " (default: the family's own)",
+    )
+    target_len: Size | None = Field(
+        None, description="tokens per target sequence for seq2seq-lm (default: the block)"
+    )
+    image_size: Size | None = Field(
+        None, description="pixels along each side of an image (default: the model's own)"
+    )
+    rows: Rows = Field(
+        "full",
+        description="what the rows of a batch hold: one sequence that fills the block, or one"
+        " with padding and the tokenizer's mask",
+    )
+    attention_mask: AttentionMask | None = Field(
+        None,
+        description="the mask that the model is called with (default: none for full rows;"
+        " ones: a tokenizer's mask for full rows)",
+    )
+    causal_mask: CausalMask | None = Field(
+        None,
+        description="whether transformers builds the causal mask for sdpa, which it decides from"
+        " values that it reads back (default: what a real GPU answers for these rows)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mask_of_rows(cls, values: Any) -> Any:
+        """Take rows for padded if only the mask says so."""
+        if isinstance(values, dict) and values.get("attention_mask") == "padding":
+            return {"rows": "padded", **values}
+        return values
+
+    def problems(self) -> Iterable[str]:
+        """Yield what rows and masks say against each other."""
+        if self.rows == "padded" and self.attention_mask in {"none", "ones"}:
+            yield f"attention_mask is {self.attention_mask!r}; rows with padding need their mask"
+        if self.rows == "padded" and self.causal_mask == "skipped":
+            yield "causal_mask is 'skipped', but rows with padding need the mask"
+        if self.rows == "full" and self.attention_mask == "padding":
+            yield "attention_mask is 'padding', but full rows have none; use --rows padded"

@@ -1,0 +1,33 @@
+"""How the model's own code runs: attention, experts, checkpointing, dropout."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vrambudget.config.settings import Probability, Settings
+
+Attention = Literal["sdpa", "eager"]
+ExpertsImplementation = Literal["grouped_mm", "eager"]
+Routing = Literal["uniform", "worst"]
+Checkpointing = Literal["none", "full"]
+
+
+class Modules(Settings, defer_build=True, title="model"):
+    """How the modules run."""
+
+    attention: Attention = Field("sdpa", description="attention implementation")
+    experts: ExpertsImplementation = Field(
+        "grouped_mm", description="how transformers runs a mixture of experts"
+    )
+    routing: Routing = Field(
+        "uniform",
+        description="how tokens spread over experts, if that decides memory (--experts eager):"
+        " uniform, or the worse of uniform and all tokens to the same few experts",
+    )
+    checkpointing: Checkpointing = Field(
+        "none",
+        description="full: keep only each layer's input, and run the layer again in backward",
+    )
+    dropout: Probability | None = Field(
+        None, description="dropout probability everywhere (default: the model's own)"
+    )

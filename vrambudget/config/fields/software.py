@@ -1,0 +1,39 @@
+"""What PyTorch runs with: the allocator's settings and the versions that are followed."""
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from vrambudget.config.settings import Settings
+from vrambudget.config.versions import default_version, plain_version
+
+
+def _minor_version(value: Any) -> Any:
+    version = plain_version(value) if isinstance(value, str) else None
+    if version is None:
+        raise ValueError("it should be a version as text, for example '2.11'")
+    return version
+
+
+Version = Annotated[str, BeforeValidator(_minor_version)]
+
+
+class Software(Settings, defer_build=True, title="allocator and versions"):
+    """What PyTorch runs with, and which versions are followed."""
+
+    expandable_segments: bool = Field(
+        default=False,
+        description="run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+    )
+    torch: Version = Field(
+        default_factory=partial(default_version, "torch"),
+        validate_default=True,
+        description="the version of PyTorch whose rules are followed; name the CUDA of a build that"
+        " is not PyPI's: 2.11+cu128",
+    )
+    transformers: Version = Field(
+        default_factory=partial(default_version, "transformers"),
+        validate_default=True,
+        description="the version of transformers whose modelling code is followed",
+    )
