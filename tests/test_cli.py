@@ -61,6 +61,11 @@ def test_an_option_is_spelled_as_its_field_and_explained(action):
         (["--batch-size", "8"], {"batch": 8}),
         (["--clip", "0.5", "--dropout", "0"], {"clip": 0.5, "dropout": 0.0}),
         (["--discard-outputs"], {"keep_outputs": False}),
+        (
+            ["--eval-batches", "2", "--eval-batch", "8", "--eval-first", "--eval-gather"],
+            {"eval_batches": 2, "eval_batch": 8, "eval_first": True, "eval_gather": True},
+        ),
+        (["--zero-grad", "late", "--weights", "bf16"], {"zero_grad": "late", "weights": "bf16"}),
         (["--expandable-segments"], {"expandable_segments": True}),
         (
             ["--quant", "nf4", "--no-double-quant", "--lora-rank", "8"],

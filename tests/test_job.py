@@ -55,6 +55,34 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
     assert Job.parse({spelling: 512}).block == 512
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"eval_batch": 8}, "without eval_batches", id="batches"),
+        pytest.param({"eval_batches": 2, "steps": 2}, "needs 3 steps", id="steps"),
+        pytest.param({"eval_batches": 2, "mode": "eval"}, "mode is 'eval'", id="mode"),
+        pytest.param({"zero_grad": "late", "grad_accum": 2}, "earlier micro-batches", id="late"),
+        pytest.param({"zero_grad": "zeros", "optimizer": "none"}, "nothing zeroes", id="nothing"),
+        pytest.param({"weights": "bf16", "precision": "fp32"}, "need autocast", id="no autocast"),
+        pytest.param({"weights": "bf16", "precision": "amp-fp16"}, "GradScaler", id="scaler"),
+        pytest.param({"weights": "bf16", "quant": "nf4", "lora_rank": 4}, "quant says", id="4 bit"),
+    ],
+)
+def test_a_loop_that_no_script_can_have_is_refused(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        Job.parse(fields)
+
+
+def test_adapters_of_16_bit_weights_are_trained_under_amp_fp16():
+    assert Job.parse({"weights": "fp16", "precision": "amp-fp16", "lora_rank": 4}).weights == "fp16"
+
+
+def test_an_older_record_without_outputs_had_none_in_backward():
+    assert job_of_record(record(keep_outputs=False)).forward_returns == "loss"
+    kept = record(keep_outputs=False, forward_returns="outputs")
+    assert job_of_record(kept).forward_returns == "outputs"
+
+
 def test_a_job_cannot_be_changed_and_can_be_a_key():
     job = Job(batch=4)
 

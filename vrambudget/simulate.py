@@ -67,14 +67,10 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
     )
     settings = LoopSettings(
+        job=job,
         inputs=inputs_of(job, config.image_shape),
-        steps=job.steps,
+        eval_inputs=inputs_of(job, config.image_shape, batch=job.eval_batch),
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
-        optimizer=job.optimizer,
-        optimizer_impl=job.optimizer_impl,
-        clip=job.clip,
-        grad_accum=job.grad_accum,
-        keep_outputs=job.keep_outputs,
     )
     try:
         return _record(config, job, platform, options, settings)

@@ -17,6 +17,11 @@ _SWITCHES = {
         "--discard-outputs",
         "the loop drops its outputs before the next forward pass",
     ),
+    "eval_first": ("--eval-first", "evaluate before the first step, too"),
+    "eval_gather": (
+        "--eval-gather",
+        "the evaluation keeps the logits of all batches on the GPU and concatenates them",
+    ),
     "double_quant": ("--no-double-quant", "keep the scales of 4-bit blocks in float32"),
     "expandable_segments": (
         "--expandable-segments",

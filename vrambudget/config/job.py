@@ -10,19 +10,32 @@ Not modelled: more than one GPU, data loaders that prefetch onto the GPU, `torch
 """
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from vrambudget.config.fields.adapters import Adapters
 from vrambudget.config.fields.batches import Batches, Task
+from vrambudget.config.fields.evaluation import Evaluation
 from vrambudget.config.fields.modules import Modules
+from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
-from vrambudget.config.fields.training import Training
+from vrambudget.config.fields.training import Training, WeightsDtype
 from vrambudget.config.settings import Settings, canonical
 from vrambudget.config.versions import as_numbers
 from vrambudget.errors import NotModelledError, VramBudgetError
 
-GROUPS: tuple[type[Settings], ...] = (Batches, Training, Modules, Adapters, Software)
+GROUPS: tuple[type[Settings], ...] = (
+    Batches,
+    Training,
+    Script,
+    Evaluation,
+    Modules,
+    Adapters,
+    Software,
+)
 """The groups of a job's fields, in the order in which people read them."""
+
+EVALUATED_BEFORE = 3
+"""The step that an evaluation comes before."""
 
 _MUON_SINCE = (2, 9)
 
@@ -53,7 +66,7 @@ class Limits(Protocol):
         """The longest sequence that has positions; None if positions are computed."""
 
 
-class Job(Software, Adapters, Modules, Training, Batches, title="job"):
+class Job(Software, Adapters, Modules, Evaluation, Script, Training, Batches, title="job"):
     """One training or evaluation job; every field is an option of the command line.
 
     Its fields stand in the order of GROUPS: pydantic collects those of the last base first.
@@ -89,6 +102,32 @@ class Job(Software, Adapters, Modules, Training, Batches, title="job"):
             yield from self._problems_of_muon()
         if self.quant is not None and self.mode == "train" and self.lora_rank is None:
             yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
+        if self.quant is not None and self.weights is not None:
+            yield f"weights is {self.weights!r}, but quant says how weights are kept"
+        yield from self._problems_of_gradients()
+        if self.evaluates:
+            yield from self._problems_of_evaluation()
+
+    def _problems_of_gradients(self) -> Iterable[str]:
+        if self.zero_grad != "none" and self.optimizer == "none":
+            yield f"zero_grad is {self.zero_grad!r}, but without an optimizer nothing zeroes"
+        if self.zero_grad == "late" and self.grad_accum > 1:
+            yield "zero_grad is 'late', which would drop the gradients of earlier micro-batches"
+        if (
+            self.precision == "amp-fp16"
+            and self.weights in {"bf16", "fp16"}
+            and self.lora_rank is None  # PEFT keeps adapters in float32
+        ):
+            yield (
+                f"weights is {self.weights!r}: under amp-fp16 GradScaler unscales float32"
+                " gradients only; use amp-bf16, or fp32 weights"
+            )
+
+    def _problems_of_evaluation(self) -> Iterable[str]:
+        if self.mode == "eval":
+            yield "eval_batches is for a training that evaluates; mode is 'eval'"
+        elif self.steps < EVALUATED_BEFORE:
+            yield f"eval_batches needs {EVALUATED_BEFORE} steps: it evaluates after the second"
 
     def _problems_of_muon(self) -> Iterable[str]:
         if as_numbers(self.torch) < _MUON_SINCE:
@@ -113,7 +152,9 @@ class Job(Software, Adapters, Modules, Training, Batches, title="job"):
             "attention_mask": self.attention_mask or mask,
             "causal_mask": self.causal_mask or causal,
         }
-        return self.model_copy(update={"task": task, **self._lengths(task, config), **masks})
+        evaluated = {"eval_batch": self.eval_batch or self.batch} if self.evaluates else {}
+        lengths = self._lengths(task, config)
+        return self.model_copy(update={"task": task, **lengths, **masks, **evaluated})
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         block = self.block
@@ -132,8 +173,10 @@ class Job(Software, Adapters, Modules, Training, Batches, title="job"):
         return {"block": block, "target_len": target_len}
 
     @property
-    def weight_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
+    def weight_dtype(self) -> WeightsDtype:
         """The dtype of the weights; a quantised job loads them in its 16-bit type."""
+        if self.weights is not None:
+            return self.weights
         if self.quant is not None and self.autocast_dtype is not None:
             return self.autocast_dtype
         return "fp32" if self.autocast_dtype else self.precision  # type: ignore[return-value]

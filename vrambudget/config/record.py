@@ -42,6 +42,8 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     given = {k: record[k] for k in record if k in Job.model_fields}
     values = {"precision": "fp32", "task": "causal-lm", **given}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
+    if values.get("keep_outputs") is False and "forward_returns" not in values:
+        values["forward_returns"] = "loss"  # of older records: out of hand before backward
     values["target_len"] = record.get("target", record.get("target_len"))
     for key in ("clip", "lora_rank"):  # 0 means off there
         values[key] = values.get(key) or None

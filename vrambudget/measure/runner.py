@@ -68,7 +68,7 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
 
 def build_model(job: Job) -> Any:
     """Return the model with random weights, on the GPU, in the dtype of its weights."""
-    dtype = _DTYPES.get(job.get("precision", "fp32"), torch.float32)
+    dtype = _DTYPES.get(job.get("weights") or job.get("precision", "fp32"), torch.float32)
     if _is_nanogpt(job):
         from vrambudget.measure.nanogpt import GPT  # noqa: PLC0415 - only this model needs it
 

@@ -6,12 +6,15 @@ moments     when the peak is, when the GPU is full
 notes       what is not modelled, what was assumed
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from vrambudget.budget import Budget
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
+
+_ZEROED = {"zeros": "in place", "late": "after the forward pass"}
 
 
 def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
@@ -35,12 +38,15 @@ def job_text(budget: Budget) -> str:
     """Return the model and the job in a sentence."""
     job = budget.job
     words = [f"batch {job['batch']}", f"block {job['block']}", job["mode"], job["precision"]]
+    words += [f"{job['weights']} weights"] if job.get("weights") else []
     if job["mode"] == "train":
         default = "bitsandbytes" if job["optimizer"] in BITSANDBYTES else "PyTorch's default"
         implementation = job["optimizer_impl"] or default
         words.append(f"{job['optimizer']} ({implementation})")
         words += [f"clip {job['clip']}"] if job["clip"] is not None else []
         words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
+        words += [f"gradients zeroed {_ZEROED[job['zero_grad']]}"] if _zeroes(job) else []
+        words += [_evaluation(job)] if job.get("eval_batches") else []
         words += ["checkpointing"] if job["checkpointing"] == "full" else []
         words += ["4-bit weights"] if job.get("quant") else []
         words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
@@ -49,6 +55,15 @@ def job_text(budget: Budget) -> str:
     words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
     words += [f"transformers {job['transformers']}"] if job.get("transformers") else []
     return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"
+
+
+def _zeroes(job: Mapping[str, Any]) -> bool:
+    return bool(job.get("zero_grad", "none") != "none")
+
+
+def _evaluation(job: Mapping[str, Any]) -> str:
+    gathered = ", logits gathered" if job.get("eval_gather") else ""
+    return f"evaluation of {job['eval_batches']} batches of {job['eval_batch']}{gathered}"
 
 
 def moments(budget: Budget) -> Iterator[str]:

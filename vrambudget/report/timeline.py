@@ -24,8 +24,7 @@ def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
     """Return the picture. Raises VramBudgetError if matplotlib is missing."""
     budget = followed.budget
     lines = ledger(budget)
-    room_bytes = followed.room_bytes if budget.out_of_memory else None
-    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
+    drawn = memory_curve(followed.tape, followed.room_bytes if budget.out_of_memory else None)
     figure = _figure()
     axes = figure.subplots()
     _stack(axes, drawn, bytes_in(lines.amounts.unit))

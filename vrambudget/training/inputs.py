@@ -29,21 +29,27 @@ class Input:
     dtype: DType
 
 
-def inputs_of(job: Job, image_shape: tuple[int, int, int] | None) -> dict[str, Input]:
-    """Return the tensors that a resolved job feeds, in the order in which they are made."""
+def inputs_of(
+    job: Job, image_shape: tuple[int, int, int] | None, *, batch: int | None = None
+) -> dict[str, Input]:
+    """Return the tensors that a resolved job feeds, in the order in which they are made.
+
+    `batch`: sequences, if not the job's own number of them.
+    """
     assert job.block is not None  # noqa: S101 - resolved by the caller
-    per_sequence = Input((job.batch,), int64)
+    batch = job.batch if batch is None else batch
+    per_sequence = Input((batch,), int64)
     if image_shape is not None:
         return {
-            "pixel_values": Input((job.batch, *image_shape), float32),
+            "pixel_values": Input((batch, *image_shape), float32),
             "labels": per_sequence,
         }
-    per_token = Input((job.batch, job.block), int64)
+    per_token = Input((batch, job.block), int64)
     labels = per_token
     if job.task == "seq-cls":
         labels = per_sequence
     elif job.target_len is not None and job.task == "seq2seq-lm":
-        labels = Input((job.batch, job.target_len), int64)
+        labels = Input((batch, job.target_len), int64)
     if job.attention_mask != "none":
         return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
     return {"input_ids": per_token, "labels": labels}

@@ -28,9 +28,9 @@ class Optimizer:
         with no_grad():
             self._update([p for p in self.parameters if p.grad is not None])
 
-    def zero_grad(self) -> None:
-        """Drop all gradients (set_to_none=True)."""
-        for parameter in self.parameters:
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Drop all gradients; or zero them where they are, which allocates nothing."""
+        for parameter in self.parameters if set_to_none else ():
             parameter.grad = None
 
     def _update(self, parameters: list[Parameter]) -> None:

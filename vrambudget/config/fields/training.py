@@ -1,4 +1,4 @@
-"""The loop: its precision, its optimizer and what its variables hold."""
+"""The loop: its precision and its optimizer."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -10,6 +10,7 @@ from vrambudget.config.settings import Settings, Size
 Mode = Literal["train", "eval"]
 LoopName = Literal["plain"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
+WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal[
     "adamw",
     "adam",
@@ -36,6 +37,11 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"
     )
+    weights: WeightsDtype | None = Field(
+        None,
+        description="dtype of the weights where it is not the precision's own: bf16 weights under"
+        " autocast, as from_pretrained loads them",
+    )
     optimizer: Optimizer = Field(
         "adamw", description="optimizer of torch.optim, or of bitsandbytes (lion, ...-8bit)"
     )
@@ -47,10 +53,6 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     )
     grad_accum: Annotated[Size, Field(le=2**16)] = Field(
         1, description="forward and backward passes for each optimizer step"
-    )
-    keep_outputs: bool = Field(
-        default=True,
-        description="the loop's variables hold the last outputs while the next forward runs",
     )
     steps: Annotated[Size, Field(le=100)] = Field(
         3, description="optimizer steps to simulate; the peak settles by the third"
@@ -64,6 +66,11 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
             yield f"optimizer_impl is {self.optimizer_impl!r}; bitsandbytes has one implementation"
         if self.precision == "amp-fp16" and self.clip is not None and self.optimizer == "none":
             yield "clip needs an optimizer under amp-fp16: GradScaler unscales through it"
+        if self.autocast_dtype is None and self.weights not in {None, self.precision}:
+            yield (
+                f"weights is {self.weights!r} and precision {self.precision!r}: weights of another"
+                " dtype need autocast (amp-bf16, amp-fp16)"
+            )
 
     @property
     def autocast_dtype(self) -> Literal["bf16", "fp16"] | None:

@@ -7,36 +7,63 @@ import torch
 from vrambudget.measure.loops.run import Run
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its variables
     """Train, and return what the loop's variables hold at the end."""
     model, settings = run.model, run.settings
-    model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = run.make_optimizer(parameters)
     scaler = run.make_scaler()
-    batches = run.batches()
-    for _ in run.steps():
+    batches, eval_batches = run.batches(), run.eval_batches()
+    for step in run.steps():
+        if run.evaluates_before(step):
+            model.eval()
+            gathered: Any = []
+            with torch.no_grad():
+                for _ in run.eval_steps():
+                    run.mark("evaluation")
+                    if not settings.get("keep_outputs", True):
+                        outputs = None
+                    batch = next(eval_batches)
+                    with run.autocast():
+                        outputs = model(**batch)
+                    if settings.get("eval_gather"):
+                        gathered.append(outputs["logits"])
+            if settings.get("eval_gather"):
+                predictions: Any = torch.cat(gathered, 0)
+            if not settings.get("keep_outputs", True):
+                gathered = predictions = None
+        model.train(mode=settings.get("model_mode", "train") == "train")
         for _ in run.micro_batches():
             run.mark("forward")
+            if not settings.get("keep_outputs", True):
+                outputs = None
             batch = next(batches)
             with run.autocast():
                 outputs = model(**batch)
             loss = outputs["loss"]
             if settings.get("grad_accum", 1) > 1:
                 loss = loss / settings["grad_accum"]
-            if not settings.get("keep_outputs", True):
+            if run.forward_returns == "loss":
                 outputs = None
+            if settings.get("zero_grad") == "late" and optimizer is not None:
+                optimizer.zero_grad(set_to_none=True)
             run.mark("backward")
             scaler.scale(loss).backward()
         run.mark("optimizer_step")
-        if settings.get("clip"):
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, settings["clip"])
-        if optimizer is not None:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
+        _step(run, optimizer, scaler, parameters)
     return locals()
+
+
+def _step(run: Run, optimizer: Any, scaler: Any, parameters: list[Any]) -> None:
+    """Clip, step, and zero the gradients."""
+    if run.settings.get("clip"):
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, run.settings["clip"])
+    if optimizer is not None:
+        scaler.step(optimizer)
+        scaler.update()
+        if run.settings.get("zero_grad") != "late":
+            optimizer.zero_grad(set_to_none=run.settings.get("zero_grad", "none") == "none")
 
 
 def evaluate(run: Run) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vrambudget.measure.optimizers import make_optimizer
 
 OnPhase = Callable[[int, str], None]
 
+_EVALUATED_BEFORE = 3  # as config.job has it, which these files do not import
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
@@ -41,6 +42,27 @@ class Run:
         """Yield batches, made on the CPU and moved, as a loader's are."""
         while True:
             yield make_batch(self.settings, self.model)
+
+    def eval_steps(self) -> Iterator[int]:
+        """Yield the numbers of an evaluation's batches."""
+        yield from range(self.settings.get("eval_batches", 0))
+
+    def eval_batches(self) -> Iterator[dict[str, Any]]:
+        """Yield batches of an evaluation."""
+        count = self.settings.get("eval_batch", self.settings["batch"])
+        while True:
+            yield make_batch({**self.settings, "batch": count}, self.model)
+
+    def evaluates_before(self, step: int) -> bool:
+        """Whether an evaluation comes before a step: the third; or the first, too."""
+        first = step == 0 and bool(self.settings.get("eval_first"))
+        return "eval_batches" in self.settings and (first or step == _EVALUATED_BEFORE - 1)
+
+    @property
+    def forward_returns(self) -> str:
+        """What the loop has of a forward pass; older records say it by `keep_outputs`."""
+        older = "outputs" if self.settings.get("keep_outputs", True) else "loss"
+        return str(self.settings.get("forward_returns", older))
 
     def autocast(self) -> Any:
         """Return the region of one forward pass."""

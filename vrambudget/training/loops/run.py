@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from vrambudget import dtypes
+from vrambudget.config.job import EVALUATED_BEFORE, Job
 from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.context import context, made_for
@@ -27,16 +28,12 @@ from vrambudget.training.scaler import GradScaler
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What decides a loop's memory besides the model: the part of a job that loops read."""
+    """What decides a loop's memory besides the model: a job, its batches, autocast's type."""
 
+    job: Job
     inputs: Mapping[str, Input]
-    steps: int
+    eval_inputs: Mapping[str, Input]
     autocast: DType | None
-    optimizer: str
-    optimizer_impl: str | None
-    clip: float | None
-    grad_accum: int
-    keep_outputs: bool
 
 
 class Run:
@@ -44,7 +41,9 @@ class Run:
 
     def __init__(self, model: Module, settings: LoopSettings, *, in_full: bool = False) -> None:
         self.model = model if in_full else WalkedOnce(model)
-        self.settings = settings
+        self.settings = settings.job
+        self._inputs, self._eval_inputs = settings.inputs, settings.eval_inputs
+        self._autocast = settings.autocast
         self._model = model
         self._step = 0
 
@@ -62,26 +61,35 @@ class Run:
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches on the device, as a data loader hands them over."""
         while True:
-            yield self._next_batch()
+            yield _on_device(self._inputs)
 
-    def _next_batch(self) -> dict[str, Tensor]:
-        with made_for(Purpose.INPUTS):
-            return {name: on_device(value) for name, value in self.settings.inputs.items()}
+    def eval_steps(self) -> Iterator[int]:
+        """Yield the numbers of an evaluation's batches."""
+        return _noticing(self.settings.eval_batches or 0)
+
+    def eval_batches(self) -> Iterator[dict[str, Tensor]]:
+        """Yield batches of an evaluation on the device."""
+        while True:
+            yield _on_device(self._eval_inputs)
+
+    def evaluates_before(self, step: int) -> bool:
+        """Whether an evaluation comes before a step: the third; or the first, too."""
+        first = step == 0 and self.settings.eval_first
+        return self.settings.evaluates and (first or step == EVALUATED_BEFORE - 1)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the region of one forward pass."""
-        return autocast(self.settings.autocast)
+        return autocast(self._autocast)
 
     def make_optimizer(self, parameters: Sequence[Parameter]) -> Optimizer | None:
         """Return the job's optimizer, None for a job without one."""
-        settings = self.settings
-        name, implementation = settings.optimizer, settings.optimizer_impl
+        name, implementation = self.settings.optimizer, self.settings.optimizer_impl
         outer = embeddings_and_head(self._model) if name == "muon" else ()
         return make_optimizer(name, implementation, parameters, outer)
 
     def make_scaler(self) -> GradScaler:
         """Return a gradient scaler, which does nothing where none is needed."""
-        return GradScaler(enabled=self.settings.autocast is dtypes.float16)
+        return GradScaler(enabled=self._autocast is dtypes.float16)
 
     def check(self) -> None:
         """Raise CannotRepeatError where the job has to be walked in full."""
@@ -91,6 +99,11 @@ class Run:
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""
         context.tape.mark(self._step, phase)
+
+
+def _on_device(inputs: Mapping[str, Input]) -> dict[str, Tensor]:
+    with made_for(Purpose.INPUTS):
+        return {name: on_device(value) for name, value in inputs.items()}
 
 
 def _noticing(count: int) -> Iterator[int]:

@@ -1,0 +1,34 @@
+"""How the loop is written: what happens to gradients and outputs, and the model's mode."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vrambudget.config.settings import Settings
+
+ZeroGrad = Literal["none", "zeros", "late"]
+ModelMode = Literal["train", "eval"]
+ForwardReturns = Literal["outputs", "loss"]
+
+
+class Script(Settings, defer_build=True, title="how the loop is written"):
+    """What scripts of one kind of loop differ in."""
+
+    zero_grad: ZeroGrad = Field(
+        "none",
+        description="gradients after a step: set to none; kept and zeroed (set_to_none=False);"
+        " or set to none late, between forward and backward",
+    )
+    forward_returns: ForwardReturns = Field(
+        "outputs",
+        description="what the loop gets of a forward pass: the model's outputs, or, from a function"
+        " that returns it, the loss alone",
+    )
+    keep_outputs: bool = Field(
+        default=True,
+        description="the loop's variables hold the last outputs while the next forward runs",
+    )
+    model_mode: ModelMode = Field(
+        "train",
+        description="the mode that the model trains in: eval has no dropout and no checkpointing",
+    )
