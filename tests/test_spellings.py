@@ -1,19 +1,27 @@
 """Other tools' words for a job mean what they mean there, or are refused by name."""
 
+import ast
 import json
+import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from vrambudget.cli import main
-from vrambudget.cli.parser import parse
+from vrambudget.cli.parser import COMMANDS, Parser, parse
 from vrambudget.cli.spellings import translated
-from vrambudget.errors import VramBudgetError
+from vrambudget.config.foreign.meanings import Choice, Same, Switch
+from vrambudget.config.foreign.words import words_of
+from vrambudget.config.job import Job
+from vrambudget.errors import NotModelledError, VramBudgetError
 
 OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpointing", "-o"} | {
     "--attention",
     "--optimizer",
     "--optimizer-impl",
     "--clip",
+    "--lora-targets",
 }
 
 
@@ -25,18 +33,62 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--max_seq_length 2048 --lora_r 8", "--block 2048 --lora-rank 8"),
         ("--gradient_checkpointing", "--checkpointing full"),
         ("--gradient-checkpointing true --batch 2", "--batch 2 --checkpointing full"),
-        ("--gradient-checkpointing=False --bf16 False", ""),
+        ("--gradient-checkpointing=False --bf16 False", "--checkpointing none"),
         ("--bf16", "--precision amp-bf16"),
         ("--torch_dtype bfloat16", "--precision bf16"),
         ("--optim paged_adamw_8bit", "--optimizer paged-adamw-8bit"),
         ("--optim=adamw_torch_fused", "--optimizer adamw --optimizer-impl fused"),
         ("--attn_implementation eager --max_grad_norm 1.0", "--attention eager --clip 1.0"),
+        ("--max_grad_norm 0", ""),
         ("--qlora", "--quant nf4 --lora-rank 16 --precision bf16"),
+        ("--load_in_4bit", "--no-double-quant --quant nf4"),
+        ("--use_bnb_nested_quant --load_in_4bit", "--quant nf4"),
+        ("--use_peft --lora_r 8", "--lora-rank 8"),
+        (
+            "--lora_target_modules q_proj v_proj --bf16",
+            "--lora-targets q_proj,v_proj --precision amp-bf16",
+        ),
+        ("--micro_batch_size 2 --sequence_len 512", "--batch 2 --block 512"),
+        ("--quantization_bit 4 --cutoff_len 64", "--quant nf4 --block 64"),
+        ("--learning_rate 2e-5 --do_train --num_train_epochs=3 --report_to none", ""),
+        ("--eval_strategy no --label_smoothing_factor 0.0 --packing false", ""),
         ("--lora_rank=4 -o a_b.json", "--lora-rank=4 -o a_b.json"),
     ],
 )
 def test_a_foreign_word_means_what_it_means_there(theirs, ours):
-    assert translated(["gpt2", *theirs.split()], OWN) == ["gpt2", *ours.split()]
+    found = translated(["gpt2", *theirs.split()], OWN)
+    assert sorted(found) == sorted(["gpt2", *ours.split()])
+
+
+def test_nanogpts_dtype_is_that_of_its_autocast():
+    words = "--batch_size=12 --block_size=1024 --dtype=bfloat16 --compile=False --grad_clip=1.0"
+    ours = "nanogpt --batch-size=12 --block 1024 --precision amp-bf16 --clip 1.0"
+    assert " ".join(translated(["nanogpt", *words.split()], OWN | {"--batch-size"})) == ours
+
+
+def test_what_decides_no_memory_is_left_out_and_said():
+    said = []
+    words = "gpt2 --learning_rate 2e-5 --do_train --attn_implementation flash_attention_2"
+    assert translated(words.split(), OWN, said.append) == ["gpt2", "--attention", "sdpa"]
+    (line,) = said
+    assert "--learning_rate, --do_train, --attn_implementation (FlashAttention's own" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--torch_compile", "torch.compile"),
+        ("--packing true", "packed rows"),
+        ("--load_in_8bit", "8-bit weights"),
+        ("--use_dora", "DoRA"),
+        ("--fsdp full_shard", "FSDP"),
+        ("--use_liger_kernel", "Liger"),
+    ],
+)
+def test_what_decides_memory_and_has_no_rules_is_refused_by_name(words, named):
+    with pytest.raises(NotModelledError, match=named) as error:
+        translated(["gpt2", *words.split()], OWN)
+    assert "vrambudget rehearse" in error.value.hint
 
 
 def test_what_is_given_in_our_words_goes_before_what_a_foreign_word_implies():
@@ -53,11 +105,33 @@ def test_a_command_without_a_job_is_left_as_it_is():
     assert translated(["--bf16", "--a_b"], {"-o"}) == ["--bf16", "--a_b"]
 
 
-@pytest.mark.parametrize("value", ["adafactor", "sgd_nesterov", ""])
+@pytest.mark.parametrize("value", ["adafactor", "sgd_nesterov"])
 def test_an_optimizer_that_is_another_here_is_refused_by_name(value):
     with pytest.raises(VramBudgetError, match="has no counterpart here") as error:
-        translated(["--optim", *value.split()], OWN)
+        translated(["--optim", value], OWN)
     assert "adamw_torch_fused" in error.value.hint
+
+
+def test_an_option_without_its_value_is_said():
+    for words in (["--optim"], ["--lora_r", "--bf16"]):
+        with pytest.raises(VramBudgetError, match="needs a value"):
+            translated(words, OWN)
+
+
+def test_every_foreign_word_stands_for_options_and_values_that_there_are():
+    for model in ("gpt2", "nanogpt"):
+        for name, meaning in words_of(model).items():
+            for fields in _fields_of(meaning):
+                Job.parse({"lora_rank": 8, **fields}, where=name)
+
+
+def _fields_of(meaning):
+    if isinstance(meaning, Same):
+        assert meaning.field in Job.model_fields
+    if isinstance(meaning, Switch):
+        yield from (meaning.on, meaning.off, meaning.assumed)
+    if isinstance(meaning, Choice):
+        yield from meaning.of.values()
 
 
 def test_every_word_stands_for_options_and_values_that_there_are(capsys):
@@ -72,3 +146,45 @@ def test_every_word_stands_for_options_and_values_that_there_are(capsys):
         assert args.run
     assert main(["gpt2", "--bf16", "--block_size", "16", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"]["block"] == 16
+
+
+ROOT = Path(__file__).parents[1]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
+OF_OTHERS = {
+    "--nproc-per-node",  # torchrun's
+    "--num_processes",  # accelerate's
+    "--bs",  # of a script that is rehearsed
+    "--version-script",  # the linker's
+    "--cases",  # the fuzzers' of tests/fuzz
+}
+
+
+def _own_options():
+    options = {"--version"}
+    for name, (module, _) in COMMANDS.items():
+        commands = Parser(prog="any").add_subparsers(parser_class=Parser)
+        import_module(module).add_parser(commands)
+        options |= set(commands.choices[name].option_strings)
+    return options
+
+
+def _texts():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        yield page, page.read_text(encoding="utf-8")
+    for module in (ROOT / "vrambudget").rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield module, node.value
+
+
+def test_no_tip_and_no_page_names_an_option_that_does_not_exist():
+    foreign = {f"--{name}" for model in ("", "nanogpt") for name in words_of(model)}
+    hyphenated = {name.replace("_", "-") for name in foreign}
+    known = _own_options() | foreign | hyphenated | OF_OTHERS | {"--batch_size"}
+    unknown = {
+        (path.relative_to(ROOT).as_posix(), option)
+        for path, text in _texts()
+        for option in OPTION.findall(text)
+        if option not in known
+    }
+    assert unknown == set()

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vrambudget import __version__
-from vrambudget.cli.spellings import translated
+from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 DEFAULT = "estimate"
@@ -54,12 +54,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
+    from vrambudget.cli.spellings import translated  # noqa: PLC0415 - the overview needs no job
+
     name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
     program = Parser(prog="vrambudget")
     subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
     import_module(COMMANDS[name][0]).add_parser(subparsers)
     command = subparsers.choices[name]
-    return command.parse_args(translated(words, command.option_strings))
+    return command.parse_args(translated(words, command.option_strings, say))
 
 
 def overview() -> argparse.ArgumentParser:

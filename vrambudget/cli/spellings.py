@@ -5,133 +5,149 @@
     --bf16                              --precision amp-bf16    (TrainingArguments: autocast)
     --optim adamw_torch_fused           --optimizer adamw --optimizer-impl fused
     --qlora                             --quant nf4 --lora-rank 16 --precision bf16
+    --learning_rate 2e-5                nothing: it decides no memory, which is said
 
 Names may have hyphens or underscores. What is given in this tool's own words goes before what a
-foreign word stands for. A word whose meaning here would be another is an error that says so.
-
-Source: transformers 5.17, training_args.py (TrainingArguments, OptimizerNames); PEFT, LoraConfig;
-TRL, SFTConfig and ModelConfig.
+foreign word stands for. What decides memory and has no rules here is an error that names it.
+`config.foreign` has the words, and their sources.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
-from vrambudget.errors import VramBudgetError
+from vrambudget.config.foreign.meanings import (
+    Choice,
+    Ignored,
+    Meaning,
+    Ranks,
+    Same,
+    Switch,
+    Uncounted,
+)
+from vrambudget.config.foreign.words import words_of
+from vrambudget.errors import NotModelledError, VramBudgetError
 
-_LORA_RANK = "16"
-
-_NAMES: Mapping[str, str] = {
-    "--per-device-train-batch-size": "--batch",
-    "--train-batch-size": "--batch",
-    "--micro-batch-size": "--batch",
-    "--max-seq-length": "--block",
-    "--max-seq-len": "--block",
-    "--max-length": "--block",
-    "--block-size": "--block",
-    "--cutoff-len": "--block",
-    "--attn-implementation": "--attention",
-    "--lora-r": "--lora-rank",
-    "--lora-target-modules": "--lora-targets",
-    "--max-grad-norm": "--clip",
-}
-"""An option that has another name here."""
-
-_SWITCHES: Mapping[str, tuple[str, ...]] = {
-    "--gradient-checkpointing": ("--checkpointing", "full"),
-    "--bf16": ("--precision", "amp-bf16"),
-    "--fp16": ("--precision", "amp-fp16"),
-    "--load-in-4bit": ("--quant", "nf4"),
-    "--lora": ("--lora-rank", _LORA_RANK),
-    "--use-peft": ("--lora-rank", _LORA_RANK),
-    "--qlora": ("--quant", "nf4", "--lora-rank", _LORA_RANK, "--precision", "bf16"),
-}
-"""What is on or off there (alone, or followed by true or false), and options here."""
-
-_DTYPES = {
-    "float32": ("--precision", "fp32"),
-    "bfloat16": ("--precision", "bf16"),
-    "float16": ("--precision", "fp16"),
-}
-_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "--optim": {
-        "adamw_torch": ("--optimizer", "adamw"),
-        "adamw_torch_fused": ("--optimizer", "adamw", "--optimizer-impl", "fused"),
-        "adamw_8bit": ("--optimizer", "adamw-8bit"),
-        "adamw_bnb_8bit": ("--optimizer", "adamw-8bit"),
-        "paged_adamw_8bit": ("--optimizer", "paged-adamw-8bit"),
-        "lion_32bit": ("--optimizer", "lion"),
-        "lion_8bit": ("--optimizer", "lion-8bit"),
-    },
-    "--torch-dtype": _DTYPES,
-    "--dtype": _DTYPES,
-}
-"""What each value of a foreign option means here."""
-
-_YES, _NO = frozenset({"true", "1", "yes"}), frozenset({"false", "0", "no"})
+_TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+_OF_A_JOB = "--batch"  # a command that has it has all options of a job
+_OTHERWISE = (
+    "leave it out for the number without it; `vrambudget rehearse --gpu GPU -- python train.py`"
+    " runs any script"
+)
+_OFF_SWITCHES = {"double_quant": "--no-double-quant"}
 
 
-def translated(words: Sequence[str], own: Collection[str]) -> list[str]:
+def translated(
+    words: Sequence[str], own: Collection[str], say: Callable[[str], None] = lambda _: None
+) -> list[str]:
     """Return the words with foreign options as ours; `own` are the options that a command has.
 
-    Raises VramBudgetError for a value of a foreign option that means nothing here.
+    What decides no memory is left out, and said. Raises VramBudgetError for a value of a foreign
+    option that means nothing here, NotModelledError for what has no rules.
     """
-    given, implied = list[str](), list[tuple[str, ...]]()
-    left = deque(words)
-    while left:
-        word = left.popleft()
-        if word == "--":
-            given += (word, *left)
-            break
-        written, sign, value = word.partition("=")
-        name = written.replace("_", "-") if written.startswith("--") else written
-        if name in own or not _stands_for(name) & set(own):
-            given.append(f"{name}{sign}{value}" if name in own else word)
+    if _OF_A_JOB not in own:
+        return list(words)
+    reading = _Reading(words_of(next(iter(words), "")), own)
+    end = words.index("--") if "--" in words else len(words)
+    given = reading.read(words[:end])
+    if reading.ignored:
+        say(f"left out, for they decide no memory: {', '.join(reading.ignored)}")
+    return [*given, *words[end:]]
+
+
+class _Reading:
+    """One command line, as it is read."""
+
+    def __init__(self, table: Mapping[str, Meaning], own: Collection[str]) -> None:
+        self.table, self.own = table, own
+        self.ignored: list[str] = []
+        self._told: dict[str, Any] = {}
+        self._assumed: dict[str, Any] = {}
+
+    def read(self, words: Sequence[str]) -> list[str]:
+        """Return the words as ours, with what foreign ones stand for at the end."""
+        given, left = list[str](), deque(words)
+        while left:
+            word = left.popleft()
+            written, sign, value = word.partition("=")
+            name = written.replace("_", "-") if written.startswith("--") else written
+            meaning = self.table.get(name.removeprefix("--").replace("-", "_"))
+            if name in self.own or meaning is None or not written.startswith("--"):
+                given.append(f"{name}{sign}{value}" if name in self.own else word)
+                continue
+            if sign:
+                left.appendleft(value)
+            self._take(written, meaning, left, has_value=bool(sign))
+            if meaning == Same("lora_targets") and given and not given[0].startswith("-"):
+                self._more_targets(left)
+        return [*given, *self._implied(given)]
+
+    def _take(self, name: str, meaning: Meaning, left: deque[str], *, has_value: bool) -> None:
+        value = _value(name, meaning, left, has_value=has_value)
+        if isinstance(meaning, Ignored | Ranks):
+            self.ignored.append(name)
+            return
+        told = meaning.told(value)
+        if told.uncounted and not told.fields:
+            raise NotModelledError(
+                f"{name} has no counterpart here: {told.uncounted} is not modelled",
+                hint=f"known are {', '.join(meaning.of)}"
+                if isinstance(meaning, Choice)
+                else _OTHERWISE,
+            )
+        if told.uncounted:
+            self.ignored.append(f"{name} ({told.uncounted})")
+        self._told.update(told.fields)
+        self._assumed.update(told.assumed)
+
+    def _more_targets(self, left: deque[str]) -> None:
+        """Take the further words of a list, as TRL's command line has it."""
+        names = [self._told["lora_targets"]]
+        while left and not left[0].startswith("-"):
+            names.append(left.popleft())
+        self._told["lora_targets"] = ",".join(names)
+
+    def _implied(self, given: Sequence[str]) -> list[str]:
+        """Return what foreign words stand for as options, but for those that are given already."""
+        named = {word.partition("=")[0] for word in given}
+        words = list[str]()
+        for field, value in {**self._assumed, **self._told}.items():
+            option = f"--{field.replace('_', '-')}"
+            if field in _OFF_SWITCHES:
+                words += [] if value else [_OFF_SWITCHES[field]]
+            elif option not in named and option in self.own:
+                words += [option, _text(value)]
+        return words
+
+
+def _value(name: str, meaning: Meaning, left: deque[str], *, has_value: bool) -> Any:
+    """Take the value that follows an option: of a switch it may be left out."""
+    if not has_value and _is_flag(meaning):
+        return _TRUTH[left.popleft().lower()] if left and left[0].lower() in _TRUTH else True
+    if not left or (left[0].startswith("--") and not has_value):
+        if isinstance(meaning, Ignored):
+            return True
+        raise VramBudgetError(f"{name} needs a value", hint="`--help` lists this tool's options")
+    return _parsed(left.popleft())
+
+
+def _is_flag(meaning: Meaning) -> bool:
+    return isinstance(meaning, Switch) or (
+        isinstance(meaning, Ignored | Uncounted) and meaning.flag
+    )
+
+
+def _parsed(text: str) -> Any:
+    """Return a number as a number and true or false as such: `0` is what turns clipping off."""
+    if text.lower() in ("true", "false"):
+        return _TRUTH[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
             continue
-        if sign:
-            left.appendleft(value)
-        if name in _NAMES:
-            given.append(_NAMES[name])
-        elif name in _VALUES:
-            implied.append(_meaning(written, _VALUES[name], left))
-        elif _is_on(left):
-            implied.append(_SWITCHES[name])
-    return _with_implied(given, implied)
+    return text
 
 
-def _stands_for(name: str) -> set[str]:
-    """Return the options that a foreign one may stand for; none for a word that is not known."""
-    if name in _NAMES:
-        return {_NAMES[name]}
-    meanings = _VALUES[name].values() if name in _VALUES else [_SWITCHES.get(name, ())]
-    return {option for options in meanings for option in options[::2]}
-
-
-def _is_on(left: deque[str]) -> bool:
-    """Take a true or false that follows a switch; alone it is on."""
-    if left and left[0].lower() in _YES | _NO:
-        return left.popleft().lower() in _YES
-    return True
-
-
-def _meaning(
-    name: str, meanings: Mapping[str, tuple[str, ...]], left: deque[str]
-) -> tuple[str, ...]:
-    value = left.popleft() if left else ""
-    if value not in meanings:
-        raise VramBudgetError(
-            f"{name} is {value!r}, which has no counterpart here",
-            hint=f"known are {', '.join(meanings)}; `--help` lists this tool's own options",
-        )
-    return meanings[value]
-
-
-def _with_implied(given: list[str], implied: Iterable[tuple[str, ...]]) -> list[str]:
-    """Put what foreign words stand for before a `--`, but for options that are given already."""
-    end = given.index("--") if "--" in given else len(given)
-    named, added = {word.partition("=")[0] for word in given[:end]}, list[str]()
-    for options in implied:
-        for option, value in zip(options[::2], options[1::2], strict=True):
-            if option not in named:
-                named.add(option)
-                added += (option, value)
-    return [*given[:end], *added, *given[end:]]
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,146 @@
+"""What a key of another tool means for a job: a field's value, several fields, or nothing at all.
+
+    Same("batch")                       the value is the field's
+    Switch({"checkpointing": "full"})   on: these fields; off: none
+    Choice({"adamw_torch": {...}})      each value has its fields
+    Ignored()                           it decides no memory
+    Uncounted("packed rows")            it decides memory, and has no rules here
+    Ranks()                             it is of several GPUs
+
+`Told.assumed` are fields that another key of the same tool may set: they hold where none does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+_OFF = (None, False, 0, "", "no", "none", "false", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a key with its value says."""
+
+    fields: Fields = field(default_factory=dict)
+    assumed: Fields = field(default_factory=dict)
+    uncounted: str | None = None
+
+
+NOTHING = Told()
+
+
+def is_off(value: object) -> bool:
+    """Return whether a value says that something is not used."""
+    plain = value.lower() if isinstance(value, str) else value
+    return plain in _OFF if not isinstance(plain, list | dict) else not plain
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The value of a field, under another name; `off` are values that leave it as it is."""
+
+    field: str
+    off: tuple[Any, ...] = ("auto",)
+
+    def told(self, value: Any) -> Told:
+        """Return the field."""
+        if value is None or value in self.off:
+            return NOTHING
+        return Told({self.field: value})
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """On or off; "auto" is on. `uncounted` is said of what is on and not counted as it is."""
+
+    on: Fields
+    assumed: Fields = field(default_factory=dict)
+    off: Fields = field(default_factory=dict)
+    uncounted: str | None = None
+
+    def told(self, value: Any) -> Told:
+        """Return the fields of this position."""
+        if is_off(value):
+            return Told(self.off) if value is not None else NOTHING
+        return Told(self.on, self.assumed, self.uncounted)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Fields of each value; a value that has none is not counted."""
+
+    what: str
+    of: Mapping[str, Fields]
+    counted_as: Mapping[str, str] = field(default_factory=dict)
+    """What is said of a value that is counted as another."""
+
+    def told(self, value: Any) -> Told:
+        """Return the fields of the value."""
+        if value is None or value == "":
+            return NOTHING
+        text = str(value).lower()
+        if text not in self.of:
+            return Told(uncounted=f"{self.what} {value}")
+        return Told(self.of[text], uncounted=self.counted_as.get(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """What decides no memory; a `flag` of a command line takes no value but true or false."""
+
+    flag: bool = False
+
+    def told(self, value: Any) -> Told:
+        """Return nothing."""
+        del value
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """What decides memory and has no rules here, unless it is off or has a `harmless` value."""
+
+    what: str
+    harmless: tuple[Any, ...] = ()
+    flag: bool = True
+
+    def told(self, value: Any) -> Told:
+        """Return what is not counted."""
+        off = is_off(value) or value in self.harmless
+        return NOTHING if off else Told(uncounted=self.what)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What only several GPUs have."""
+
+    def told(self, value: Any) -> Told:
+        """Return nothing: one GPU is estimated."""
+        del value
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model's name."""
+
+    def told(self, value: Any) -> Told:
+        """Return nothing: who reads a file takes the model from it."""
+        del value
+        return NOTHING
+
+
+Meaning = Same | Switch | Choice | Ignored | Uncounted | Ranks | Model
+Table = Mapping[str, Meaning]
+
+
+def ignored(names: str, *, flag: bool = False) -> dict[str, Meaning]:
+    """Return a table of names that decide no memory."""
+    return dict.fromkeys(names.split(), Ignored(flag))
+
+
+def of_ranks(names: str) -> dict[str, Meaning]:
+    """Return a table of names that only several GPUs have."""
+    return dict.fromkeys(names.split(), Ranks())

@@ -1,0 +1,45 @@
+"""TRL's command line and its YAML: SFTConfig, DPOConfig and ModelConfig.
+
+Source: TRL 1.x, trainer/sft_config.py, trainer/model_config.py, scripts/utils.py.
+"""
+
+from vrambudget.config.foreign.hugging_face import (
+    BITSANDBYTES,
+    LORA_RANK,
+    MODEL,
+    PEFT,
+    TRAINING_ARGUMENTS,
+)
+from vrambudget.config.foreign.meanings import (
+    Model,
+    Same,
+    Switch,
+    Table,
+    Uncounted,
+    ignored,
+)
+
+TRL: Table = {
+    **TRAINING_ARGUMENTS,
+    **MODEL,
+    **PEFT,
+    **BITSANDBYTES,
+    "model_name_or_path": Model(),
+    "use_peft": Switch({}, {"lora_rank": LORA_RANK}),
+    "max_length": Same("block"),
+    "max_seq_length": Same("block"),
+    "packing": Uncounted("packed rows"),
+    "eval_packing": Uncounted("packed rows"),
+    "padding_free": Uncounted("rows without padding, as one"),
+    "activation_offloading": Uncounted("activations on the host"),
+    "beta": Uncounted("DPO, with a second model and pairs of rows", flag=False),
+    "precompute_ref_log_probs": Uncounted("DPO, with a second model and pairs of rows"),
+    **ignored(
+        "dataset_name dataset_config dataset_train_split dataset_test_split dataset_text_field"
+        " dataset_kwargs dataset_num_proc eos_token pad_token model_revision chat_template_path"
+        " truncation_mode packing_strategy pad_to_multiple_of loss_type datasets"
+    ),
+    **ignored(
+        "shuffle_dataset completion_only_loss assistant_only_loss dataset_streaming", flag=True
+    ),
+}

@@ -1,0 +1,26 @@
+"""The words of command lines: those of every tool whose options people know by heart.
+
+A preset stands for several options; `--dtype` is nanoGPT's where the model is one of nanoGPT's.
+"""
+
+from vrambudget.config.foreign.axolotl import AXOLOTL
+from vrambudget.config.foreign.hugging_face import LORA_RANK
+from vrambudget.config.foreign.llama_factory import LLAMA_FACTORY
+from vrambudget.config.foreign.meanings import Meaning, Model, Same, Switch, Table
+from vrambudget.config.foreign.nanogpt import NANOGPT
+from vrambudget.config.foreign.trl import TRL
+
+_PRESETS: dict[str, Meaning] = {
+    "lora": Switch({}, {"lora_rank": LORA_RANK}),
+    "qlora": Switch({}, {"quant": "nf4", "lora_rank": LORA_RANK, "precision": "bf16"}),
+    "max_seq_len": Same("block"),
+    "block_size": Same("block"),
+    "lora_alpha": TRL["lora_alpha"],
+}
+
+
+def words_of(model: str) -> Table:
+    """Return what each word means beside this model."""
+    own = NANOGPT if model.lower().startswith("nanogpt") else {}
+    table = {**LLAMA_FACTORY, **AXOLOTL, **NANOGPT, **TRL, **_PRESETS, **own}
+    return {name: meaning for name, meaning in table.items() if not isinstance(meaning, Model)}
