@@ -136,6 +136,10 @@ class ModelConfig(Settings):
         """Return the model with the head for `task` (one of `tasks`), its weights allocated."""
         raise NotImplementedError
 
+    def new_cache(self) -> Any:
+        """Return an empty cache of keys and values; None for a model that keeps none."""
+        return None
+
     def for_job(self, job: Job) -> Self:
         """Return the configuration as `job` trains it: with its dropout everywhere."""
         if job.dropout is None:

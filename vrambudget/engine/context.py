@@ -47,6 +47,7 @@ class ModelOptions:
     experts: str = "grouped_mm"  # or "eager"
     routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
+    use_cache: bool = False  # a decoder called without saying so keeps keys and values
     full_rows: bool = True  # what is read back: neither packed nor padded, so sdpa needs no mask
     transformers: tuple[int, int] = (5, 17)
 

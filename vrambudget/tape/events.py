@@ -42,6 +42,7 @@ class Purpose(StrEnum):
     GRADIENTS = "gradients"
     OPTIMIZER_STATES = "optimizer states"
     ACTIVATIONS = "activations"
+    KV_CACHE = "KV cache"
     LOGITS_AND_LOSS = "logits and loss"
     TEMPORARIES = "temporaries"
     WORKSPACES = "workspaces"

@@ -8,7 +8,7 @@ Not modelled: `use_bidirectional_attention`.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,8 +16,14 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
 from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped
-from vrambudget.models.parts.decoder import MLP, Attention, CausalLM, DecoderLayer, LayerType
-from vrambudget.models.parts.rotary import Rotary
+from vrambudget.models.parts.decoder import (
+    MLP,
+    Attention,
+    CausalLM,
+    DecoderLayer,
+    LayerType,
+    attended,
+)
 from vrambudget.models.parts.windows import LayerTypesConfig
 from vrambudget.ops.elementwise import Activation, add
 
@@ -48,14 +54,11 @@ class Gemma2Layer(DecoderLayer):
         self.pre_feedforward_layernorm = config.norm(config.hidden_size)
         self.post_feedforward_layernorm = config.norm(config.hidden_size)
 
-    def forward(
-        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
-    ) -> Tensor:
-        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
-        del position_ids
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, **attended(given))
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = add(residual, hidden_states)
         residual = hidden_states

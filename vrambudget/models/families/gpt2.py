@@ -21,6 +21,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import (
     CheckpointedLayer,
@@ -30,7 +31,7 @@ from vrambudget.models.parts.layers import (
     LayerNorm,
     Linear,
 )
-from vrambudget.models.parts.losses import causal_lm_loss
+from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, look_for_padding, positions
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
@@ -44,7 +45,7 @@ from vrambudget.ops.elementwise import (
     where_scalar,
 )
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, open_slices, reshape, split, transpose, view
+from vrambudget.ops.shape import contiguous, reshape, split, transpose, view
 from vrambudget.ops.softmax import softmax
 from vrambudget.tape.events import Purpose
 
@@ -68,8 +69,8 @@ def eager_attention(
     else:
         weights = div_by_scalar(weights, made("full", (), weights.dtype))
         lowest = made("full", (), weights.dtype)
-        length = query.shape[-2]
-        causal = causal.viewed((1, 1, length, length), causal.actual_strides())
+        lengths = query.shape[-2], key.shape[-2]
+        causal = causal.viewed((1, 1, *lengths), causal.actual_strides())
         weights = where_scalar(causal, weights, lowest)
     if mask is not None:
         weights = add(weights, mask)
@@ -83,6 +84,8 @@ def eager_attention(
 class Attention(Module):
     """GPT2Attention."""
 
+    layer_idx = 0
+
     def __init__(self, config: "GPT2Config") -> None:
         self.causal = _causal_buffers(config.max_position_embeddings)
         self.width = config.hidden_size
@@ -92,12 +95,16 @@ class Attention(Module):
         self.attn_pdrop = config.attn_pdrop
         self.resid_dropout = Dropout(config.resid_pdrop)
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None, past_key_values: Cache | None
+    ) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         query, key, value = split(self.c_attn(hidden_states), self.width, dim=2)
         key = self._heads(key)
         value = self._heads(value)
         query = self._heads(query)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
         dropout_p = self.attn_pdrop if self.training else 0.0
         eager = partial(eager_attention, causal=self.causal and self.causal[0])
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p, eager=eager)
@@ -150,13 +157,18 @@ class Block(CheckpointedLayer):
         self.mlp = MLP(config)
 
     def forward(
-        self, hidden_states: Tensor, mask: Tensor | None, *, position_ids: Tensor
+        self,
+        hidden_states: Tensor,
+        past_key_values: Cache | None,
+        mask: Tensor | None,
+        *,
+        position_ids: Tensor,
     ) -> Tensor:
         """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
         del position_ids
         residual = hidden_states
         hidden_states = self.ln_1(hidden_states)
-        attn_output, _ = self.attn(hidden_states, mask)
+        attn_output, _ = self.attn(hidden_states, mask, past_key_values)
         hidden_states = add(attn_output, residual)
         residual = hidden_states
         hidden_states = self.ln_2(hidden_states)
@@ -173,26 +185,37 @@ class Transformer(Module):
         self.wpe = Embedding(config.max_position_embeddings, config.hidden_size)
         self.drop = Dropout(config.embd_pdrop)
         self.h = [Block(config) for _ in range(config.num_hidden_layers)]
+        for index, block in enumerate(self.h):
+            block.attn.layer_idx = index
         self.ln_f = LayerNorm(config.hidden_size)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
         """[B, T] -> [B, T, C]."""
         if attention_mask is None and self.looks_for_padding:
             look_for_padding(input_ids.shape[0])
         inputs_embeds = self.wte(input_ids)
-        position_ids = positions(input_ids.shape[1])
+        if position_ids is None:
+            position_ids = positions(input_ids.shape[1])
         position_embeds = self.wpe(position_ids)
         hidden_states = add(inputs_embeds, position_embeds)
-        mask = causal_mask(inputs_embeds, position_ids, attention_mask)
+        mask = causal_mask(inputs_embeds, position_ids, attention_mask, past_key_values)
         hidden_states = self.drop(hidden_states)
         for block in self.h:
-            hidden_states = block(hidden_states, mask, position_ids=position_ids)
+            hidden_states = block(hidden_states, past_key_values, mask, position_ids=position_ids)
         y: Tensor = self.ln_f(hidden_states)
         return y
 
 
-class GPT2LMHeadModel(Module):
+class GPT2LMHeadModel(CachesKeysAndValues):
     """GPT-2 with a language modelling head."""
+
+    config: "GPT2Config"
 
     def __init__(self, config: "GPT2Config") -> None:
         self.config = config
@@ -202,14 +225,23 @@ class GPT2LMHeadModel(Module):
             self.lm_head.weight = self.transformer.wte.weight
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
     ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.transformer(input_ids, attention_mask)
+        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
+        past_key_values = self.past(past_key_values, use_cache)
+        hidden_states = self.transformer(input_ids, attention_mask, position_ids, past_key_values)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
+            logits = self.lm_head(last_tokens(hidden_states, logits_to_keep))
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
-        return Outputs(loss, logits)
+        return Outputs(loss, logits, past_key_values=past_key_values)
 
 
 class GPT2Config(ModelConfig):
@@ -253,6 +285,10 @@ class GPT2Config(ModelConfig):
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
+
+    def new_cache(self) -> Cache:
+        """Return an empty cache of keys and values."""
+        return dynamic_cache([None] * self.num_hidden_layers)
 
     def build(self, task: Task) -> GPT2LMHeadModel | SequenceClassifier:
         """Return the model, its weights allocated."""

@@ -5,7 +5,7 @@ LayerNorm, one projection for q, k and v whose heads lie one after another, rota
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,20 +16,24 @@ from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
 from vrambudget.models.parts.classification import SequenceClassifier
+from vrambudget.models.parts.decoder import attended
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
-from vrambudget.models.parts.losses import causal_lm_loss
+from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, positions
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate_partially
 from vrambudget.models.parts.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
-from vrambudget.ops.shape import contiguous, open_slices, reshape, split, transpose, view
+from vrambudget.ops.shape import contiguous, reshape, split, transpose, view
 from vrambudget.tape.events import Purpose
 
 
 class Attention(Module):
     """GPTNeoXAttention."""
+
+    layer_idx = 0
 
     def __init__(self, config: "GPTNeoXConfig") -> None:
         width, bias = config.hidden_size, config.attention_bias
@@ -38,7 +42,14 @@ class Attention(Module):
         self.query_key_value = Linear(width, 3 * width, bias=bias)
         self.dense = Linear(width, width, bias=bias)
 
-    def forward(self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None) -> Attended:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        rotary: Rotary,
+        mask: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         # [B, T, 3C] -> [B, H, T, 3D]
         qkv = view(
@@ -48,6 +59,8 @@ class Attention(Module):
         query, key, value = split(qkv, self.head_dim, dim=-1)
         cos, sin = rotary
         query, key = rotate_partially(query, key, cos, sin, join_last=True)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
         dropout_p = self.attention_dropout if self.training else 0.0
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
@@ -83,14 +96,9 @@ class Layer(CheckpointedLayer):
         self.attention = Attention(config)
         self.mlp = MLP(config)
 
-    def forward(
-        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
-    ) -> Tensor:
-        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
-        del position_ids
-        attn_output, _ = self.attention(
-            self.input_layernorm(hidden_states), rotary=rotary, mask=mask
-        )
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        attn_output, _ = self.attention(self.input_layernorm(hidden_states), **attended(given))
         attn_output = self.post_attention_dropout(attn_output)
         if self.use_parallel_residual:
             mlp_output = self.mlp(self.post_attention_layernorm(hidden_states))
@@ -111,26 +119,41 @@ class Model(Module):
         self.embed_in = Embedding(config.vocab_size, config.hidden_size)
         self.emb_dropout = Dropout(config.hidden_dropout)
         self.layers = [Layer(config) for _ in range(config.num_hidden_layers)]
+        for index, layer in enumerate(self.layers):
+            layer.attention.layer_idx = index
         self.final_layer_norm = LayerNorm(config.hidden_size)
         self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
         """[B, T] -> [B, T, C]."""
         inputs_embeds = self.embed_in(input_ids)
-        position_ids = positions(input_ids.shape[1])
-        mask = causal_mask(inputs_embeds, position_ids, attention_mask)
+        if position_ids is None:
+            position_ids = positions(input_ids.shape[1])
+        mask = causal_mask(inputs_embeds, position_ids, attention_mask, past_key_values)
         hidden_states = self.emb_dropout(inputs_embeds)
-        rotary = self.rotary_emb(input_ids.shape[1], hidden_states.dtype)
+        rotary = self.rotary_emb(position_ids, hidden_states.dtype)
         for layer in self.layers:
             hidden_states = layer(
-                hidden_states, rotary=rotary, mask=mask, position_ids=position_ids
+                hidden_states,
+                rotary=rotary,
+                mask=mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
             )
         y: Tensor = self.final_layer_norm(hidden_states)
         return y
 
 
-class GPTNeoXForCausalLM(Module):
+class GPTNeoXForCausalLM(CachesKeysAndValues):
     """GPT-NeoX with a language modelling head."""
+
+    config: "GPTNeoXConfig"
 
     def __init__(self, config: "GPTNeoXConfig") -> None:
         self.config = config
@@ -140,14 +163,23 @@ class GPTNeoXForCausalLM(Module):
             self.lm_head.weight = self.gpt_neox.embed_in.weight
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
     ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.gpt_neox(input_ids, attention_mask)
+        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
+        past_key_values = self.past(past_key_values, use_cache)
+        hidden_states = self.gpt_neox(input_ids, attention_mask, position_ids, past_key_values)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
+            logits = self.lm_head(last_tokens(hidden_states, logits_to_keep))
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
-        return Outputs(loss, logits)
+        return Outputs(loss, logits, past_key_values=past_key_values)
 
 
 class GPTNeoXConfig(RotaryConfig):
@@ -186,6 +218,10 @@ class GPTNeoXConfig(RotaryConfig):
         """Yield what makes no model."""
         yield from super().problems()
         yield from divides(self, "num_attention_heads", into="hidden_size")
+
+    def new_cache(self) -> Cache:
+        """Return an empty cache of keys and values."""
+        return dynamic_cache([None] * self.num_hidden_layers)
 
     def build(self, task: Task) -> GPTNeoXForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""

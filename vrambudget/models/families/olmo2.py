@@ -4,13 +4,13 @@ Llama with norms after its parts instead of before them, an RMSNorm over all hea
 once, and rotary tables in float32, which take q and k up with them until they are cast back.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, Norm
+from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, Norm, attended
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate
 from vrambudget.ops.elementwise import add, add_scalar, mul, pow_scalar, rsqrt
@@ -32,10 +32,10 @@ class Olmo2RMSNorm(Norm):
 class Olmo2RotaryEmbedding(RotaryEmbedding):
     """Olmo2RotaryEmbedding: cos and sin stay in float32."""
 
-    def forward(self, length: int, dtype: DType) -> Rotary:
-        """Return cos and sin [1, T, D]."""
+    def forward(self, position_ids: Tensor, dtype: DType) -> Rotary:
+        """Return cos and sin [P, T, D] for positions [P, T]."""
         del dtype
-        return super().forward(length, float32)
+        return super().forward(position_ids, float32)
 
 
 class Olmo2Attention(Attention):
@@ -69,13 +69,10 @@ class Olmo2Layer(CheckpointedLayer):
         self.post_attention_layernorm = Olmo2RMSNorm(config.hidden_size)
         self.post_feedforward_layernorm = Olmo2RMSNorm(config.hidden_size)
 
-    def forward(
-        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
-    ) -> Tensor:
-        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
-        del position_ids
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
         residual = hidden_states
-        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, **attended(given))
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = add(residual, hidden_states)
         residual = hidden_states

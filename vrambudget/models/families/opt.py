@@ -19,17 +19,18 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
-from vrambudget.models.parts.losses import causal_lm_loss
-from vrambudget.models.parts.masks import causal_mask, mask_of_ones
+from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
+from vrambudget.models.parts.masks import causal_mask
 from vrambudget.models.parts.masks_v4 import additive_causal_mask, tokens_of
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.scan import cumsum
-from vrambudget.ops.shape import contiguous, open_slices, reshape, transpose, view
+from vrambudget.ops.shape import contiguous, narrowed, reshape, transpose, view
 from vrambudget.tape.events import Purpose
 
 _FIRST_POSITION = 2
@@ -49,6 +50,8 @@ class PositionalEmbedding(Embedding):
 class Attention(Module):
     """OPTAttention."""
 
+    layer_idx = 0
+
     def __init__(self, config: "OPTConfig") -> None:
         width, bias = config.hidden_size, config.enable_bias
         self.heads = config.num_attention_heads
@@ -58,7 +61,9 @@ class Attention(Module):
         self.q_proj = Linear(width, width, bias=bias)
         self.out_proj = Linear(width, width, bias=bias)
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None, past_key_values: Cache | None
+    ) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         query = mul_scalar(self.q_proj(hidden_states))
         query = self._heads(query)
@@ -66,6 +71,8 @@ class Attention(Module):
         value = self.v_proj(hidden_states)
         key = self._heads(key)
         value = self._heads(value)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
         dropout_p = self.dropout if self.training else 0.0
         output, weights = attend(query, key, value, mask, dropout_p=dropout_p)
         output = contiguous(reshape(output, *output.shape[:2], -1))
@@ -94,14 +101,21 @@ class DecoderLayer(CheckpointedLayer):
         self.final_layer_norm = LayerNorm(width, affine=affine)
 
     def forward(
-        self, hidden_states: Tensor, *, mask: Tensor | None, positions: Sequence[Tensor]
+        self,
+        hidden_states: Tensor,
+        *,
+        mask: Tensor | None,
+        positions: Sequence[Tensor],
+        past_key_values: Cache | None,
     ) -> Tensor:
         """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
         del positions
         residual = hidden_states
         if self.norms_first:
             hidden_states = self.self_attn_layer_norm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states=hidden_states, mask=mask)
+        hidden_states, _ = self.self_attn(
+            hidden_states=hidden_states, mask=mask, past_key_values=past_key_values
+        )
         hidden_states = self._dropout(hidden_states)
         hidden_states = add(residual, hidden_states)
         if not self.norms_first:
@@ -141,8 +155,16 @@ class Decoder(Module):
             else None
         )
         self.layers = [DecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        for index, layer in enumerate(self.layers):
+            layer.self_attn.layer_idx = index
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
         """[B, T] -> [B, T, C of the embeddings]."""
         inputs_embeds = self.embed_tokens(input_ids)
         positions: list[Tensor] = []
@@ -151,20 +173,23 @@ class Decoder(Module):
             attention_mask = tokens_of(inputs_embeds, attention_mask)
             mask = additive_causal_mask(inputs_embeds, attention_mask)
             position_ids = _positions(attention_mask)
-        elif attention_mask is None:
-            attention_mask = made("ones", input_ids.shape, float32)
-            position_ids = _positions(attention_mask)
-            mask = mask_of_ones(inputs_embeds, attention_mask)
         else:
-            position_ids = _positions(attention_mask)
-            mask = causal_mask(inputs_embeds, position_ids, attention_mask)
+            if attention_mask is None:
+                seen = 0 if past_key_values is None else past_key_values.seen
+                shape = input_ids.shape[0], seen + input_ids.shape[1]
+                attention_mask = made("ones", shape, float32)
+            if position_ids is None:
+                position_ids = narrowed(_positions(attention_mask), 1, input_ids.shape[1])
+            mask = causal_mask(inputs_embeds, None, attention_mask, past_key_values)
         positions.append(position_ids)
         pos_embeds = self.embed_positions(position_ids)
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
         hidden_states = add(inputs_embeds, pos_embeds)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, mask=mask, positions=positions)
+            hidden_states = layer(
+                hidden_states, mask=mask, positions=positions, past_key_values=past_key_values
+            )
         if self.final_layer_norm is not None:
             hidden_states = self.final_layer_norm(hidden_states)
         if self.project_out is not None:
@@ -190,14 +215,23 @@ class OPTModel(Module):
     def __init__(self, config: "OPTConfig") -> None:
         self.decoder = Decoder(config)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
         """[B, T] -> [B, T, C of the embeddings]."""
-        hidden_states: Tensor = self.decoder(input_ids, attention_mask)
+        given = position_ids, past_key_values
+        hidden_states: Tensor = self.decoder(input_ids, attention_mask, *given)
         return hidden_states
 
 
-class OPTForCausalLM(Module):
+class OPTForCausalLM(CachesKeysAndValues):
     """OPT with a language modelling head."""
+
+    config: "OPTConfig"
 
     def __init__(self, config: "OPTConfig") -> None:
         self.config = config
@@ -207,15 +241,25 @@ class OPTForCausalLM(Module):
             self.lm_head.weight = self.model.decoder.embed_tokens.weight
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
     ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.model(input_ids, attention_mask)
+        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
+        past_key_values = self.past(past_key_values, use_cache)
+        hidden_states = self.model(input_ids, attention_mask, position_ids, past_key_values)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            colons = 3 if transformers_since(5, 0) else 0  # [:, slice_indices, :]
-            logits = self.lm_head(open_slices(hidden_states, colons))
+            if transformers_since(5, 0):
+                hidden_states = last_tokens(hidden_states, logits_to_keep)
+            logits = self.lm_head(hidden_states)
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
-        return Outputs(loss, logits)
+        return Outputs(loss, logits, past_key_values=past_key_values)
 
 
 class OPTConfig(ModelConfig):
@@ -259,6 +303,10 @@ class OPTConfig(ModelConfig):
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
+
+    def new_cache(self) -> Cache:
+        """Return an empty cache of keys and values."""
+        return dynamic_cache([None] * self.num_hidden_layers)
 
     def build(self, task: Task) -> OPTForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""

@@ -4,14 +4,14 @@ Llama with one projection for q, k, v and one for gate and up, both cut up by vi
 both parts; rotary positions over `partial_rotary_factor` of a head, joined with the rest of it.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import Attention, DecoderLayer
+from vrambudget.models.parts.decoder import Attention, DecoderLayer, attended
 from vrambudget.models.parts.layers import Dropout, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate_partially
 from vrambudget.models.parts.windows import SlidingConfig
@@ -71,14 +71,11 @@ class Phi3Layer(DecoderLayer):
         self.resid_attn_dropout = Dropout(config.resid_pdrop)
         self.resid_mlp_dropout = Dropout(config.resid_pdrop)
 
-    def forward(
-        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
-    ) -> Tensor:
-        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
-        del position_ids
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, **attended(given))
         hidden_states = add(residual, self.resid_attn_dropout(hidden_states))
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)

@@ -14,6 +14,7 @@ from vrambudget.dtypes import bool_, int32, int64
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.cache import CachesKeysAndValues
 from vrambudget.models.parts.layers import Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.outputs import Outputs
@@ -23,23 +24,26 @@ from vrambudget.ops.shape import select
 from vrambudget.tape.events import Purpose
 
 
-class SequenceClassifier(Module):
+class SequenceClassifier(CachesKeysAndValues):
     """A model [B, T] -> [B, T, C] and a linear layer on top; `name` is the model's in its class."""
 
     def __init__(
         self, config: ModelConfig, model: Module, width: int, *, name: str = "model"
     ) -> None:
+        self.config = config
         self.pads = config.pad_token_id is not None
         self.name = name
         setattr(self, name, model)
         self.score = Linear(width, config.num_labels, bias=False)
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, labels]."""
         B, T = input_ids.shape
-        hidden_states = getattr(self, self.name)(input_ids, attention_mask)
+        cache = self.past(None, use_cache=None)
+        model = getattr(self, self.name)
+        hidden_states = model(input_ids, attention_mask, past_key_values=cache)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.score(hidden_states)
             if self.pads or B > 1:  # more than one row: the user named a padding token
@@ -55,7 +59,7 @@ class SequenceClassifier(Module):
                 held = []
         loss = class_loss(pooled_logits, labels)
         del held
-        return Outputs(loss, pooled_logits)
+        return Outputs(loss, pooled_logits, past_key_values=cache)
 
 
 def _argmax(x: Tensor) -> Tensor:

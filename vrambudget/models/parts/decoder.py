@@ -12,11 +12,12 @@ A family says which parts it is made of (`DecoderConfig.layer`, `norm`, `embeddi
 `attend`; `CausalLM.logits`).
 
 Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
-Not modelled: a cache of keys and values (training has none), tensor parallelism.
+Not modelled: tensor parallelism.
 """
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
@@ -27,9 +28,10 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, Linear
-from vrambudget.models.parts.losses import causal_lm_loss
+from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, positions, sliding_window_mask
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate
@@ -45,7 +47,7 @@ from vrambudget.ops.elementwise import (
     rsqrt,
 )
 from vrambudget.ops.reduce import mean_last
-from vrambudget.ops.shape import contiguous, open_slices, reshape, transpose, view
+from vrambudget.ops.shape import contiguous, reshape, transpose, view
 from vrambudget.tape.events import Purpose
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -73,6 +75,8 @@ class RMSNorm(Norm):
 class Attention(Module):
     """LlamaAttention."""
 
+    layer_idx = 0
+
     def __init__(self, config: "DecoderConfig", *, qkv_bias: bool, out_bias: bool) -> None:
         self.head_dim = config.head_width
         self.attention_dropout = config.attention_dropout
@@ -82,10 +86,18 @@ class Attention(Module):
         self.v_proj = Linear(width, config.kv_heads * self.head_dim, bias=qkv_bias)
         self.o_proj = Linear(heads * self.head_dim, width, bias=out_bias)
 
-    def forward(self, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         query, key, value = self.project(hidden_states)
         query, key = self.rotate(query, key, rotary)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
         output, weights = self.attend(query, key, value, mask)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.o_proj(output)
@@ -140,19 +152,24 @@ class DecoderLayer(CheckpointedLayer):
         self.input_layernorm = config.norm(config.hidden_size)
         self.post_attention_layernorm = config.norm(config.hidden_size)
 
-    def forward(
-        self, hidden_states: Tensor, *, rotary: Rotary, mask: Tensor | None, position_ids: Tensor
-    ) -> Tensor:
-        """[B, T, C] -> [B, T, C]; the positions are not read, but a checkpoint keeps them."""
-        del position_ids
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states=hidden_states, rotary=rotary, mask=mask)
+        hidden_states, _ = self.self_attn(hidden_states=hidden_states, **attended(given))
         hidden_states = add(residual, hidden_states)
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.mlp(hidden_states)
         return add(residual, hidden_states)
+
+
+def attended(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what attention reads of what a layer is given: not the positions.
+
+    Those a checkpoint keeps.
+    """
+    return {name: given[name] for name in ("rotary", "mask", "past_key_values")}
 
 
 class Model(Module):
@@ -163,41 +180,60 @@ class Model(Module):
         self.embed_tokens = config.embedding(config.vocab_size, config.hidden_size)
         self.scales_embeddings = self.embed_tokens.model_scales
         self.layers = config.make_layers()
-        for kind, layer in zip(config.layer_kinds, self.layers, strict=True):
-            layer.attention_type = kind
+        for index, kind in enumerate(config.layer_kinds):
+            self.layers[index].attention_type = kind
+            for attention in self.layers[index].children():
+                if isinstance(attention, Attention):
+                    attention.layer_idx = index
         self.norm = config.norm(config.hidden_size)
         self.rotary_emb = config.rotary_embedding(config.rotary_width, config.rope_type)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
         """[B, T] -> [B, T, C]."""
         inputs_embeds = self.embed_tokens(input_ids)
-        position_ids = positions(input_ids.shape[1])
-        masks: dict[str, Tensor | None] = {
-            kind: self._mask(kind, inputs_embeds, position_ids, attention_mask)
-            for kind in self.config.mask_kinds
-        }
+        if position_ids is None:
+            position_ids = positions(input_ids.shape[1])
+        mask_of = partial(self._mask, inputs_embeds, position_ids, attention_mask, past_key_values)
+        masks: dict[str, Tensor | None] = {kind: mask_of(kind) for kind in self.config.mask_kinds}
         hidden_states = inputs_embeds
-        rotary = self.rotary_emb(input_ids.shape[1], inputs_embeds.dtype)
+        rotary = self.rotary_emb(position_ids, inputs_embeds.dtype)
         if self.scales_embeddings:
             hidden_states = mul_scalar(hidden_states)
         for layer in self.layers:
             mask = masks[layer.attention_type]
             hidden_states = layer(
-                hidden_states, rotary=rotary, mask=mask, position_ids=position_ids
+                hidden_states,
+                rotary=rotary,
+                mask=mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
             )
         y: Tensor = self.norm(hidden_states)
         return y
 
     def _mask(
-        self, kind: LayerType, embeddings: Tensor, position_ids: Tensor, padding: Tensor | None
+        self,
+        embeddings: Tensor,
+        position_ids: Tensor,
+        padding: Tensor | None,
+        past: Cache | None,
+        kind: LayerType,
     ) -> Tensor | None:
         if kind == "full_attention":
-            return causal_mask(embeddings, position_ids, padding)
-        return sliding_window_mask(embeddings, position_ids, self.config.window, padding)
+            return causal_mask(embeddings, position_ids, padding, past)
+        return sliding_window_mask(embeddings, position_ids, self.config.window, padding, past)
 
 
-class CausalLM(Module):
+class CausalLM(CachesKeysAndValues):
     """LlamaForCausalLM: the model with a language modelling head."""
+
+    config: "DecoderConfig"
 
     def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
@@ -207,18 +243,27 @@ class CausalLM(Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
     ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        hidden_states = self.model(input_ids, attention_mask)
+        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
+        past_key_values = self.past(past_key_values, use_cache)
+        hidden_states = self.model(input_ids, attention_mask, position_ids, past_key_values)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.logits(hidden_states)
+            logits = self.logits(last_tokens(hidden_states, logits_to_keep))
         loss = causal_lm_loss(logits, labels, self.config.vocab_size)
-        return Outputs(loss, logits)
+        return Outputs(loss, logits, past_key_values=past_key_values)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
-        y: Tensor = self.lm_head(open_slices(hidden_states, 3))  # [:, slice_indices, :]
+        y: Tensor = self.lm_head(hidden_states)
         return y
 
 
@@ -272,6 +317,11 @@ class DecoderConfig(RotaryConfig):
     def mask_kinds(self) -> list[LayerType]:
         """The masks that a forward pass makes, in order."""
         return ["full_attention"]
+
+    def new_cache(self) -> Cache:
+        """Return an empty cache of keys and values."""
+        kinds = self.layer_kinds
+        return dynamic_cache([self.window if k == "sliding_attention" else None for k in kinds])
 
     heads_share_width: ClassVar[bool] = False
     """Whether heads divide the hidden size even if they have a width of their own."""

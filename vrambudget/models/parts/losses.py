@@ -6,12 +6,21 @@ from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import made
 from vrambudget.ops.loss import cross_entropy
-from vrambudget.ops.shape import contiguous, view
+from vrambudget.ops.shape import contiguous, narrowed, open_slices, view
 from vrambudget.tape.events import Purpose
 
 
-def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+def last_tokens(hidden_states: Tensor, count: int) -> Tensor:
+    """hidden_states[:, slice_indices, :]: the last `count` of [B, T, C], or all for 0."""
+    if not count:
+        return open_slices(hidden_states, 3)
+    return narrowed(hidden_states, 1, min(count, hidden_states.shape[1]))
+
+
+def causal_lm_loss(logits: Tensor, labels: Tensor | None, vocab_size: int) -> Tensor | None:
     """ForCausalLMLoss: logits [B, T, V] as float32 against labels [B, T] shifted by one."""
+    if labels is None:
+        return None
     with made_for(Purpose.LOGITS_AND_LOSS):
         logits = to(logits, float32)
         B, T = labels.shape
@@ -23,7 +32,9 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
         return cross_entropy(logits, shift_labels)
 
 
-def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     """CrossEntropyLoss of logits [..., K], in the dtype they come in, for labels [...]."""
+    if labels is None:
+        return None
     with made_for(Purpose.LOGITS_AND_LOSS):
         return cross_entropy(view(logits, -1, logits.shape[-1]), view(labels, -1))

@@ -8,15 +8,19 @@ takes differences of the position ids and *reads the result back*. Rows that are
 mask for sdpa: the kernel's own causal flag is enough. `options.full_rows` is the result of that
 check; it is False on a GPU whose memory reads as zeros.
 
-Transformers 4.57 does not check: without a padding mask, it treats rows as packed.
+Transformers 4.57 does not check: without a padding mask, it treats rows as packed. With a cache of
+keys and values nothing does.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 from vrambudget.dtypes import DType, bool_, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
+from vrambudget.models.parts.cache import Cache
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.reduce import count_true, with_partial_sums
@@ -25,6 +29,28 @@ from vrambudget.ops.shape import expand, view
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk] to what broadcasts to [B,1,Sq,Sk]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Queries, the keys that they see, and the positions of the first of each."""
+
+    queries: int
+    keys: int
+    first_query: int = 0
+    first_key: int = 0
+
+    @classmethod
+    def of(
+        cls, embeddings: Tensor, padding: Tensor | None, past: Cache | None, *, is_sliding: bool
+    ) -> Self:
+        """_preprocess_mask_arguments for embeddings [B, T, C]."""
+        queries = embeddings.shape[1]
+        if past is None:
+            return cls(queries, queries if padding is None else padding.shape[-1])
+        layer = past.layer_for_mask(is_sliding=is_sliding)
+        keys, first_key = layer.mask_sizes(queries)
+        return cls(queries, keys, layer.seen, first_key)
 
 
 def positions(length: int) -> Tensor:
@@ -44,34 +70,35 @@ def look_for_padding(batch: int) -> None:
 
 
 def causal_mask(
-    embeddings: Tensor, position_ids: Tensor | None, padding: Tensor | None = None
+    embeddings: Tensor,
+    position_ids: Tensor | None,
+    padding: Tensor | None = None,
+    past: Cache | None = None,
 ) -> Tensor | None:
-    """create_causal_mask for embeddings [B, T, C]: [B, 1, T, T], bool for sdpa, else additive.
+    """create_causal_mask for embeddings [B, T, C]: [B, 1, T, S], bool for sdpa, else additive.
 
     A model without position ids does not check for packed rows, nor does one with a padding mask.
     """
+    span = _Span.of(embeddings, padding, past, is_sliding=False)
     if padding is not None:
-        return _padded_mask(embeddings, padding, _not_after)
-    return _unpadded_mask(embeddings, position_ids, _not_after, skippable=True)
+        return _padded_mask(embeddings, padding, _not_after, span)
+    return _unpadded_mask(embeddings, None if past else position_ids, _not_after, span)
 
 
 def sliding_window_mask(
-    embeddings: Tensor, position_ids: Tensor, window: int, padding: Tensor | None = None
+    embeddings: Tensor,
+    position_ids: Tensor,
+    window: int,
+    padding: Tensor | None = None,
+    past: Cache | None = None,
 ) -> Tensor | None:
     """create_sliding_window_causal_mask: each token sees itself and the window - 1 before it."""
     function = and_masks(_within_window, _not_after)
-    skippable = embeddings.shape[1] < window
+    span = _Span.of(embeddings, padding, past, is_sliding=True)
     if padding is not None:
-        return _padded_mask(embeddings, padding, function, asks=skippable)
-    return _unpadded_mask(embeddings, position_ids, function, skippable=skippable)
-
-
-def mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
-    """create_causal_mask for a model that has a padding mask [B, T] made, of ones.
-
-    For sdpa it is read back whether all are ones; then no mask is built.
-    """
-    return _padded_mask(embeddings, ones, _not_after)
+        return _padded_mask(embeddings, padding, function, span, window=window)
+    packing = None if past else position_ids
+    return _unpadded_mask(embeddings, packing, function, span, window=window)
 
 
 def bidirectional_mask(
@@ -89,43 +116,64 @@ def bidirectional_mask(
     del every
     if context.options.full_rows:
         return None
-    return _built(embeddings, and_masks(_anywhere, _is_token(padding)), attended)
+    attended = embeddings if attended is None else attended
+    span = _Span(embeddings.shape[1], attended.shape[1])
+    return _built(attended, and_masks(_anywhere, _is_token(padding)), span)
 
 
 def _padded_mask(
-    embeddings: Tensor, padding: Tensor, function: MaskFunction, *, asks: bool = True
+    embeddings: Tensor,
+    padding: Tensor,
+    function: MaskFunction,
+    span: _Span,
+    *,
+    window: int | None = None,
 ) -> Tensor | None:
-    """Return the mask for padding.
-
-    For sdpa it is checked whether it is needed: for all tokens, and if not all are ones, for the
-    queries' part.
-    """
+    """Return the mask for padding [B, tokens so far], None where sdpa needs none."""
     padding = made("to_dtype", padding.shape, bool_)
-    if context.options.attention == "sdpa" and asks:
-        _all_ones(padding)
-        if context.options.full_rows:
-            return None
-        _all_ones(padding)
-    return _built(embeddings, and_masks(function, _is_token(padding)))
+    if context.options.attention == "sdpa" and _needs_no_mask(padding, span, window):
+        return None
+    return _built(embeddings, and_masks(function, _is_token(padding)), span)
 
 
-def _built(embeddings: Tensor, function: MaskFunction, attended: Tensor | None = None) -> Tensor:
-    """Return the mask for queries [B, T, C] and what they attend to (default: themselves)."""
-    attended = embeddings if attended is None else attended
-    batch, length = embeddings.shape[:2]
-    mask = _sdpa_mask(batch, length, attended.shape[1], function)
-    return _additive(mask, attended.dtype) if context.options.attention == "eager" else mask
+def _needs_no_mask(padding: Tensor | None, span: _Span, window: int | None) -> bool:
+    """_ignore_causal_mask_sdpa: whether the kernel's own flag is enough.
+
+    Of a padding mask it is read whether all are ones: for all tokens where queries and keys are as
+    many or there is one query, and for the queries' part where nothing came before.
+    """
+    if padding is not None and padding.shape[-1] > span.keys:
+        indices = _offset_arange(span.keys)
+        padding = made("index", (padding.shape[0], span.keys), bool_)
+        del indices
+    if window is not None and span.keys >= window:
+        return False
+    if span.queries in {1, span.keys} and (padding is None or _all_ones(padding)):
+        return True
+    return not span.first_query and (padding is None or _all_ones(padding))
 
 
-def _all_ones(mask: Tensor) -> None:
+def _all_ones(mask: Tensor) -> bool:
     """fast_all: mask.sum() == mask.numel(), read back."""
     total = count_true(mask)
     equal = made("eq", (), bool_)
     del total, equal
+    return context.options.full_rows
+
+
+def _built(embeddings: Tensor, function: MaskFunction, span: _Span) -> Tensor:
+    """Return the mask of all rows [B, 1, T, S] in the embeddings' dtype."""
+    mask = _sdpa_mask(embeddings.shape[0], span, function)
+    return _additive(mask, embeddings.dtype) if context.options.attention == "eager" else mask
 
 
 def _unpadded_mask(
-    embeddings: Tensor, position_ids: Tensor | None, function: MaskFunction, *, skippable: bool
+    embeddings: Tensor,
+    position_ids: Tensor | None,
+    function: MaskFunction,
+    span: _Span,
+    *,
+    window: int | None = None,
 ) -> Tensor | None:
     """Return the mask of a model called without a padding mask; sdpa skips what is_causal says."""
     packed = None
@@ -133,9 +181,9 @@ def _unpadded_mask(
         packed = _packed_sequence_mask(expand(position_ids, *embeddings.shape[:2]))
     if packed is not None:
         function = and_masks(function, _same_sequence(packed))
-    if context.options.attention == "sdpa" and packed is None and skippable:
+    elif context.options.attention == "sdpa" and _needs_no_mask(None, span, window):
         return None
-    return _built(embeddings, function)
+    return _built(embeddings, function, span)
 
 
 def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
@@ -204,8 +252,9 @@ def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
     return result
 
 
-def _sdpa_mask(batch: int, length: int, keys: int, function: MaskFunction) -> Tensor:
+def _sdpa_mask(batch: int, span: _Span, function: MaskFunction) -> Tensor:
     """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
+    length, keys = span.queries, span.keys
     if transformers_since(5, 4):
         batch_arange, head_arange = arange(batch), arange(1)
         q_arange, kv_arange = _offset_arange(length), _offset_arange(keys)

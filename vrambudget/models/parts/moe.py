@@ -8,6 +8,7 @@ transformers 5.17.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
@@ -50,11 +51,16 @@ class MoeCausalLM(CausalLM):
         self.moe_config = config
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
-        if not self.moe_config.output_router_logits:
-            return super().forward(input_ids, labels, attention_mask)
+        if not self.moe_config.output_router_logits or labels is None:
+            return super().forward(input_ids, labels, attention_mask, *args, **kwargs)
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router in routers:
             router.is_captured = True
@@ -69,6 +75,7 @@ class MoeCausalLM(CausalLM):
                 self.moe_config.num_experts_per_tok,
                 attention_mask,
             )
+            assert loss is not None  # noqa: S101 - there are labels
             loss = add_(loss, mul_scalar(aux_loss))
         return Outputs(loss, logits, (aux_loss, router_logits))
 

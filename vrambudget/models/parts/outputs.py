@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.cache import Cache
 
 
 @dataclass(slots=True)
 class Outputs:
-    """A loss and the logits that it was made of; whoever holds them keeps both alive."""
+    """A loss (without labels none) and the logits that it is made of; who holds them keeps both."""
 
-    loss: Tensor
+    loss: Tensor | None
     logits: Tensor
     others: tuple[object, ...] = ()
-    """What else the model returns and so keeps alive: an encoder's states, a cache."""
+    """What else the model returns and so keeps alive: an encoder's states."""
+    past_key_values: Cache | None = None

@@ -1,6 +1,7 @@
 """Rotary position embeddings, as transformers composes them.
 
-    cos, sin    [1, T, D] in the embeddings' dtype, made once per forward without autograd
+    cos, sin    [P, T, D] for positions [P, T], in the embeddings' dtype; made once per forward
+                without autograd; P is 1, or B where each row has positions of its own
     rotation    q * cos + rotate_half(q) * sin for q [B, H, T, D], each a new tensor
 
 Source: modeling_llama.py (LlamaRotaryEmbedding, rotate_half, apply_rotary_pos_emb),
@@ -21,7 +22,7 @@ from vrambudget.ops.shape import cat, slice_last, unsqueeze, view
 from vrambudget.ops.workspaces import bmm_workspace
 
 Rotary = tuple[Tensor, Tensor]
-"""cos and sin [1, T, D]."""
+"""cos and sin [P, T, D]."""
 
 
 class RotaryEmbedding(Module):
@@ -40,14 +41,15 @@ class RotaryEmbedding(Module):
         again = frequencies(dim)
         del again
 
-    def forward(self, length: int, dtype: DType) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [1, T, D]."""
+    def forward(self, position_ids: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [P, T, D] for positions [P, T]."""
+        rows, length = position_ids.shape
         with no_grad():
             self._update()
-            positions = made("to_dtype", (1, 1, length), float32)
-            freqs = made("bmm", (1, self.dim // 2, length), float32)
+            positions = made("to_dtype", (rows, 1, length), float32)
+            freqs = made("bmm", (rows, self.dim // 2, length), float32)
             bmm_workspace(inner=1)
-            emb = made("cat", (1, length, self.dim), float32)
+            emb = made("cat", (rows, length, self.dim), float32)
             cos = _scaled("cos", emb)
             sin = _scaled("sin", emb)
             result = _cast(cos, dtype), _cast(sin, dtype)

@@ -1,0 +1,158 @@
+"""The keys and values that a model keeps of tokens it has seen (transformers' `past_key_values`).
+
+    DynamicLayer   [B, Hkv, S, D] twice. Each update makes new tensors of all tokens, the old ones
+                   beside them until they are there; the first one copies what it is given
+    SlidingLayer   the same, but keeps views of the last window - 1 tokens: the storage is that of
+                   all tokens of the update, until the next one
+
+Source: cache_utils.py of transformers 5.17 (DynamicLayer, DynamicSlidingWindowLayer, DynamicCache).
+Not modelled: cropping (assisted decoding), linear-attention layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.dtypes import DType, int64
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.creation import made
+from vrambudget.ops.shape import cat, narrowed
+from vrambudget.tape.events import Purpose
+
+_LENGTH = 2  # the dimension of tokens
+
+
+class CacheLayer(Protocol):
+    """What one layer keeps."""
+
+    keys: Tensor | None
+    values: Tensor | None
+    is_sliding: bool
+
+    @property
+    def seen(self) -> int:
+        """Tokens so far."""
+
+    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the keys and values of new tokens; return those that attention reads."""
+
+    def mask_sizes(self, queries: int) -> tuple[int, int]:
+        """Return how many keys the next `queries` tokens see, and the position of the first."""
+
+
+@dataclass(slots=True)
+class DynamicLayer:
+    """DynamicLayer: all tokens."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    is_sliding: bool = False
+
+    @property
+    def seen(self) -> int:
+        """Tokens so far."""
+        return 0 if self.keys is None else self.keys.shape[_LENGTH]
+
+    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Join the new tokens to the old ones."""
+        with made_for(Purpose.KV_CACHE):
+            dtype = key.dtype if self.keys is None else self.keys.dtype
+            self.keys = _joined(self.keys, key, dtype)
+            self.values = _joined(self.values, value, dtype)
+        return self.keys, self.values
+
+    def mask_sizes(self, queries: int) -> tuple[int, int]:
+        """All keys, from the first on."""
+        return self.seen + queries, 0
+
+
+@dataclass(slots=True)
+class SlidingLayer:
+    """DynamicSlidingWindowLayer: the tokens that a window can still reach."""
+
+    window: int
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    seen: int = 0
+    window_tensor: Tensor | None = None  # on the device from the first update on
+    is_sliding: bool = True
+
+    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Join the new tokens to the old ones; keep a view of the last."""
+        with made_for(Purpose.KV_CACHE):
+            if self.window_tensor is None:
+                self.window_tensor = made("to_device", (), int64)
+            self.seen += key.shape[_LENGTH]
+            dtype = key.dtype if self.keys is None else self.keys.dtype
+            keys = _joined(self.keys, key, dtype)
+            values = _joined(self.values, value, dtype)
+        self.keys, self.values = self._last(keys), self._last(values)
+        return keys, values
+
+    def mask_sizes(self, queries: int) -> tuple[int, int]:
+        """Return the keys in the window, and the position of the first."""
+        offset = max(self.seen - self.window + 1, 0)
+        kept = self.window - 1 if self.seen >= self.window else self.seen
+        return kept + queries, offset
+
+    def _last(self, x: Tensor) -> Tensor:
+        length = min(x.shape[_LENGTH], self.window - 1)
+        return narrowed(x, _LENGTH, length)
+
+
+def _joined(old: Tensor | None, new: Tensor, dtype: DType) -> Tensor:
+    """torch.cat([old, new], dim=-2); at first the old one is empty, in the keys' type.
+
+    Under autocast that type may not be the values': they are cast as keys are.
+    """
+    if context.autocast is not None:
+        new = to(new, dtype)
+    return cat([new] if old is None else [old, new], dim=_LENGTH)
+
+
+@dataclass(slots=True)
+class Cache:
+    """Cache: one layer's keys and values for each layer of a decoder."""
+
+    layers: Sequence[CacheLayer]
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Take the keys and values [B, Hkv, T, D] of a layer's new tokens."""
+        return self.layers[layer].update(key, value)
+
+    @property
+    def seen(self) -> int:
+        """Tokens so far."""
+        return self.layers[0].seen
+
+    def layer_for_mask(self, *, is_sliding: bool) -> CacheLayer:
+        """Return the first layer of the kind that a mask is for (create_causal_mask)."""
+        kind = (layer for layer in self.layers if layer.is_sliding == is_sliding)
+        return next(kind, self.layers[0])
+
+
+class CachesKeysAndValues(Module):
+    """A decoder with a head, which makes a cache where its caller gives none and wants one."""
+
+    config: ModelConfig
+
+    def past(self, given: Cache | None, use_cache: bool | None) -> Cache | None:  # noqa: FBT001
+        """Return what a forward pass fills: what it is given, or with `use_cache` an empty cache.
+
+        A model that checkpoints its layers makes none (merge_with_config_defaults).
+        """
+        options = context.options
+        wanted = options.use_cache if use_cache is None else use_cache
+        if given is not None or not wanted or (options.checkpointing and self.training):
+            return given
+        cache: Cache | None = self.config.new_cache()
+        return cache
+
+
+def dynamic_cache(windows: Sequence[int | None]) -> Cache:
+    """DynamicCache(config=...): a layer for each window, None where a layer sees all tokens."""
+    return Cache([DynamicLayer() if w is None else SlidingLayer(w) for w in windows])
