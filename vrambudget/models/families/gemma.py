@@ -14,7 +14,8 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, DecoderLayer, Norm
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, Norm
 from vrambudget.models.parts.layers import Embedding
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import Activation, add_scalar, mul, pow_scalar, rsqrt

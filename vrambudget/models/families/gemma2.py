@@ -16,14 +16,8 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
 from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped
-from vrambudget.models.parts.decoder import (
-    MLP,
-    Attention,
-    CausalLM,
-    DecoderLayer,
-    LayerType,
-    attended,
-)
+from vrambudget.models.parts.decoder import CausalLM, LayerType
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, attended
 from vrambudget.models.parts.windows import LayerTypesConfig
 from vrambudget.ops.elementwise import Activation, add
 

@@ -18,7 +18,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
 from vrambudget.models.parts.classification import SequenceClassifier
-from vrambudget.models.parts.decoder import attended
+from vrambudget.models.parts.decoder_layers import attended
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, positions

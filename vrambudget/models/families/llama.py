@@ -6,7 +6,8 @@ Llama 1 to 3, TinyLlama, SmolLM2. Its parts are those of `decoder.py`, which are
 from typing import Literal
 
 from vrambudget.config.settings import Size
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, DecoderLayer
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer
 
 
 class LlamaConfig(DecoderConfig):

@@ -6,7 +6,7 @@ Llama without biases; all layers see a window of `sliding_window` tokens if it i
 from typing import Literal
 
 from vrambudget.config.settings import Size
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderLayer
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer
 from vrambudget.models.parts.windows import SlidingConfig
 
 

@@ -15,7 +15,7 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty_like
-from vrambudget.models.parts.decoder import Attention, DecoderLayer
+from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer
 from vrambudget.models.parts.moe import MoeConfig, Router
 from vrambudget.ops.fill import div_, mul_
 from vrambudget.ops.linear import linear

@@ -10,7 +10,8 @@ from vrambudget.config.settings import Size
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, Norm, attended
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.decoder_layers import MLP, Attention, Norm, attended
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate
 from vrambudget.ops.elementwise import add, add_scalar, mul, pow_scalar, rsqrt

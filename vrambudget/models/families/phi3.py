@@ -11,7 +11,7 @@ from pydantic import Field
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import Attention, DecoderLayer, attended
+from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, attended
 from vrambudget.models.parts.layers import Dropout, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate_partially
 from vrambudget.models.parts.windows import SlidingConfig

@@ -7,7 +7,7 @@ see a window only.
 from typing import Literal
 
 from vrambudget.config.settings import Size
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderLayer
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer
 from vrambudget.models.parts.windows import LaterLayersSlide
 
 

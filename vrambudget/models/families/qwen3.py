@@ -7,7 +7,8 @@ from typing import Literal
 
 from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import MLP, Attention, DecoderConfig, DecoderLayer, RMSNorm
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, RMSNorm
 from vrambudget.models.parts.windows import LaterLayersSlide
 from vrambudget.ops.shape import transpose, view
 

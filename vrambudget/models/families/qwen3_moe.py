@@ -16,7 +16,8 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.qwen3 import NormedAttention
-from vrambudget.models.parts.decoder import MLP, DecoderLayer, LayerType
+from vrambudget.models.parts.decoder import LayerType
+from vrambudget.models.parts.decoder_layers import MLP, DecoderLayer
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.moe import MoeConfig, Router
 from vrambudget.ops.fill import div_
