@@ -23,6 +23,7 @@ COLOURS: dict[str, Colour] = {
     Purpose.GRADIENTS: Colour("#d97a0b", "#f0a04b"),
     Purpose.AUTOCAST_COPIES: Colour("#c3a3dc", "#7a4fa3"),
     Purpose.ACTIVATIONS: Colour("#3fa583", "#4cc39b"),
+    Purpose.KV_CACHE: Colour("#6f9e3c", "#86b84f"),
     Purpose.LOGITS_AND_LOSS: Colour("#b22f3f", "#d94c58"),
     Purpose.TEMPORARIES: Colour("#f0c93f", "#f2d461"),
     Purpose.WORKSPACES: Colour("#7d5f43", "#a98763"),

@@ -8,7 +8,8 @@
     device total                   the sum of all
     capacity, left                 if a GPU is named
 
-Terms that are zero stay, with the reason. Printed numbers add up to printed totals
+Terms that are zero stay, with the reason; but a job that caches no keys and values has no line for
+them. Printed numbers add up to printed totals
 (`report.amounts`).
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from vrambudget.budget import BLOCK_ROUNDING, Budget
 from vrambudget.report.amounts import Amounts
+from vrambudget.tape.events import Purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
     reserved = amounts.of(budget.peak.reserved_bytes)
     parts = amounts.split(list(budget.breakdown.values()), allocated)
     for purpose, part in zip(budget.breakdown, parts, strict=True):
+        if purpose == Purpose.KV_CACHE and not budget.breakdown[purpose]:
+            continue
         yield LedgerLine(purpose, part, how_counted(purpose, budget))
     yield LedgerLine(
         "peak allocated", allocated, "torch.cuda.max_memory_allocated()", is_total=True
@@ -130,6 +134,7 @@ _COUNTED: dict[str, Callable[[Budget], str]] = {
     "gradients": _gradients,
     "optimizer states": _optimizer_states,
     "activations": _activations,
+    "KV cache": lambda _: "keys and values of each layer and token",
     "logits and loss": lambda _: "the head's output, and the loss's copies",
     "temporaries": lambda _: "alive within one operation",
     "workspaces": lambda _: "cuBLAS: one per thread that multiplies",

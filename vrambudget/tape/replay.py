@@ -111,7 +111,5 @@ def _breakdown(tape: Tape, event: int, allocated_bytes: int) -> dict[str, int]:
     parts = dict.fromkeys(map(str, Purpose), 0)
     for storage in tape.alive_at(event):
         parts[tape.purposes[storage]] += tape.sizes[storage]
-    if not parts[Purpose.KV_CACHE]:
-        del parts[Purpose.KV_CACHE]  # a job that keeps none has no line for it
     parts[BLOCK_ROUNDING] = allocated_bytes - sum(parts.values())
     return parts
