@@ -1,7 +1,6 @@
 """Which version's rules a job follows."""
 
 import functools
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -179,14 +178,11 @@ def test_a_mask_that_depends_on_what_is_read_back_is_skipped_as_on_a_real_card(
 @pytest.fixture
 def installed(monkeypatch):
     def install(**versions):
-        def version(name):
-            if name not in versions:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return versions[name]
-
         for package in CHECKED:
             monkeypatch.delenv(f"VRAMBUDGET_{package.upper()}", raising=False)
-        monkeypatch.setattr(importlib.metadata, "version", version)
+        monkeypatch.setattr(
+            "vrambudget.config.versions.installed_version", lambda name: versions.get(name, "")
+        )
 
     return install
 

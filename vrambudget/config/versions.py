@@ -15,6 +15,7 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Sequence
+from functools import cache
 
 CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
@@ -46,14 +47,20 @@ def default_version(package: str) -> str:
     named = os.environ.get(f"VRAMBUDGET_{package.upper()}")
     if named:
         return named
-    try:
-        installed = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return BASELINE[package]
+    installed = installed_version(package)
     version = plain_version(installed)
     if version is None or installed.endswith("+cpu"):
         return BASELINE[package]
     return version if version.partition("+")[0] in CHECKED[package] else BASELINE[package]
+
+
+@cache
+def installed_version(package: str) -> str:
+    """Return what is installed, "" for nothing; looked up once, since it takes a millisecond."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def plain_version(text: str) -> str | None:

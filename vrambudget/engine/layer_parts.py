@@ -13,6 +13,7 @@ that are alike are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from vrambudget.engine.context import context
@@ -20,7 +21,7 @@ from vrambudget.engine.layer_calls import Call, Like
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
-from vrambudget.tape.packing import died_in
+from vrambudget.tape.packing import died_in, laid
 
 _FORWARD = 1 << 32  # backward's name for storage i of its layer's forward is i + this
 _INPUT = 1 << 40
@@ -49,16 +50,18 @@ class ForwardPart:
             return None
         if not left <= known | {call.output.index} or not died <= {*range(first, stop), call.input}:
             return None
-        relative = [
-            event - first if event >= 0 else ~_INPUT if ~event == call.input else event + first
-            for event in events
-        ]
-        return cls(call, first, stop, relative)
+        names = {i: _INPUT if i == call.input else i - first for i in died}
+        return cls(call, first, stop, laid(events, -first, names))
 
     @property
     def frees_input(self) -> bool:
         """Whether nobody holds the input once the layer is over."""
-        return ~_INPUT in self.events
+        return _INPUT in self.freed
+
+    @cached_property
+    def freed(self) -> set[int]:
+        """The storages that die in it."""
+        return died_in(self.events, is_plain=True)
 
     def same_as(self, other: ForwardPart | None) -> bool:
         """Whether another layer did the same."""
@@ -72,13 +75,11 @@ class ForwardPart:
         """Lay the part down for a call with input x; return the output, without its node."""
         tape, source = context.tape, self.call
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
-        first, freed = self.first + shift, ~x.storage.index
+        first = self.first + shift
         if self.frees_input:
             disown(x.storage)
-        tape.events += [
-            event + first if event >= 0 else freed if event == ~_INPUT else event - first
-            for event in self.events
-        ]
+        names = {i: i + first for i in self.freed} | {_INPUT: x.storage.index}
+        tape.events += laid(self.events, first, names)
         region = context.autocast
         for number, copy in source.copies:
             if region is not None and copy.index not in source.held | source.attributes:
@@ -110,6 +111,11 @@ class BackwardPart:
     events: list[int]
     output: Like  # the gradient of the layer's input
 
+    @cached_property
+    def freed(self) -> set[int]:
+        """The storages that die in it."""
+        return died_in(self.events, is_plain=True)
+
     @classmethod
     def of(cls, call: Call, below: Call) -> BackwardPart:
         """Return a walked call's part, from its output's gradient to that of `below`'s output.
@@ -137,8 +143,8 @@ class BackwardPart:
                 raise CannotRepeatError
             return names[storage]
 
-        relative = [event - first if event >= 0 else ~name(~event) for event in events]
         died = died_in(events, is_plain=True)
+        relative = laid(events, -first, {i: name(i) for i in died})
         if {i for i in call.held if i in forward} - died - {call.output.index, *call.attributes}:
             raise CannotRepeatError
         left = set(range(first, stop)) - died
@@ -164,8 +170,8 @@ class BackwardPart:
         tape, source = context.tape, self.call
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
         first, forward = self.first + shift, call.begin.storage
-        names = {_GRADIENT: gradient.storage.index, _INPUT: call.input}
-        freed = died_in(self.events, is_plain=True)
+        outer = {_GRADIENT: gradient.storage.index, _INPUT: call.input}
+        freed = self.freed
         if _GRADIENT in freed:
             disown(gradient.storage)
         owned = {storage.index for storage in kept}
@@ -179,16 +185,8 @@ class BackwardPart:
             for index in call.attributes - owned
             if index - forward + _FORWARD not in freed
         )
-        tape.events += [
-            event + first
-            if event >= 0
-            else event - first
-            if event > ~_FORWARD
-            else ~(~event - _FORWARD + forward)
-            if event > ~_INPUT
-            else ~names[~event]
-            for event in self.events
-        ]
+        names = {i: i + first if i < _FORWARD else i - _FORWARD + forward for i in freed} | outer
+        tape.events += laid(self.events, first, names)
         for ours, theirs in zip(call.parameters, source.parameters, strict=True):
             given = theirs.grad if theirs.grad and theirs.grad.storage.index >= self.first else None
             if given is not None:

@@ -124,6 +124,11 @@ def pieces(
     yield part, -1
 
 
+def laid(numbers: Iterable[int], shift: int, died: Mapping[int, int]) -> list[int]:
+    """Return a plain tape's events with births `shift` higher, and deaths as `died` names them."""
+    return [number + shift if number >= 0 else ~died[~number] for number in numbers]
+
+
 def renamed(
     numbers: Iterable[int], shift: int, first: int, others: Mapping[int, int], *, is_plain: bool
 ) -> list[int]:
