@@ -15,6 +15,7 @@ from fuzz import cases
 from vrambudget import VramBudgetError
 from vrambudget.cli import main
 from vrambudget.config.record import read_records
+from vrambudget.config.settings import LARGEST
 from vrambudget.config.source import find_model
 from vrambudget.oom.explain import explain, render_explanation
 from vrambudget.oom.message import parse_oom
@@ -57,7 +58,7 @@ def estimated(rng: Random) -> str:
     if rng.random() < 0.3:
         assert vrambudget.estimate(model, gpu=card, **fields) == budget
     if rng.random() < 0.5:
-        more = {**fields, "batch": fields["batch"] + rng.randrange(1, 4)}
+        more = {**fields, "batch": min(fields["batch"] + rng.randrange(1, 4), LARGEST)}
         larger = vrambudget.estimate(model, gpu=card, **more)
         assert larger.peak.requested_bytes >= budget.peak.requested_bytes
     return "fits" if budget.fits else "does not fit"
