@@ -1,7 +1,9 @@
 """Model cards: each one whole, sourced, and with the parameter count of the real class."""
 
+import json
 import tomllib
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -23,6 +25,9 @@ HEADS = {
     "image-cls": "AutoModelForImageClassification",
 }
 
+SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
+LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert"}
+
 WHOLE = """
 name = "toy"
 title = "Toy"
@@ -36,6 +41,12 @@ sliding_window = "null"
 [job]
 clip = 1.0
 """
+
+
+def test_there_are_cards_of_what_people_download_most():
+    assert len(CARDS) >= 120
+    assert find_model("Qwen/Qwen2.5-7B-Instruct").values["max_position_embeddings"] == 32768
+    assert find_model("Qwen/Qwen2.5-7B").values["max_position_embeddings"] == 131_072
 
 
 def test_there_are_cards_of_every_size_of_gpt2_and_of_nanogpt():
@@ -64,15 +75,25 @@ def test_every_key_of_a_card_has_a_rule(name):
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_the_parameter_count_is_that_of_the_real_class(name):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     card = CARDS[name]
-    head = getattr(transformers, HEADS[card.job.get("task", "causal-lm")])
+    head = HEADS[card.job.get("task", "causal-lm")]
+    alike = {key: value for key, value in card.config.items() if key not in SHAPES_NOTHING}
+    if card.config["model_type"] not in LEARNED_POSITIONS:
+        alike.pop("max_position_embeddings", None)
 
+    assert parameters_of(head, json.dumps(alike)) == card.parameters
+
+
+@cache
+def parameters_of(head, config):
+    """Count them once for a base model and its instruct model."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     with torch.device("meta"):
-        model = head.from_config(transformers.AutoConfig.for_model(**card.config))
-
-    assert sum(parameter.numel() for parameter in model.parameters()) == card.parameters
+        model = getattr(transformers, head).from_config(
+            transformers.AutoConfig.for_model(**json.loads(config))
+        )
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["nanogpt", "nanogpt-shakespeare-char"])
@@ -138,6 +159,14 @@ def test_the_parts_of_every_card_come_in_the_same_order():
         ("gemma2-9b-it", "gemma-2-9b"),
         ("Qwen2.5_0.5B", "qwen2.5-0.5b"),
         ("BERT-base-uncased", "bert-base-uncased"),
+        ("llama3_1_8b", "llama-3.1-8b"),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b-instruct"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct"),
+        ("qwen2.5-3b-instruct", "qwen2.5-3b"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.2"),
+        ("opt-1.3b", "opt-1.3b"),
+        ("OPT_1.3B", "opt-1.3b"),
+        ("opt_13b", "opt-13b"),
     ],
 )
 def test_a_name_in_another_spelling_finds_its_card(name, card):

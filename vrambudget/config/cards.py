@@ -76,22 +76,27 @@ def card_names() -> list[str]:
 def card_name(name: str) -> str | None:
     """Return the name of the model card that a name means, or None.
 
-    Case, hyphens, dots and underscores do not matter ("Llama3.1_8B"); a name without its version is
-    the first version's ("mistral-7b"); chat and instruct models are as large as their base models.
+    Case and separators do not matter ("Llama3.1_8B", "llama3_1_8b"), but "1.3b" is not "13b"; a
+    name without its version is the first version's ("mistral-7b"); a chat or instruct model without
+    a card of its own is as large as its base model.
     """
     names = {_plain(known): known for known in card_names()}
     wanted = _plain(name)
     for plain in (wanted, _TUNED.sub("", wanted)):
         if plain in names:
             return names[plain]
-        versions = sorted(known for known in names if re.fullmatch(rf"{plain}v\d+", known))
+        versions = sorted(
+            known for known in names if re.fullmatch(rf"{re.escape(plain)}v[\d.]+", known)
+        )
         if plain and versions:
             return names[versions[0]]
     return None
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Return a name without separators, but for a dot between digits."""
+    dotted = re.sub(r"(?<=\d)[^a-z0-9]+(?=\d)", ".", name.lower())
+    return re.sub(r"[^a-z0-9.]|\.(?!\d)|(?<!\d)\.", "", dotted)
 
 
 def load_card(name: str) -> Card:
