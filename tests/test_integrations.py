@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import sys
 from types import SimpleNamespace
 
@@ -9,12 +10,16 @@ import pytest
 
 import vrambudget
 from vrambudget.config.record import read_records
-from vrambudget.errors import DoesNotFit, VramBudgetError
-from vrambudget.integrations import measured, watch
+from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
+from vrambudget.integrations import live_batch, measured, watch
 from vrambudget.validate import validate
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import trainer_setups  # noqa: E402 - it needs them
+import virtual  # noqa: E402
 
 MEASURED = {
     "peak_requested": 100,
@@ -44,7 +49,6 @@ def rows(lengths=(16,) * 12):
 
 
 def train(model, callback, path, data=None, **arguments):
-    pytest.importorskip("accelerate")
     args = transformers.TrainingArguments(
         output_dir=path,
         per_device_train_batch_size=2,
@@ -102,24 +106,125 @@ def test_what_was_measured_is_logged_and_kept(model, tmp_path, caplog):
     assert check.predicted["allocated"] == callback.budget.peak.allocated_bytes
 
 
-def test_sequences_of_several_lengths_need_a_block(model, tmp_path):
-    data = rows([8, 8, 16, 16, 8, 8, 16, 16])
-    with pytest.raises(VramBudgetError, match="do not all have one length"):
-        train(model, vrambudget.VramBudgetCallback(gpu="12GB"), tmp_path, data)
-    callback = vrambudget.VramBudgetCallback(gpu="12GB", block=16)
-    callback.on_train_begin(_arguments(), None, None, model=model)
+UNPREDICTED = {
+    "bf16 weights with bf16": "autocast over weights",
+    "peft": "autocast over weights",
+    "an unknown family": "model_type 'falcon' is not modelled",
+    "adafactor": "transformers.optimization.Adafactor",
+    "a wrapped module": "a Wrapped is no model of transformers",
+    "compiled": "torch.compile",
+}
+NAMED = UNPREDICTED | {
+    "ragged rows": "not counted: rows of 5 to 16 tokens",
+    "evaluation": "not counted: logits of the evaluation, gathered on the GPU",
+    "label smoothing": "not counted: label smoothing (0.1)",
+    "a loss of its own": "not counted: Weighted.compute_loss",
+}
+
+
+@pytest.mark.parametrize("name", trainer_setups.SETUPS)
+@pytest.mark.filterwarnings("ignore")  # PEFT's and the compiler's own
+def test_a_training_ends_as_it_would_without_the_callback(name, tmp_path, caplog):
+    pytest.importorskip("peft")
+    callback = vrambudget.VramBudgetCallback(gpu="12GB")
+    watched = trainer_setups.train(name, callback, tmp_path, use_cpu=True)
+    alone = trainer_setups.train(name, None, tmp_path, use_cpu=True)
+    assert watched.state.global_step == 3
+    assert losses(watched) == losses(alone)
+    assert (callback.budget is None) == (name in UNPREDICTED)
+    assert NAMED.get(name, "") in caplog.text
+    assert ("vrambudget rehearse --gpu 12GB" in caplog.text) == (name in UNPREDICTED)
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_the_first_batches_say_length_and_padding(tmp_path):
+    callback = vrambudget.VramBudgetCallback(gpu="12GB")
+    trainer_setups.train("ragged rows", callback, tmp_path, use_cpu=True)
     assert callback.budget.job["block"] == 16
-    assert callback.budget.job["precision"] == "amp-bf16"
+    assert callback.budget.job["rows"] == "padded"
 
 
-def _arguments():
-    return SimpleNamespace(
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
-        max_grad_norm=0,
-        bf16=True,
-        fp16=False,
+def test_a_stream_of_rows_is_not_read(model, tmp_path, caplog):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(rows())
+
+    callback = vrambudget.VramBudgetCallback(gpu="12GB")
+    train(model, callback, tmp_path, Stream())
+    assert callback.budget is None
+    assert "pass block=..., the length of the longest sequence" in caplog.text
+    callback = vrambudget.VramBudgetCallback(gpu="12GB", block=16)
+    train(model, callback, tmp_path, Stream())
+    assert callback.budget.job["block"] == 16
+
+
+def test_a_look_at_the_rows_draws_no_random_numbers():
+    class Augmented:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, _):
+            return {"input_ids": [random.getrandbits(3)] * int(torch.randint(2, 9, ()))}
+
+    loader = SimpleNamespace(
+        dataset=Augmented(), collate_fn=lambda rows: {"input_ids": torch.ones(2, len(rows))}
     )
+    random.seed(0)
+    torch.manual_seed(0)
+    expected = random.getrandbits(32), torch.rand(())
+    random.seed(0)
+    torch.manual_seed(0)
+    live_batch.read_batch(loader, 2)
+    assert (random.getrandbits(32), torch.rand(())) == expected
+
+
+def test_a_misspelt_option_is_said_before_any_training():
+    with pytest.raises(VramBudgetError, match="attenton is no option of a job") as error:
+        vrambudget.VramBudgetCallback(attenton="eager")
+    assert "attention" in error.value.hint
+
+
+def test_strict_stops_what_cannot_be_predicted(tmp_path):
+    callback = vrambudget.VramBudgetCallback(gpu="12GB", strict=True)
+    with pytest.raises(NotModelledError, match="falcon"):
+        trainer_setups.train("an unknown family", callback, tmp_path, use_cpu=True)
+
+
+@pytest.mark.usefixtures("counters")
+def test_a_full_disk_ends_no_training(model, tmp_path, caplog):
+    callback = vrambudget.VramBudgetCallback(gpu="12GB", record=tmp_path / "no" / "r.jsonl")
+    train(model, callback, tmp_path)
+    assert "cannot write the record" in caplog.text
+
+
+@pytest.mark.usefixtures("counters")
+def test_the_trainers_log_has_both(tmp_path):
+    callback = vrambudget.VramBudgetCallback(gpu="12GB")
+    trainer = trainer_setups.train("plain", callback, tmp_path, use_cpu=True)
+    found = [entry for entry in trainer.state.log_history if any("vram" in key for key in entry)]
+    peak = callback.budget.peak
+    assert found == [
+        {
+            "vram_allocated_predicted": peak.allocated_bytes,
+            "vram_reserved_predicted": peak.reserved_bytes,
+            "step": 0,
+        },
+        {"vram_allocated_measured": 512, "vram_reserved_measured": 2**21, "step": 3},
+    ]
+
+
+@pytest.mark.virtual_gpu
+@pytest.mark.skipif(virtual.why_not() is not None, reason="needs a CUDA build of PyTorch")
+def test_on_a_gpu_the_callback_moves_no_byte(tmp_path):
+    result = virtual.run(trainer_setups.__file__, str(tmp_path), gpu="rtx-3060")
+    assert result.exit_code == 0, result.error
+    lines = (tmp_path / "peaks.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {entry["name"]: entry["peaks"] for entry in map(json.loads, lines)}
+    assert found.keys() == trainer_setups.SETUPS.keys()
+    assert all(alone == watched for alone, watched in found.values())
 
 
 def test_a_record_that_cannot_be_written_is_said(tmp_path):

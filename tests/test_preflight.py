@@ -1,5 +1,6 @@
 """A live model is read as its configuration says, and refused where it says something else."""
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 import vrambudget
+from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.integrations import live_card
+from vrambudget.integrations.preflight import predict
+from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.models import config_class, model_types
 from vrambudget.training.freeze import shortest
 
@@ -57,7 +61,7 @@ def expected(model_type="gpt2", **fields):
 
 
 def looked_at(model, **fields):
-    return vrambudget.preflight(model, **SIZES, gpu="24GB", **fields)
+    return predict(model, **SIZES, gpu="24GB", **fields)
 
 
 FAMILIES = [
@@ -244,11 +248,53 @@ def test_autocast_that_is_on_is_seen():
         torch.set_autocast_dtype("cuda", before)
 
 
+def test_a_training_goes_on_where_nothing_can_be_predicted(caplog):
+    with caplog.at_level(logging.WARNING, "vrambudget"):
+        assert vrambudget.preflight(_changed_by_hand(), gpu="24GB") is None
+    assert "not those of its configuration" in caplog.text
+    assert "vrambudget rehearse --gpu 24GB --steps 3 -- " in caplog.text
+
+
+def test_what_is_typed_wrong_is_an_error_all_the_same():
+    with pytest.raises(VramBudgetError, match="bacth is not known"):
+        vrambudget.preflight(live(), gpu="24GB", bacth=8)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/usr/bin/python", "train.py", "--lr", "1e-3 "], "python train.py --lr '1e-3 '"),
+        (["python3", "-m", "my.train"], "python3 -m my.train"),
+        (["python", "-c", "..."], "python train.py"),
+        (["python"], "python train.py"),
+        (["python", "-m", "ipykernel_launcher", "-f", "x.json"], "python train.py"),
+    ],
+)
+def test_the_rehearsals_command_is_that_of_the_running_script(words, command):
+    gpu = find_gpu("RTX 3060")
+    found = rehearsal_command(gpu, words)
+    assert found == f"vrambudget rehearse --gpu rtx-3060 --steps 3 -- {command}"
+    assert rehearsal_command("a b", words).startswith("vrambudget rehearse --gpu 'a b' ")
+
+
+def test_autocast_by_accelerate_is_seen():
+    accelerate = pytest.importorskip("accelerate")
+    model = live()
+    try:
+        accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+        prepared = accelerator.prepare_model(model, device_placement=False)
+        assert looked_at(prepared) == expected(precision="amp-bf16")
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - of this process
+
+
 def test_strict_raises_with_the_budget():
     with pytest.raises(DoesNotFit, match=r"DOES NOT FIT: .* short") as caught:
         vrambudget.preflight(live(), batch=4, block=32, gpu="40MiB", strict=True)
     assert not caught.value.budget.fits
-    assert looked_at(live(), strict=True).fits
+    assert vrambudget.preflight(live(), gpu="24GB", strict=True).fits
+    with pytest.raises(NotModelledError):
+        vrambudget.preflight(_changed_by_hand(), gpu="24GB", strict=True)
 
 
 def test_strict_needs_a_card(monkeypatch):

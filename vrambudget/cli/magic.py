@@ -15,7 +15,7 @@ from vrambudget.cli.parser import Parser
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import estimate
-from vrambudget.integrations.preflight import preflight
+from vrambudget.integrations.preflight import predict
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -37,7 +37,7 @@ def run(words: list[str], names: dict[str, Any]) -> Budget:
     args = _parser().parse_args(words)
     found = names.get(args.model)
     if hasattr(found, "named_parameters") or hasattr(found, "to_dict"):
-        return preflight(found, gpu=args.gpu or "auto", **job_fields(args))
+        return predict(found, gpu=args.gpu or "auto", **job_fields(args))
     return estimate(args.model, gpu=args.gpu, **job_fields(args))
 
 

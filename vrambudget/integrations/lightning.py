@@ -8,13 +8,14 @@ precision, clipping, accumulation and the optimizer are Lightning's own.
 Not modelled: several optimizers; what training_step keeps on the module.
 """
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
-from vrambudget.integrations.watch import Watch
+from vrambudget.integrations.watch import Reading, Watch
 
 _PRECISIONS = {"bf16-mixed": "amp-bf16", "16-mixed": "amp-fp16"}
 
@@ -30,7 +31,17 @@ def lightning_callback(
     **fields: Any,
 ) -> Any:
     """Return a Callback; `model` names the module's attribute, `fields` are those of `Job`."""
-    watch = Watch(gpu=gpu, strict=strict, record=record)
+    watch = Watch(gpu=gpu, strict=strict, record=record, fields=fields)
+
+    def read(trainer: Any, module: Any) -> Reading:
+        live = getattr(module, model, None)
+        if live is None:
+            raise VramBudgetError(
+                f"the LightningModule has no attribute {model!r}",
+                hint="name the attribute that holds it: lightning_callback(model=...)",
+            )
+        told = {**_fields(trainer), "batch": batch, "block": block}
+        return Reading(live, next(iter(trainer.optimizers), None), told)
 
     class VramBudgetLightningCallback(_callback_class()):  # type: ignore[misc] # known when used
         """Predicts when training starts, measures after three steps."""
@@ -40,15 +51,7 @@ def lightning_callback(
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """Predict; warn, or raise if strict."""
-            optimizers = trainer.optimizers
-            told = {**_fields(trainer), "batch": batch, "block": block, **fields}
-            live = getattr(pl_module, model, None)
-            if live is None:
-                raise VramBudgetError(
-                    f"the LightningModule has no attribute {model!r}",
-                    hint="name the attribute that holds it: lightning_callback(model=...)",
-                )
-            watch.begin(live, optimizers[0] if optimizers else None, told)
+            watch.begin(partial(read, trainer, pl_module))
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
             """Measure once, after the third step."""

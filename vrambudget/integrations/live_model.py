@@ -1,7 +1,7 @@
 """What can be read from a live model of transformers: its configuration, and fields of a job.
 
     task            the class's name: GPT2LMHeadModel, BertForSequenceClassification, ...
-    precision       the parameters' dtype, with autocast if that is on now
+    precision       the parameters' dtype, with autocast if that is on now or by accelerate
     attention       config._attn_implementation
     checkpointing   whether its layers run again in backward, all of them, without re-entry
     LoRA            rank and targets of the one adapter that PEFT added
@@ -30,6 +30,7 @@ _WRAPPERS = {
 }
 _PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _AUTOCAST = {"torch.bfloat16": "amp-bf16", "torch.float16": "amp-fp16"}
+_ACCELERATE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _REHEARSE = "`vrambudget rehearse SCRIPT` runs any script on a virtual GPU"
 
 
@@ -76,7 +77,7 @@ def read_model(model: Any) -> LiveModel:
     every = list(model.parameters())
     fields = {
         "task": _task(type(base).__name__),
-        "precision": _precision({str(p.dtype) for _, p in own}),
+        "precision": _precision({str(p.dtype) for _, p in own}, _autocast(base)),
         "attention": _attention(config),
         "checkpointing": _checkpointing(base),
         **_experts(config),
@@ -101,19 +102,31 @@ def _task(kind: str) -> str:
     )
 
 
-def _precision(dtypes: set[str]) -> str:
+def _precision(dtypes: set[str], autocast: str | None) -> str:
     if len(dtypes) != 1 or not dtypes <= _PRECISIONS.keys():
         raise NotModelledError(
             f"weights of type {' and '.join(sorted(dtypes))}",
             hint=f"modelled are those of one type, float32, bfloat16 or float16; or {_REHEARSE}",
         )
     (dtype,) = dtypes
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_autocast_enabled("cuda"):
+    if autocast is None:
         return _PRECISIONS[dtype]
     if dtype != "torch.float32":
         raise NotModelledError(f"autocast over weights of type {dtype}", hint=_REHEARSE)
-    return _AUTOCAST[str(torch.get_autocast_dtype("cuda"))]
+    return _AUTOCAST[autocast]
+
+
+def _autocast(model: Any) -> str | None:
+    """Return the dtype of autocast, if it is on now or accelerate put it around the forward.
+
+    Source: accelerate 1.15, Accelerator.prepare_model (`_original_forward`).
+    """
+    torch, accelerate = sys.modules.get("torch"), sys.modules.get("accelerate.state")
+    if torch is not None and torch.is_autocast_enabled("cuda"):
+        return str(torch.get_autocast_dtype("cuda"))
+    if accelerate is not None and "_original_forward" in vars(model):
+        return _ACCELERATE.get(accelerate.AcceleratorState().mixed_precision)
+    return None
 
 
 def _attention(config: Any) -> str:

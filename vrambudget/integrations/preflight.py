@@ -4,8 +4,12 @@
 
 What the model and the optimizer know is read from them; what a loop decides (batch, block,
 accumulation, clipping, autocast) is passed. The GPU is this machine's, with what is free on it now.
+
+Nothing here ends a training unless it is asked to (`strict`): what has no rules is a warning of the
+logger "vrambudget" that names it, with the command of a rehearsal.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,47 +24,77 @@ from vrambudget.estimator import Scenario, estimate_scenario, resolve
 from vrambudget.integrations.live_card import card_now
 from vrambudget.integrations.live_model import LiveModel, is_live, read_model
 from vrambudget.integrations.live_optimizer import read_optimizer
+from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.report import ledger, phrases
 from vrambudget.training.freeze import shortest
 
+_LOG = logging.getLogger("vrambudget")
+_HALF = ("bf16", "fp16")
+
 
 def preflight(
+    model: Any, *, gpu: str | Gpu | None = "auto", strict: bool = False, **fields: Any
+) -> Budget | None:
+    """Return what training `model` takes, compared with what is free on the GPU now.
+
+    `model` is a live model of transformers (also in PEFT's wrapper), a configuration, a dict or
+    what `estimate` takes; `optimizer` is a live one or a name; the other `fields` are those of
+    `Job`, which must not contradict what is read. What has no rules is logged and gives None; if
+    `strict`, it raises NotModelledError, and a job that is too large DoesNotFit.
+    """
+    try:
+        budget = predict(model, gpu=gpu, **fields)
+    except NotModelledError as error:
+        if strict:
+            raise
+        _LOG.warning("%s", unpredicted(error, gpu))
+        return None
+    return fitting(budget) if strict else budget
+
+
+def predict(
     model: Any,
     *,
     batch: int = 1,
     block: int | None = None,
     optimizer: Any = None,
     gpu: str | Gpu | None = "auto",
-    strict: bool = False,
     **fields: Any,
 ) -> Budget:
-    """Return what training `model` takes, compared with what is free on the GPU now.
-
-    `model` is a live model of transformers (also in PEFT's wrapper), a configuration, a dict or
-    what `estimate` takes; `optimizer` is a live one or a name; `fields` are those of `Job`, which
-    must not contradict what is read. Raises DoesNotFit if `strict`, NotModelledError for what has
-    no rules.
-    """
+    """Return the same, or raise NotModelledError."""
     live = read_model(model) if is_live(model) else None
     read = {**(live.fields if live else {}), **_optimizer(optimizer, model)}
     given = _merged({**_versions(), "batch": batch, "block": block, **fields}, read)
     source = live.config if live else _source(model)
     card, notes = _card(gpu, model, optimizer)
-    if strict and card is None:
-        raise VramBudgetError("strict=True needs a GPU", hint="pass gpu=..., for example '12GB'")
     scenario = resolve(source, gpu=card, **given)
     if live:
         scenario = _as_frozen(scenario, live)
     budget = _noted(estimate_scenario(scenario), notes, live)
     if live:
         _check_against(budget, live)
-    if strict and not budget.fits:
+    return budget
+
+
+def fitting(budget: Budget) -> Budget:
+    """Return the budget of a job that fits. Raises DoesNotFit, or VramBudgetError without a GPU."""
+    if budget.device is None:
+        raise VramBudgetError("strict=True needs a GPU", hint="pass gpu=..., for example '12GB'")
+    if not budget.fits:
         raise DoesNotFit(
             ": ".join(phrases.verdict(budget, ledger.ledger(budget))),
             budget=budget,
             hint="error.budget shows what takes the memory",
         )
     return budget
+
+
+def unpredicted(error: Exception, gpu: str | Gpu | None) -> str:
+    """Say what keeps a training from being predicted, and what to type instead."""
+    what = error.message if isinstance(error, VramBudgetError) else repr(error)
+    hint = getattr(error, "hint", None)
+    also = f" ({hint})" if hint and "rehearse" not in hint else ""
+    return f"memory is not predicted: {what}{also}; measure it with: {rehearsal_command(gpu)}"
 
 
 def _source(model: Any) -> str | Path | Mapping[str, Any]:
@@ -95,6 +129,11 @@ def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]
     """Return both. Raises VramBudgetError if they contradict each other."""
     for name, value in read.items():
         asked = given.get(name, value)
+        if name == "precision" and str(asked).startswith("amp-") and value in _HALF:
+            raise NotModelledError(
+                f"autocast over weights of type {value}",
+                hint="dtype=torch.float32 loads the model in float32",
+            )
         autocasts = name == "precision" and value == "fp32" and str(asked).startswith("amp-")
         if asked != value and not autocasts:
             raise VramBudgetError(

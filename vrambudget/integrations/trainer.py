@@ -2,12 +2,11 @@
 
     trainer = Trainer(..., callbacks=[VramBudgetCallback(record="measured.jsonl")])
 
-When training begins it predicts from the model, the optimizer and TrainingArguments, and warns if
-the job does not fit, or raises DoesNotFit (`strict`). After the third step it logs the measurement
-next to the prediction, and appends both to a file that `vrambudget validate` reads.
-
-Sequences are as long as the dataset's if these all have one length; otherwise pass `block`, the
-length of the longest. Peak counters are reset when training begins.
+When training begins it predicts from the model, the optimizer, TrainingArguments and the first
+batches, and warns if the job does not fit, or raises DoesNotFit (`strict`). What cannot be
+predicted is a warning too, with the command that rehearses the script. After the third step it
+logs the measurement next to the prediction, and appends both to a file that `vrambudget validate`
+reads; `log_history` has both. Peak counters are reset when training begins.
 
 It is not a subclass of TrainerCallback, because that would import transformers: the Trainer calls
 methods by name, and all that are not defined here do nothing.
@@ -16,16 +15,14 @@ Not modelled: what the Trainer itself keeps on the GPU (five scalars; with accum
 prefetched batches); evaluation between steps.
 """
 
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
-from vrambudget.errors import VramBudgetError
+from vrambudget.integrations.live_trainer import read_trainer
 from vrambudget.integrations.watch import Watch
-
-_ROWS_LOOKED_AT = 256
 
 
 class VramBudgetCallback:
@@ -41,7 +38,7 @@ class VramBudgetCallback:
         **fields: Any,
     ) -> None:
         self.block, self.fields = block, fields
-        self.watch = Watch(gpu=gpu, strict=strict, record=record)
+        self.watch = Watch(gpu=gpu, strict=strict, record=record, fields=fields)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that does nothing, for the events that are not handled here."""
@@ -51,7 +48,7 @@ class VramBudgetCallback:
 
     @property
     def budget(self) -> Budget | None:
-        """The prediction, once training has begun."""
+        """The prediction, once training has begun; None where it could not be made."""
         return self.watch.budget
 
     @property
@@ -61,42 +58,21 @@ class VramBudgetCallback:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Predict; warn, or raise if strict."""
-        del state, control
-        block = self.block or _length(given.get("train_dataloader"))
-        fields = {**_fields(args), "block": block, **self.fields}
-        self.watch.begin(given["model"], given.get("optimizer"), fields)
+        del control
+        read = partial(read_trainer, args, given, block=self.block)
+        _log(state, self.watch.begin(read))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure once, after the third step."""
         del args, control, given
-        self.watch.step(state.global_step)
+        _log(state, self.watch.step(state.global_step))
 
 
 def _nothing(*args: Any, **given: Any) -> None:
     del args, given
 
 
-def _fields(args: Any) -> dict[str, Any]:
-    """Return the job's fields that TrainingArguments have."""
-    fields: dict[str, Any] = {
-        "batch": args.per_device_train_batch_size,
-        "grad_accum": args.gradient_accumulation_steps,
-        "clip": args.max_grad_norm or None,
-        "forward_returns": "loss",  # compute_loss() returns the loss alone
-    }
-    if args.bf16 or args.fp16:
-        fields["precision"] = "amp-bf16" if args.bf16 else "amp-fp16"
-    return fields
-
-
-def _length(loader: Any) -> int:
-    """Return the length of all rows of the dataset. Raises VramBudgetError if they differ."""
-    dataset = getattr(loader, "dataset", None)
-    rows = islice(dataset, _ROWS_LOOKED_AT) if dataset is not None else ()
-    lengths = {len(row["input_ids"]) for row in rows if "input_ids" in row}
-    if len(lengths) != 1:
-        raise VramBudgetError(
-            "the dataset's sequences do not all have one length",
-            hint="pass VramBudgetCallback(block=...): the length of the longest",
-        )
-    return lengths.pop()
+def _log(state: Any, entry: dict[str, int]) -> None:
+    """Add an entry to the Trainer's log, which is saved with its checkpoints."""
+    if entry:
+        state.log_history.append({**entry, "step": state.global_step})

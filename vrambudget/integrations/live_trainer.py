@@ -1,0 +1,90 @@
+"""What Hugging Face's Trainer says of its job: TrainingArguments, its class, its first batches.
+
+Source: transformers 5.17, trainer.py (Trainer.compute_loss, evaluation_loop) and training_args.py.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vrambudget.errors import NotModelledError
+from vrambudget.integrations.live_batch import read_batch
+from vrambudget.integrations.watch import Reading
+
+_FRAMES = 12  # between a callback's method and the Trainer's loop
+_CHANGES_ALL = {
+    "torch_compile": "torch.compile, which fuses operations",
+    "use_liger_kernel": "Liger's kernels, which never make the logits",
+    "deepspeed": "DeepSpeed, which keeps weights and states elsewhere",
+    "fsdp": "FSDP, which divides weights and states between processes",
+}
+"""Arguments of the Trainer under which an eager estimate would be far off."""
+
+
+def read_trainer(args: Any, given: Mapping[str, Any], *, block: int | None) -> Reading:
+    """Return what is known of the job; `given` is what the Trainer hands to its callbacks.
+
+    Raises NotModelledError for what changes everything.
+    """
+    trainer = _calling_trainer()
+    for name, what in _CHANGES_ALL.items():
+        if getattr(args, name, None):
+            raise NotModelledError(what)
+    if type(trainer).__module__.partition(".")[0] == "trl":
+        raise NotModelledError(f"TRL's {type(trainer).__name__}, which has a loss of its own")
+    batch = int(args.per_device_train_batch_size)
+    fields: dict[str, Any] = {
+        "batch": batch,
+        "grad_accum": args.gradient_accumulation_steps,
+        "clip": args.max_grad_norm or None,
+        "forward_returns": "loss",  # compute_loss() returns the loss alone
+    }
+    if args.bf16 or args.fp16:
+        fields["precision"] = "amp-bf16" if args.bf16 else "amp-fp16"
+    doubts = list(_doubts(args, trainer))
+    if block is None:
+        read, uncounted = read_batch(given.get("train_dataloader"), batch)
+        fields |= read
+        doubts += uncounted
+    else:
+        fields["block"] = block
+    return Reading(given["model"], given.get("optimizer"), fields, tuple(doubts))
+
+
+def _calling_trainer() -> Any:
+    """Return the Trainer that calls a callback's method, None if there is none.
+
+    A callback is handed everything but the Trainer itself (CallbackHandler.call_event).
+    """
+    frame = sys._getframe()  # noqa: SLF001 - the only way to it
+    for _ in range(_FRAMES):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        found = frame.f_locals.get("self")
+        if hasattr(found, "callback_handler") and hasattr(found, "compute_loss"):
+            return found
+    return None
+
+
+def _doubts(args: Any, trainer: Any) -> Iterator[str]:
+    """Yield what this training does that the plain loop does not."""
+    own = getattr(sys.modules.get("transformers"), "Trainer", None)
+    for method in ("compute_loss", "training_step"):
+        if own is not None and getattr(type(trainer), method, None) not in (
+            None,
+            getattr(own, method),
+        ):
+            yield f"{type(trainer).__name__}.{method}, which is not the Trainer's own"
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        yield "compute_loss_func, a loss of its own"
+    if args.label_smoothing_factor:
+        yield f"label smoothing ({args.label_smoothing_factor})"
+    if str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no" or args.eval_on_start:
+        yield f"evaluation between steps (batch {args.per_device_eval_batch_size})"
+        if getattr(trainer, "compute_metrics", None) and not args.prediction_loss_only:
+            yield "logits of the evaluation, gathered on the GPU for compute_metrics"
+    if args.neftune_noise_alpha:
+        yield "NEFTune's noise on the embeddings"
+    if args.world_size > 1 or args.n_gpu > 1:
+        yield f"{max(args.world_size, args.n_gpu)} GPUs: what each needs to talk to the others"
