@@ -142,6 +142,7 @@ def test_the_largest_tensors_at_the_peak_are_named():
         ("logits as bfloat16, 64·1024 x 50304", 64 * 1024 * 50304 * 2),
     ]
     assert largest[4].count == 12
+    assert largest[4].module == "transformer.h.*.mlp.c_fc"
     assert largest[4].description == "activation of mm as bfloat16, 64·1024 x 3072"
 
 

@@ -44,7 +44,7 @@ def test_on_a_full_card_a_trace_ends_with_the_request_that_failed():
 
 @each_job
 def test_the_highest_column_is_the_budgets_breakdown(followed):
-    drawn = memory_curve(followed.tape)
+    drawn = memory_curve(followed.tape, followed.scenario.job)
     peak = drawn.columns[drawn.peak]
     assert dict(zip(PARTS, peak.parts, strict=True)) == followed.budget.breakdown
     assert drawn.span_of(drawn.peak).phase == followed.budget.peak.phase
@@ -52,7 +52,7 @@ def test_the_highest_column_is_the_budgets_breakdown(followed):
 
 @each_job
 def test_every_column_adds_up_and_lies_in_one_phase(followed):
-    drawn = memory_curve(followed.tape)
+    drawn = memory_curve(followed.tape, followed.scenario.job)
     for column in drawn.columns:
         assert sum(column.parts) == column.allocated_bytes <= column.reserved_bytes
         named = sum(n * drawn.groups[group].size_bytes for group, n in column.largest)
@@ -76,7 +76,7 @@ def test_the_page_needs_no_network_and_has_the_numbers(followed):
 
 def test_the_page_carries_every_moment_as_data():
     text = page(FOLLOWED["fits"])
-    data = json.loads(re.search(r'id="course">(.*?)</script>', text)[1])
+    data = json.loads(re.search(r'id="curve">(.*?)</script>', text)[1])
     operation, allocated, *_ = data["columns"][data["peak"]]
     assert operation == FOLLOWED["fits"].budget.peak.operation
     assert allocated == FOLLOWED["fits"].budget.peak.allocated_bytes

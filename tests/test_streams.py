@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from test_allocator_laws import random_job, random_size
 
+from vrambudget.config.job import Job
 from vrambudget.engine.context import Platform, on_stream, recording
 from vrambudget.engine.tensor import empty_bytes
 from vrambudget.errors import VramBudgetError
@@ -337,7 +338,7 @@ def test_pictures_tell_when_a_block_waited_and_for_which_stream():
     assert {action.stream for action in traced.actions if action.kind == "alloc"} == {0, 1}
     assert sorted(traced.streams) == sorted(traced.segments)
     assert set(traced.streams.values()) == {0, 1}
-    assert [span.phase for span in memory_curve(tape).spans][1:] == ["gather"] * 6
+    assert [span.phase for span in memory_curve(tape, Job()).spans][1:] == ["gather"] * 6
     assert tape.defers_frees
 
 

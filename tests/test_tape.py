@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 
+from vrambudget.config.job import Job
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import Platform, context, on_stream, recording
 from vrambudget.engine.module import Module, register
@@ -128,7 +129,7 @@ def test_a_phase_is_any_text():
         held.append(empty((KIB,), float32))
     tape.mark(0, "step_end")
     tape.close()
-    assert [span.phase for span in memory_curve(tape).spans] == phases
+    assert [span.phase for span in memory_curve(tape, Job()).spans] == phases
     assert replay(tape).peak.phase == "gather"
 
 

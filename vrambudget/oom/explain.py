@@ -24,6 +24,7 @@ from vrambudget.oom.log_lines import TracebackFrame
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
 from vrambudget.oom.scene import Finding, Scene
+from vrambudget.report.tabular import WIDTH
 from vrambudget.units import format_bytes, unit_for
 
 # The order of the findings: the cause before its circumstances.
@@ -46,7 +47,7 @@ _TELLS: tuple[Callable[[Scene], Finding | None], ...] = (
     card.cuda_graphs,
     card.seen_from_a_container,
 )
-_WIDTH = 80
+
 _PHASES = {
     "backward": r"\bbackward\b|run_backward",
     "optimizer step": r"[\\/]optim[\\/]|optimizer\w{0,40}\.step\(",
@@ -129,7 +130,7 @@ def phase_of(frames: Sequence[TracebackFrame]) -> str | None:
 
 def render_explanation(explanation: Explanation) -> str:
     """Return the explanation as text of at most 80 columns."""
-    lines = wrap(explanation.headline, _WIDTH)
+    lines = wrap(explanation.headline, WIDTH)
     if explanation.where:
         where = explanation.where
         code = f": {where.code}" if where.code else ""
@@ -189,4 +190,4 @@ def _ledger_lines(rows: Sequence[CardLedgerRow]) -> list[str]:
 
 def _item(mark: str, text: str) -> list[str]:
     indent = " " * len(mark)
-    return wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False)
+    return wrap(text, WIDTH, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False)

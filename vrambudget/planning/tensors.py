@@ -1,14 +1,15 @@
 """Tensors by name: what a storage of a tape is, in words, with shape and type.
 
     logits as bfloat16, 64·1024 x 50304
-    12 x activation of gelu as float32, 8 x 1024 x 3072
+    12 x activation of gelu as float32, 8 x 1024 x 3072, in transformer.h.*.mlp
 
 A dimension that is batch times block is written as the product. `held` names what is alive at a
-moment, alike ones once.
+moment, alike ones once: of the same description, made by the same module of any layer.
 
 Not modelled: which name in the user's code holds a tensor.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ _KINDS = {
     Purpose.WORKSPACES: "workspace of",
     Purpose.INPUTS: "input",
 }
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in a module's path
 _AT_THE_HEAD = {
     "log_softmax": "log-probabilities",
     "softmax": "probabilities",
@@ -34,11 +36,19 @@ _AT_THE_HEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Tensors that are alive at a moment and alike; `bytes` of one of them."""
+    """Tensors that are alive at a moment and alike; `bytes` of one of them.
+
+    `module`: the path of what made them, "*" for the layers of several; "" if no module did.
+    """
 
     description: str
     bytes: int
     count: int
+    module: str
+
+    def __str__(self) -> str:
+        count = f"{self.count} x " if self.count > 1 else ""
+        return count + self.description + (f", in {self.module}" if self.module else "")
 
 
 def describe(tape: Tape, storage: int, job: Job) -> str:
@@ -50,12 +60,22 @@ def describe(tape: Tape, storage: int, job: Job) -> str:
 
 def held(tape: Tape, storages: Iterable[int], job: Job) -> list[Held]:
     """Return what these storages are, the largest first."""
-    counts: dict[tuple[str, int], int] = {}
+    alike: dict[tuple[str, int, str], list[int]] = {}
     for storage in storages:
-        kind = describe(tape, storage, job), tape.sizes[storage]
-        counts[kind] = counts.get(kind, 0) + 1
-    alike = [Held(name, nbytes, count) for (name, nbytes), count in counts.items()]
-    return sorted(alike, key=lambda one: -one.bytes)
+        kind = describe(tape, storage, job), tape.sizes[storage], any_layer(tape.path_of(storage))
+        alike.setdefault(kind, []).append(storage)
+    return sorted(
+        (
+            Held(name, nbytes, len(group), tape.path_of(group[0]) if len(group) == 1 else module)
+            for (name, nbytes, module), group in alike.items()
+        ),
+        key=lambda one: -one.bytes,
+    )
+
+
+def any_layer(path: str) -> str:
+    """Return a module's path with "*" for its layer's number: "transformer.h.*.mlp"."""
+    return _NUMBER.sub("*", path)
 
 
 def _name(purpose: Purpose, operation: str, content: Content) -> str:

@@ -6,7 +6,7 @@ what would help              GiB  fits  costs
 
 from vrambudget.planning.advice import Advice, Option
 from vrambudget.planning.tensors import Held
-from vrambudget.report.tabular import grid
+from vrambudget.report.tabular import WIDTH, grid
 from vrambudget.units import format_bytes, unit_for
 
 
@@ -18,8 +18,8 @@ def next_step(advice: Advice) -> str:
     return f"{enough.options} makes it fit: {enough.words[-1]}"
 
 
-def render_advice(advice: Advice, *, markdown: bool = False) -> str:
-    """Return the advice as text that ends without a newline."""
+def options_table(advice: Advice) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of a table of what would help."""
     # The unit suits the smallest peak: that of a hopeless job may be TiB.
     peaks = [option.device_peak_bytes for option in advice.options]
     unit = unit_for(min(peaks, default=advice.device_peak_bytes))
@@ -32,12 +32,13 @@ def render_advice(advice: Advice, *, markdown: bool = False) -> str:
         ]
         for option in advice.options
     ]
-    table = grid(
-        rows,
-        ["what would help", unit, "fits", "costs"],
-        ["left", "right", "left", "left"],
-        markdown=markdown,
-    )
+    return ["what would help", unit, "fits", "costs"], rows
+
+
+def render_advice(advice: Advice, *, markdown: bool = False) -> str:
+    """Return the advice as text that ends without a newline."""
+    head, rows = options_table(advice)
+    table = grid(rows, head, ["left", "right", "left", "left"], markdown=markdown)
     parts = [
         table if rows else "no known change would help",
         "",
@@ -52,5 +53,5 @@ def _verdict(option: Option) -> str:
 
 
 def _tensor(tensor: Held) -> str:
-    count = f"{tensor.count} x " if tensor.count > 1 else ""
-    return f"  {format_bytes(tensor.bytes):>10}  {count}{tensor.description}"
+    line, where = f"  {format_bytes(tensor.bytes):>10}  {tensor}", f", in {tensor.module}"
+    return line if len(line) <= WIDTH else line.removesuffix(where) + f"\n{' ' * 14}{where[2:]}"

@@ -5,13 +5,15 @@ and `page.js` lie beside this file and are put into it whole.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 
 from vrambudget import __version__
 from vrambudget.budget import Budget
 from vrambudget.estimator import Followed
+from vrambudget.planning.advice import Advice, advise_on
+from vrambudget.report.advice import next_step, options_table
 from vrambudget.report.bar import bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug
 from vrambudget.report.ledger import Ledger, ledger
@@ -33,7 +35,7 @@ _PAGE = """<!DOCTYPE html>
 <main>
 {body}
 </main>
-<script type="application/json" id="course">{data}</script>
+<script type="application/json" id="curve">{data}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -44,7 +46,8 @@ def page(followed: Followed) -> str:
     """Return the page."""
     budget = followed.budget
     lines = ledger(budget)
-    drawn = memory_curve(followed.tape, followed.room_bytes if budget.out_of_memory else None)
+    room_bytes = followed.room_bytes if budget.out_of_memory else None
+    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
     colours = [*COLOURS.items(), *OTHERS.items()]
     return _PAGE.format(
         title=escape(f"{budget.model}: {_headline(budget, lines)}"),
@@ -75,6 +78,8 @@ def _body(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator[str
     yield plot(drawn, lines.amounts.unit, followed.room_bytes)
     yield "</section>"
     yield f"<section><h2>How it is counted</h2>{_table(lines)}</section>"
+    if budget.fits is False:
+        yield f"<section><h2>What would help</h2>{_advice(advise_on(followed))}</section>"
     told = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
     yield f'<ul class="notes">{told}</ul>'
     yield f"<footer>Predicted by vrambudget {__version__}; no GPU was used.</footer>"
@@ -101,6 +106,19 @@ def _table(lines: Ledger) -> str:
     )
 
 
+def _advice(advice: Advice) -> str:
+    head, rows = options_table(advice)
+    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    return (
+        f"<p>{escape(next_step(advice))}</p>"
+        f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _cells(kind: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts)
+
+
 def _data(drawn: MemoryCurve, lines: Ledger) -> str:
     """Return what the script shows of each moment, as JSON that cannot end its element."""
     unit = lines.amounts.unit
@@ -111,7 +129,7 @@ def _data(drawn: MemoryCurve, lines: Ledger) -> str:
         "order": [PARTS.index(name) for name in COLOURS],
         "peak": drawn.peak,
         "spans": [(s.step + 1, phase_text(s.phase), s.start, s.stop) for s in drawn.spans],
-        "groups": [(g.purpose, g.operation, g.tensor, g.size_bytes) for g in drawn.groups],
+        "groups": [(g.purpose, g.description, g.module, g.size_bytes) for g in drawn.groups],
         "columns": [
             (c.operation, c.allocated_bytes, c.reserved_bytes, c.parts, c.largest)
             for c in drawn.columns

@@ -3,7 +3,7 @@
     columns   each stands for some events of one phase and shows the highest of them: what is alive
               then by purpose, the largest groups of tensors, allocated and reserved bytes
     spans     which columns are which phase of which step
-    groups    tensors of one operation, shape, dtype and purpose: "12 x linear float32 [8, 64, 768]"
+    groups    tensors that are alike, as `planning.tensors` names them
 
 Each column is one real moment, so its parts add up, and no peak is lost between two columns.
 """
@@ -15,10 +15,11 @@ from heapq import nlargest
 from itertools import pairwise
 
 from vrambudget.budget import BLOCK_ROUNDING
+from vrambudget.config.job import Job
+from vrambudget.planning.tensors import any_layer, describe
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.trace import Action, trace
-from vrambudget.units import format_bytes
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
 _COLUMNS = 720
@@ -32,8 +33,8 @@ class TensorGroup:
     """Tensors that a reader need not tell apart."""
 
     purpose: str
-    operation: str
-    tensor: str
+    description: str
+    module: str  # "*" for the number of a layer
     size_bytes: int  # of one
 
 
@@ -74,8 +75,8 @@ class MemoryCurve:
         return self.spans[bisect_right([span.start for span in self.spans], column) - 1]
 
 
-def memory_curve(tape: Tape, room_bytes: int | None = None) -> MemoryCurve:
-    """Return the course on a card without end, and where one with `room_bytes` would be full."""
+def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryCurve:
+    """Return the curve on a card without end, and where one with `room_bytes` would be full."""
     after = _after_each_event(tape)
     phases = list(_phases(tape))
     bins = [_bins(start, stop, len(after)) for _, start, stop in phases]
@@ -84,21 +85,12 @@ def memory_curve(tape: Tape, room_bytes: int | None = None) -> MemoryCurve:
     for (mark, _, _), part in zip(phases, bins, strict=True):
         spans.append(Span(mark.step, mark.phase, at, at + len(part)))
         at += len(part)
-    groups, columns = _columns(tape, moments, after)
+    groups, columns = _columns(tape, job, moments, after)
     peak = max(range(len(columns)), key=lambda i: columns[i].allocated_bytes)
     full = trace(tape, room_bytes).out_of_memory if room_bytes is not None else None
     starts = [b[0] for part in bins for b in part]
     in_column = None if full is None else bisect_right(starts, full.event) - 1
     return MemoryCurve(tuple(columns), tuple(spans), groups, peak, in_column)
-
-
-def tensor_name(tape: Tape, storage: int) -> str:
-    """Return what a storage was made for: "float32 [8, 1024, 768]", or its size for raw bytes."""
-    content = tape.contents[storage]
-    if content is None:
-        return f"{format_bytes(tape.sizes[storage])} of raw memory"
-    shape, dtype = content
-    return f"{dtype} {list(shape)}" if shape else f"{dtype} scalar"
 
 
 def _phases(tape: Tape) -> Iterator[tuple[Mark, int, int]]:
@@ -127,7 +119,7 @@ def _after_each_event(tape: Tape) -> list[Action]:
 
 
 def _columns(
-    tape: Tape, moments: Sequence[int], after: Sequence[Action]
+    tape: Tape, job: Job, moments: Sequence[int], after: Sequence[Action]
 ) -> tuple[tuple[TensorGroup, ...], list[Moment]]:
     """Return the groups, and what is alive at each of the moments, which rise."""
     numbers: dict[TensorGroup, int] = {}
@@ -139,7 +131,7 @@ def _columns(
         for each in tape.read(done, event + 1):
             storage, change = each.storage, each.change
             group_of += (
-                numbers.setdefault(_group(tape, i), len(numbers))
+                numbers.setdefault(_group(tape, i, job), len(numbers))
                 for i in range(len(group_of), storage + 1)
             )
             group = group_of[storage]
@@ -150,9 +142,9 @@ def _columns(
     return tuple(numbers), columns
 
 
-def _group(tape: Tape, storage: int) -> TensorGroup:
-    purpose, operation = str(tape.purposes[storage]), tape.operations[storage]
-    return TensorGroup(purpose, operation, tensor_name(tape, storage), tape.sizes[storage])
+def _group(tape: Tape, storage: int, job: Job) -> TensorGroup:
+    name, module = describe(tape, storage, job), any_layer(tape.path_of(storage))
+    return TensorGroup(str(tape.purposes[storage]), name, module, tape.sizes[storage])
 
 
 def _column(

@@ -1,17 +1,17 @@
 "use strict";
 // Points at moments of the timeline and shows one step alone. Everything else is in the page.
-const course = JSON.parse(document.getElementById("course").textContent);
+const curve = JSON.parse(document.getElementById("curve").textContent);
 const figure = document.getElementById("timeline");
 const cursor = document.getElementById("cursor");
 const moment = document.getElementById("moment");
 const placed = [...figure.querySelectorAll("[data-from]")];
 const buttons = [...document.querySelectorAll("#zoom button")];
-let view = [0, course.columns.length];
-let shown = course.peak;
+let view = [0, curve.columns.length];
+let shown = curve.peak;
 
 const amount = (bytes) =>
-  (bytes / course.unitBytes).toLocaleString("en-US",
-    { minimumFractionDigits: 2, maximumFractionDigits: 2 }) + " " + course.unit;
+  (bytes / curve.unitBytes).toLocaleString("en-US",
+    { minimumFractionDigits: 2, maximumFractionDigits: 2 }) + " " + curve.unit;
 const share = (column) => (column - view[0]) / (view[1] - view[0]);
 
 function element(kind, text, ...children) {
@@ -38,23 +38,24 @@ function list(title, rows) {
 
 function show(column) {
   shown = column;
-  const [operation, allocated, reserved, parts, largest] = course.columns[column];
-  const [step, phase] = course.spans.find(([, , , stop]) => column < stop);
-  const title = column === course.peak ? "The peak: " : "";
+  const [operation, allocated, reserved, parts, largest] = curve.columns[column];
+  const [step, phase] = curve.spans.find(([, , , stop]) => column < stop);
+  const title = column === curve.peak ? "The peak: " : "";
   const first = element("p", title);
   first.append(element("b", `step ${step}, ${phase}, ${operation}`), element("br", null),
     `${amount(allocated)} allocated, ${amount(reserved)} reserved`);
-  const purposes = course.order.filter((part) => parts[part] > 0)
-    .map((part) => row(course.parts[part], parts[part], course.parts[part]));
+  const purposes = curve.order.filter((part) => parts[part] > 0)
+    .map((part) => row(curve.parts[part], parts[part], curve.parts[part]));
   const tensors = largest.map(([group, count]) => {
-    const [purpose, made, tensor, bytes] = course.groups[group];
-    return row(`${count > 1 ? `${count} x ` : ""}${made}, ${tensor}`, count * bytes, purpose);
+    const [purpose, description, module, bytes] = curve.groups[group];
+    const name = `${count > 1 ? `${count} x ` : ""}${description}`;
+    return row(module ? `${name}, in ${module}` : name, count * bytes, purpose);
   });
   const lists = element("div", null, list("alive, by purpose", purposes),
     list("largest tensors", tensors));
   lists.className = "lists";
   moment.replaceChildren(first, lists);
-  cursor.style.display = column === course.peak ? "none" : "block";
+  cursor.style.display = column === curve.peak ? "none" : "block";
   cursor.style.left = `${100 * share(column + 0.5)}%`;
 }
 
@@ -81,12 +82,18 @@ function place() {
   show(shown);
 }
 
-figure.addEventListener("pointermove", (event) => {
+function point(event) {
   const box = figure.getBoundingClientRect();
   const column = view[0] + Math.floor((event.clientX - box.left) / box.width * (view[1] - view[0]));
   show(Math.min(Math.max(column, view[0]), view[1] - 1));
+}
+let pinned = false; // a click or a tap keeps its moment until the next one
+figure.addEventListener("pointermove", (event) => pinned || point(event));
+figure.addEventListener("pointerleave", () => pinned || show(curve.peak));
+figure.addEventListener("click", (event) => {
+  pinned = !pinned || event.pointerType === "touch";
+  point(event);
 });
-figure.addEventListener("pointerleave", () => show(course.peak));
 figure.tabIndex = 0;
 figure.addEventListener("keydown", (event) => {
   const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

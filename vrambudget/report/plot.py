@@ -146,7 +146,7 @@ def _moment(drawn: MemoryCurve, unit: str) -> str:
     """Return the moment of the peak, which is shown until the reader points at another."""
     column, span = drawn.columns[drawn.peak], drawn.span_of(drawn.peak)
     rows = "".join(
-        f"<li>{count} x {escape(group.operation)}, {escape(group.tensor)}:"
+        f"<li>{count} x {escape(group.description)}:"
         f" {format_bytes(count * group.size_bytes, unit)}</li>"
         for group, count in ((drawn.groups[g], n) for g, n in column.largest)
     )

@@ -21,10 +21,10 @@ from functools import cache
 from typing import Any
 
 from vrambudget.estimator import Followed
-from vrambudget.report.memory_curve import tensor_name
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import moment
 from vrambudget.tape.trace import Action, Trace, trace
+from vrambudget.units import format_bytes
 
 _BASE = 0x7F00_0000_0000  # where a driver's addresses lie; 0 is no address
 _SMALL_SEGMENT = 2 * 2**20
@@ -61,6 +61,15 @@ def snapshot(followed: Followed) -> dict[str, Any]:
     }
 
 
+def _tensor_name(tape: Tape, storage: int) -> str:
+    """Return what a storage was made for: "float32 [8, 1024, 768]", or its size for raw bytes."""
+    content = tape.contents[storage]
+    if content is None:
+        return f"{format_bytes(tape.sizes[storage])} of raw memory"
+    shape, dtype = content
+    return f"{dtype} {list(shape)}" if shape else f"{dtype} scalar"
+
+
 class _Frames:
     """Stacks that say what Python's and C++'s would: who asked for a block, and when."""
 
@@ -73,7 +82,7 @@ class _Frames:
         """Return the stack of the request for a storage."""
         tape = self.tape
         made = _frame(tape.operations[storage], "operation")
-        of = _frame(tensor_name(tape, storage), "tensor")
+        of = _frame(_tensor_name(tape, storage), "tensor")
         purpose = _frame(str(tape.purposes[storage]), "purpose")
         path = tape.path_of(storage)
         module = [_frame(path, "module")] if path else []

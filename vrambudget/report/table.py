@@ -14,9 +14,8 @@ import textwrap
 from vrambudget.budget import Budget
 from vrambudget.report.ledger import Ledger, LedgerLine, ledger
 from vrambudget.report.phrases import job_text, moments, notes, verdict
-from vrambudget.report.tabular import grid, printable
+from vrambudget.report.tabular import WIDTH, grid, printable
 
-WIDTH = 80
 _GREEN, _RED, _PLAIN = "\x1b[1;32m", "\x1b[1;31m", "\x1b[0m"
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from vrambudget.errors import escaped
 
 Format = Literal["table", "json", "csv", "markdown"]
+WIDTH = 80  # columns of a terminal
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 

@@ -24,7 +24,8 @@ def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
     """Return the picture. Raises VramBudgetError if matplotlib is missing."""
     budget = followed.budget
     lines = ledger(budget)
-    drawn = memory_curve(followed.tape, followed.room_bytes if budget.out_of_memory else None)
+    room_bytes = followed.room_bytes if budget.out_of_memory else None
+    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
     figure = _figure()
     axes = figure.subplots()
     _stack(axes, drawn, bytes_in(lines.amounts.unit))

@@ -33,20 +33,20 @@ class Attention(Module):
     def __init__(self, config: "NanoGPTConfig") -> None:
         width = config.hidden_size
         self.heads, self.p = config.num_attention_heads, config.dropout
-        self.qkv = Linear(width, 3 * width, bias=config.bias)
-        self.proj = Linear(width, width, bias=config.bias)
+        self.c_attn = Linear(width, 3 * width, bias=config.bias)
+        self.c_proj = Linear(width, width, bias=config.bias)
         self.drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         B, T, C = x.shape
-        q, k, v = split(self.qkv(x), C, dim=2)
+        q, k, v = split(self.c_attn(x), C, dim=2)
         # [B, T, C] -> [B, H, T, D]
         q, k, v = (transpose(view(t, B, T, self.heads, C // self.heads), 1, 2) for t in (q, k, v))
         dropout_p = self.p if self.training else 0.0
         y = scaled_dot_product_attention(q, k, v, dropout=dropout_p, is_causal=True)
         y = view(contiguous(transpose(y, 1, 2)), B, T, C)
-        projected: Tensor = self.drop(self.proj(y))
+        projected: Tensor = self.drop(self.c_proj(y))
         return projected
 
 
@@ -55,15 +55,15 @@ class MLP(Module):
 
     def __init__(self, config: "NanoGPTConfig") -> None:
         width = config.hidden_size
-        self.fc = Linear(width, 4 * width, bias=config.bias)
-        self.proj = Linear(4 * width, width, bias=config.bias)
+        self.c_fc = Linear(width, 4 * width, bias=config.bias)
+        self.c_proj = Linear(4 * width, width, bias=config.bias)
         self.drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
-        x = self.fc(x)
+        x = self.c_fc(x)
         x = gelu(x)
-        x = self.proj(x)
+        x = self.c_proj(x)
         y: Tensor = self.drop(x)
         return y
 
@@ -72,40 +72,47 @@ class Block(Layer):
     """Block."""
 
     def __init__(self, config: "NanoGPTConfig") -> None:
-        self.ln1 = LayerNorm(config.hidden_size, bias=config.bias)
+        self.ln_1 = LayerNorm(config.hidden_size, bias=config.bias)
         self.attn = Attention(config)
-        self.ln2 = LayerNorm(config.hidden_size, bias=config.bias)
+        self.ln_2 = LayerNorm(config.hidden_size, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
-        x = add(x, self.attn(self.ln1(x)))
-        return add(x, self.mlp(self.ln2(x)))
+        x = add(x, self.attn(self.ln_1(x)))
+        return add(x, self.mlp(self.ln_2(x)))
+
+
+class Transformer(Module):
+    """GPT.transformer, a ModuleDict."""
+
+    def __init__(self, config: "NanoGPTConfig") -> None:
+        self.wte = Embedding(config.vocab_size, config.hidden_size)
+        self.wpe = Embedding(config.block_size, config.hidden_size)
+        self.drop = Dropout(config.dropout)
+        self.h = [Block(config) for _ in range(config.num_hidden_layers)]
+        self.ln_f = LayerNorm(config.hidden_size, bias=config.bias)
 
 
 class GPT(Module):
     """GPT."""
 
     def __init__(self, config: "NanoGPTConfig") -> None:
-        self.wte = Embedding(config.vocab_size, config.hidden_size)
-        self.wpe = Embedding(config.block_size, config.hidden_size)
-        self.drop = Dropout(config.dropout)
-        self.blocks = [Block(config) for _ in range(config.num_hidden_layers)]
-        self.ln_f = LayerNorm(config.hidden_size, bias=config.bias)
+        self.transformer = Transformer(config)
         # The head is tied before the model goes to the device: it is never allocated there.
-        self.head = Linear.sharing(self.wte.weight)
+        self.lm_head = Linear.sharing(self.transformer.wte.weight)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         pos = arange(input_ids.shape[1])
-        tok_emb = self.wte(input_ids)
-        pos_emb = self.wpe(pos)
-        x = self.drop(add(tok_emb, pos_emb))
-        for block in self.blocks:
+        tok_emb = self.transformer.wte(input_ids)
+        pos_emb = self.transformer.wpe(pos)
+        x = self.transformer.drop(add(tok_emb, pos_emb))
+        for block in self.transformer.h:
             x = block(x)
-        x = self.ln_f(x)
+        x = self.transformer.ln_f(x)
         with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.head(x)
+            logits = self.lm_head(x)
             flat = view(logits, -1, logits.shape[-1])
             loss = cross_entropy(flat, view(labels, -1))
         return Outputs(loss, logits)
