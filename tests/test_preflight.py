@@ -280,6 +280,7 @@ def test_the_rehearsals_command_is_that_of_the_running_script(words, command):
 def test_autocast_by_accelerate_is_seen():
     accelerate = pytest.importorskip("accelerate")
     model = live()
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - of a test before
     try:
         accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
         prepared = accelerator.prepare_model(model, device_placement=False)
