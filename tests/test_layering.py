@@ -21,7 +21,7 @@ LAYERS = [
     {"engine"},
     {"ops"},
     {"models"},
-    {"training"},
+    {"training", "inference"},
     {"simulate"},
     {"estimator"},
     {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},

@@ -16,6 +16,8 @@ from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.errors import NotModelledError
+from vrambudget.inference import generate
+from vrambudget.inference.settings import GenerateSettings
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.training.bitsandbytes import paged_bytes
@@ -91,8 +93,12 @@ def _record(
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
         model = _build(config, job)
-        context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
-        _adapt(model, config.model_type, job)
+        if job.mode == "generate":  # a script's counters begin with the whole model
+            _adapt(model, config.model_type, job)
+            context.tape.mark(0, "setup", resets_allocator=True)
+        else:
+            context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
+            _adapt(model, config.model_type, job)
         if not in_full:
             stack_layers(model)
         parameters = register(model, tape)
@@ -101,13 +107,40 @@ def _record(
         trainable = sum(p.numel for p in trained)
         paged = paged_bytes(job.optimizer, trained) if job.mode == "train" else 0
         del parameters, trained
-        loop = LOOPS[job.loop]
-        run = Run(model, settings, in_full=in_full)
-        held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
-        run.check()
+        held = _run(model, config, job, settings, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
-        del model, run, held
+        del model, held
     return Recording(tape, total, trainable, paged)
+
+
+def _run(
+    model: Module, config: ModelConfig, job: Job, settings: LoopSettings, *, in_full: bool
+) -> object:
+    """Run what the job does with its model; return what the script's variables hold."""
+    if job.mode == "generate":
+        return generate.run(model, _generation(config, job, settings))
+    loop = LOOPS[job.loop]
+    run = Run(model, settings, in_full=in_full)
+    held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
+    run.check()
+    return held
+
+
+def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
+    return GenerateSettings(
+        batch=job.batch,
+        prompt=job.prompt,
+        new=job.new,
+        new_cache=config.new_cache if job.cache == "dynamic" else lambda: None,
+        answers=job.num_return,
+        sample=job.sample,
+        temperature=job.temperature,
+        top_k=job.top_k,
+        top_p=job.top_p,
+        prefill_chunk=job.prefill_chunk,
+        autocast=settings.autocast,
+        begins_with_token=config.begins_with_token,
+    )
 
 
 def _build(config: ModelConfig, job: Job) -> Module:

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol, Self
 from vrambudget.config.fields.adapters import Adapters
 from vrambudget.config.fields.batches import Batches, Task
 from vrambudget.config.fields.evaluation import Evaluation
+from vrambudget.config.fields.generation import Generation
 from vrambudget.config.fields.modules import Modules
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
@@ -30,6 +31,7 @@ GROUPS: tuple[type[Settings], ...] = (
     Evaluation,
     Modules,
     Adapters,
+    Generation,
     Software,
 )
 """The groups of a job's fields, in the order in which people read them."""
@@ -66,7 +68,9 @@ class Limits(Protocol):
         """The longest sequence that has positions; None if positions are computed."""
 
 
-class Job(Software, Adapters, Modules, Evaluation, Script, Training, Batches, title="job"):
+class Job(
+    Software, Generation, Adapters, Modules, Evaluation, Script, Training, Batches, title="job"
+):
     """One training or evaluation job; every field is an option of the command line.
 
     Its fields stand in the order of GROUPS: pydantic collects those of the last base first.
@@ -147,7 +151,8 @@ class Job(Software, Adapters, Modules, Evaluation, Script, Training, Batches, ti
                 f"task {task!r} is not modelled for this architecture",
                 hint=f"it has {', '.join(config.tasks)}",
             )
-        mask, causal = ("padding", "built") if self.rows == "padded" else ("none", "skipped")
+        padded = self.padding == "left" if self.mode == "generate" else self.rows == "padded"
+        mask, causal = ("padding", "built") if padded else ("none", "skipped")
         masks = {
             "attention_mask": self.attention_mask or mask,
             "causal_mask": self.causal_mask or causal,
@@ -158,13 +163,16 @@ class Job(Software, Adapters, Modules, Evaluation, Script, Training, Batches, ti
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         block = self.block
+        if self.mode == "generate":
+            block = self.prompt + self.new
         if block is None or task == "image-cls":
             block = config.default_block  # the image's size decides how many patches there are
         if block is None:
             raise VramBudgetError("the model has no default sequence length", hint="add --block")
         if config.learned_positions is not None and block > config.learned_positions:
+            named = "prompt and new tokens together are" if self.mode == "generate" else "block is"
             raise VramBudgetError(
-                f"block is {block}; the model has positions for {config.learned_positions} tokens",
+                f"{named} {block}; the model has positions for {config.learned_positions} tokens",
                 hint=f"use --block {config.learned_positions} or less",
             )
         target_len = self.target_len

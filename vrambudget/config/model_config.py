@@ -113,6 +113,9 @@ class ModelConfig(Settings):
     """Versions of transformers whose code is followed, the oldest first; () where it is no code of
     transformers. Each family says so itself, and kept records of each version back it."""
 
+    begins_with_token: ClassVar[bool] = True
+    """Whether its configuration names a first token (bos_token_id) if a file does not."""
+
     has_experts: ClassVar[bool] = False
     """Whether its layers are mixtures of experts."""
 

@@ -26,6 +26,8 @@ _LONG = 8
 _MOST_REDUCED_AT_ONCE = 4096  # items: 256 threads of 16
 _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
+_FLOAT_TILE = 3072  # of a sort by float32 keys, on compute capability 8.0
+_SCAN_BY_KEY_TILE = 1408  # on 8.0
 _SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
 
 
@@ -42,6 +44,24 @@ def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:
     tile = 2816 if capability < (8, 0) else 3840 if capability < (9, 0) else 4608
     spare = (8 * n, 8 * n) if passes > 1 else ()
     return _storage(passes * 256 * 8, 256 * 4 * _ceil_div(n, tile), *spare, passes * 4)
+
+
+def sort_floats_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceRadixSort::SortPairs: float32 keys, 8-byte values."""
+    if n <= _SINGLE_TILE:
+        return 1
+    return _storage(4 * 256 * 8, 256 * 4 * _ceil_div(n, _FLOAT_TILE), 4 * n, 8 * n, 4 * 4)
+
+
+def segmented_sort_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceSegmentedRadixSort for float32 keys, 8-byte values."""
+    return _storage(4 * n, 8 * n)
+
+
+def scan_by_key_bytes(n: int) -> int:
+    """Return the temporary storage of DeviceScan::InclusiveSumByKey over 4-byte items."""
+    tiles = _ceil_div(n, _SCAN_BY_KEY_TILE)
+    return _storage(4 * tiles, 16 * (tiles + 32))
 
 
 def unique_by_key_bytes(n: int) -> int:

@@ -46,6 +46,7 @@ class Qwen3Config(LaterLayersSlide):
     max_position_embeddings: Size = 32768
     attention_bias: bool = False
 
+    begins_with_token = False
     followed_in = ("4.57", "5.17")
 
     def layer(self) -> DecoderLayer:

@@ -1,0 +1,61 @@
+"""Generation: the prompt, the answer, the cache of keys and values, and how tokens are chosen."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from vrambudget.config.settings import Settings, Size
+
+CacheKind = Literal["dynamic", "none"]
+Padding = Literal["none", "left"]
+
+INFERENCE = ("generate", "forward")
+"""Modes without a loss: the model's weights are in the precision that it computes in."""
+
+
+class Generation(Settings, defer_build=True, title="generation"):
+    """What `--mode generate` does, with the defaults of transformers' `generate`."""
+
+    prompt: Size = Field(1024, description="tokens of each prompt (--mode generate)")
+    new: Annotated[Size, Field(le=2**20)] = Field(
+        128, description="tokens to generate: max_new_tokens"
+    )
+    cache: CacheKind = Field(
+        "dynamic", description="cache_implementation of keys and values; none: use_cache=False"
+    )
+    sample: bool = Field(default=False, description="draw tokens: do_sample=True")
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="divides the logits before tokens are drawn"
+    )
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        50, description="draw from so many of the most probable tokens; 0: from all"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="draw from the most probable tokens that together reach this probability"
+    )
+    num_return: Size = Field(1, description="answers to each prompt: num_return_sequences")
+    padding: Padding = Field(
+        "none", description="left: prompts of different lengths, filled up with padding"
+    )
+    prefill_chunk: Size | None = Field(
+        None, description="tokens of the prompt for each forward pass: prefill_chunk_size"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _precision_of_weights(cls, values: Any) -> Any:
+        """Load 16-bit weights where nothing is trained and no precision is named."""
+        if isinstance(values, dict) and values.get("mode") in INFERENCE:
+            return {"precision": "bf16", **values}
+        return values
+
+    def problems(self) -> Iterable[str]:
+        """Yield what `generate` refuses."""
+        if self.num_return > 1 and not self.sample:
+            yield (
+                f"num_return is {self.num_return}, but without sample all answers are the same:"
+                " generate refuses that"
+            )
+        if self.prefill_chunk is not None and self.cache == "none":
+            yield "prefill_chunk needs a cache, and cache is 'none'"

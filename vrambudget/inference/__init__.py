@@ -1,0 +1,1 @@
+"""Models at work: what `generate` of transformers holds and makes, step by step."""

@@ -1,0 +1,184 @@
+"""`model.generate(**inputs)` of transformers, with greedy search or sampling: what it holds when.
+
+    setup      masks and positions of the prompt; rows are repeated for several answers
+    prefill    one forward pass over the prompt, or one for each of its chunks
+    decode k   one forward pass over the k-th new token; then the next one is chosen
+
+A step's tensors are `State`'s: `Sampling.decode` reads like the body of the loop in `_sample`.
+
+Source: generation/utils.py of transformers 5.17 (generate, _prepare_special_tokens,
+_prepare_position_ids_for_generation, _expand_inputs_for_generation, _prefill, _sample,
+prepare_inputs_for_generation, _update_model_kwargs_for_generation), stopping_criteria.py.
+Not modelled: end tokens (all rows run to their full length), assisted decoding, streamers.
+"""
+
+from dataclasses import dataclass
+
+from vrambudget.dtypes import bool_, float32, int64
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.inference.processors import Processor, processors_of
+from vrambudget.inference.settings import GenerateSettings, Marker
+from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.ops.creation import arange, made
+from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.sampling import argmax, multinomial
+from vrambudget.ops.scan import cumsum
+from vrambudget.ops.shape import cat, clone, narrowed
+from vrambudget.ops.softmax import softmax
+
+
+@dataclass(slots=True)
+class ModelInputs:
+    """What prepare_inputs_for_generation hands the model."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor | None
+    past_key_values: Cache | None
+
+
+class Sampling:
+    """_sample, step by step; attributes are its local variables."""
+
+    def __init__(
+        self,
+        model: Module,
+        settings: GenerateSettings,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None,
+    ) -> None:
+        self.model, self.settings = model, settings
+        self.processors: list[Processor] = processors_of(settings)
+        self.input_ids, self.attention_mask = input_ids, attention_mask
+        self.position_ids = position_ids
+        self.cache: Cache | None = settings.new_cache()
+        self.unfinished_sequences = made("ones", (input_ids.shape[0],), int64)
+        self.model_inputs: ModelInputs | None = None
+        self.next_token_logits: Tensor | None = None
+        self.next_token_scores: Tensor | None = None
+        self.probs: Tensor | None = None
+        self.next_tokens: Tensor | None = None
+
+    def prefill(self, mark: Marker) -> None:
+        """Run the prompt through the model and choose the first token."""
+        outputs = self._prefill(mark)
+        self._choose(outputs)
+
+    def decode(self, mark: Marker, phase: str) -> None:
+        """Run the newest token through the model and choose the next one."""
+        self.model_inputs = self._inputs(1 if self.cache is not None else None)
+        mark(phase)
+        outputs = self._forward(self.model_inputs)
+        self._choose(outputs)
+
+    def _prefill(self, mark: Marker) -> Outputs:
+        chunk, length = self.settings.prefill_chunk, self.input_ids.shape[1]
+        if chunk is None:
+            model_inputs = self._inputs(None)
+            mark("prefill")
+            return self._forward(model_inputs)
+        attention_mask, position_ids = self.attention_mask, self.position_ids
+        outputs: Outputs
+        for number, start in enumerate(range(0, length, chunk)):
+            size = min(chunk, length - start)
+            model_inputs = ModelInputs(
+                clone(narrowed(self.input_ids, 1, size)),
+                narrowed(attention_mask, 1, start + size),
+                None if position_ids is None else narrowed(position_ids, 1, size),
+                self.cache,
+            )
+            mark(f"prefill chunk {number + 1}")
+            outputs = self._forward(model_inputs)
+        return outputs
+
+    def _inputs(self, new_tokens: int | None) -> ModelInputs:
+        """prepare_inputs_for_generation: the last `new_tokens`, or all of them."""
+        ids = self.input_ids if new_tokens is None else narrowed(self.input_ids, 1, new_tokens)
+        ids = clone(ids)
+        positions = self.position_ids
+        if positions is not None and positions.shape[1] != ids.shape[1]:
+            positions = clone(narrowed(positions, 1, ids.shape[1]))
+        return ModelInputs(ids, self.attention_mask, positions, self.cache)
+
+    def _forward(self, inputs: ModelInputs) -> Outputs:
+        outputs: Outputs = self.model(
+            inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            position_ids=inputs.position_ids,
+            past_key_values=inputs.past_key_values,
+            use_cache=self.cache is not None,
+            logits_to_keep=1,
+        )
+        return outputs
+
+    def _choose(self, outputs: Outputs) -> None:
+        """Take the step's last logits, choose a token for each row, and lengthen what it needs."""
+        self._lengthen_inputs()
+        rows, _, vocabulary = outputs.logits.shape
+        self.next_token_logits = made("to_copy", (rows, vocabulary), float32)
+        scores = self.next_token_logits
+        for process in self.processors:
+            scores = process(scores)
+        self.next_token_scores = scores
+        if self.settings.sample:
+            self.probs = softmax(scores)
+            self.next_tokens = multinomial(self.probs)
+        else:
+            self.next_tokens = argmax(scores)
+        del scores
+        self.input_ids = _with_tokens(self.input_ids, self.next_tokens)
+        self._stop()
+
+    def _lengthen_inputs(self) -> None:
+        """_update_model_kwargs_for_generation."""
+        if self.position_ids is not None:
+            self.position_ids = _next_positions(self.position_ids)
+        self.attention_mask = _with_ones(self.attention_mask)
+
+    def _stop(self) -> None:
+        """StoppingCriteriaList with MaxLengthCriteria, and StopCheck, which reads back."""
+        rows = self.input_ids.shape[:1]
+        is_done = made("full", rows, bool_)
+        reached = made("full", rows, bool_)
+        is_done = made("bitwise_or", rows, bool_)
+        del reached
+        is_going_on = made("bitwise_not", rows, bool_)
+        del is_done
+        self.unfinished_sequences = made("bitwise_and", rows, int64)
+        del is_going_on
+        largest = made("max", (), int64)
+        with_partial_sums(self.unfinished_sequences, (0,), accumulator=int64.itemsize)
+        is_zero = made("eq", (), bool_)
+        del largest, is_zero
+
+
+def _with_tokens(input_ids: Tensor, tokens: Tensor) -> Tensor:
+    return cat([input_ids, tokens.viewed((tokens.shape[0], 1), None)], dim=-1)
+
+
+def _with_ones(attention_mask: Tensor) -> Tensor:
+    ones = made("new_ones", (attention_mask.shape[0], 1), int64)
+    return cat([attention_mask, ones], dim=-1)
+
+
+def _next_positions(position_ids: Tensor) -> Tensor:
+    rows = position_ids.shape[0], 1
+    offset = arange(1)
+    following = made("add", rows, int64)
+    del offset
+    following = made("add", rows, int64)
+    return cat([position_ids, following], dim=-1)
+
+
+def positions_of(attention_mask: Tensor) -> Tensor:
+    """_prepare_position_ids_for_generation: [B, T]."""
+    counts = cumsum(attention_mask, int64)
+    position_ids = made("sub", attention_mask.shape, int64)
+    del counts
+    is_padding = made("eq", attention_mask.shape, bool_)
+    filled = made("masked_fill", attention_mask.shape, int64)
+    del is_padding, position_ids
+    return filled

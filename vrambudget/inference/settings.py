@@ -1,0 +1,30 @@
+"""What decides the memory of generation besides the model: the part of a job that it reads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vrambudget.dtypes import DType
+from vrambudget.models.parts.cache import Cache
+
+Marker = Callable[[str], None]
+"""Note that a phase begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSettings:
+    """The arguments of `generate`, resolved."""
+
+    batch: int
+    prompt: int
+    new: int
+    new_cache: Callable[[], Cache | None]
+    answers: int = 1  # rows that each prompt is repeated to: num_beams, num_return_sequences
+    num_beams: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    prefill_chunk: int | None = None
+    autocast: DType | None = None
+    begins_with_token: bool = True  # the model's configuration names a bos_token_id
+    takes_positions: bool = True  # the model's forward pass does

@@ -1,0 +1,124 @@
+"""Choosing tokens: argmax, the largest logits, sorted logits, and a draw from probabilities.
+
+    argmax            [B, V] -> int64 [B]
+    topk_of_rows      values and indices [B, k] of long rows: radix select over blocks of a row
+    sort_rows         float32 [B, V] -> values, and int64 indices
+    multinomial       probabilities [B, V], divided by exponential draws -> argmax, int64 [B, 1]
+
+Nothing here is followed by autograd.
+
+Source: aten/src/ATen/native/cuda/TensorTopK.cu (should_use_multiblock, get_items_per_thread,
+mbtopk::launch), Sort.cu (launch_stable_sort_kernel, segmented_sort_pairs_by_full_sort),
+Distributions.cpp (multinomial), TensorCompare.cpp. Torch 2.11.
+CUB's tile for float32 keys was read off requests for compute capability 8.0.
+Not modelled: rows of a million and more; topk of more than 4096 values.
+"""
+
+from vrambudget.dtypes import bool_, float32, int64
+from vrambudget.engine.context import context
+from vrambudget.engine.sizes import pure
+from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.ops.creation import made
+from vrambudget.ops.cub import (
+    scan_by_key_bytes,
+    segmented_sort_bytes,
+    sort_floats_bytes,
+    sort_pairs_bytes,
+)
+from vrambudget.ops.reduce import with_partial_sums
+
+_DIGITS = 256  # that a pass of the radix select tells apart
+_THREADS = 256
+_BLOCKS_PER_MULTIPROCESSOR = 6  # 65,536 registers; 40 for each of 256 threads
+_ITEMS = (4, 64)  # of a thread, at least and at most
+_SEGMENTED_FROM = 128  # rows
+_MULTIBLOCK = (  # rows up to, row's length from
+    *((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800)),
+    (2**31, 400),
+)
+
+
+def argmax(x: Tensor) -> Tensor:
+    """Return where each row of x [B, V] is largest: int64 [B]."""
+    y = made("argmax", x.shape[:1], int64)
+    with_partial_sums(x, (1,), int64, accumulator=16)  # the value and its index
+    return y
+
+
+def topk_of_rows(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest of each row of x [B, V], and where they are."""
+    B, V = x.shape
+    context.operation = "topk"
+    values, indices = empty((B, k), x.dtype), empty((B, k), int64)
+    if next(length for rows, length in _MULTIBLOCK if rows >= B) <= V:
+        _radix_select(B, V)
+    return values, indices
+
+
+def _radix_select(B: int, V: int) -> None:
+    blocks = B * _blocks_of_a_row(context.platform.multiprocessors, B, V)
+    kth_values, ks_to_find, desired = (empty_bytes(B * n) for n in (4, 8, 8))
+    counts = empty_bytes(blocks * _DIGITS * 2)
+    digit_sums = empty_bytes(B * _DIGITS * 4)
+    within_k_counts, kth_counts = empty_bytes(blocks * 4), empty_bytes(blocks * 4)
+    for _ in range(2):
+        empty_bytes(scan_by_key_bytes(blocks))  # freed at once: nobody holds it
+    del kth_counts, within_k_counts, digit_sums, counts, desired, ks_to_find, kth_values
+
+
+@pure
+def _blocks_of_a_row(multiprocessors: int, B: int, V: int) -> int:
+    threads = multiprocessors * _BLOCKS_PER_MULTIPROCESSOR * _THREADS
+    least, most = _ITEMS
+    items = max(least, min(-(-(B * V) // threads), most))
+    return -(-V // (items * _THREADS))
+
+
+def sort_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x [B, V] with its rows sorted, and where each element was."""
+    B, V = x.shape
+    n = B * V
+    context.operation = "sort"
+    values, indices = empty(x.shape, x.dtype), empty(x.shape, int64)
+    positions = empty(x.shape, int64)  # with each element's row; alone, or where it was
+    if B == 1:
+        empty_bytes(sort_floats_bytes(n))  # freed at once: nobody holds it
+    elif B < _SEGMENTED_FROM:  # by value, then by row
+        sorted_positions, keys = empty(x.shape, int64), empty(x.shape, x.dtype)
+        empty_bytes(sort_floats_bytes(n))
+        del keys
+        empty_bytes(sort_pairs_bytes(n, passes=1))
+        del sorted_positions
+    else:
+        empty_bytes(segmented_sort_bytes(n))
+    del positions
+    return values, indices
+
+
+def multinomial(probs: Tensor) -> Tensor:
+    """Return one draw of each row of probabilities [B, V]: int64 [B, 1]."""
+    B, V = probs.shape
+    result = made("multinomial", (B, 1), int64)
+    largest = _reduced(probs, (0, 1))
+    is_finite = empty((), bool_)
+    smallest = _reduced(probs, (0, 1))
+    is_positive = empty((), bool_)
+    is_valid = empty((), bool_)
+    del is_positive, smallest, is_finite, largest
+    sums = empty((B,), float32)
+    with_partial_sums(probs, (1,))
+    zeros = empty((B,), bool_)
+    has_zeros = empty((), bool_)
+    with_partial_sums(zeros, (0,), accumulator=1)
+    del zeros, sums
+    is_read = empty((), bool_)
+    del is_read
+    draws = empty((B, V), float32)  # exponential; probabilities divided by them, in place
+    del draws, has_zeros, is_valid
+    return result
+
+
+def _reduced(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    y = empty((), x.dtype)
+    with_partial_sums(x, dims)
+    return y
