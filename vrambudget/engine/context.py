@@ -44,7 +44,7 @@ class ModelOptions:
 
     dtype: DType = float32  # of the weights
     attention: str = "sdpa"  # or "eager"
-    experts: str = "grouped_mm"  # or "eager"
+    experts: str = "grouped_mm"  # or "eager", or "batched_mm"
     routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
     use_cache: bool = False  # a decoder called without saying so keeps keys and values

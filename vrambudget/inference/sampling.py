@@ -12,9 +12,10 @@ prepare_inputs_for_generation, _update_model_kwargs_for_generation), stopping_cr
 Not modelled: end tokens (all rows run to their full length), assisted decoding, streamers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vrambudget.dtypes import bool_, float32, int64
+from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.processors import Processor, processors_of
@@ -66,6 +67,8 @@ class Sampling:
         """Run the prompt through the model and choose the first token."""
         outputs = self._prefill(mark)
         self._choose(outputs)
+        if context.options.experts == "grouped_mm":  # _optimize_model_for_decode
+            context.options = replace(context.options, experts="batched_mm")
 
     def decode(self, mark: Marker, phase: str) -> None:
         """Run the newest token through the model and choose the next one."""

@@ -10,7 +10,11 @@ N tokens go to k experts each: S = N * k rows.
     eager        one expert after the other, on the rows it got: `rows_per_expert` says how many.
                  backward makes a gradient as large as all experts' weights for each of them.
 
-Not modelled: expert parallelism, other implementations (batched_mm, deepgemm, sonicmoe), biases.
+    batched_mm   a product for each row, by a copy of its expert's weights; `generate` takes it for
+                 decoding in place of grouped_mm (_optimize_model_for_decode)
+
+Not modelled: expert parallelism, other implementations (deepgemm, sonicmoe), biases; gradients of
+batched_mm.
 """
 
 from vrambudget.dtypes import bool_, int32, int64
@@ -23,7 +27,7 @@ from vrambudget.ops.elementwise import ACTIVATIONS, mul
 from vrambudget.ops.fill import masked_fill, masked_fill_
 from vrambudget.ops.grouped import grouped_linear
 from vrambudget.ops.indexing import index_add_, index_pairs, index_rows
-from vrambudget.ops.linear import linear
+from vrambudget.ops.linear import linear, matmul
 from vrambudget.ops.ordering import count_each, running_sum, sort
 from vrambudget.ops.reduce import sum_dim, with_partial_sums
 from vrambudget.ops.selection import nonzero
@@ -44,6 +48,8 @@ class Experts(Parametrised):
         """[N, C], [N, k], [N, k] -> [N, C]."""
         if context.options.experts == "eager":
             return self._one_by_one(hidden_states, top_k_index, top_k_weights)
+        if context.options.experts == "batched_mm":
+            return self._batched(hidden_states, top_k_index, top_k_weights)
         return self._grouped(hidden_states, top_k_index, top_k_weights)
 
     def _grouped(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -73,6 +79,26 @@ class Experts(Parametrised):
         weighted_out = index_rows(weighted_out, inv_perm)
         final_hidden_states = sum_dim(view(weighted_out, tokens, top_k, -1), 1)
         return to(final_hidden_states, hidden_states.dtype)
+
+    def _batched(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """batched_mm_experts_forward: a copy of the chosen expert's weights for each row."""
+        tokens, top_k = top_k_index.shape
+        rows = tokens * top_k
+        selected_hidden_states = made(
+            "repeat_interleave", (rows, hidden_states.shape[1]), hidden_states.dtype
+        )
+        sample_weights = reshape(top_k_weights, -1)
+        expert_ids = made("clamp", (rows,), int64)
+        selected_weights = index_rows(self.value("gate_up_proj"), expert_ids)
+        proj_out = _batched_linear(selected_hidden_states, selected_weights)
+        proj_out = self._apply_gate(proj_out)
+        selected_weights = index_rows(self.value("down_proj"), expert_ids)
+        proj_out = _batched_linear(proj_out, selected_weights)
+        weighted_out = mul(proj_out, unsqueeze(sample_weights, 1))
+        final_hidden_states = sum_dim(view(weighted_out, tokens, top_k, -1), 1)
+        result = to(final_hidden_states, hidden_states.dtype)
+        del selected_hidden_states, selected_weights, expert_ids  # held until here
+        return result
 
     def _one_by_one(
         self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
@@ -109,6 +135,12 @@ class Experts(Parametrised):
     def _apply_gate(self, gate_up_out: Tensor) -> Tensor:
         gate, up = split(gate_up_out, gate_up_out.shape[-1] // 2, -1)
         return mul(self.act_fn(gate), up)
+
+
+def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1): [S, I], [S, O, I] -> [S, O]."""
+    y = matmul(weight, unsqueeze(x, x.ndim))
+    return view(y, *y.shape[:2])
 
 
 def rows_per_expert(tokens: int, top_k: int, experts: int) -> list[int]:
