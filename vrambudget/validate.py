@@ -29,6 +29,7 @@ from vrambudget.estimator import Scenario
 from vrambudget.models import config_class
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
+from vrambudget.tape.phases import peaks_by_part
 from vrambudget.tape.replay import Replay, replay, replay_on
 
 _MOST_MEASURED = 2**60
@@ -177,13 +178,14 @@ def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
     tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     if "oom" in facts:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
-    predicted, measured = _peaks(replay(tape), facts)
+    along = _by_part(tape, facts) if scenario.job.mode == "generate" else ()
+    predicted, measured = _peaks(replay(tape), facts, along)
     return Check(name, source, predicted, measured, kinds=_kinds(scenario, source))
 
 
 def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
     job = scenario.job
-    method = "training" if job.mode == "train" else "evaluation"
+    method = {"train": "training", "eval": "evaluation"}.get(job.mode, job.mode)
     if job.lora_rank is not None:
         method = "LoRA"
     if job.checkpointing == "full":
@@ -212,7 +214,20 @@ def _is_full(gpu: Gpu | None, tape: Tape) -> bool:
     return gpu is not None and replay_on(tape, gpu.room_bytes) is not None
 
 
-def _peaks(replayed: Replay, facts: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+def _by_part(tape: Tape, facts: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield predicted and measured peaks of a generation's parts."""
+    keys = {"setup": "setup", "first": "prefill", "later": "decode_peak"}
+    for part, peaks in peaks_by_part(tape).items():
+        there = facts.get(keys[part])
+        if isinstance(there, Mapping):
+            yield peaks.requested, _bytes(there, "requested")
+            yield peaks.allocated, _bytes(there, "allocated")
+            yield peaks.reserved, _bytes(there, "reserved")
+
+
+def _peaks(
+    replayed: Replay, facts: Mapping[str, Any], by_part: Iterable[tuple[int, int]] = ()
+) -> tuple[dict[str, int], dict[str, int]]:
     """Return predicted and measured bytes by counter; "course" is where they differ most."""
     peak = replayed.peak
     predicted = dict(
@@ -224,6 +239,7 @@ def _peaks(replayed: Replay, facts: Mapping[str, Any]) -> tuple[dict[str, int], 
     along = [
         (n, _bytes(facts, key)) for key, n in _along(replayed) if n is not None and key in facts
     ]
+    along += by_part
     if not measured and not along:
         raise VramBudgetError("`measured` holds nothing that is compared, such as peak_allocated")
     if along:

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from vrambudget.config.job import GROUPS, Job
 
 _SWITCHES = {
+    "sample": ("--sample", "draw tokens: do_sample=True"),
     "keep_outputs": (
         "--discard-outputs",
         "the loop drops its outputs before the next forward pass",

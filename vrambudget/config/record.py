@@ -11,6 +11,7 @@ from typing import Any
 
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.job import Job
+from vrambudget.config.record_inference import KEYS, fields_of, is_inference
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import read_file
@@ -28,6 +29,8 @@ TOLD = ("id", "model", "target", "attention_kernel", "note", "without")
 def check_keys(record: Mapping[str, Any]) -> None:
     """Raise NotModelledError for keys that no job has."""
     known = {*Job.model_fields, *FOUND, *TOLD}
+    if is_inference(record):
+        known |= KEYS
     unknown = [key for key in record if key not in known]
     if unknown:
         near = [hint for key in unknown if (hint := did_you_mean(key, known))]
@@ -41,6 +44,8 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     """Return the job of a measured record; gaps are as the measuring loop has them."""
     given = {k: record[k] for k in record if k in Job.model_fields}
     values = {"precision": "fp32", "task": "causal-lm", **given}
+    if is_inference(record):
+        values |= fields_of(record)
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:
         values["forward_returns"] = "loss"  # of older records: out of hand before backward

@@ -142,13 +142,14 @@ def select(x: Tensor, dim: int) -> Tensor:
     return _share(x, "select", shape, rest, partial(_zeros, source, x.dtype))
 
 
-def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+def cat(tensors: Sequence[Tensor], dim: int, wider: DType | None = None) -> Tensor:
     """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy.
 
-    Of several types the widest is the result's; the kernel casts as it copies.
+    Of several types the widest is the result's (`wider`: that of an empty tensor among them); the
+    kernel casts as it copies.
     """
     first = tensors[0]
-    dtype = reduce(promote, (x.dtype for x in tensors))
+    dtype = reduce(promote, (x.dtype for x in tensors), wider or first.dtype)
     dim %= first.ndim
     lengths = [x.shape[dim] for x in tensors]
     shape = (*first.shape[:dim], sum(lengths), *first.shape[dim + 1 :])

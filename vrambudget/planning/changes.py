@@ -127,7 +127,7 @@ CHANGES = (
     _fields(
         "drop the outputs before the next forward: `del outputs`",
         Cost.NOTHING,
-        lambda scenario: scenario.job.keep_outputs,
+        lambda scenario: scenario.job.keep_outputs and scenario.job.mode != "generate",
         keep_outputs=False,
     ),
     _fields(
@@ -184,6 +184,8 @@ CHANGES = (
 def options(before: Job, after: Job) -> str:
     """Return what to add on the command line to get from one job to the other."""
     changed = [name for name in Job.model_fields if getattr(before, name) != getattr(after, name)]
+    if before.mode == "generate":
+        changed = [name for name in changed if name != "block"]  # it is the prompt's
     return " ".join(
         _SWITCHES.get(name, f"--{name.replace('_', '-')} {getattr(after, name)}")
         for name in changed

@@ -1,7 +1,7 @@
 """The same scenario with something changed: `variant(scenario, batch=8, checkpointing="full")`.
 
 A sequence-to-sequence job whose targets are as long as its block keeps them so when the block
-changes.
+changes. A prompt is what a generation's block holds besides its new tokens.
 """
 
 from dataclasses import replace
@@ -17,5 +17,7 @@ def variant(scenario: Scenario, **fields: Any) -> Scenario:
     """
     if "block" in fields and scenario.job.target_len == scenario.job.block:
         fields.setdefault("target_len", None)  # resolved: as long as the block
+    if "block" in fields and scenario.job.mode == "generate":  # the answer stays as long
+        fields["prompt"] = max(1, fields["block"] - scenario.job.new)
     job = scenario.job.model_copy(update=fields)
     return replace(scenario, job=job.resolve(scenario.config.for_job(job)))

@@ -93,7 +93,7 @@ def _autocast_copies(budget: Budget) -> str:
 
 def _gradients(budget: Budget) -> str:
     if _evaluates(budget):
-        return "none: evaluation"
+        return _NOT_TRAINED
     exact = _product(budget, budget.parameters.trainable, "gradients")
     dtype = "float32" if budget.job.get("lora_rank") else _dtype(budget)
     return exact or f"{dtype}, those alive at the peak"
@@ -101,7 +101,7 @@ def _gradients(budget: Budget) -> str:
 
 def _optimizer_states(budget: Budget) -> str:
     if _evaluates(budget):
-        return "none: evaluation"
+        return _NOT_TRAINED
     if budget.peak.step == 0 and not budget.breakdown["optimizer states"]:
         return "none yet: created at the end of step 1"
     return _STATES.get(budget.job["optimizer"], "")
@@ -115,6 +115,7 @@ def _activations(budget: Budget) -> str:
     return "saved for backward"
 
 
+_NOT_TRAINED = "none: nothing is trained"
 _STATES = {
     "adamw": "AdamW: two per parameter",
     "adam": "Adam: two per parameter",
@@ -151,7 +152,7 @@ _DTYPES = {
 
 
 def _evaluates(budget: Budget) -> bool:
-    return bool(budget.job["mode"] == "eval")
+    return bool(budget.job["mode"] != "train")
 
 
 def _dtype(budget: Budget) -> str:

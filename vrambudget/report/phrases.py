@@ -37,7 +37,7 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
 def job_text(budget: Budget) -> str:
     """Return the model and the job in a sentence."""
     job = budget.job
-    words = [f"batch {job['batch']}", f"block {job['block']}", job["mode"], job["precision"]]
+    words = [f"batch {job['batch']}", *_lengths(job), job["precision"]]
     words += [f"{job['weights']} weights"] if job.get("weights") else []
     if job["mode"] == "train":
         default = "bitsandbytes" if job["optimizer"] in BITSANDBYTES else "PyTorch's default"
@@ -57,6 +57,16 @@ def job_text(budget: Budget) -> str:
     return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"
 
 
+def _lengths(job: Mapping[str, Any]) -> list[str]:
+    if job["mode"] != "generate":
+        return [f"block {job['block']}", job["mode"]]
+    how = "sampled" if job["sample"] else "greedy"
+    words = [f"a prompt of {job['prompt']} tokens", f"generate {job['new']} more ({how})"]
+    words += [f"{job['num_return']} answers each"] if job["num_return"] > 1 else []
+    words += [f"chunks of {job['prefill_chunk']}"] if job["prefill_chunk"] else []
+    return [*words, f"{job['cache']} cache" if job["cache"] != "none" else "no cache"]
+
+
 def _zeroes(job: Mapping[str, Any]) -> bool:
     return bool(job.get("zero_grad", "none") != "none")
 
@@ -69,15 +79,20 @@ def _evaluation(job: Mapping[str, Any]) -> str:
 def moments(budget: Budget) -> Iterator[str]:
     """Yield when the peak is, and when the GPU is full."""
     peak, steps, failure = budget.peak, len(budget.steps), budget.out_of_memory
-    when = f"step {peak.step + 1} of {steps}, {phase_text(peak.phase)}, {peak.operation}"
+    when = f"{_step(budget, peak.step, f' of {steps}')}{phase_text(peak.phase)}, {peak.operation}"
     yield f"the peak is in {when}"
     if failure is not None:
         asked = format_bytes(failure.requested_bytes)
         held = format_bytes(failure.allocated_bytes)
         yield (
-            f"out of memory in step {failure.step + 1}, {phase_text(failure.phase)}:"
+            f"out of memory in {_step(budget, failure.step)}{phase_text(failure.phase)}:"
             f" {failure.operation} requests {asked} with {held} allocated"
         )
+
+
+def _step(budget: Budget, step: int, of: str = "") -> str:
+    """Return which step it is; a generation's phases say so themselves."""
+    return "" if budget.job["mode"] == "generate" else f"step {step + 1}{of}, "
 
 
 def phase_text(phase: str) -> str:

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.dtypes import DType, int64
-from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -107,11 +106,9 @@ class SlidingLayer:
 def _joined(old: Tensor | None, new: Tensor, dtype: DType) -> Tensor:
     """torch.cat([old, new], dim=-2); at first the old one is empty, in the keys' type.
 
-    Under autocast that type may not be the values': they are cast as keys are.
+    Under autocast that type may not be the values': the kernel casts as it copies.
     """
-    if context.autocast is not None:
-        new = to(new, dtype)
-    return cat([new] if old is None else [old, new], dim=_LENGTH)
+    return cat([new] if old is None else [old, new], dim=_LENGTH, wider=dtype)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,56 @@
+"""Records of generation and of forward passes, in the words of the script that measured them.
+
+    kind         generate | forward          decoding     greedy | sample | beam
+    prompt, new  tokens                      cache        dynamic | static | none ...
+    chunk        of the prompt               num_return   answers to each prompt
+    auto         the class of transformers   grad         no_grad | inference_mode | grad
+
+`generate` runs without gradients whatever `grad` says. What else a record may ask for is refused by
+name: a second call, loading, pipelines.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.errors import NotModelledError
+
+KEYS = frozenset(
+    {
+        *("kind", "decoding", "chunk", "auto", "grad", "return_scores", "repeat", "timeout"),
+        *("mask", "pool", "logits_to_keep", "num_beams", "num_return", "use_cache"),
+    }
+)
+"""Keys that such records have besides those of a job."""
+
+_MODES = {"generate": "generate"}
+_TASKS = {"causal-lm": "causal-lm", "seq2seq-lm": "seq2seq-lm", "seq-cls": "seq-cls"}
+_RENAMED = {"chunk": "prefill_chunk"}
+_REFUSED = {
+    "return_scores": "scores that are returned",
+    "repeat": "a second call of generate",
+    "num_beams": "beam search",
+    "pool": "pooled embeddings",
+}
+
+
+def is_inference(record: Mapping[str, Any]) -> bool:
+    """Whether a record is in these words."""
+    return "kind" in record
+
+
+def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job's fields that say what the record's own words say.
+
+    Raises NotModelledError for what no job can say.
+    """
+    kind, auto = record["kind"], record.get("auto", "causal-lm")
+    if kind not in _MODES:
+        raise NotModelledError(f"a record of kind {kind!r} is not modelled")
+    if auto not in _TASKS:
+        raise NotModelledError(f"generation with auto {auto!r} is not modelled")
+    if missing := [what for key, what in _REFUSED.items() if record.get(key)]:
+        raise NotModelledError(f"{' and '.join(missing)}: not modelled")
+    fields: dict[str, Any] = {"mode": _MODES[kind], "task": _TASKS[auto]}
+    fields |= {name: record[key] for key, name in _RENAMED.items() if key in record}
+    fields["sample"] = record.get("decoding") == "sample"
+    return fields
