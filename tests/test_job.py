@@ -117,7 +117,7 @@ def test_a_numpy_integer_is_an_integer():
         ),
         pytest.param("block", 0, "block is 0; it should be greater", id="no tokens"),
         pytest.param("steps", 101, "steps is 101; it should be less", id="endless"),
-        pytest.param("mode", "infer", "mode is 'infer'; it should be 'train' or 'eval'", id="mode"),
+        pytest.param("mode", "infer", "mode is 'infer'; it should be 'train', 'eval' or 'generate'", id="mode"),
         pytest.param(
             "precision", "fp8", "it should be 'fp32', 'bf16', 'fp16', 'amp-bf16'", id="precision"
         ),

@@ -127,6 +127,12 @@ def _run(
 
 
 def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
+    if config.new_cache() is None or job.task != "causal-lm":
+        raise NotModelledError(
+            f"generation with {config.model_type} for {job.task} is not modelled",
+            hint="decoders of transformers with a language modelling head are",
+        )
+    assert job.prompt is not None  # noqa: S101 - resolved by the caller
     return GenerateSettings(
         batch=job.batch,
         prompt=job.prompt,

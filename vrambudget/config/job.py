@@ -15,12 +15,12 @@ from typing import ClassVar, Protocol, Self
 from vrambudget.config.fields.adapters import Adapters
 from vrambudget.config.fields.batches import Batches, Task
 from vrambudget.config.fields.evaluation import Evaluation
-from vrambudget.config.fields.generation import Generation
+from vrambudget.config.fields.generation import USUAL_PROMPT, Generation
 from vrambudget.config.fields.modules import Modules
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
-from vrambudget.config.settings import Settings, canonical
+from vrambudget.config.settings import LARGEST, Settings, canonical
 from vrambudget.config.versions import as_numbers
 from vrambudget.errors import NotModelledError, VramBudgetError
 
@@ -162,23 +162,34 @@ class Job(
         return self.model_copy(update={"task": task, **lengths, **masks, **evaluated})
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
-        block = self.block
         if self.mode == "generate":
-            block = self.prompt + self.new
+            return self._prompt(config.learned_positions)
+        block = self.block
         if block is None or task == "image-cls":
             block = config.default_block  # the image's size decides how many patches there are
         if block is None:
             raise VramBudgetError("the model has no default sequence length", hint="add --block")
         if config.learned_positions is not None and block > config.learned_positions:
-            named = "prompt and new tokens together are" if self.mode == "generate" else "block is"
             raise VramBudgetError(
-                f"{named} {block}; the model has positions for {config.learned_positions} tokens",
+                f"block is {block}; the model has positions for {config.learned_positions} tokens",
                 hint=f"use --block {config.learned_positions} or less",
             )
         target_len = self.target_len
         if task == "seq2seq-lm" and target_len is None:
             target_len = block
         return {"block": block, "target_len": target_len}
+
+    def _prompt(self, positions: int | None) -> dict[str, int | None]:
+        """Return the lengths of a generation: its block is the prompt and the new tokens."""
+        longest = (positions or LARGEST) - self.new
+        prompt = min(USUAL_PROMPT, max(1, longest)) if self.prompt is None else self.prompt
+        if prompt > longest:
+            raise VramBudgetError(
+                f"prompt and new tokens together are {prompt + self.new}; the model has positions"
+                f" for {positions} tokens",
+                hint=f"use --prompt {longest} or less" if longest > 0 else "use a smaller --new",
+            )
+        return {"prompt": prompt, "block": prompt + self.new}
 
     @property
     def weight_dtype(self) -> WeightsDtype:

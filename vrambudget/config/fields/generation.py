@@ -10,6 +10,7 @@ from vrambudget.config.settings import Settings, Size
 CacheKind = Literal["dynamic", "none"]
 Padding = Literal["none", "left"]
 
+USUAL_PROMPT = 1024
 INFERENCE = ("generate", "forward")
 """Modes without a loss: the model's weights are in the precision that it computes in."""
 
@@ -17,7 +18,11 @@ INFERENCE = ("generate", "forward")
 class Generation(Settings, defer_build=True, title="generation"):
     """What `--mode generate` does, with the defaults of transformers' `generate`."""
 
-    prompt: Size = Field(1024, description="tokens of each prompt (--mode generate)")
+    prompt: Size | None = Field(
+        None,
+        description="tokens of each prompt for --mode generate (default: 1024, or what the model"
+        " has positions for besides the new tokens)",
+    )
     new: Annotated[Size, Field(le=2**20)] = Field(
         128, description="tokens to generate: max_new_tokens"
     )

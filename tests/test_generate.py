@@ -1,0 +1,94 @@
+"""Generation: what a step makes and holds, against hand arithmetic; records hold the peaks."""
+
+import pytest
+
+import vrambudget
+from vrambudget.config.gpus import find_gpu
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.simulate import simulate
+from vrambudget.tape.events import Purpose
+
+GPU = "a100-80gb"
+
+
+def tape_of(model, **fields):
+    scenario = resolve(model, gpu=GPU, mode="generate", **fields)
+    return simulate(scenario.config, scenario.job, scenario.platform).tape
+
+
+def phases(tape):
+    return [mark.phase for mark in tape.marks]
+
+
+def cached_at(tape, position):
+    alive = tape.alive_at(position)
+    return sum(tape.sizes[i] for i in alive if tape.purposes[i] is Purpose.KV_CACHE)
+
+
+def test_a_generation_is_setup_prefill_and_a_pass_for_each_further_token():
+    assert phases(tape_of("gpt2", prompt=16, new=3)) == [
+        *("setup", "prefill", "step_end"),
+        *("decode 1", "decode 2", "step_end"),
+    ]
+    assert phases(tape_of("gpt2", prompt=16, new=1)) == ["setup", "prefill", "step_end"]
+
+
+def test_the_cache_grows_by_a_token_in_each_step():
+    tape = tape_of("gpt2", prompt=16, new=3, batch=2)
+    starts = [mark.position for mark in tape.marks if mark.phase.startswith("decode")]
+    token = 2 * 12 * 2 * 768 * 2  # keys and values, layers, rows, width, bytes
+    assert [cached_at(tape, start - 1) for start in starts] == [16 * token, 17 * token]
+
+
+def test_without_a_cache_every_pass_is_over_all_tokens():
+    tape = tape_of("gpt2", prompt=16, new=3, cache="none")
+    assert Purpose.KV_CACHE not in tape.purposes
+    assert [c[0] for c in tape.contents if c and c[0][-1:] == (3 * 768,)][-1] == (18, 3 * 768)
+
+
+def test_chunks_of_the_prompt_are_passes_of_their_own():
+    tape = tape_of("gpt2", prompt=16, new=1, prefill_chunk=6)
+    assert phases(tape)[1:4] == ["prefill chunk 1", "prefill chunk 2", "prefill chunk 3"]
+
+
+def test_no_loss_is_made_and_logits_are_those_of_the_last_token():
+    tape = tape_of("gpt2", prompt=64, new=1)
+    vocabulary = 50257
+    logits = {c[0] for c in tape.contents if c and c[0][-1:] == (vocabulary,)}
+    assert logits == {(1, vocabulary)}
+
+
+def test_weights_are_16_bit_unless_a_precision_is_named():
+    assert resolve("gpt2", mode="generate").job.precision == "bf16"
+    assert resolve("gpt2", mode="generate", precision="fp32").job.precision == "fp32"
+    assert resolve("gpt2").job.precision == "amp-bf16"
+
+
+def test_prompt_and_answer_must_fit_into_learned_positions():
+    with pytest.raises(VramBudgetError, match="prompt and new tokens together are 1025"):
+        vrambudget.estimate("gpt2", mode="generate", prompt=1000, new=25)
+
+
+def test_answers_that_would_all_be_the_same_are_refused():
+    with pytest.raises(VramBudgetError, match="num_return is 2"):
+        resolve("gpt2", mode="generate", num_return=2)
+
+
+@pytest.mark.parametrize(
+    "model", [{"model_type": "bert"}, {"model_type": "t5"}], ids=["bert", "t5"]
+)
+def test_generation_with_other_models_is_refused_by_name(model):
+    with pytest.raises(NotModelledError, match="generation with"):
+        vrambudget.estimate(model, mode="generate", prompt=8, new=2, gpu=GPU, task=None)
+
+
+def test_the_largest_prompt_of_a_card_is_searched_with_the_answer_as_it_is():
+    found = vrambudget.max_block(
+        {"model_type": "llama", "num_hidden_layers": 2},
+        gpu=find_gpu("12GB"),
+        mode="generate",
+        prompt=2**14,
+        new=4,
+    )
+    assert found > 2**14
