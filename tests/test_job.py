@@ -117,7 +117,12 @@ def test_a_numpy_integer_is_an_integer():
         ),
         pytest.param("block", 0, "block is 0; it should be greater", id="no tokens"),
         pytest.param("steps", 101, "steps is 101; it should be less", id="endless"),
-        pytest.param("mode", "infer", "mode is 'infer'; it should be 'train', 'eval' or 'generate'", id="mode"),
+        pytest.param(
+            "mode",
+            "infer",
+            "mode is 'infer'; it should be 'train', 'eval' or 'generate'",
+            id="mode",
+        ),
         pytest.param(
             "precision", "fp8", "it should be 'fp32', 'bf16', 'fp16', 'amp-bf16'", id="precision"
         ),
@@ -150,7 +155,7 @@ def test_an_unknown_option_is_named_with_the_nearest_known_one():
         Job.parse({"bacth": 4}, where="job.json")
 
     assert error.value.render() == (
-        "error: bacth is not known\n  in   job.json\n  tip: did you mean 'batch'?"
+        "error: bacth is not known\n  in   job.json\n  tip: did you mean 'batch' or 'cache'?"
     )
 
 
