@@ -21,7 +21,13 @@ from vrambudget.config.versions import BASELINE, CHECKED
 from vrambudget.models import model_types
 
 NEEDS_CUDA_TORCH = {"rehearse", "compare", "measure"}
-NEEDS = {"sweep": "numpy", "timeline.png": "matplotlib"}  # a word of a command: what it imports
+NEEDS = {
+    "sweep": "numpy",
+    "timeline.png": "matplotlib",
+    "run.yaml": "yaml",
+    "axolotl.yaml": "yaml",
+}
+"""A word of a command: what it imports."""
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.14 GiB. GPU 0 has a total"
     " capacity of 11.69 GiB of which 4.34 GiB is free. Including non-PyTorch memory, this process"
@@ -29,6 +35,11 @@ OUT_OF_MEMORY = (
     " 358.46 MiB is reserved by PyTorch but unallocated.\n"
 )
 GPT2 = '{"model_type": "gpt2"}'
+RUN_FILES = {
+    "run.yaml": "model_name_or_path: gpt2\nmax_length: 64\n",
+    "axolotl.yaml": "base_model: gpt2\nsequence_len: 64\n",
+    "job.toml": 'model = "gpt2"\nblock = 64\n',
+}
 
 each_page = pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
 
@@ -62,6 +73,8 @@ def test_a_command_runs(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "train.log").write_text(OUT_OF_MEMORY, encoding="utf-8")
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "config.json").write_text(GPT2, encoding="utf-8")
+    for name, text in RUN_FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     words = [str(pages.ROOT / w) if w.startswith("tests/") else w for w in shlex.split(command)]
     for word in NEEDS.keys() & set(words):

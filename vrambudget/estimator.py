@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
+from vrambudget.config.foreign.run_file import RunFile
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
-from vrambudget.config.source import ModelSource, find_model
+from vrambudget.config.source import Files, ModelSource, find_model, of_files
 from vrambudget.config.versions import (
     CHECKED,
     CHECKED_CUDA,
@@ -47,6 +48,7 @@ class Scenario:
     job: Job
     gpu: Gpu | None
     values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
+    run: RunFile | None = None  # what files said of it
 
     @property
     def platform(self) -> engine.Platform:
@@ -79,21 +81,31 @@ class Followed:
         return gpu.room_bytes if gpu else None
 
 
-def estimate(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
-    """Return what a job takes; `fields` are those of `Job`.
+def estimate(
+    model: ModelSource | None = None, *, gpu: str | Gpu | None = None, **fields: Any
+) -> Budget:
+    """Return what a job takes; `fields` are those of `Job`, or `config`, files of a run.
 
     Raises VramBudgetError for a model, a field or a GPU that makes no sense.
     """
     return estimate_scenario(resolve(model, gpu=gpu, **fields))
 
 
-def resolve(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Scenario:
-    """Return the scenario that `estimate` would do."""
-    found = find_model(model)
-    config = load_config(found.values, config_class, where=found.where)
-    job = Job.with_defaults(fields, found.job_defaults)
-    card = None if gpu is None else find_gpu(gpu)
-    return Scenario(found.name, config, job.resolve(config.for_job(job)), card, found.values)
+def resolve(
+    model: ModelSource | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    config: Files = (),
+    **fields: Any,
+) -> Scenario:
+    """Return the scenario that `estimate` would do; `config` are files of a run."""
+    found = find_model(of_files(model, config))
+    run = found.run
+    known = load_config(found.values, config_class, where=found.where)
+    job = Job.with_defaults(fields, found.job_defaults, where=run.where if run else None)
+    named = run.gpu if gpu is None and run else gpu
+    card = None if named is None else find_gpu(named)
+    return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
 
 
 def estimate_scenario(scenario: Scenario) -> Budget:
@@ -160,6 +172,7 @@ def _on_card(
 def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
     return (
         *_unchecked_versions(scenario),
+        *(scenario.run.notes if scenario.run else ()),
         *_assumptions(scenario, replayed),
         *_not_on_the_tape(scenario, recording),
     )
@@ -222,6 +235,8 @@ def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
 
 def _not_modelled(scenario: Scenario) -> Iterator[str]:
     yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
+    if scenario.run:
+        yield from scenario.run.uncounted
 
 
 def _unchecked_versions(scenario: Scenario) -> Iterator[str]:

@@ -30,7 +30,7 @@ _CONTEXT = 6  # allocations shown before the first that differs
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = subparsers.add_parser("compare", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="a model's name, a config.json, or a hub id")
+    parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument("--gpu", default=DEFAULT_GPU, metavar="GPU", help="the virtual GPU")
     parser.add_argument(
         "--events", action="store_true", help="show the first allocation that differs"

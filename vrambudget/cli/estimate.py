@@ -30,7 +30,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         allow_abbrev=False,
     )
     parser.add_argument(
-        "model", help="a name that `vrambudget models` lists, a config.json, or a hub id org/name"
+        "model",
+        nargs="?",
+        help="a name that `vrambudget models` lists, a config.json, a hub id org/name, or a file"
+        " that says how a model is trained",
     )
     parser.add_argument(
         "--gpu",

@@ -25,7 +25,7 @@ _COLUMNS = [
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = subparsers.add_parser("fit", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="a model's name, a config.json, or a hub id")
+    parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--gpu",
         required=True,

@@ -5,12 +5,14 @@ An option that is not given is absent from the result, so that a model card's de
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from vrambudget.config.job import GROUPS, Job
+from vrambudget.config.source import Run
 
 _SWITCHES = {
     "sample": ("--sample", "draw tokens: do_sample=True"),
@@ -36,6 +38,14 @@ def add_job_options(
     parser: argparse.ArgumentParser, reads: Callable[[dict[str, Any]], dict[str, Any]] = dict
 ) -> None:
     """Add an option for every field of `Job`; `reads` may change how argparse reads a value."""
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="a file that says how the model is trained: YAML, JSON or TOML; may be repeated",
+    )
     for fields in GROUPS:
         group = parser.add_argument_group(fields.model_config["title"])
         for name, field in fields.model_fields.items():
@@ -53,6 +63,13 @@ def add_job_options(
 def job_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields that were given."""
     return {name: value for name, value in vars(args).items() if name in Job.model_fields}
+
+
+def with_files(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with their model and the files of --config as one."""
+    if "model" in args and (files := vars(args).get("config")):
+        args.model = Run(args.model, tuple(files))
+    return args
 
 
 def _spellings(name: str) -> list[str]:

@@ -10,7 +10,7 @@ import shlex
 from typing import Any
 
 from vrambudget.budget import Budget
-from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.job_options import add_job_options, job_fields, with_files
 from vrambudget.cli.parser import Parser
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
@@ -34,7 +34,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 def run(words: list[str], names: dict[str, Any]) -> Budget:
     """Return the budget for these arguments; `names` are the notebook's variables."""
-    args = _parser().parse_args(words)
+    args = with_files(_parser().parse_args(words))
     found = names.get(args.model)
     if hasattr(found, "named_parameters") or hasattr(found, "to_dict"):
         return predict(found, gpu=args.gpu or "auto", **job_fields(args))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vrambudget.cli.streams import put, say
 from vrambudget.config.config_file import CONFIG_NAME
+from vrambudget.config.source import Run
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.report import FORMATS, Format
@@ -98,6 +99,8 @@ def refuse_to_overwrite(args: argparse.Namespace) -> None:
 
 def _sources(args: argparse.Namespace) -> list[Path]:
     """Return the files that a command reads, as far as its arguments name them."""
-    named = [getattr(args, name, None) for name in ("model", "jobs", "log")]
+    named = [getattr(args, name, None) for name in ("jobs", "log")]
+    model = getattr(args, "model", None)
+    named += [model.model, *model.files] if isinstance(model, Run) else [model]
     files = [Path(name) for name in named if name] + list(getattr(args, "records", ()))
     return [*files, *(file / CONFIG_NAME for file in files)]

@@ -155,7 +155,7 @@ def _job(args: argparse.Namespace) -> Rehearsal:
         raise VramBudgetError(
             "--ranks needs a command: a model's job runs on one GPU", hint=_EXAMPLE
         )
-    if args.model.endswith(".py"):
+    if str(args.model).endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
     job = job_of(args.model, job_fields(args))

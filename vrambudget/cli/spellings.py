@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from vrambudget.config.foreign.hugging_face import settled
 from vrambudget.config.foreign.meanings import (
     Choice,
     Ignored,
@@ -88,15 +89,16 @@ class _Reading:
             self.ignored.append(name)
             return
         told = meaning.told(value)
-        if told.uncounted and not told.fields:
+        missing = told.noted if isinstance(meaning, Uncounted) else told.uncounted
+        if missing or told.uncounted:
             raise NotModelledError(
-                f"{name} has no counterpart here: {told.uncounted} is not modelled",
+                f"{name} has no counterpart here: {missing or told.uncounted}",
                 hint=f"known are {', '.join(meaning.of)}"
                 if isinstance(meaning, Choice)
                 else _OTHERWISE,
             )
-        if told.uncounted:
-            self.ignored.append(f"{name} ({told.uncounted})")
+        if told.noted:
+            self.ignored.append(f"{name} ({told.noted})")
         self._told.update(told.fields)
         self._assumed.update(told.assumed)
 
@@ -111,7 +113,7 @@ class _Reading:
         """Return what foreign words stand for as options, but for those that are given already."""
         named = {word.partition("=")[0] for word in given}
         words = list[str]()
-        for field, value in {**self._assumed, **self._told}.items():
+        for field, value in settled({**self._assumed, **self._told}).items():
             option = f"--{field.replace('_', '-')}"
             if field in _OFF_SWITCHES:
                 words += [] if value else [_OFF_SWITCHES[field]]

@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="a model's name, a config.json, or a hub id")
+    parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument("--gpu", nargs="+", metavar="GPU", help="one GPU or several")
     parser.add_argument(
         "--by",

@@ -1,24 +1,55 @@
 """Where a model's configuration comes from: a model card, a path, a hub repository, or a dict.
 
+A file of a run (`config.foreign.run_file`) may name it, and say how it is trained.
+
 A name is looked up in this order: the name of a model card; a path that exists; another spelling of
 a model card's name; the hub repository of a model card; a hub repository, from the local cache or
 downloaded. A folder with the name of a model card is reached as `./gpt2`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vrambudget.config.cards import Card, card_name, card_names, card_of_repository, load_card
 from vrambudget.config.config_file import read_config
+from vrambudget.config.foreign.hugging_face import with_default_targets
+from vrambudget.config.foreign.run_file import (
+    SUFFIXES,
+    RunFile,
+    is_run_file,
+    merged,
+    read_run_file,
+)
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean, escaped
 from vrambudget.files import home_of
 
-ModelSource = str | Path | Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A model with files that say how it is run; without a model, one of the files names it."""
+
+    model: str | Path | Mapping[str, Any] | None
+    files: tuple[Path, ...]
+
+
+ModelSource = str | Path | Mapping[str, Any] | Run
 """What names a model."""
+
+
+Files = str | Path | Sequence[str | Path]
+"""One file, or several."""
+
+
+def of_files(model: ModelSource | None, files: Files) -> ModelSource:
+    """Return the model with the files; without files and a model, one that cannot be found."""
+    paths = (files,) if isinstance(files, str | Path) else tuple(files)
+    if isinstance(model, Run):
+        return Run(model.model, (*model.files, *map(Path, paths)))
+    return model if model is not None and not paths else Run(model, tuple(map(Path, paths)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +60,43 @@ class FoundModel:
     where: str
     values: Mapping[str, Any]
     card: Card | None = None
+    run: RunFile | None = None  # what files say of the job
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
-        """How the model is usually trained, according to its model card."""
-        return self.card.job if self.card else {}
+        """How the model is trained, according to its model card and the files."""
+        usual = self.card.job if self.card else {}
+        return {**usual, **self.run.assumed, **self.run.fields} if self.run else usual
 
 
 def find_model(name: ModelSource) -> FoundModel:
     """Return the model that `name` means. Raises VramBudgetError that says what to type instead."""
+    if isinstance(name, Run):
+        return _of_run(name.model, name.files)
+    if isinstance(name, str | Path) and is_run_file(name):
+        return _of_run(None, (Path(name),))
+    return _of_name(name)
+
+
+def _of_run(model: str | Path | Mapping[str, Any] | None, files: Sequence[Path]) -> FoundModel:
+    """Return the model, with what the files say of its job."""
+    first = model if isinstance(model, str | Path) and is_run_file(model) else None
+    if first is not None:
+        model, files = None, (Path(first), *files)
+    run = merged([read_run_file(file) for file in files])
+    source = run.model if model is None else model
+    if source is None:
+        silent = " and ".join(file.name for file in files)
+        raise VramBudgetError(
+            f"{silent} names no model" if silent else "no model is named",
+            hint="vrambudget MODEL --config FILE names both; `vrambudget models` lists models",
+        )
+    found = _of_name(source)
+    fields = with_default_targets(run.fields, run.assumed, str(found.values.get("model_type")))
+    return replace(found, run=replace(run, fields=fields))
+
+
+def _of_name(name: str | Path | Mapping[str, Any]) -> FoundModel:
     if isinstance(name, Mapping):
         return _given(name)
     if isinstance(name, Path):
@@ -65,7 +124,7 @@ def _from_name(name: str) -> FoundModel:
 
 def _is_path(name: str) -> bool:
     """Return whether this is a path, not a name or an org/name: if in doubt, whether it exists."""
-    if name.startswith((".", "/", "~")) or name.endswith(".json") or "\\" in name:
+    if name.startswith((".", "/", "~")) or name.endswith(SUFFIXES) or "\\" in name:
         return True
     try:
         return bool(name) and Path(name).exists()

@@ -5,6 +5,7 @@ Source: transformers 5.17, training_args.py (TrainingArguments, OptimizerNames),
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from vrambudget.config.foreign.meanings import (
     Choice,
@@ -17,6 +18,7 @@ from vrambudget.config.foreign.meanings import (
     ignored,
     of_ranks,
 )
+from vrambudget.errors import NotModelledError
 
 LORA_RANK = 16
 
@@ -52,13 +54,13 @@ _ATTENTIONS: Mapping[str, Fields] = {
 ATTENTION = Choice(
     "attention", _ATTENTIONS, {name: _FLASH for name in _ATTENTIONS if "flash" in name}
 )
-FLASH = Switch({"attention": "sdpa"}, uncounted=_FLASH)
+FLASH = Switch({"attention": "sdpa"}, noted=_FLASH)
 
-MODEL: Table = {
-    "attn_implementation": ATTENTION,
-    "torch_dtype": Choice("weights as", DTYPES),
-    "dtype": Choice("weights as", DTYPES),
-}
+WEIGHTS = Choice(
+    "weights as",
+    {name: {"weights": of["precision"]} if of else {} for name, of in DTYPES.items()},
+)
+MODEL: Table = {"attn_implementation": ATTENTION, "torch_dtype": WEIGHTS, "dtype": WEIGHTS}
 """What from_pretrained takes."""
 
 PEFT: Table = {
@@ -75,7 +77,7 @@ PEFT: Table = {
 
 BITSANDBYTES: Table = {
     "load_in_4bit": Switch({"quant": "nf4"}, {"double_quant": False}),
-    "load_in_8bit": Uncounted("8-bit weights"),
+    "load_in_8bit": Uncounted("8-bit weights", saves=True),
     "bnb_4bit_quant_type": Uncounted("4-bit weights of another type", ("nf4",), flag=False),
     "bnb_4bit_use_double_quant": Switch({"double_quant": True}, off={"double_quant": False}),
     "use_bnb_nested_quant": Switch({"double_quant": True}, off={"double_quant": False}),
@@ -102,14 +104,14 @@ _UNCOUNTED: dict[str, Meaning] = {
     "eval_strategy": Uncounted("evaluation between steps", flag=False),
     "evaluation_strategy": Uncounted("evaluation between steps", flag=False),
     "eval_on_start": Uncounted("evaluation before the first step"),
-    "torch_compile": Uncounted("torch.compile"),
-    "torch_compile_backend": Uncounted("torch.compile", flag=False),
-    "torch_compile_mode": Uncounted("torch.compile", flag=False),
-    "use_liger_kernel": Uncounted("Liger's kernels, which never make the logits"),
+    "torch_compile": Uncounted("torch.compile", saves=True),
+    "torch_compile_backend": Uncounted("torch.compile", flag=False, saves=True),
+    "torch_compile_mode": Uncounted("torch.compile", flag=False, saves=True),
+    "use_liger_kernel": Uncounted("Liger's kernels, which never make the logits", saves=True),
     "neftune_noise_alpha": Uncounted("NEFTune's noise on the embeddings", flag=False),
     "optim_target_modules": Uncounted("an optimizer of chosen modules", flag=False),
     "auto_find_batch_size": Uncounted("a batch that is found by trying"),
-    "torch_empty_cache_steps": Uncounted("emptying the allocator's cache", flag=False),
+    "torch_empty_cache_steps": Uncounted("emptying the allocator's cache", flag=False, saves=True),
     "use_cache": Uncounted("a cache of keys and values in training"),
     "gradient_checkpointing_kwargs.use_reentrant": Uncounted(
         "checkpointing with re-entry, counted as without"
@@ -152,6 +154,27 @@ TRAINING_ARGUMENTS: Table = {
     ),
 }
 
+
+def settled(fields: Fields) -> dict[str, Any]:
+    """Return the fields with one precision: the weights' own where there is no autocast.
+
+    Weights in 4 bits are loaded in the dtype of their products. Raises NotModelledError for 16-bit
+    weights under autocast.
+    """
+    rest = {name: value for name, value in fields.items() if name != "weights"}
+    weights = fields.get("weights")
+    if weights is None or "quant" in fields:
+        return rest
+    if not str(fields.get("precision")).startswith("amp-"):
+        return {**rest, "precision": weights}
+    if weights != "fp32":
+        raise NotModelledError(
+            f"autocast over weights in {weights} is not modelled",
+            hint="leave out the one or the other; a rehearsal runs any script",
+        )
+    return rest
+
+
 LORA_TARGETS: Mapping[str, tuple[str, ...]] = {
     "t5": ("q", "v"),
     "gpt2": ("c_attn",),
@@ -168,3 +191,11 @@ LORA_TARGETS: Mapping[str, tuple[str, ...]] = {
     "qwen3": ("q_proj", "v_proj"),
 }
 """The modules that PEFT adapts where none are named: of families known here."""
+
+
+def with_default_targets(fields: Fields, assumed: Fields, family: str) -> Fields:
+    """Return the fields with the modules that PEFT adapts in this family, if none are named."""
+    if "lora_rank" not in fields or "lora_targets" in {**assumed, **fields}:
+        return fields
+    targets = LORA_TARGETS.get(family)
+    return fields if targets is None else {**fields, "lora_targets": targets}

@@ -41,12 +41,12 @@ LLAMA_FACTORY: Table = {
     "packing": Uncounted("packed rows"),
     "neat_packing": Uncounted("packed rows"),
     "val_size": Uncounted("evaluation between steps", flag=False),
-    "enable_liger_kernel": Uncounted("Liger's kernels, which never make the logits"),
-    "use_unsloth": Uncounted("Unsloth"),
-    "use_unsloth_gc": Uncounted("Unsloth's checkpointing"),
-    "use_galore": Uncounted("GaLore"),
-    "use_apollo": Uncounted("APOLLO"),
-    "use_badam": Uncounted("BAdam"),
+    "enable_liger_kernel": Uncounted("Liger's kernels, which never make the logits", saves=True),
+    "use_unsloth": Uncounted("Unsloth", saves=True),
+    "use_unsloth_gc": Uncounted("Unsloth's checkpointing", saves=True),
+    "use_galore": Uncounted("GaLore", saves=True),
+    "use_apollo": Uncounted("APOLLO", saves=True),
+    "use_badam": Uncounted("BAdam", saves=True),
     "use_dora": Uncounted("DoRA"),
     "resize_vocab": Uncounted("a vocabulary of another size"),
     "shift_attn": Uncounted("shifted attention"),
@@ -85,4 +85,6 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         fields["lora_targets"] = "all-linear"
     if keys.get("finetuning_type", "lora") != "lora":
         return {name: fields[name] for name in fields if not name.startswith("lora_")}
+    if fields["precision"] == "amp-bf16":  # load_model casts what is trained to float32, no more
+        fields["weights"] = "bf16"
     return fields

@@ -16,6 +16,7 @@ from typing import Any
 
 Fields = Mapping[str, Any]
 
+SAVES = "not counted, so that less is needed than this"
 _OFF = (None, False, 0, "", "no", "none", "false", "off")
 
 
@@ -26,6 +27,7 @@ class Told:
     fields: Fields = field(default_factory=dict)
     assumed: Fields = field(default_factory=dict)
     uncounted: str | None = None
+    noted: str | None = None  # counted as another, or more than it needs
 
 
 NOTHING = Told()
@@ -53,18 +55,18 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """On or off; "auto" is on. `uncounted` is said of what is on and not counted as it is."""
+    """On or off; "auto" is on. `noted` is said of what is on and counted as something else."""
 
     on: Fields
     assumed: Fields = field(default_factory=dict)
     off: Fields = field(default_factory=dict)
-    uncounted: str | None = None
+    noted: str | None = None
 
     def told(self, value: Any) -> Told:
         """Return the fields of this position."""
         if is_off(value):
             return Told(self.off) if value is not None else NOTHING
-        return Told(self.on, self.assumed, self.uncounted)
+        return Told(self.on, self.assumed, noted=self.noted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Choice:
         text = str(value).lower()
         if text not in self.of:
             return Told(uncounted=f"{self.what} {value}")
-        return Told(self.of[text], uncounted=self.counted_as.get(text))
+        return Told(self.of[text], noted=self.counted_as.get(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,21 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """What decides memory and has no rules here, unless it is off or has a `harmless` value."""
+    """What decides memory and has no rules here, unless it is off or has a `harmless` value.
+
+    What `saves` memory makes the number an upper bound, all else a lower one.
+    """
 
     what: str
     harmless: tuple[Any, ...] = ()
     flag: bool = True
+    saves: bool = False
 
     def told(self, value: Any) -> Told:
         """Return what is not counted."""
-        off = is_off(value) or value in self.harmless
-        return NOTHING if off else Told(uncounted=self.what)
+        if is_off(value) or value in self.harmless:
+            return NOTHING
+        return Told(noted=f"{self.what}: {SAVES}") if self.saves else Told(uncounted=self.what)
 
 
 @dataclass(frozen=True, slots=True)

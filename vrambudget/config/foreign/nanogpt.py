@@ -19,7 +19,7 @@ NANOGPT: Table = {
             "float16": {"precision": "amp-fp16"},
         },
     ),
-    "compile": Uncounted("torch.compile"),
+    "compile": Uncounted("torch.compile", saves=True),
     **ignored(
         "out_dir eval_interval log_interval eval_iters init_from wandb_project wandb_run_name"
         " dataset learning_rate max_iters weight_decay beta1 beta2 warmup_iters lr_decay_iters"

@@ -3,6 +3,8 @@
 Source: TRL 1.x, trainer/sft_config.py, trainer/model_config.py, scripts/utils.py.
 """
 
+from typing import Any
+
 from vrambudget.config.foreign.hugging_face import (
     BITSANDBYTES,
     LORA_RANK,
@@ -31,7 +33,7 @@ TRL: Table = {
     "packing": Uncounted("packed rows"),
     "eval_packing": Uncounted("packed rows"),
     "padding_free": Uncounted("rows without padding, as one"),
-    "activation_offloading": Uncounted("activations on the host"),
+    "activation_offloading": Uncounted("activations on the host", saves=True),
     "beta": Uncounted("DPO, with a second model and pairs of rows", flag=False),
     "precompute_ref_log_probs": Uncounted("DPO, with a second model and pairs of rows"),
     **ignored(
@@ -43,3 +45,12 @@ TRL: Table = {
         "shuffle_dataset completion_only_loss assistant_only_loss dataset_streaming", flag=True
     ),
 }
+
+DEFAULTS: dict[str, Any] = {"block": 1024, "checkpointing": "full", "precision": "amp-bf16"}
+
+
+def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with what several keys say together: no adapter without use_peft."""
+    if not keys.get("use_peft"):
+        return {name: fields[name] for name in fields if not name.startswith("lora_")}
+    return {"lora_dropout": 0.05, **fields}

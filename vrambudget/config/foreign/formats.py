@@ -1,0 +1,123 @@
+"""The files that people have: which tool's a file is, and what is assumed where it is silent.
+
+A file belongs to the first format that it has a tell-tale key of.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vrambudget.config.foreign import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hugging_face,
+    llama_factory,
+    torchtune,
+    trl,
+)
+from vrambudget.config.foreign.meanings import SAVES, Fields, Model, Table
+
+Finish = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+
+
+def _as_they_are(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    del keys
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One tool's files; `defaults` are the tool's own, where they differ from a job's."""
+
+    name: str
+    tells: frozenset[str]
+    table: Table
+    defaults: Fields = field(default_factory=dict)
+    ignored_groups: tuple[str, ...] = ()
+    ranks_groups: tuple[str, ...] = ()
+    finish: Finish = _as_they_are
+    always: tuple[str, ...] = ()
+    """What is to be noted of each of this tool's files."""
+
+    @property
+    def model_key(self) -> str | None:
+        """The key that names the model."""
+        return next((key for key, way in self.table.items() if isinstance(way, Model)), None)
+
+
+_TRAINER: Fields = {
+    "batch": 8,
+    "precision": "fp32",
+    "optimizer": "adamw",
+    "optimizer_impl": "fused",
+    "clip": 1.0,
+    "keep_outputs": False,
+}
+"""TrainingArguments' own, with torch 2.8 or later; compute_loss() returns the loss alone."""
+
+FORMATS = (
+    Format(
+        "torchtune",
+        frozenset({"model._component_", "optimizer._component_"}),
+        torchtune.TORCHTUNE,
+        torchtune.DEFAULTS,
+        torchtune.IGNORED_GROUPS,
+        finish=torchtune.finished,
+        always=("torchtune's own models: counted as transformers has them",),
+    ),
+    Format(
+        "axolotl",
+        frozenset({"base_model"}),
+        axolotl.AXOLOTL,
+        {**_TRAINER, **axolotl.DEFAULTS},
+        ("datasets", "test_datasets", "special_tokens", "lr_scheduler_kwargs"),
+        ("fsdp_config",),
+    ),
+    Format(
+        "LLaMA-Factory",
+        frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
+        llama_factory.LLAMA_FACTORY,
+        {**_TRAINER, **llama_factory.DEFAULTS},
+        finish=llama_factory.finished,
+    ),
+    Format(
+        "DeepSpeed",
+        frozenset({"train_micro_batch_size_per_gpu", "zero_optimization.stage"}),
+        deepspeed.DEEPSPEED,
+        {},
+        deepspeed.IGNORED_GROUPS,
+        deepspeed.RANKS_GROUPS,
+    ),
+    Format(
+        "accelerate",
+        frozenset({"compute_environment", "distributed_type", "mixed_precision"}),
+        accelerate.ACCELERATE,
+        {},
+        accelerate.IGNORED_GROUPS,
+        accelerate.RANKS_GROUPS,
+    ),
+    Format(
+        "TRL",
+        frozenset({"model_name_or_path", "use_peft", "max_length", "max_seq_length"}),
+        trl.TRL,
+        {**_TRAINER, **trl.DEFAULTS},
+        ("dataset_kwargs", "datasets", "model_init_kwargs"),
+        ("fsdp_config",),
+        finish=trl.finished,
+        always=(f"TRL's SFTTrainer, which makes the logits in parts: {SAVES}",),
+    ),
+    Format(
+        "TrainingArguments",
+        frozenset({"output_dir", "per_device_train_batch_size", "learning_rate", "optim"}),
+        hugging_face.TRAINING_ARGUMENTS,
+        _TRAINER,
+        ("accelerator_config", "lr_scheduler_kwargs", "gradient_checkpointing_kwargs"),
+        ("fsdp_config",),
+    ),
+)
+
+
+def format_of(keys: Mapping[str, Any]) -> Format | None:
+    """Return the format that the keys tell, None for a file of another kind."""
+    return next((each for each in FORMATS if each.tells & keys.keys()), None)
