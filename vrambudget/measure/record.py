@@ -68,6 +68,8 @@ def record_of_job(name: str, model: dict[str, Any], job: Job) -> dict[str, Any]:
     """Return a model's job as that of a record; `model` has the configuration's keys."""
     dump = job.model_dump(mode="json", exclude=set(DECIDED_BY_THE_RUN))
     kept = {key: value for key, value in dump.items() if value not in (None, [])}
+    if job.mode == "generate":  # its mask follows from the side that prompts are padded on
+        kept.pop("attention_mask", None)
     if "target_len" in kept:
         kept["target"] = kept.pop("target_len")
     if kept.pop("experts") == "eager":  # transformers reads it from the configuration
