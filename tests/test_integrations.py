@@ -107,8 +107,6 @@ def test_what_was_measured_is_logged_and_kept(model, tmp_path, caplog):
 
 
 UNPREDICTED = {
-    "bf16 weights with bf16": "autocast over weights",
-    "peft": "autocast over weights",
     "an unknown family": "model_type 'falcon' is not modelled",
     "adafactor": "transformers.optimization.Adafactor",
     "a wrapped module": "a Wrapped is no model of transformers",
@@ -145,6 +143,18 @@ def test_the_first_batches_say_length_and_padding(tmp_path):
     trainer_setups.train("ragged rows", callback, tmp_path, use_cpu=True)
     assert callback.budget.job["block"] == 16
     assert callback.budget.job["rows"] == "padded"
+
+
+@pytest.mark.parametrize("name", ["bf16 weights with bf16", "peft"])
+@pytest.mark.filterwarnings("ignore")
+def test_bf16_weights_under_autocast_are_seen(name, tmp_path):
+    pytest.importorskip("peft")
+    callback = vrambudget.VramBudgetCallback(gpu="12GB")
+    trainer_setups.train(name, callback, tmp_path, use_cpu=True)
+    assert (callback.budget.job["precision"], callback.budget.job["weights"]) == (
+        "amp-bf16",
+        "bf16",
+    )
 
 
 def test_a_stream_of_rows_is_not_read(model, tmp_path, caplog):

@@ -241,8 +241,8 @@ def test_autocast_that_is_on_is_seen():
     torch.set_autocast_enabled("cuda", enabled=True)
     try:
         assert looked_at(live()) == expected(precision="amp-bf16")
-        with pytest.raises(NotModelledError, match="autocast over weights"):
-            looked_at(live(dtype=torch.bfloat16))
+        found = looked_at(live(dtype=torch.bfloat16))
+        assert found == expected(precision="amp-bf16", weights="bf16")
     finally:
         torch.set_autocast_enabled("cuda", enabled=False)
         torch.set_autocast_dtype("cuda", before)

@@ -152,6 +152,13 @@ def test_llama_factorys_file(file):
     assert run.uncounted == ("evaluation between steps",)
 
 
+def test_llama_factorys_adapters_lie_on_bf16_weights(file):
+    lora = LLAMA_FACTORY.replace("finetuning_type: full", "lora_rank: 4")
+    job = job_of(read_run_file(file("l.yaml", lora)))
+    assert (job["lora_rank"], job["lora_targets"]) == (4, "all-linear")
+    assert (job["precision"], job["weights"]) == ("amp-bf16", "bf16")
+
+
 def test_trls_file_has_trls_defaults(file):
     budget = vrambudget.estimate(file("t.yaml", TRL), gpu="12GB")
     job = budget.job

@@ -22,6 +22,7 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
     "--optimizer-impl",
     "--clip",
     "--lora-targets",
+    "--weights",
 }
 
 
@@ -36,6 +37,7 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--gradient-checkpointing=False --bf16 False", "--checkpointing none"),
         ("--bf16", "--precision amp-bf16"),
         ("--torch_dtype bfloat16", "--precision bf16"),
+        ("--torch_dtype bfloat16 --bf16", "--weights bf16 --precision amp-bf16"),
         ("--optim paged_adamw_8bit", "--optimizer paged-adamw-8bit"),
         ("--optim=adamw_torch_fused", "--optimizer adamw --optimizer-impl fused"),
         ("--attn_implementation eager --max_grad_norm 1.0", "--attention eager --clip 1.0"),

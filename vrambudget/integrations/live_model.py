@@ -77,7 +77,7 @@ def read_model(model: Any) -> LiveModel:
     every = list(model.parameters())
     fields = {
         "task": _task(type(base).__name__),
-        "precision": _precision({str(p.dtype) for _, p in own}, _autocast(base)),
+        **_precision({str(p.dtype) for _, p in own}, _autocast(base)),
         "attention": _attention(config),
         "checkpointing": _checkpointing(base),
         **_experts(config),
@@ -102,7 +102,7 @@ def _task(kind: str) -> str:
     )
 
 
-def _precision(dtypes: set[str], autocast: str | None) -> str:
+def _precision(dtypes: set[str], autocast: str | None) -> dict[str, str]:
     if len(dtypes) != 1 or not dtypes <= _PRECISIONS.keys():
         raise NotModelledError(
             f"weights of type {' and '.join(sorted(dtypes))}",
@@ -110,10 +110,9 @@ def _precision(dtypes: set[str], autocast: str | None) -> str:
         )
     (dtype,) = dtypes
     if autocast is None:
-        return _PRECISIONS[dtype]
-    if dtype != "torch.float32":
-        raise NotModelledError(f"autocast over weights of type {dtype}", hint=_REHEARSE)
-    return _AUTOCAST[autocast]
+        return {"precision": _PRECISIONS[dtype]}
+    own = {} if dtype == "torch.float32" else {"weights": _PRECISIONS[dtype]}
+    return {"precision": _AUTOCAST[autocast], **own}
 
 
 def _autocast(model: Any) -> str | None:

@@ -29,7 +29,7 @@ from vrambudget.report import ledger, phrases
 from vrambudget.training.freeze import shortest
 
 _LOG = logging.getLogger("vrambudget")
-_HALF = ("bf16", "fp16")
+_OF_WEIGHTS = ("fp32", "bf16", "fp16")
 
 
 def preflight(
@@ -127,17 +127,15 @@ def _card(
 
 def _merged(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
     """Return both. Raises VramBudgetError if they contradict each other."""
+    asked = str(given.get("precision"))
+    if asked.startswith("amp-") and read.get("precision") in _OF_WEIGHTS:
+        weights = read["precision"]
+        own = {} if weights == "fp32" else {"weights": weights}
+        read = {**read, "precision": asked, **own}
     for name, value in read.items():
-        asked = given.get(name, value)
-        if name == "precision" and str(asked).startswith("amp-") and value in _HALF:
-            raise NotModelledError(
-                f"autocast over weights of type {value}",
-                hint="dtype=torch.float32 loads the model in float32",
-            )
-        autocasts = name == "precision" and value == "fp32" and str(asked).startswith("amp-")
-        if asked != value and not autocasts:
+        if given.get(name, value) != value:
             raise VramBudgetError(
-                f"{name} is given as {asked!r}, but the live objects have {value!r}",
+                f"{name} is given as {given[name]!r}, but the live objects have {value!r}",
                 hint=f"leave {name} out, or change the model or the optimizer",
             )
     return {**read, **given}

@@ -18,7 +18,6 @@ from vrambudget.config.foreign.meanings import (
     ignored,
     of_ranks,
 )
-from vrambudget.errors import NotModelledError
 
 LORA_RANK = 16
 
@@ -156,23 +155,18 @@ TRAINING_ARGUMENTS: Table = {
 
 
 def settled(fields: Fields) -> dict[str, Any]:
-    """Return the fields with one precision: the weights' own where there is no autocast.
+    """Return the fields with the weights' dtype where it is not the precision's own.
 
-    Weights in 4 bits are loaded in the dtype of their products. Raises NotModelledError for 16-bit
-    weights under autocast.
+    Without autocast the precision is that of the weights; weights in 4 bits are loaded in the dtype
+    of their products.
     """
     rest = {name: value for name, value in fields.items() if name != "weights"}
-    weights = fields.get("weights")
+    weights, precision = fields.get("weights"), str(fields.get("precision"))
     if weights is None or "quant" in fields:
         return rest
-    if not str(fields.get("precision")).startswith("amp-"):
+    if not precision.startswith("amp-"):
         return {**rest, "precision": weights}
-    if weights != "fp32":
-        raise NotModelledError(
-            f"autocast over weights in {weights} is not modelled",
-            hint="leave out the one or the other; a rehearsal runs any script",
-        )
-    return rest
+    return rest if weights == "fp32" else {**rest, "weights": weights}
 
 
 LORA_TARGETS: Mapping[str, tuple[str, ...]] = {
