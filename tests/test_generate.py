@@ -8,6 +8,8 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
+from vrambudget.tape.phases import peaks_by_part
+from vrambudget.tape.replay import replay, replay_on
 
 GPU = "a100-80gb"
 
@@ -92,3 +94,56 @@ def test_the_largest_prompt_of_a_card_is_searched_with_the_answer_as_it_is():
         new=4,
     )
     assert found > 2**14
+
+
+SHORT = [
+    pytest.param({"prompt": 20, "new": 40, "batch": 3}, id="greedy"),
+    pytest.param({"prompt": 20, "new": 40, "padding": "left"}, id="rows of eight"),
+    pytest.param({"prompt": 20, "new": 40, "sample": True, "top_p": 0.9}, id="sampled"),
+    pytest.param({"prompt": 20, "new": 30, "cache": "none"}, id="no cache"),
+    pytest.param({"prompt": 20, "new": 30, "precision": "amp-bf16"}, id="autocast"),
+    pytest.param({"prompt": 200, "new": 40, "batch": 16}, id="large blocks"),
+]
+WINDOW = {
+    "model_type": "mistral",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "vocab_size": 99,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "sliding_window": 32,
+}
+
+
+@pytest.mark.parametrize("model", [{"model_type": "gpt2", "n_layer": 2}, WINDOW], ids=["all", "32"])
+@pytest.mark.parametrize("fields", SHORT)
+def test_steps_that_are_found_take_what_steps_that_are_walked_take(model, fields, monkeypatch):
+    found = tape_of(model, **fields)
+    monkeypatch.setattr("vrambudget.inference.generate._FEWEST", 1000)
+    in_full = tape_of(model, **fields)
+
+    assert any(mark.steps for mark in found.marks)
+    assert not any(mark.steps for mark in in_full.marks)
+    assert len(found.events) < len(in_full.events)
+    assert peaks_by_part(found) == peaks_by_part(in_full)
+    one, other = replay(found), replay(in_full)
+    assert one.peak.reserved_bytes == other.peak.reserved_bytes
+    assert one.steps == other.steps
+
+
+def test_a_card_that_is_full_in_a_step_between_says_which():
+    scenario = resolve("gpt2", gpu=GPU, mode="generate", prompt=16, new=300, batch=64)
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    end = replay(tape).peak.requested_bytes
+    full = replay_on(tape, end * 4 // 5)
+    assert full is not None
+    kind, number = full.phase.split()
+    assert kind == "decode"
+    assert 1 < int(number) < 299
+    assert full.operation
+
+
+def test_a_peak_between_the_walked_steps_is_shown_in_its_step():
+    budget = vrambudget.estimate(WINDOW, gpu=GPU, mode="generate", prompt=1, new=60, batch=64)
+    assert budget.check().peak.phase.startswith(("decode", "prefill"))

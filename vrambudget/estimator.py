@@ -117,6 +117,9 @@ def follow(scenario: Scenario) -> Followed:
     """Return the budget of a resolved scenario with the tape that it was made of, for pictures."""
     recording = simulate(scenario.config, scenario.job, scenario.platform)
     replayed = replay(recording.tape)
+    if (step := replayed.unseen_step) is not None:
+        recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
+        replayed = replay(recording.tape)
     device, out_of_memory = _on_card(scenario.gpu, recording, replayed)
     budget = Budget(
         model=scenario.model,

@@ -43,12 +43,17 @@ ROUTINGS = ("uniform", "collapsed")
 """How tokens can spread over experts, from one extreme to the other."""
 
 
-def simulate(config: ModelConfig, job: Job, platform: Platform) -> Recording:
-    """Return the recording of `job` (resolved) on `platform`."""
+def simulate(
+    config: ModelConfig, job: Job, platform: Platform, *, shown: int | None = None
+) -> Recording:
+    """Return the recording of `job` (resolved) on `platform`.
+
+    `shown`: a decoding step that is to be on the tape itself; most are not.
+    """
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())
-    return simulate_routed(config, job, platform, "uniform")
+    return simulate_routed(config, job, platform, "uniform", shown=shown)
 
 
 def routing_decides(config: ModelConfig, job: Job) -> bool:
@@ -56,7 +61,9 @@ def routing_decides(config: ModelConfig, job: Job) -> bool:
     return config.has_experts and job.experts == "eager"
 
 
-def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: str) -> Recording:
+def simulate_routed(
+    config: ModelConfig, job: Job, platform: Platform, routing: str, *, shown: int | None = None
+) -> Recording:
     """Return the recording with tokens spread over experts by `routing` (one of ROUTINGS)."""
     config = config.for_job(job)
     options = ModelOptions(
@@ -73,6 +80,7 @@ def simulate_routed(config: ModelConfig, job: Job, platform: Platform, routing: 
         inputs=inputs_of(job, config.image_shape),
         eval_inputs=inputs_of(job, config.image_shape, batch=job.eval_batch),
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
+        shown=shown,
     )
     try:
         return _record(config, job, platform, options, settings)
@@ -118,7 +126,7 @@ def _run(
 ) -> object:
     """Run what the job does with its model; return what the script's variables hold."""
     if job.mode == "generate":
-        return generate.run(model, _generation(config, job, settings))
+        return generate.run(model, _generation(config, job, settings), in_full=in_full)
     loop = LOOPS[job.loop]
     run = Run(model, settings, in_full=in_full)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
@@ -145,6 +153,8 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
         top_p=job.top_p,
         prefill_chunk=job.prefill_chunk,
         autocast=settings.autocast,
+        shown=settings.shown,
+        padded=job.padding == "left",
         begins_with_token=config.begins_with_token,
     )
 

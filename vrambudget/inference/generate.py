@@ -6,6 +6,8 @@
 Source: generation/utils.py of transformers 5.17 (generate).
 """
 
+from collections.abc import Callable, Iterable
+
 from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.context import context, made_for, no_grad
@@ -13,19 +15,24 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.sampling import Sampling, positions_of
 from vrambudget.inference.settings import GenerateSettings
+from vrambudget.inference.skipping import Planner, Unsteady, Walked, walked
+from vrambudget.models.parts.anew import Anew
 from vrambudget.ops.creation import made
-from vrambudget.tape.events import Purpose
-from vrambudget.tape.marks import Phase
+from vrambudget.tape.events import Purpose, Storage
+from vrambudget.tape.marks import Mark, Phase
+from vrambudget.tape.steps import Steps, Stretch, phase_of
+
+_FEWEST = 8  # decoding steps: fewer are all walked
 
 
-def run(model: Module, settings: GenerateSettings) -> Tensor:
+def run(model: Module, settings: GenerateSettings, *, in_full: bool = False) -> Tensor:
     """Generate, and return what the script is left with."""
     model.eval()
     shape = settings.batch, settings.prompt
     with made_for(Purpose.INPUTS):
         input_ids, attention_mask = (made("to_device", shape, int64) for _ in range(2))
     with no_grad(), autocast(settings.autocast):
-        out = generate(model, settings, input_ids, attention_mask)
+        out = generate(model, settings, input_ids, attention_mask, in_full=in_full)
     context.tape.mark(_step(settings), Phase.STEP_END)
     return out
 
@@ -35,7 +42,12 @@ def _step(settings: GenerateSettings) -> int:
 
 
 def generate(
-    model: Module, settings: GenerateSettings, input_ids: Tensor, attention_mask: Tensor
+    model: Module,
+    settings: GenerateSettings,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    in_full: bool,
 ) -> Tensor:
     """GenerationMixin.generate, whose variables hold the prompt's masks to its end."""
     tape = context.tape
@@ -51,10 +63,71 @@ def generate(
     loop.prefill(lambda phase: tape.mark(0, phase))
     if settings.new > 1:
         tape.mark(0, Phase.STEP_END)
-    for step in range(1, settings.new):
-        loop.decode(lambda phase: tape.mark(1, phase), f"decode {step}")
+    decode(loop, settings, in_full=in_full)
     del tokens
     return loop.input_ids
+
+
+def decode(loop: Sampling, settings: GenerateSettings, *, in_full: bool) -> None:
+    """Run all decoding steps: the first, the last and the one to be shown are walked."""
+    tape, last = context.tape, settings.new - 1
+
+    def walk(steps: range) -> None:
+        for step in steps:
+            loop.decode(lambda phase: tape.mark(1, phase), phase_of(step))
+
+    done = 0
+    for shown in sorted({min(1, last), last} | ({settings.shown} if settings.shown else set())):
+        if in_full or shown - done < _FEWEST:
+            walk(range(done + 1, shown + 1))
+        else:
+            _skip_to(loop, settings, done, shown, walk)
+        done = shown
+
+
+def _skip_to(
+    loop: Sampling,
+    settings: GenerateSettings,
+    done: int,
+    shown: int,
+    walk: Callable[[range], None],
+) -> None:
+    """Walk the step `shown`, when `done` were walked: those between are found, if they can be."""
+
+    def walk_alone(step: int) -> Walked:
+        there: list[Sampling] = []
+        return walked(
+            carried=lambda: storages_of(there[0].tensors()),
+            grow=lambda: there.append(loop.at(step - done - 1)),
+            step=lambda: there[0].decode(lambda _: None, ""),
+        )
+
+    planner = Planner(walk_alone, settings.prompt, aligned=settings.padded)
+    try:
+        stretches = tuple(planner.stretches(done + 1, shown - 1))
+    except Unsteady:
+        walk(range(done + 1, shown + 1))
+        return
+    skip(loop, stretches, f"decode {done + 1} to {shown - 1}", shown - done - 1)
+    walk(range(shown, shown + 1))
+
+
+def skip(loop: Sampling, stretches: tuple[Stretch, ...], phase: str, steps: int) -> None:
+    """Put stretches of steps on the tape, and the loop behind them."""
+    tape = context.tape
+    position, before = len(tape.events), storages_of(loop.tensors())
+    numbers = tuple(storage.index for storage in before)
+    del before
+    loop.grow(steps, Anew(everything=False))
+    after = tuple(storage.index for storage in storages_of(loop.tensors()))
+    tape.marks.append(
+        Mark(position, 1, phase, steps=Steps(len(tape.events), stretches, numbers, after))
+    )
+
+
+def storages_of(tensors: Iterable[Tensor]) -> list[Storage]:
+    """Return their storages, each once."""
+    return list({id(x.storage): x.storage for x in tensors}.values())
 
 
 def _look_for_right_padding(batch: int) -> None:

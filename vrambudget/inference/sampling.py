@@ -12,6 +12,10 @@ prepare_inputs_for_generation, _update_model_kwargs_for_generation), stopping_cr
 Not modelled: end tokens (all rows run to their full length), assisted decoding, streamers.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 
 from vrambudget.dtypes import bool_, float32, int64
@@ -20,6 +24,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.processors import Processor, processors_of
 from vrambudget.inference.settings import GenerateSettings, Marker
+from vrambudget.models.parts.anew import Anew
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
@@ -76,6 +81,44 @@ class Sampling:
         mark(phase)
         outputs = self._forward(self.model_inputs)
         self._choose(outputs)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what is held from one step to the next."""
+        inputs = self.model_inputs
+        held = (
+            *(self.input_ids, self.attention_mask, self.position_ids, self.unfinished_sequences),
+            *((inputs.input_ids, inputs.attention_mask, inputs.position_ids) if inputs else ()),
+            *(self.next_token_logits, self.next_token_scores, self.probs, self.next_tokens),
+        )
+        yield from (x for x in held if x is not None)
+        if self.cache is not None:
+            yield from self.cache.tensors()
+
+    def grow(self, tokens: int, new: Anew) -> None:
+        """Become what it will be after so many more steps; `new` makes tensors."""
+        self.input_ids = new.longer(self.input_ids, tokens)
+        self.attention_mask = new.longer(self.attention_mask, tokens)
+        self.position_ids = new.longer(self.position_ids, tokens)
+        if (inputs := self.model_inputs) is not None:
+            alone = 0 if self.cache is not None else tokens
+            self.model_inputs = ModelInputs(
+                new.longer(inputs.input_ids, alone),
+                new.longer(inputs.attention_mask, tokens),
+                new.longer(inputs.position_ids, alone),
+                self.cache,
+            )
+        for name in ("next_token_logits", "next_token_scores", "probs", "next_tokens"):
+            setattr(self, name, new.longer(getattr(self, name), 0))
+        self.unfinished_sequences = new.longer(self.unfinished_sequences, 0)
+        if self.cache is not None:
+            self.cache.grow(tokens, new)
+
+    def at(self, tokens: int) -> Sampling:
+        """Return the same loop so many steps later, with tensors on the current tape."""
+        other = copy(self)
+        other.cache = self.cache and self.cache.copy()
+        other.grow(tokens, Anew(everything=True))
+        return other
 
     def _prefill(self, mark: Marker) -> Outputs:
         chunk, length = self.settings.prefill_chunk, self.input_ids.shape[1]

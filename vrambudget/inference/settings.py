@@ -26,5 +26,7 @@ class GenerateSettings:
     top_p: float = 1.0
     prefill_chunk: int | None = None
     autocast: DType | None = None
+    shown: int | None = None  # a decoding step that has to be on the tape
+    padded: bool = False  # prompts are: masks are built
     begins_with_token: bool = True  # the model's configuration names a bos_token_id
     takes_positions: bool = True  # the model's forward pass does

@@ -63,6 +63,7 @@ class CachingAllocator:
         self.num_alloc_retries = 0
         # Index of the event that took allocated bytes to their peak; None after reset_peaks.
         self.peak_event: int | None = None
+        self.peak_step = -1  # if that event stands for steps (`vrambudget.tape.steps`), which
         self._capacity = None if capacity_bytes is None else capacity_bytes >> UNIT_BITS
         self._allocated = self._peak_allocated = 0
         self._reserved = self._peak_reserved = 0
@@ -155,6 +156,12 @@ class CachingAllocator:
     def take_over(self, first: int, stop: int, shift: int) -> None:
         """Let storages `first + shift` to `stop + shift` lie where `first` to `stop` did."""
         self._blocks[first + shift : stop + shift] = self._blocks[first:stop]
+
+    def move(self, storages: Sequence[int], others: Sequence[int]) -> None:
+        """Let the blocks of storages be those of others from now on, pair by pair."""
+        blocks = [self._blocks[storage] for storage in storages]
+        for storage, block in zip(others, blocks, strict=True):
+            self._blocks[storage] = block
 
     def reset_peaks(self) -> None:
         """Let the peaks be what is there now: `torch.cuda.reset_peak_memory_stats()`."""

@@ -15,8 +15,12 @@ class OutOfDeviceMemoryError(Exception):
         segment_bytes: int,
         allocated_bytes: int,
         reserved_bytes: int,
+        phase: str | None = None,
+        operation: str | None = None,
     ) -> None:
         super().__init__(f"out of device memory at event {event}")
+        # Of a step that is not on the tape (`vrambudget.tape.steps`); None: those of the event.
+        self.phase, self.operation = phase, operation
         self.event = event  # index of the event that could not be served
         self.requested_bytes = requested_bytes  # by the operation
         self.segment_bytes = segment_bytes  # "Tried to allocate" in PyTorch's message

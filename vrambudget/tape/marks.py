@@ -8,6 +8,8 @@ that every training loop goes through, which `vrambudget.tape.replay` reads coun
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vrambudget.tape.steps import Steps
+
 
 class Phase(StrEnum):
     """The phases of a plain loop."""
@@ -27,4 +29,5 @@ class Mark:
     step: int
     phase: str
     resets_allocator: bool = False  # torch.cuda.empty_cache() and reset_peak_memory_stats()
+    steps: Steps | None = None  # not on the tape one by one, from here to `steps.end`
     period: int = 0  # so many events from here on repeat as many before, with storages of their own

@@ -29,6 +29,7 @@ class Replay:
     peak: Peak
     breakdown: Mapping[str, int]
     peak_event: int  # the event of the tape that most is allocated after
+    unseen_step: int | None = None  # the peak is in this step, which is not on the tape
 
 
 @dataclass(slots=True)
@@ -72,7 +73,9 @@ def replay(tape: Tape) -> Replay:
         operation=operation,
     )
     breakdown = _breakdown(tape, event, peak.allocated_bytes)
-    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event)
+    unseen = any(m.steps is not None and m.position == event for m in tape.marks)
+    step = allocator.peak_step if unseen else None
+    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event, step)
 
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
@@ -85,8 +88,8 @@ def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
         mark, operation = moment(tape, full.event)
         return OutOfMemory(
             step=mark.step,
-            phase=str(mark.phase),
-            operation=operation,
+            phase=full.phase or str(mark.phase),
+            operation=full.operation or operation,
             requested_bytes=full.requested_bytes,
             allocated_bytes=full.allocated_bytes,
         )

@@ -13,6 +13,7 @@ from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Mark
 from vrambudget.tape.packing import storage_of
+from vrambudget.tape.steps import run_steps
 
 
 def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
@@ -34,6 +35,9 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]
         here, turn = circles.passed_over(mark.position, number)
+        if mark.steps is not None:
+            run_steps(mark.steps, allocator, tape.sizes, mark.position)
+            here = mark.steps.end
 
 
 class _Circles:

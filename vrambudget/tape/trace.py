@@ -17,6 +17,7 @@ from typing import Literal
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.steps import run_steps
 from vrambudget.tape.streams import allocator_for
 
 ActionKind = Literal[
@@ -79,13 +80,19 @@ class _Tracing:
         """Yield all that the allocator does."""
         tape, allocator = self.tape, self.allocator
         resets = {mark.position for mark in tape.marks if mark.resets_allocator}
+        summaries = {mark.position: mark.steps for mark in tape.marks if mark.steps is not None}
+        summary_ends = 0
         for position, event in enumerate(tape.read()):
             if position in resets:
                 allocator.empty_cache()
             storage = event.storage
             is_full = False
             try:
-                allocator.run(tape.events, tape.sizes, position, position + 1)
+                if (steps := summaries.get(position)) is not None:
+                    run_steps(steps, allocator, tape.sizes, position)
+                    summary_ends = steps.end
+                elif position >= summary_ends:
+                    allocator.run(tape.events, tape.sizes, position, position + 1)
             except OutOfDeviceMemoryError:
                 is_full = True
             yield from self._completed(position)

@@ -9,7 +9,8 @@ Source: cache_utils.py of transformers 5.17 (DynamicLayer, DynamicSlidingWindowL
 Not modelled: cropping (assisted decoding), linear-attention layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from vrambudget.dtypes import DType, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.anew import Anew
 from vrambudget.ops.creation import made
 from vrambudget.ops.shape import cat, narrowed
 from vrambudget.tape.events import Purpose
@@ -41,6 +43,9 @@ class CacheLayer(Protocol):
 
     def mask_sizes(self, queries: int) -> tuple[int, int]:
         """Return how many keys the next `queries` tokens see, and the position of the first."""
+
+    def grow(self, tokens: int, new: Anew) -> None:
+        """Become what it will be after so many more tokens, one by one."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,11 @@ class DynamicLayer:
     def mask_sizes(self, queries: int) -> tuple[int, int]:
         """All keys, from the first on."""
         return self.seen + queries, 0
+
+    def grow(self, tokens: int, new: Anew) -> None:
+        """Hold so many tokens more."""
+        self.keys = new.longer(self.keys, tokens, _LENGTH)
+        self.values = new.longer(self.values, tokens, _LENGTH)
 
 
 @dataclass(slots=True)
@@ -98,6 +108,21 @@ class SlidingLayer:
         kept = self.window - 1 if self.seen >= self.window else self.seen
         return kept + queries, offset
 
+    def grow(self, tokens: int, new: Anew) -> None:
+        """Be so many tokens further on: what is kept is a view of it and the newest token."""
+        self.seen += tokens
+        self.keys, self.values = self._grown(self.keys, new), self._grown(self.values, new)
+
+    def _grown(self, x: Tensor | None, new: Anew) -> Tensor | None:
+        if x is None:
+            return None
+        B, H, _, D = x.shape
+        shape = B, H, min(self.seen, self.window), D
+        content = x.storage.tape.contents[x.storage.index]
+        if not new.everything and content is not None and content[0] == shape:
+            return x
+        return self._last(new.shaped(x, shape))
+
     def _last(self, x: Tensor) -> Tensor:
         length = min(x.shape[_LENGTH], self.window - 1)
         return narrowed(x, _LENGTH, length)
@@ -125,6 +150,22 @@ class Cache:
     def seen(self) -> int:
         """Tokens so far."""
         return self.layers[0].seen
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what all layers hold."""
+        for layer in self.layers:
+            if layer.keys is not None and layer.values is not None:
+                yield layer.keys
+                yield layer.values
+
+    def grow(self, tokens: int, new: Anew) -> None:
+        """Become what it will be after so many more tokens, one by one."""
+        for layer in self.layers:
+            layer.grow(tokens, new)
+
+    def copy(self) -> "Cache":
+        """Return a cache that holds the same tensors."""
+        return Cache([copy(layer) for layer in self.layers])
 
     def layer_for_mask(self, *, is_sliding: bool) -> CacheLayer:
         """Return the first layer of the kind that a mask is for (create_causal_mask)."""

@@ -34,6 +34,7 @@ class LoopSettings:
     inputs: Mapping[str, Input]
     eval_inputs: Mapping[str, Input]
     autocast: DType | None
+    shown: int | None = None  # a decoding step that has to be on the tape itself
 
 
 class Run:

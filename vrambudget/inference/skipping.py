@@ -1,0 +1,150 @@
+"""Decoding steps that need not be walked: what they do is found from a few of them.
+
+`steps_between` walks single steps on a tape of their own, each from the state that the loop would
+be in: two far apart, and one between them. Where all three do the same and their sizes lie on a
+line, so do all steps between. Where not (attention's kernel splits its keys over more blocks, a
+window is full, rows are padded to multiples of eight) the steps are divided at the most likely
+place, and looked at part by part.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from vrambudget.engine.context import context
+from vrambudget.tape.events import Storage, Tape
+from vrambudget.tape.steps import CARRIED, Pattern, Stretch
+
+_ALIGNMENT = 8  # rows of a mask are padded to multiples of this
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """One step that was walked: what it does, and its sizes."""
+
+    pattern: Pattern
+    sizes: tuple[int, ...]
+
+
+class Unsteady(Exception):  # noqa: N818 - no error: the steps have to be walked
+    """A step leaves, or frees, what is not carried from step to step."""
+
+
+def walked(
+    carried: Callable[[], list[Storage]], grow: Callable[[], None], step: Callable[[], None]
+) -> Walked:
+    """Walk one step on a tape of its own; `grow` makes the state that it begins in."""
+    tape, kept = context.tape, dict(context.workspaces)
+    context.tape = own = Tape(paths=tape.paths)
+    try:
+        grow()
+        before = {s.index: c for c, s in enumerate(carried()) if s.tape is own}
+        others = {id(s): c for c, s in enumerate(carried()) if s.tape is not own}
+        first, begin = len(own.sizes), len(own.events)
+        step()
+        events = own.events[begin:]
+        finals = []
+        for storage in carried():
+            if storage.tape is not own:
+                finals.append(CARRIED + others[id(storage)])
+            elif storage.index < first:
+                finals.append(CARRIED + before[storage.index])
+            else:
+                finals.append(storage.index - first)
+        names = _named(events, first, before)
+        left = {e for e in names if e >= 0} - {~e for e in names if e < 0}
+        if left != {f for f in finals if f < CARRIED}:
+            raise Unsteady
+        pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
+        return Walked(pattern, tuple(own.sizes[first:]))
+    finally:
+        context.tape, context.workspaces = tape, kept
+
+
+def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
+    names = []
+    for event in events:
+        if event >= first:
+            names.append(event - first)
+        elif ~event >= first:
+            names.append(event + first)
+        elif ~event in before:
+            names.append(~(CARRIED + before[~event]))
+        else:
+            raise Unsteady
+    return names
+
+
+class Planner:
+    """Finds stretches of steps that are alike; `walk` walks a step by its number."""
+
+    def __init__(self, walk: Callable[[int], Walked], length: int, *, aligned: bool) -> None:
+        self.walk, self.length = walk, length  # tokens before step 0
+        self.period = _ALIGNMENT if aligned else 1
+        self.known: dict[int, Walked] = {}
+
+    def stretches(self, low: int, high: int) -> Iterator[Stretch]:
+        """Yield stretches of the steps from `low` to `high`, both among them."""
+        waiting = [(low, high)]
+        while waiting:
+            low, high = waiting.pop()
+            found = self._alike(low, high)
+            if found is not None:
+                yield found
+                continue
+            cut = self._cut(low, high)
+            waiting += (cut + 1, high), (low, cut)
+
+    def _alike(self, low: int, high: int) -> Stretch | None:
+        period, count = self.period, high - low + 1
+        first = [self._at(k) for k in range(low, min(low + period, high + 1))]
+        growth = [(0,) * len(walked.sizes) for walked in first]
+        for which in range(min(period, count)):
+            turns = (high - low - which) // period
+            if not turns:
+                continue
+            last = self._at(low + which + turns * period)
+            by = _growth(first[which], last, turns)
+            if by is None:
+                return None
+            middle = turns // 2
+            if middle and not _is_on_line(
+                first[which], self._at(low + which + middle * period), by, middle
+            ):
+                return None
+            growth[which] = by
+        return Stretch(
+            low,
+            count,
+            tuple(walked.pattern for walked in first),
+            tuple(walked.sizes for walked in first),
+            tuple(growth),
+        )
+
+    def _cut(self, low: int, high: int) -> int:
+        """Return where to divide: after a number of tokens with most zeros at its end."""
+        return max(
+            range(low, high), key=lambda k: (_zeros(self.length + k), -abs(low + high - 2 * k))
+        )
+
+    def _at(self, step: int) -> Walked:
+        if step not in self.known:
+            self.known[step] = self.walk(step)
+        return self.known[step]
+
+
+def _zeros(n: int) -> int:
+    return (n & -n).bit_length()
+
+
+def _growth(first: Walked, last: Walked, turns: int) -> tuple[int, ...] | None:
+    if first.pattern != last.pattern:
+        return None
+    differences = [b - a for a, b in zip(first.sizes, last.sizes, strict=True)]
+    if any(difference % turns for difference in differences):
+        return None
+    return tuple(difference // turns for difference in differences)
+
+
+def _is_on_line(first: Walked, middle: Walked, growth: tuple[int, ...], turns: int) -> bool:
+    expected = tuple(a + by * turns for a, by in zip(first.sizes, growth, strict=True))
+    return first.pattern == middle.pattern and expected == middle.sizes
