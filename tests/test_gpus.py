@@ -7,6 +7,7 @@ from unittest.mock import ANY
 
 import pytest
 
+import vrambudget
 from vrambudget.config.gpus import all_gpus, find_gpu
 from vrambudget.errors import VramBudgetError
 
@@ -41,6 +42,12 @@ from vrambudget.errors import VramBudgetError
         ("RTX A6000", "rtx-a6000"),
         ("rtx 4060 laptop", "rtx-4060-laptop"),
         ("gtx1080ti", "gtx-1080-ti"),
+        ("GTX 1650", "gtx-1650"),
+        ("1660 super", "gtx-1660-super"),
+        ("rtx 3060 laptop", "rtx-3060-laptop"),
+        ("RTX 3050 laptop", "rtx-3050-laptop-4gb"),
+        ("A800", "a800-80gb"),
+        ("H20", "h20-96gb"),
     ],
 )
 def test_any_common_spelling_finds_the_card(text, key):
@@ -65,6 +72,33 @@ def test_a_row_is_plausible_and_says_where_it_is_from(gpu):
     assert gpu.assumed is None
 
 
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.key)
+def test_a_context_says_whose_figure_it_is_and_lies_in_the_published_range(gpu):
+    least, most = gpu.context_range
+    assert least <= gpu.context_bytes <= most
+    assert gpu.context_kind in {"published", "borrowed", "virtual"}
+    assert "measured" not in gpu.context_source
+    assert gpu.context_source.startswith("of a sibling: ") == (gpu.context_kind == "borrowed")
+
+
+def test_a_context_is_the_one_after_the_first_product():
+    t4 = find_gpu("t4")
+    assert t4.context_bytes == 137_363_456  # 105 MiB at the start, 131 then, 135 after cuDNN
+    assert t4.context_range == (110_100_480, 141_426_688)
+
+
+def test_where_the_context_decides_the_report_says_so():
+    def asked(capacity):
+        return vrambudget.estimate("gpt2", block=64, gpu=replace(card, capacity_bytes=capacity))
+
+    card = find_gpu("rtx-3060")
+    needs = vrambudget.estimate("gpt2", block=64).peak.reserved_bytes
+    close = asked(needs + 300 * 2**20)
+    assert close.fits
+    assert any("the CUDA context decides: 225.00 MiB to 480.00" in w for w in close.warnings)
+    assert not any("the CUDA context decides" in w for w in asked(needs + 2**30).warnings)
+
+
 def test_keys_are_unique():
     keys = [gpu.key for gpu in all_gpus()]
     assert len(keys) == len(set(keys))
@@ -86,7 +120,7 @@ def test_a_shared_name_takes_the_smaller_card_and_says_so():
     assert "rtx-3080-12gb" in find_gpu("RTX 3080").assumed
 
 
-@pytest.mark.parametrize("sold", [6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 141, 180])
+@pytest.mark.parametrize("sold", [4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 141, 180])
 def test_a_size_as_sold_stands_for_a_card_of_that_size(sold):
     assert find_gpu(f"{sold}GB").sold_gb == sold
     assert find_gpu(f" {sold} gb ") == replace(find_gpu(f"{sold}GB"), assumed=ANY)
@@ -122,7 +156,11 @@ def test_an_exact_size_is_exact():
         ("80", "not a GPU"),
         ("rtx", "not a GPU"),
         ("ti 16GB", "not a GPU"),
-        ("radeon", "not a GPU"),
+        ("radeon", "no NVIDIA GPU: only those are modelled"),
+        ("RX 7900 XTX", "no NVIDIA GPU"),
+        ("MI300X", "no NVIDIA GPU"),
+        ("Apple M3 Max", "no NVIDIA GPU"),
+        ("Intel Arc A770", "no NVIDIA GPU"),
     ],
 )
 def test_what_is_no_gpu_is_named(text, words):

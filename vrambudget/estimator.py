@@ -177,8 +177,22 @@ def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tup
         *_unchecked_versions(scenario),
         *(scenario.run.notes if scenario.run else ()),
         *_assumptions(scenario, replayed),
+        *_context(scenario.gpu, replayed),
         *_not_on_the_tape(scenario, recording),
     )
+
+
+def _context(gpu: Gpu | None, replayed: Replay) -> Iterator[str]:
+    """Say that the CUDA context decides, where what was published of it leads to both verdicts."""
+    if gpu is None:
+        return
+    least, most = gpu.context_range
+    rooms = [gpu.capacity_bytes - context for context in (most, least)]
+    if rooms[0] < replayed.peak.reserved_bytes <= rooms[1]:
+        yield (
+            f"the CUDA context decides: {format_bytes(least)} to {format_bytes(most)} were"
+            f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are counted"
+        )
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:

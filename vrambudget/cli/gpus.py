@@ -16,10 +16,12 @@ _COLUMNS = [
     Column("sold_gb", "sold as", "right", lambda gb: f"{gb} GB"),
     Column("capacity_bytes", "capacity", "right", _GIB),
     Column("context_bytes", "context", "right", _GIB),
+    Column("context_kind", "which is"),
     Column("compute_capability", "sm", "right", lambda cc: "{}.{}".format(*cc)),
     Column("name", "the driver's name"),
 ]
-_MORE = [Column(key, key) for key in ("multiprocessors", "l2_bytes", "source", "context_source")]
+_MORE_KEYS = ("multiprocessors", "l2_bytes", "source", "context_source", "context_range")
+_MORE = [Column(key, key) for key in _MORE_KEYS]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vrambudget.config.cuda_context import Kind
 from vrambudget.config.gpu_table import ROWS, GpuRow
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -24,6 +25,7 @@ from vrambudget.units import format_bytes, parse_bytes
 
 # The GPU that a size as sold stands for: the most common one of that size.
 _SOLD_AS = {
+    4: "gtx-1650",
     6: "rtx-2060",
     8: "rtx-4060",
     10: "rtx-3080-10gb",
@@ -42,6 +44,10 @@ _SOLD_AS = {
 }
 # Words that distinguish nothing: the vendor, and that it is a graphics card.
 _NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib"})
+# Words of other makers' products.
+_OTHER_VENDORS = frozenset(
+    {"amd", "radeon", "rx", "instinct", "mi", "apple", "m", "mps", "intel", "arc", "gaudi", "tpu"}
+)
 _WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
 _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
@@ -61,6 +67,8 @@ class Gpu:
     sold_gb: int | None
     source: str
     context_source: str
+    context_kind: Kind
+    context_range: tuple[int, int]  # bytes: the lowest and the highest that were published
     assumed: str | None = None  # what the text did not say and was filled in
 
     @property
@@ -96,13 +104,15 @@ def _gpu(row: GpuRow, assumed: str | None = None) -> Gpu:
         key=row.key,
         name=row.name,
         capacity_bytes=row.capacity_bytes,
-        context_bytes=row.context_bytes,
+        context_bytes=row.context.bytes,
         compute_capability=row.compute_capability,
         multiprocessors=row.multiprocessors,
         l2_bytes=row.l2_bytes,
         sold_gb=row.sold_gb,
         source=row.source,
-        context_source=row.context_source,
+        context_source=row.context.source,
+        context_kind=row.context.kind,
+        context_range=(row.context.lowest, row.context.highest),
         assumed=assumed,
     )
 
@@ -117,6 +127,12 @@ def _by_name(text: str) -> Gpu:
             return _gpu(row)
     asked = _words(text)
     rows = [row for row in ROWS if _is_spelling_of(asked, row)]
+    if not rows and asked & _OTHER_VENDORS:
+        raise VramBudgetError(
+            f"{text!r} is no NVIDIA GPU: only those are modelled, with PyTorch's CUDA build",
+            where="gpu",
+            hint="`vrambudget gpus` lists them; write a size, such as 24GiB, for its memory on one",
+        )
     if not rows:
         hint = did_you_mean(text.strip().lower(), [row.key for row in ROWS])
         raise VramBudgetError(

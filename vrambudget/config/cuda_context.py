@@ -1,0 +1,70 @@
+"""The CUDA context: what the driver takes of a GPU outside PyTorch's allocator, and who said so.
+
+It grows while a job runs, as kernels are loaded: at the start, with the first matrix product
+(cuBLAS), with cuDNN or cuBLASLt, and with each group of NCCL. A training's peak comes after its
+first products, so the figure for then is counted where one was published, else the one there is.
+
+    published   measured by others on this GPU; `lowest` to `highest` is what they saw
+    borrowed    that of a sibling
+    virtual     what this project's virtual card was set to; nobody measured it
+
+It depends on driver and torch build too: with lazy loading (CUDA 11.7 and later); before that it
+was above 1 GiB. Not modelled: what NCCL adds for each group, some hundred MiB.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["published", "borrowed", "virtual"]
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CudaContext:
+    """What is counted, and the range of published figures; the same where there is only one."""
+
+    bytes: int
+    lowest: int
+    highest: int
+    kind: Kind
+    source: str
+
+
+def _published(counted: int, lowest: int, highest: int, source: str) -> CudaContext:
+    return CudaContext(counted * _MIB, lowest * _MIB, highest * _MIB, "published", source)
+
+
+def like(context: CudaContext) -> CudaContext:
+    """Return the context of a sibling, for a GPU that nobody published one of."""
+    return replace(context, kind="borrowed", source=f"of a sibling: {context.source}")
+
+
+T4 = CudaContext(
+    137_363_456,
+    110_100_480,
+    141_426_688,
+    "published",
+    "torch-preflight: 105 MiB on a T4 at the start, 131 after the first product, 135 after cuDNN;"
+    " torch 2.11 cu128, mem_get_info",
+)
+V100 = _published(366, 366, 366, "published: 366 MiB on a V100")
+A100 = _published(
+    501, 481, 502, "AgileRL: 501 MiB on an A100, torch 2.11 cu130, NVML; others 481 to 502"
+)
+H100 = _published(520, 520, 778, "published: 520 MiB on an H100 at the start, 778 in vLLM")
+L4 = _published(226, 226, 226, "AgileRL: 226 MiB on an L4, torch 2.11 cu130, NVML")
+RTX_A2000 = _published(133, 133, 133, "published: 0.13 GiB on an RTX A2000, driver 575")
+RTX_3060 = CudaContext(
+    225 * _MIB,
+    225 * _MIB,
+    480 * _MIB,
+    "virtual",
+    "what the virtual card of the records was set to; published: 225 to 480 MiB on an RTX 3060",
+)
+RTX_4090 = _published(471, 471, 471, "published: 471 MiB on an RTX 4090")
+RTX_6000_ADA = _published(
+    426, 426, 426, "published: 426 MiB on an RTX 6000 Ada, torch 2.10 cu130, mem_get_info"
+)
+RTX_5090 = _published(
+    727, 604, 727, "published: 0.59 to 0.71 GiB on an RTX 5090, driver 595; the larger"
+)
