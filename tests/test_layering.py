@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "vrambudget"
 
 # From the bottom up; what stands on one line is one layer.
 LAYERS = [
-    {"__init__", "errors", "units", "dtypes"},
+    {"__init__", "errors", "units", "dtypes", "auto_classes"},
     {"files", "json_text"},
     {"budget"},
     {"config"},
@@ -22,6 +22,7 @@ LAYERS = [
     {"ops"},
     {"models"},
     {"training", "inference"},
+    {"follow"},
     {"simulate"},
     {"estimator"},
     {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},
@@ -31,7 +32,7 @@ LAYERS = [
 # Jupyter and print ask a budget to show itself; the reports that it asks are above it.
 EXCEPTIONS = {("budget.py", "report")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
-MAY_BE_HEAVY = {"measure", "rehearse"}
+MAY_BE_HEAVY = {"follow", "measure", "rehearse"}
 # A sweep's vector of sizes is an array; only a sweep imports it.
 MAY_IMPORT = {
     f"planning/{name}.py": {"numpy"} for name in ("size_vector", "shared_tape", "sweep_points")

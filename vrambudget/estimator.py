@@ -12,7 +12,7 @@ from vrambudget.config.foreign.run_file import RunFile
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
-from vrambudget.config.source import Files, ModelSource, find_model, of_files
+from vrambudget.config.source import Files, FoundModel, ModelSource, find_model, of_files
 from vrambudget.config.versions import (
     CHECKED,
     CHECKED_CUDA,
@@ -21,6 +21,8 @@ from vrambudget.config.versions import (
     followed_version,
 )
 from vrambudget.engine import context as engine
+from vrambudget.errors import NotModelledError
+from vrambudget.follow.config import followed_config
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED
@@ -101,11 +103,20 @@ def resolve(
     """Return the scenario that `estimate` would do; `config` are files of a run."""
     found = find_model(of_files(model, config))
     run = found.run
-    known = load_config(found.values, config_class, where=found.where)
-    job = Job.with_defaults(fields, found.job_defaults, where=run.where if run else None)
+    known = _config_of(found)
+    defaults = {**known.job_defaults, **found.job_defaults}
+    job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     named = run.gpu if gpu is None and run else gpu
     card = None if named is None else find_gpu(named)
     return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
+
+
+def _config_of(found: FoundModel) -> ModelConfig:
+    """Return a model's configuration: a family's, or one whose own code is followed."""
+    try:
+        return load_config(found.values, config_class, where=found.where)
+    except NotModelledError as error:
+        return followed_config(found, error)
 
 
 def estimate_scenario(scenario: Scenario) -> Budget:
@@ -174,6 +185,7 @@ def _on_card(
 
 def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
     return (
+        *scenario.config.notes(),
         *_unchecked_versions(scenario),
         *(scenario.run.notes if scenario.run else ()),
         *_assumptions(scenario, replayed),
@@ -252,6 +264,7 @@ def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
 
 def _not_modelled(scenario: Scenario) -> Iterator[str]:
     yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
+    yield from scenario.config.doubts()
     if scenario.run:
         yield from scenario.run.uncounted
 

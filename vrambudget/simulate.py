@@ -6,6 +6,7 @@ them.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
@@ -175,8 +176,19 @@ def _build(config: ModelConfig, job: Job) -> Module:
     return model
 
 
+@runtime_checkable
+class Adapting(Protocol):
+    """A model that freezes its parameters and takes its adapters itself."""
+
+    def adapt(self, job: Job) -> None:
+        """Do what the job says."""
+
+
 def _adapt(model: Module, model_type: str, job: Job) -> None:
     """Freeze and put adapters in, as the job says; imported here, for most jobs do neither."""
+    if isinstance(model, Adapting):
+        model.adapt(job)
+        return
     if job.freeze:
         from vrambudget.training.freeze import freeze  # noqa: PLC0415
 

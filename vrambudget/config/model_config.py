@@ -25,6 +25,7 @@ Not modelled: models that hold other models (`text_config`, `vision_config`).
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -135,6 +136,19 @@ class ModelConfig(Settings):
         """Channels, height and width of the images that the model reads; None for text."""
         return None
 
+    @property
+    def job_defaults(self) -> Mapping[str, Any]:
+        """What a job is that does not say otherwise."""
+        return {}
+
+    def doubts(self) -> Iterable[str]:
+        """Yield what of the model's own operations has no rule, once it was simulated."""
+        return ()
+
+    def notes(self) -> Iterable[str]:
+        """Yield how the model is counted, where it is not by a family's own code."""
+        return ()
+
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task` (one of `tasks`), its weights allocated."""
         raise NotImplementedError
@@ -200,10 +214,17 @@ def load_config(
     return config_class.parse(values, where=where)
 
 
+def _are_kin(name: str, other: str) -> bool:
+    """Return whether these are models of one series, gemma2 and gemma3: neither a slip."""
+    short, long = sorted((name, other), key=len)
+    bare = [re.sub(r"\d", "", word) for word in (short, long)]
+    return long.startswith(short) or bare[0] == bare[1]
+
+
 def unknown_model_type(model_type: str, known: Iterable[str]) -> NotModelledError:
     """Return the error for an architecture without rules, with the nearest ones and all others."""
     names = sorted(known)
-    near = did_you_mean(model_type, names)
+    near = did_you_mean(model_type, (name for name in names if not _are_kin(name, model_type)))
     there_is = f"modelled are {', '.join(names)}"
     return NotModelledError(
         f"model_type {show(model_type)} is not modelled",

@@ -145,7 +145,7 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     """Return the scenario with the live model's frozen parts, once its parameters are ours."""
     assert scenario.job.task is not None  # noqa: S101 - resolved
     with recording(scenario.platform):
-        model = scenario.config.build(scenario.job.task)
+        model = scenario.config.for_job(scenario.job).build(scenario.job.task)
         ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
         del model
     theirs = [parameter.shape for parameter in live.parameters]

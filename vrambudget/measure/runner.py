@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from vrambudget.auto_classes import AUTO_CLASSES, lora_options
 from vrambudget.measure.loops import real_loop
 from vrambudget.measure.loops.run import OnPhase, Run
 from vrambudget.measure.quantised import load_quantised
@@ -28,14 +29,6 @@ from vrambudget.measure.quantised import load_quantised
 Job = Mapping[str, Any]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-CLASSES = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "seq-cls": "AutoModelForSequenceClassification",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "image-cls": "AutoModelForImageClassification",
-}
-_PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM", "seq-cls": "SEQ_CLS"}
 # What the families of transformers call their dropout probabilities.
 _DROPOUTS = (
     "resid_pdrop",
@@ -97,7 +90,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
             setattr(config, name, job["dropout"])
     if job.get("image_size"):
         config.image_size = job["image_size"]
-    build = getattr(transformers, CLASSES[job.get("task", "causal-lm")]).from_config
+    build = getattr(transformers, AUTO_CLASSES[job.get("task", "causal-lm")]).from_config
     if job.get("quant"):
         model = load_quantised(job, config, build)
     else:
@@ -118,17 +111,13 @@ def _prepared(model: Any, job: Job) -> Any:
     if job.get("lora_rank"):
         import peft  # noqa: PLC0415 - only LoRA needs it
 
-        targets = job.get("lora_targets", "all-linear")
-        model = peft.get_peft_model(
-            model,
-            peft.LoraConfig(
-                r=job["lora_rank"],
-                lora_alpha=16,
-                lora_dropout=job.get("lora_dropout") or 0.0,
-                target_modules=targets if isinstance(targets, str) else list(targets),
-                task_type=_PEFT_TASKS.get(job.get("task", "causal-lm")),
-            ),
+        options = lora_options(
+            job.get("task", "causal-lm"),
+            rank=job["lora_rank"],
+            targets=job.get("lora_targets", "all-linear"),
+            dropout=job.get("lora_dropout") or 0.0,
         )
+        model = peft.get_peft_model(model, peft.LoraConfig(**options))
         if full:
             model.enable_input_require_grads()
     return model

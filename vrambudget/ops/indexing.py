@@ -34,7 +34,7 @@ def index_rows(x: Tensor, indices: Tensor) -> Tensor:
 
     def backward(dy: Tensor) -> Tensor:
         dx = empty(shape, dtype)
-        _accumulate(shape[0], (count,), dy)
+        accumulating_buffers(shape[0], (count,), dy)
         return dx
 
     return record("index", y, inputs=(x,), saved=(kept,), backward=backward)
@@ -49,7 +49,7 @@ def index_pairs(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
     def backward(dy: Tensor) -> Tensor:
         dx = empty(shape, dtype)
-        _accumulate(shape[0] * shape[1], (count, count), dy)
+        accumulating_buffers(shape[0] * shape[1], (count, count), dy)
         return dx
 
     return record("index", y, inputs=(x,), saved=kept, backward=backward)
@@ -67,7 +67,7 @@ def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:
     return record("index_add", y, inputs=(x, source), saved=kept, backward=backward)
 
 
-def _accumulate(places: int, counts: tuple[int, ...], values: Tensor) -> None:
+def accumulating_buffers(places: int, counts: tuple[int, ...], values: Tensor) -> None:
     """Allocate and free what x.index_put_(indices, values, accumulate=True) needs.
 
     `places`: how many the indices distinguish; `counts`: elements of each index tensor.

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.fields.batches import Task
-from vrambudget.config.job import TASK_OF_CLASS, Job
+from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
+from vrambudget.config.unfamiliar import length_of, tasks_of
 from vrambudget.errors import NotModelledError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of, record_of_job
-
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
-_LONGEST = 1024  # tokens, where a model would take many more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +38,5 @@ def job_of(model: str | Path | Mapping[str, Any], fields: Mapping[str, Any]) -> 
         if not found.values.get("model_type"):
             raise
     job = Job.with_defaults(fields, found.job_defaults)
-    job = job.resolve(_Unfollowed(_tasks(found.values), _block(found.values)))
+    job = job.resolve(_Unfollowed(tasks_of(found.values), length_of(found.values)))
     return record_of_job(found.name, dict(found.values), job)
-
-
-def _tasks(values: Mapping[str, Any]) -> tuple[Task, ...]:
-    """Return the tasks of a model, its own first."""
-    names = [str(name) for name in values.get("architectures") or ()]
-    own = [task for name in names for end, task in TASK_OF_CLASS.items() if name.endswith(end)]
-    return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
-
-
-def _block(values: Mapping[str, Any]) -> int:
-    given = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
-    return int(min([*given, _LONGEST]))

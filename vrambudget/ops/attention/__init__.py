@@ -49,4 +49,6 @@ def scaled_dot_product_attention(
         if bias is not None:
             bias = aligned(bias, (*q.shape[:3], k.shape[2]))
         return efficient_attention(q, k, v, bias, dropout=dropout)
-    return composed_attention(q, k, v, bias, dropout=dropout, is_causal=is_causal)
+    return composed_attention(
+        q, k, v, bias, dropout=dropout, is_causal=is_causal, enable_gqa=enable_gqa
+    )

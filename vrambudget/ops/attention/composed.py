@@ -27,7 +27,14 @@ from vrambudget.ops.shape import contiguous, expand, transpose, view
 
 
 def composed_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, dropout: float, is_causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    *,
+    dropout: float,
+    is_causal: bool,
+    enable_gqa: bool,
 ) -> Tensor:
     """Return attention's output [B, H, Sq, Dv]."""
     dtype = q.dtype
@@ -37,7 +44,8 @@ def composed_attention(
         scaled = _scale(q_acc)
         if is_causal:
             bias = _causal_bias(q.shape[2], k.shape[2])
-        keys, values = _repeat_heads(k_acc, q.shape[1]), _repeat_heads(v_acc, q.shape[1])
+        heads = q.shape[1] if enable_gqa else k.shape[1]
+        keys, values = _repeat_heads(k_acc, heads), _repeat_heads(v_acc, heads)
         weights = drop(_weights(scaled, keys, bias), dropout)
         returned = to(weights, dtype)  # PyTorch's function returns the weights as well
         out = to(matmul(weights, values), dtype)

@@ -7,7 +7,7 @@
                 any in float32 before 8.0); bfloat16 from 8.0 on; no grouped heads
     both        the last dimension contiguous, in the mask too; equal batch; equal heads, but for
                 flash with enable_gqa
-    math        everything else
+    math        everything else, among it one key head for all query heads without enable_gqa
 
 cuDNN's kernel comes first on Hopper and Blackwell data-centre GPUs (see `prefers_cudnn`). It is not
 modelled: flash is used there, as PyTorch does with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
@@ -46,6 +46,8 @@ def select_kernel(
     if any(x.actual_strides()[-1] != 1 for x in (q, k, v, mask) if x is not None):
         return "math"
     same_heads = q.shape[1] == k.shape[1]
+    if not (same_heads or enable_gqa):  # one key head for all queries: its products broadcast
+        return "math"
     if mask is None and _flash_takes(q, k, v, dropout, is_causal=is_causal):
         return "flash"
     return "efficient" if same_heads and _efficient_takes(q, v) else "math"
@@ -62,7 +64,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, enable_gqa: 
         raise ShapeError(f"{shapes}: expected [batch, heads, length, head_dim]")
     if q.shape[3] != k.shape[3] or q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
         raise ShapeError(f"{shapes} does not fit together")
-    if q.shape[1] % k.shape[1] or (q.shape[1] != k.shape[1] and not enable_gqa):
+    groups = q.shape[1] // k.shape[1]
+    if q.shape[1] % k.shape[1] or (k.shape[1] != 1 and groups != 1 and not enable_gqa):
         raise ShapeError(
             f"{shapes}: query heads must be as many as key heads, or with enable_gqa a multiple"
         )

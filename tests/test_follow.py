@@ -1,0 +1,127 @@
+"""Models that are followed: transformers' own code, on tensors that count.
+
+Each family is held against its followed twin: two ways to one tape, which share only `ops`.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from test_laws import KINDS, TINY
+
+from vrambudget.cli import main
+from vrambudget.config.model_config import unknown_model_type
+from vrambudget.config.source import find_model
+from vrambudget.errors import NotModelledError
+from vrambudget.estimator import estimate, resolve
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
+
+FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 500}
+FALCON |= {"num_attention_heads": 4, "architectures": ["FalconForCausalLM"]}
+
+JOBS = {
+    "bf16": {"precision": "bf16"},
+    "autocast": {"precision": "amp-bf16", "clip": 1.0, "grad_accum": 2},
+    "eager evaluation": {"precision": "fp32", "attention": "eager", "mode": "eval"},
+    "checkpoints, dropout": {"precision": "amp-bf16", "checkpointing": "full", "dropout": 0.1},
+    "a mask": {"precision": "fp32", "attention_mask": "padding", "keep_outputs": False},
+}
+FAMILIES = [kind for kind in KINDS if kind[0] != "nanogpt"]
+TWINS = [
+    pytest.param(*kind, list(JOBS)[(number + shift) % len(JOBS)])
+    for number, kind in enumerate(FAMILIES)
+    for shift in (0, 3)
+]
+
+
+def followed():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5.17")
+    from vrambudget.follow.config import followed_config  # noqa: PLC0415
+
+    return followed_config
+
+
+def peaks(config, scenario):
+    peak = replay(simulate(config, scenario.job, scenario.platform).tape).peak
+    return peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes
+
+
+@pytest.mark.parametrize(("name", "task", "job"), TWINS)
+def test_a_family_equals_its_followed_twin(name, task, job):
+    config_of = followed()
+    if name == "vit" and "attention_mask" in JOBS[job]:
+        pytest.skip("images have no mask")
+    values = {"model_type": name, **TINY[name], "pad_token_id": 0}
+    fields = {"torch": "2.11", "transformers": "5.17", **JOBS[job]}
+    scenario = resolve(values, task=task, gpu="a100-80gb", batch=2, block=24, **fields)
+    twin = config_of(find_model(values), NotModelledError("")).for_job(scenario.job)
+
+    assert peaks(twin, scenario) == peaks(scenario.config, scenario)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "mixtral"])
+@pytest.mark.filterwarnings("ignore")  # PEFT's own
+def test_a_family_with_lora_equals_its_twin_in_pefts_own_wrapper(name):
+    config_of = followed()
+    pytest.importorskip("peft")
+    values = {"model_type": name, **TINY[name], "pad_token_id": 0}
+    fields = {"torch": "2.11", "transformers": "5.17", "lora_rank": 4, "precision": "bf16"}
+    scenario = resolve(values, gpu="a100-80gb", batch=2, block=24, **fields)
+    twin = config_of(find_model(values), NotModelledError("")).for_job(scenario.job)
+
+    assert peaks(twin, scenario) == peaks(scenario.config, scenario)
+
+
+def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
+    followed()
+    budget = estimate(FALCON, batch=2, block=32, precision="bf16", torch="2.11")
+
+    assert budget.parameters.total == 500 * 64 + 2 * (64 * (64 + 32 + 64 + 512) + 128) + 128
+    assert "falcon has no rules of its own" in budget.warnings[0]
+    assert not budget.not_modelled
+
+
+def test_a_model_type_that_nobody_knows_is_refused():
+    followed()
+    with pytest.raises(NotModelledError, match="'lama' is not modelled"):
+        estimate({"model_type": "lama"}, batch=1, block=8)
+
+
+def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(FALCON))
+    monkeypatch.setattr("vrambudget.follow.config.NEEDED", ("torch_that_is_not_here",))
+
+    assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
+    error = capsys.readouterr().err
+    assert "model_type 'falcon' is not modelled" in error
+    assert "pip install 'vrambudget[torch]'" in error
+    assert f"vrambudget rehearse {tmp_path / 'config.json'}" in error
+
+
+@pytest.mark.parametrize(("asked", "near"), [("lama", "'llama'"), ("gemma3", None), ("t5g", None)])
+def test_a_tip_never_points_to_another_model_of_a_series(asked, near):
+    hint = unknown_model_type(asked, ["gemma", "gemma2", "llama", "t5"]).hint
+    assert ("did you mean" in hint) == (near is not None)
+    assert near is None or near in hint
+
+
+def test_an_operation_without_a_rule_is_named_with_the_line_that_called_it():
+    followed()
+    values = {"model_type": "mixtral", **TINY["mixtral"]}
+    scenario = resolve(values, batch=1, block=8, precision="bf16", experts="eager")
+    twin = followed()(find_model(values), NotModelledError("")).for_job(scenario.job)
+    with pytest.raises(NotModelledError, match="nonzero has no rule") as caught:
+        peaks(twin, scenario)
+
+    assert "modeling_mixtral.py, line" in caught.value.where
+    assert "vrambudget rehearse" in caught.value.hint
+
+
+def test_to_know_that_a_family_is_known_imports_no_torch():
+    code = "import sys, vrambudget; vrambudget.estimate('gpt2'); print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,26 @@
+"""What a configuration of a model without rules says of itself: its tasks, its usual length.
+
+Its tasks are those that its `architectures` name, then all others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import TASK_OF_CLASS
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
+_LONGEST = 1024  # tokens, where a model would take many more
+
+
+def tasks_of(values: Mapping[str, Any]) -> tuple[Task, ...]:
+    """Return the tasks of a model, its own first."""
+    names = [str(name) for name in values.get("architectures") or ()]
+    own = [task for name in names for end, task in TASK_OF_CLASS.items() if name.endswith(end)]
+    return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
+
+
+def length_of(values: Mapping[str, Any]) -> int:
+    """Return the tokens per sequence of a job that names none."""
+    given = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
+    return int(min([*given, _LONGEST]))

@@ -1,0 +1,124 @@
+"""A model on the tape: built from its configuration as on the card, or taken as it stands.
+
+From a configuration transformers' own code makes it, tensor by tensor, in `torch.device("cuda")`. A
+live module's parameters and buffers are laid down in the order in which `module.to("cuda")` moves
+them: children first, then a module's own parameters, then its buffers.
+
+Source: torch/nn/modules/module.py (_apply).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import configuration_auto
+
+from vrambudget.auto_classes import AUTO_CLASSES
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import DROPOUT_FIELDS
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.errors import NotModelledError
+from vrambudget.follow import kernels
+from vrambudget.follow.config import FollowedConfig
+from vrambudget.follow.counted import CARD, TORCH_DTYPE, counted, dtype_of
+from vrambudget.follow.known import Known, of_tensor
+from vrambudget.follow.live import Live, loss_of_outputs
+from vrambudget.follow.mode import Following
+from vrambudget.follow.patches import running
+from vrambudget.tape.events import Purpose
+from vrambudget.training.inputs import inputs_of
+
+
+def knows(model_type: str) -> bool:
+    """Return whether transformers has a configuration of this type."""
+    return model_type in vars(configuration_auto)["CONFIG_MAPPING_NAMES"]
+
+
+def image_shape(config: FollowedConfig) -> tuple[int, int, int]:
+    """Return channels, height and width of the images that the model reads."""
+    assert config.job is not None  # noqa: S101 - the caller saw it
+    own = _configuration(config.keys, config.job)
+    size = own.image_size
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return getattr(own, "num_channels", 3), height, width
+
+
+def live_model(config: FollowedConfig, task: Task) -> Live:
+    """Return the model that a configuration makes, on the tape."""
+    job = config.job
+    assert job is not None  # noqa: S101 - a model is built for a job
+    transformers.logging.set_verbosity_error()
+    kernels.unchecked.clear()
+    own = _configuration(config.keys, job)
+    make = getattr(transformers, AUTO_CLASSES[task]).from_config
+    dtype = TORCH_DTYPE[context.options.dtype]
+    mode = Following()
+    with running(mode), made_for(Purpose.WEIGHTS):
+        try:
+            with torch.device(CARD):
+                module = make(own, attn_implementation=job.attention, dtype=dtype)
+        except ValueError as error:
+            raise _unbuilt(config, task, error) from error
+    module.config.use_cache = False
+    if job.checkpointing == "full":
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Live(module, mode, _values_of(job, config.image_shape), loss_of_outputs)
+
+
+def _unbuilt(config: FollowedConfig, task: Task, error: ValueError) -> NotModelledError:
+    first = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    return NotModelledError(
+        f"transformers builds no {config.model_type} for {task}: {first}",
+        hint="another --task may be what it is for",
+    )
+
+
+def _configuration(keys: Mapping[str, Any], job: Job) -> Any:
+    own = transformers.AutoConfig.for_model(**keys)
+    if own.model_type == "t5":  # its configuration names neither
+        own.decoder_start_token_id, own.pad_token_id = 0, 0
+    if job.dropout is not None:
+        for name in filter(lambda name: hasattr(own, name), DROPOUT_FIELDS):
+            setattr(own, name, job.dropout)
+    if job.image_size:
+        own.image_size = job.image_size
+    if job.experts == "eager":
+        own._experts_implementation = "eager"  # noqa: SLF001 - transformers' own name for it
+    return own
+
+
+def _values_of(job: Job, shape: tuple[int, int, int] | None) -> dict[str, Known]:
+    """Return what a loop's batch holds, as far as models read it back (measure.loops.run)."""
+    values: dict[str, Known] = {}
+    for name, given in inputs_of(job, shape).items():
+        if given.dtype.is_floating_point:
+            continue
+        value = torch.ones(given.shape, dtype=torch.long)
+        if name == "labels" and job.task in {"seq-cls", "image-cls"}:
+            value.zero_()
+        if name == "attention_mask" and job.rows == "padded":
+            value[:, -1] = 0
+        values[name] = of_tensor(value)
+    return values
+
+
+def laid_down(module: torch.nn.Module, mode: Following) -> None:
+    """Lay a live module's parameters and buffers down as `module.to("cuda")` does."""
+    with made_for(Purpose.WEIGHTS):
+        _lay(module, mode)
+
+
+def _lay(module: torch.nn.Module, mode: Following) -> None:
+    for child in module.children():
+        _lay(child, mode)
+    own = (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001 - shared ones too
+    for x in own:
+        if x is None or mode.counted_of(x) is not None:
+            continue
+        context.operation = "parameter" if isinstance(x, torch.nn.Parameter) else "buffer"
+        v: Tensor = empty(tuple(x.shape), dtype_of(x.dtype))
+        v.requires_grad = bool(x.requires_grad)
+        mode.weights[id(x)] = counted(v)

@@ -1,0 +1,109 @@
+"""A configuration of transformers that has no rules here: its model is followed.
+
+This is all that an estimate sees of it. Building the model imports torch and transformers, in the
+versions that are installed: those are the ones whose code runs.
+
+Not modelled: models whose inputs are neither tokens nor images; 4-bit weights.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, Self
+
+from pydantic import Field
+
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.source import FoundModel
+from vrambudget.config.unfamiliar import length_of, tasks_of
+from vrambudget.config.versions import plain_version
+from vrambudget.errors import NotModelledError
+
+NEEDED = ("torch", "transformers")
+_ALL = tasks_of({})
+
+
+class FollowedConfig(ModelConfig):
+    """The keys as they were found, and the job that the model is built for."""
+
+    keys: Mapping[str, Any] = Field(default_factory=dict, description="the configuration")
+    job: Job | None = Field(None, description="what decides how the model is built")
+
+    tasks = _ALL
+    loads_in_4bit = False
+
+    @property
+    def default_block(self) -> int:
+        """Tokens per sequence if a job names none."""
+        return length_of(self.keys)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of the images that the model reads; None for text."""
+        if self.job is None or self.job.task != "image-cls":
+            return None
+        from vrambudget.follow.build import image_shape  # noqa: PLC0415 - it imports torch
+
+        return image_shape(self)
+
+    @property
+    def job_defaults(self) -> dict[str, Any]:
+        """Return what a job is, unless it says otherwise."""
+        installed = plain_version(version("transformers"))
+        return {"task": tasks_of(self.keys)[0], "transformers": installed}
+
+    def for_job(self, job: Job) -> Self:
+        """Return the configuration with the job that its model is built for."""
+        return self.model_copy(update={"job": job})
+
+    def notes(self) -> Iterator[str]:
+        """Yield how the model is counted."""
+        yield f"{self.model_type} has no rules of its own: transformers' code was followed"
+
+    def doubts(self) -> Iterator[str]:
+        """Yield the operations of the last model built that were counted by results alone."""
+        from vrambudget.follow import kernels  # noqa: PLC0415 - it imports torch
+
+        if kernels.unchecked:
+            names = ", ".join(sorted(kernels.unchecked))
+            yield f"what the kernels of {names} allocate besides their results"
+
+    def build(self, task: Task) -> Any:
+        """Return the model with the head for `task`, its weights allocated."""
+        from vrambudget.follow.build import live_model  # noqa: PLC0415 - it imports torch
+
+        return live_model(self, task)
+
+
+def followed_config(found: FoundModel, error: NotModelledError) -> FollowedConfig:
+    """Return the configuration of a model to be followed.
+
+    Raises `error`, with the commands that help, where it cannot be.
+    """
+    model_type = found.values.get("model_type")
+    if not isinstance(model_type, str):
+        raise error
+    if any(importlib.util.find_spec(name) is None for name in NEEDED):
+        error.hint = " ".join(_ways(found, error.hint))
+        raise error
+    from vrambudget.follow.build import knows  # noqa: PLC0415 - it imports transformers
+
+    if not knows(model_type):
+        raise error
+    FollowedConfig.followed_in = (plain_version(version("transformers")) or "",)
+    return FollowedConfig.model_validate({"model_type": model_type, "keys": dict(found.values)})
+
+
+def _ways(found: FoundModel, hint: str | None) -> Iterator[str]:
+    """Yield what helps: the commands that work, then what is modelled."""
+    name = found.name if "/" in found.name else found.where
+    name = name if "/" in name else "path/to/config.json"
+    yield (
+        "its own code is followed if torch and transformers are installed:"
+        " pip install 'vrambudget[torch]';"
+    )
+    yield f"or `vrambudget rehearse {name}` runs it on a virtual GPU;"
+    if hint:
+        yield hint

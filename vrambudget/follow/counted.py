@@ -1,0 +1,84 @@
+"""`Counted`: to modelling code a tensor on the card, to us a tensor of the engine.
+
+It has a shape, a dtype and strides that torch itself answers for, and no data. `v` is the engine's
+tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`.
+"""
+
+from typing import Any
+
+import torch
+
+from vrambudget import dtypes
+from vrambudget.dtypes import DType
+from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
+
+CARD = torch.device("cuda:0")
+"""Where modelling code believes that its tensors are."""
+
+_PAIRS = (
+    (dtypes.float64, torch.float64),
+    (dtypes.float32, torch.float32),
+    (dtypes.bfloat16, torch.bfloat16),
+    (dtypes.float16, torch.float16),
+    (dtypes.complex128, torch.complex128),
+    (dtypes.complex64, torch.complex64),
+    (dtypes.int64, torch.int64),
+    (dtypes.int32, torch.int32),
+    (dtypes.int16, torch.int16),
+    (dtypes.int8, torch.int8),
+    (dtypes.uint8, torch.uint8),
+    (dtypes.bool_, torch.bool),
+)
+TORCH_DTYPE = dict(_PAIRS)
+"""torch's dtype of ours."""
+
+_DTYPE = {theirs: ours for ours, theirs in _PAIRS}
+
+
+class Counted(torch.Tensor):
+    """A tensor without data that the engine counts."""
+
+    v: Tensor
+    known: Any
+    base: "Counted | None"
+
+    # Calls come to the mode (follow.mode) and never here.
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _types: Any, args: Any = (), _kwargs: Any = None
+    ) -> Any:
+        """Refuse what reached PyTorch's kernels past the mode; but modes never see `set_`."""
+        if func is torch.ops.aten.set_.source_Tensor:
+            x, other = args
+            x.v.storage, x.v.strides = other.v.storage, other.v.strides
+            return x
+        raise NotModelledError(f"{func} was called where no rule could see it")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Counted({list(self.v.shape)}, {self.v.dtype})"
+
+
+def counted(v: Tensor, known: Any = None, base: Counted | None = None) -> Counted:
+    """Return the tensor that modelling code sees for the engine's `v`."""
+    x: Counted = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
+        Counted, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
+    )
+    x.v, x.known, x.base = v, known, base
+    return x
+
+
+def dtype_of(theirs: torch.dtype) -> DType:
+    """Return our dtype of torch's. Raises NotModelledError for exotic ones."""
+    if theirs not in _DTYPE:
+        raise NotModelledError(f"tensors of type {theirs} are not followed")
+    return _DTYPE[theirs]
+
+
+def meta_of(v: Tensor) -> torch.Tensor:
+    """Return a tensor on the meta device that lies as `v` does."""
+    return torch.empty_strided(
+        v.shape, v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device="meta"
+    )

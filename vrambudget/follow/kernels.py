@@ -1,0 +1,151 @@
+"""What CUDA kernels allocate besides their results, by aten operation.
+
+    pointwise, views, copies    nothing
+    reductions                  partial sums (ops.reduce_buffers)
+    matrix products             cuBLAS' workspace
+    softmax' backward           grad * output
+    embedding's backward        the sort's buffers
+
+An operation that stands nowhere here is counted by its result alone, and `unchecked` names it.
+
+Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, Embedding.cu, ScanKernels.cpp);
+aten's own tags say which operations are pointwise.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vrambudget.dtypes import DType, float64
+from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.follow.counted import dtype_of
+from vrambudget.ops.cub import inclusive_sum_bytes
+from vrambudget.ops.indexing import accumulating_buffers
+from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
+
+WITHOUT_RESULT = {"index_put_", "_index_put_impl_"}
+"""Operations that write into an input and yet allocate."""
+
+_NOTHING = {
+    *("arange", "empty", "empty_like", "empty_strided", "full", "full_like", "new_empty"),
+    *(
+        "new_empty_strided",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "scalar_tensor",
+    ),
+    *(
+        "zeros",
+        "zeros_like",
+        "eye",
+        "linspace",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "randint",
+    ),
+    *("bernoulli", "bernoulli_", "normal_", "uniform_", "lift_fresh_copy"),
+    *("clone", "_to_copy", "cat", "stack", "repeat", "roll", "flip", "tril", "triu", "copy"),
+    *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
+    *("slice_backward", "select_backward", "diagonal_backward", "unfold_backward"),
+    *("slice_scatter", "select_scatter", "as_strided_scatter", "as_strided_copy"),
+    *("gather", "index", "index_select", "scatter", "scatter_add", "index_copy", "index_fill"),
+    *("embedding", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d"),
+    *("avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"),
+    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d"),
+    *("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"),
+    *("_log_softmax", "_log_softmax_backward_data", "_softmax", "nll_loss_forward"),
+    *("nll_loss_backward", "glu", "glu_backward", "im2col", "col2im", "pixel_shuffle", "polar"),
+    *("complex", "view_as_complex", "view_as_real", "grid_sampler_2d", "where", "masked_fill"),
+    *("mse_loss", "mse_loss_backward", "smooth_l1_loss", "index_put", "_index_put_impl", "unfold"),
+    *("expand_copy", "split_with_sizes_copy", "fill", "one_hot"),
+}
+_REDUCTIONS = {"sum", "mean", "amax", "amin", "any", "all", "prod", "linalg_vector_norm", "norm"}
+_PRODUCTS = {"mm", "addmm", "addmv", "mv", "dot", "baddbmm", "addbmm"}
+
+unchecked: set[str] = set()
+"""Operations of the model that was followed last that were counted by their results alone."""
+
+
+def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
+    """Allocate and free what the kernels of one operation need besides its result."""
+    rule = _RULES.get(name)
+    if rule is not None:
+        rule(args, result)
+    elif name == "pow" and not isinstance(args[0], torch.Tensor):
+        empty_bytes(float64.itemsize)  # the number that is raised, on the device; freed at once
+    elif name in _REDUCTIONS:
+        _reduced(args, result)
+    elif name in _PRODUCTS:
+        cublas_workspace(epilogue=name == "addmm")
+    elif not (torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in _NOTHING):
+        unchecked.add(name)
+
+
+def _reduced(args: Any, result: Any) -> None:
+    x = args[0]
+    dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else ()
+    dims = (dims,) if isinstance(dims, int) else tuple(dims)
+    size = 1 if result.dtype is torch.bool else max(4, result.element_size())
+    with_partial_sums(
+        _layout(x),
+        dims or tuple(range(x.dim())),
+        dtype_of(result.dtype),
+        accumulator=size,
+    )
+
+
+def _layout(meta: torch.Tensor) -> Tensor:
+    no_storage: Any = None  # never read
+    return Tensor(tuple(meta.shape), dtype_of(meta.dtype), no_storage, tuple(meta.stride()))
+
+
+def _softmax_backward(args: Any, result: Any) -> None:
+    del result
+    product = empty(tuple(args[0].shape), _kind(args[0]))
+    del product
+
+
+def _batched_product(args: Any, result: Any) -> None:
+    del result
+    bmm_workspace(args[0].shape[2])
+
+
+def _running_sum(args: Any, result: Any) -> None:
+    cast = None if args[0].dtype is result.dtype else empty(tuple(result.shape), _kind(result))
+    if result.numel() == result.shape[args[1]]:  # a tensor that is one row goes through CUB
+        empty_bytes(inclusive_sum_bytes(result.numel(), result.element_size()))
+    del cast
+
+
+def _index_put(args: Any, result: Any) -> None:
+    x, indices, values = args[:3]
+    accumulates = len(args) > 3 and args[3]  # noqa: PLR2004 - its place in the schema
+    given = [index for index in indices if index is not None]
+    del result
+    if accumulates and given and all(index.dtype is not torch.bool for index in given):
+        places = 1
+        for size, index in zip(x.shape, indices, strict=False):
+            places *= 1 if index is None else size
+        counts = tuple(index.numel() for index in given)
+        accumulating_buffers(places, counts, _layout(values))
+
+
+def _kind(meta: torch.Tensor) -> DType:
+    return dtype_of(meta.dtype)
+
+
+_RULES: dict[str, Callable[[Any, Any], None]] = {
+    "_softmax_backward_data": _softmax_backward,
+    "bmm": _batched_product,
+    "cumsum": _running_sum,
+    "index_put": _index_put,
+    "index_put_": _index_put,
+    "_index_put_impl_": _index_put,
+}

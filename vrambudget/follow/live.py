@@ -1,0 +1,124 @@
+"""A torch module on the tape, as the engine's loops run one of ours.
+
+`Live` has a shadow of each module, with the parameters as the engine's: what walks a tree of the
+engine's modules (paths on the tape, freezing, counting) finds the same names as torch's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from vrambudget.config.job import Job
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.follow.counted import Counted, counted
+from vrambudget.follow.mode import Following
+from vrambudget.follow.patches import running
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.training.freeze import freeze
+
+Loss = Callable[[Any, Mapping[str, Any]], Any]
+"""From a module's outputs and its batch to the loss."""
+
+
+class Live(Module):
+    """A live module; `forward` runs its own code on counted tensors."""
+
+    def __init__(
+        self, module: torch.nn.Module, mode: Following, values: Mapping[str, Any], loss: Loss
+    ) -> None:
+        self._module, self._mode, self._values, self._loss = module, mode, values, loss
+        self._attach()
+
+    def _attach(self) -> None:
+        """Make the shadows of the module as it is now."""
+        numbers: dict[int, Module] = {}
+        _shadow(self, self._module, self._mode, {}, numbers)
+        self._mode.shadows = numbers
+        head = getattr(self._module, "get_output_embeddings", lambda: None)()
+        self._head = id(head) if head is not None else 0
+
+    def adapt(self, job: Job) -> None:
+        """Freeze parameters and let PEFT put its adapters in, as the job says."""
+        freeze(self, job.freeze)
+        if job.lora_rank is None:
+            return
+        from vrambudget.follow.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
+
+        with running(self._mode):
+            self._module = with_lora(self._module, job)
+        for name in [name for name, value in vars(self).items() if isinstance(value, Module)]:
+            delattr(self, name)
+        self._attach()
+
+    def forward(self, **batch: Tensor) -> Any:
+        """Call the module as a loop does; its outputs' tensors are the engine's."""
+        if self._module.training != self.training:  # the loop told the shadows
+            self._module.train(self.training)
+        given = {name: counted(x, self._values.get(name)) for name, x in batch.items()}
+        with running(self._mode):
+            before = context.purpose
+            outputs = self._module(**given)
+            loss = self._loss(outputs, given)
+            context.purpose = before
+        del given
+        tensors = _tensors_in(outputs)
+        logits = next((x for x in tensors if x is not loss), loss)
+        others = tuple(x.v for x in tensors if x is not loss and x is not logits)
+        return Outputs(loss.v, logits.v, others)
+
+
+def _shadow(
+    shadow: Module,
+    module: torch.nn.Module,
+    mode: Following,
+    parameters: dict[int, Parameter],
+    numbers: dict[int, Module],
+) -> None:
+    numbers[id(module)] = shadow
+    for name, weight in module._parameters.items():  # noqa: SLF001 - their order, shared ones too
+        ours = None if weight is None else mode.counted_of(weight)
+        if ours is not None:
+            if id(ours) not in parameters:
+                parameters[id(ours)] = _parameter(ours)
+            setattr(shadow, name, parameters[id(ours)])
+    for name, child in module.named_children():
+        below = Module()
+        setattr(shadow, name, below)
+        _shadow(below, child, mode, parameters, numbers)
+
+
+def _parameter(ours: Counted) -> Parameter:
+    """Let a counted parameter's tensor be one that the engine knows as a parameter."""
+    v = ours.v
+    if isinstance(v, Parameter):
+        return v
+    parameter = Parameter.__new__(Parameter)
+    Tensor.__init__(parameter, v.shape, v.dtype, v.storage, v.strides)
+    parameter.requires_grad = v.requires_grad
+    ours.v = parameter
+    return parameter
+
+
+def _tensors_in(value: Any) -> list[Counted]:
+    """Return the counted tensors in a module's outputs, each once."""
+    found: dict[int, Counted] = {}
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Counted):
+            found.setdefault(id(item), item)
+        elif isinstance(item, Mapping):
+            stack += reversed([*item.values()])
+        elif isinstance(item, list | tuple | set):
+            stack += reversed([*item])
+        elif hasattr(item, "__dict__"):
+            stack += reversed([*vars(item).values()])
+    return list(found.values())
+
+
+def loss_of_outputs(outputs: Any, _batch: Mapping[str, Any]) -> Any:
+    """Return the loss that a model of transformers returns."""
+    return outputs["loss"] if isinstance(outputs, Mapping) else outputs.loss

@@ -1,0 +1,227 @@
+"""Where each call of torch arrives while a model is followed, and which way it goes.
+
+no counted tensor, nothing on the card    torch itself, on the CPU
+an attribute                              answered
+a call that `follow.rules` knows          the operation in `ops`
+a function written in Python              its body, call by call
+any other                                 the general rule (follow.derived)
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.follow import casts, known, regions
+from vrambudget.follow.counted import CARD, Counted, counted
+from vrambudget.follow.derived import Call, mapped
+from vrambudget.follow.rules import ATTRIBUTES, RULES, WRITING
+
+_WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
+_INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
+_HIDDEN = ("torch/", "vrambudget/")
+
+
+class Following(TorchFunctionMode):
+    """Hands calls to rules; `weights` are live tensors, by id, that count as ours.
+
+    `shadows` are what the tape knows live modules by, by their ids.
+    """
+
+    def __init__(self, weights: dict[int, Counted] | None = None) -> None:
+        super().__init__()
+        self.weights = {} if weights is None else weights
+        self.shadows: dict[int, Module] = {}
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        answer = ATTRIBUTES.get(func)
+        if answer is not None:
+            x = self.counted_of(args[0])
+            return func(*args, **kwargs) if x is None else answer(self, x, *args[1:])
+        call = _Handled(self)
+        ours = call.taken(args), call.taken(kwargs)
+        if not call.found and not _is_made_on_card(func, args, kwargs):
+            return func(*args, **kwargs)
+        regions.adopt()
+        try:
+            result = self._call(call, func, ours, (args, kwargs))
+        except NotModelledError as error:
+            error.where = error.where or _caller()
+            raise
+        del ours
+        return result
+
+    def _call(self, call: _Handled, func: Any, ours: Any, given: Any) -> Any:
+        rule = RULES.get(func)
+        if rule is not None:
+            result = rule(*ours[0], **ours[1])
+            if result is not NotImplemented:
+                if func in WRITING:
+                    call.wrote(ours[0][0], result)
+                return call.handed(func, result, given)
+        if isinstance(func, types.FunctionType):
+            if func.__module__ in _INITIALISERS:
+                return given[0][0] if given[0] else given[1]["tensor"]
+            del ours
+            with self:
+                return body_of(func)(*given[0], **given[1])
+        return call.handed(func, call.derived(func, *ours), given)
+
+    def counted_of(self, x: Any) -> Counted | None:
+        """Return x as a counted tensor, None for what is on the CPU."""
+        return x if type(x) is Counted else self.weights.get(id(x))
+
+
+class _Handled:
+    """One call: its counted arguments, and the way back from the engine's tensors to them."""
+
+    def __init__(self, mode: Following) -> None:
+        self.mode = mode
+        self.found: dict[int, Counted] = {}
+
+    def taken(self, value: Any) -> Any:
+        """Return arguments with the engine's tensors in the place of counted ones."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self.taken(item) for item in value])
+        if kind is dict:
+            return {key: self.taken(item) for key, item in value.items()}
+        if kind is Counted:
+            x = value
+        elif isinstance(value, torch.Tensor):
+            x = self.mode.weights.get(id(value))
+            if x is None:
+                return value
+        else:
+            return value
+        self.found[id(x.v)] = x
+        return x.v
+
+    def derived(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result by the general rule."""
+        name = func.__name__
+        args, kwargs = casts.autocast_arguments(name, args, kwargs)
+        in_place = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+        if name == "__setitem__" and isinstance(args[2], int | float):
+            args = (*args[:2], torch.tensor(args[2]))  # a number stays on the host
+        call = Call(in_place=in_place)
+        metas = mapped((args, kwargs), Tensor, call.meta)
+        if "device" in metas[1] or any(isinstance(a, torch.device) for a in metas[0]):
+            metas = mapped(metas, torch.device, lambda _: torch.device("meta"))
+            metas[1].update({"device": "meta"} if "device" in metas[1] else {})
+        try:
+            result = call.run(func, *metas)
+        except (NotImplementedError, RuntimeError) as error:
+            raise _no_rule(name, error) from error
+        ours, written = call.finish(result)
+        for v, new in written.items():
+            if v in self.found:
+                self.wrote(self.found[v].v, new)
+        return mapped(result, torch.Tensor, lambda meta: ours.get(id(meta), meta))
+
+    def wrote(self, v: Tensor, new: Tensor) -> None:
+        """Let the counted tensor that was written into be the engine's `new` from now on."""
+        x = self.found[id(new)] = self.found[id(v)]
+        x.v = new
+
+    def handed(self, func: Any, result: Any, given: Any) -> Any:
+        """Return a rule's result as modelling code sees it."""
+        value = known.of(func, given, self.mode) if self.found else known.made(func, given)
+
+        def back(v: Tensor, item: Any) -> Counted:
+            x = self.found.get(id(v))
+            if x is not None:
+                return x
+            base = next((x for x in self.found.values() if x.v.storage is v.storage), None)
+            root = base if base is None or base.base is None else base.base
+            return counted(v, item, root)
+
+        if isinstance(result, Tensor):
+            return back(result, value)
+        if isinstance(result, tuple | list):
+            parts = [known.part(value, i) for i in range(len(result))]
+            items = [
+                back(v, part) if isinstance(v, Tensor) else v
+                for v, part in zip(result, parts, strict=True)
+            ]
+            kind: Any = type(result)
+            return kind(*items) if hasattr(result, "_fields") else kind(items)
+        return result
+
+
+class _WithoutOverrides:
+    """The module torch to a function that looks for overrides: there are none."""
+
+    class overrides:  # noqa: N801 - torch's name
+        """torch.overrides, as far as functions of torch ask it."""
+
+        has_torch_function = staticmethod(lambda *_: False)
+        has_torch_function_unary = staticmethod(lambda *_: False)
+        has_torch_function_variadic = staticmethod(lambda *_: False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@functools.cache
+def body_of(function: types.FunctionType) -> Callable[..., Any]:
+    """Return a function of torch's without its look for overrides, which would lead here again."""
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        function = wrapped
+    used = function.__code__.co_names
+    names: dict[str, Any] = {
+        name: (lambda *_: False) for name in used if name.startswith("has_torch_function")
+    }
+    if "overrides" in used:
+        names["torch"] = _WithoutOverrides()
+    if not names:
+        return function
+    body = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _is_made_on_card(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call without counted tensors makes one: torch.arange(n, device="cuda")."""
+    device = kwargs.get("device")
+    if device is None and func in (torch.Tensor.to, torch.Tensor.cuda):
+        if func is torch.Tensor.cuda:
+            return True
+        device = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
+    return device is not None and torch.device(device).type == CARD.type
+
+
+def _no_rule(name: str, error: Exception) -> VramBudgetError:
+    reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    return NotModelledError(
+        f"the operation {name} has no rule, and PyTorch's own code does not tell: {reason}",
+        hint="`vrambudget rehearse` runs any script, or any model of transformers by its name",
+    )
+
+
+def _caller() -> str | None:
+    """Return the line of the model's code that called torch."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the only way to it
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        if not any(f"/{part}" in name for part in _HIDDEN) and not name.startswith("<"):
+            return f"{name}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -1,0 +1,95 @@
+"""What a function mode does not see, replaced while a model is followed.
+
+    nn.Module.__call__              the tape learns which module runs
+    torch.utils.checkpoint          the engine's checkpoint
+    torch.autograd.Function.apply   its forward and backward are torch calls too: they are run
+    torch.clear_autocast_cache      the end of an autocast region
+    torch.cuda's questions          what card this is
+
+Source: torch/utils/checkpoint.py (_checkpoint_without_reentrant_generator), autograd/function.py.
+Not modelled: checkpoints with re-entry whose function draws random numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.utils.checkpoint as checkpoints
+
+from vrambudget.engine.checkpoint import CheckpointFrame
+from vrambudget.engine.context import context
+from vrambudget.follow import regions
+from vrambudget.follow.functions import apply_function
+from vrambudget.follow.mode import Following
+
+
+@contextmanager
+def running(mode: Following) -> Iterator[None]:
+    """Let modelling code run on counted tensors inside, under the engine's autocast and no_grad."""
+    with regions.as_engine(), _patched(mode), mode:
+        yield
+
+
+@contextmanager
+def _patched(mode: Following) -> Iterator[None]:
+    called = torch.nn.Module.__call__
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        tape = context.tape
+        outer = tape.module
+        shadow = mode.shadows.get(id(module))
+        tape.module = outer if shadow is None else shadow.path or outer
+        try:
+            return called(module, *args, **kwargs)
+        finally:
+            tape.module = outer
+
+    def frame(function: Callable[..., Any], *options: Any, **kwargs: Any) -> Iterator[None]:
+        return _frame(mode, function, options[5:], kwargs)
+
+    capability = context.platform.compute_capability
+    clear = torch.clear_autocast_cache
+
+    def clear_cache() -> None:
+        clear()
+        regions.clear_cache()
+
+    with ExitStack() as stack:
+        for target, name, new in (
+            (torch.nn.Module, "__call__", call),
+            (checkpoints, "_checkpoint_without_reentrant_generator", frame),
+            (torch.autograd.Function, "apply", classmethod(_applied(mode))),
+            (torch, "clear_autocast_cache", clear_cache),
+            (torch.cuda, "get_device_capability", lambda _device=None: capability),
+            (torch.amp.autocast_mode, "amp_definitely_not_available", lambda: False),
+        ):
+            if hasattr(target, name):
+                stack.enter_context(patch.object(target, name, new))
+        yield
+
+
+def _applied(mode: Following) -> Callable[..., Any]:
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply_function(mode, function, args, kwargs)
+
+    return apply
+
+
+def _frame(mode: Following, function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[None]:
+    """Count a checkpoint without re-entry: what it saves waits, and backward runs it again."""
+    regions.adopt()
+    if not context.grad_enabled:
+        yield
+        return
+
+    def again() -> None:
+        with running(mode):
+            function(*args, **kwargs)
+
+    before, context.frame = context.frame, CheckpointFrame(again)
+    try:
+        yield
+    finally:
+        context.frame = before

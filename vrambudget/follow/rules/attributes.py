@@ -1,0 +1,183 @@
+"""What tensors answer without an operation: shapes, flags, gradients; and values read back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.tensor import empty_like
+from vrambudget.errors import NotModelledError
+from vrambudget.follow import known, regions
+from vrambudget.follow.counted import CARD, Counted, counted
+from vrambudget.follow.rules.table import getter
+
+Answer = Callable[..., Any]
+ATTRIBUTES: dict[Any, Answer] = {}
+"""By what is called: answer(mode, x, *args)."""
+
+_torch = torch.Tensor
+
+
+def _native(function: Any) -> Answer:
+    return lambda _mode, x, *args: function(x, *args)
+
+
+for _name in (
+    *("shape", "dtype", "ndim", "layout", "itemsize", "nbytes", "is_sparse", "is_quantized"),
+    *("is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_xla", "names", "is_cpu", "is_meta"),
+    *("is_sparse_csr", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "output_nr"),
+):
+    if hasattr(_torch, _name):
+        ATTRIBUTES[getter(_name)] = _native(getter(_name))
+for _name in (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "__len__"),
+    *("is_floating_point", "is_complex", "element_size", "storage_offset", "__hash__", "is_signed"),
+    *("__repr__", "__format__", "is_conj", "is_neg", "is_inference", "get_device", "__str__"),
+):
+    if hasattr(_torch, _name):
+        ATTRIBUTES[getattr(_torch, _name)] = _native(getattr(_torch, _name))
+for _name in ("is_floating_point", "is_complex", "numel", "is_conj", "is_neg"):
+    ATTRIBUTES[getattr(torch, _name)] = _native(getattr(torch, _name))
+
+
+def answers(*functions: Any) -> Callable[[Answer], Answer]:
+    """Make a function the answer to calls of `functions`."""
+
+    def registered(answer: Answer) -> Answer:
+        for function in functions:
+            ATTRIBUTES[function] = answer
+        return answer
+
+    return registered
+
+
+@answers(getter("device"))
+def device(_mode: Any, _x: Counted) -> torch.device:
+    """Return where modelling code finds it."""
+    return CARD
+
+
+@answers(getter("is_cuda"))
+def is_cuda(_mode: Any, _x: Counted) -> bool:
+    """Return whether it is on the card: it is."""
+    return True
+
+
+@answers(getter("requires_grad"))
+def requires_grad(_mode: Any, x: Counted) -> bool:
+    """Return whether it wants a gradient."""
+    return x.v.requires_grad
+
+
+@answers(torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+def set_flag(_mode: Any, x: Counted, value: bool) -> None:  # noqa: FBT001 - torch's signature
+    """Let it want a gradient, or none; torch never frees what a setter returns."""
+    x.v.requires_grad = value
+
+
+@answers(torch.Tensor.requires_grad_)
+def set_requires_grad(_mode: Any, x: Counted, value: bool = True) -> Counted:  # noqa: FBT001, FBT002
+    """Let it want a gradient, or none."""
+    x.v.requires_grad = value
+    return x
+
+
+@answers(getter("grad_fn"))
+def grad_fn(_mode: Any, x: Counted) -> Any:
+    """Return the node that made it."""
+    return x.v.node
+
+
+@answers(getter("is_leaf"))
+def is_leaf(_mode: Any, x: Counted) -> bool:
+    """Return whether autograd did not make it."""
+    return x.v.node is None
+
+
+@answers(getter("_version"))
+def version(_mode: Any, _x: Counted) -> int:
+    """Return how often it was written into: nobody compares it here."""
+    return 0
+
+
+@answers(getter("_base"))
+def base(_mode: Any, x: Counted) -> Counted | None:
+    """Return what it is a view of."""
+    return x.base
+
+
+@answers(getter("grad"))
+def grad(_mode: Any, x: Counted) -> Counted | None:
+    """Return its gradient."""
+    return None if x.v.grad is None else counted(x.v.grad)
+
+
+@answers(torch.Tensor.grad.__set__)  # type: ignore[union-attr]
+def set_grad(mode: Any, x: Counted, value: Any) -> None:
+    """Replace its gradient."""
+    gradient = mode.counted_of(value)
+    x.v.grad = None if gradient is None else gradient.v
+
+
+@answers(getter("data"), torch.Tensor.detach, torch.detach)
+def detach(_mode: Any, x: Counted) -> Counted:
+    """Return the same storage, unknown to autograd."""
+    return counted(x.v.detach(), x.known)
+
+
+@answers(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+def set_data(mode: Any, x: Counted, value: Any) -> None:
+    """Take another's storage, layout and type."""
+    other = mode.counted_of(value)
+    if other is None:
+        raise NotModelledError("x.data = a tensor on the CPU is not followed")
+    x.v.shape, x.v.dtype = other.v.shape, other.v.dtype
+    x.v.storage, x.v.strides = other.v.storage, other.v.strides
+    _torch.data.__set__(x, counted(other.v))  # type: ignore[attr-defined]
+
+
+@answers(torch.Tensor.backward)
+def backward(mode: Any, x: Counted, gradient: Any = None, *_: Any) -> None:
+    """Run the engine's backward pass; checkpoints and functions in it run torch calls again."""
+    if gradient is not None and x.v.shape:
+        raise NotModelledError("backward with a gradient of one's own is not followed")
+    with torch.no_grad(), mode:
+        regions.adopt()
+        run_backward(x.v)
+
+
+@answers(torch.Tensor.__deepcopy__)
+def deepcopy(_mode: Any, x: Counted, memo: dict[int, Any]) -> Counted:
+    """Return a copy with a storage of its own."""
+    if id(x) not in memo:
+        v = empty_like(x.v)
+        v.requires_grad = x.v.requires_grad
+        copied = memo[id(x)] = counted(v, x.known)
+        copied._is_param = getattr(x, "_is_param", False)  # noqa: SLF001 - what nn.Parameter is
+    twin: Counted = memo[id(x)]
+    return twin
+
+
+def _value(x: Counted, name: str) -> torch.Tensor:
+    value = known.read_back(x)
+    if value is None:
+        raise NotModelledError(
+            f"{name} reads a value back that depends on weights or data",
+            hint="`vrambudget rehearse` runs any script, or any model of transformers by its name",
+        )
+    return value
+
+
+@answers(_torch.cpu, _torch.numpy)
+def to_host(_mode: Any, x: Counted, *_: Any) -> Any:
+    """Return the value on the host."""
+    return _value(x, "cpu")
+
+
+for _name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+
+    def _read(_mode: Any, x: Counted, _name: str = _name) -> Any:
+        return getattr(_value(x, _name), _name)()
+
+    ATTRIBUTES[getattr(_torch, _name)] = _read

@@ -1,0 +1,40 @@
+"""Normalisations and softmax."""
+
+from typing import Any
+
+from vrambudget.follow.counted import dtype_of
+from vrambudget.follow.rules.table import on
+from vrambudget.ops import norm
+from vrambudget.ops import softmax as softmaxes
+
+
+@on("layer_norm")
+def layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any) -> Any:
+    """Normalise the last dimension."""
+    return norm.layer_norm(x, weight, bias) if len(shape) == 1 else NotImplemented
+
+
+@on("rms_norm")
+def rms_norm(x: Any, shape: Any, weight: Any = None, *_: Any, **__: Any) -> Any:
+    """Divide by the root mean square of the last dimension."""
+    if len(shape) != 1 or (weight is not None and weight.dtype is not x.dtype):
+        return NotImplemented
+    return norm.rms_norm(x, weight)
+
+
+@on("softmax")
+def softmax(x: Any, dim: Any = None, dtype: Any = None, **options: Any) -> Any:
+    """Softmax over the last dimension."""
+    if not isinstance(dim, int) or dim % x.ndim != x.ndim - 1 or isinstance(dtype, int):
+        return NotImplemented
+    dtype = dtype or options.get("dtype")
+    return softmaxes.softmax(x, None if dtype is None else dtype_of(dtype))
+
+
+@on("log_softmax")
+def log_softmax(x: Any, dim: Any = None, dtype: Any = None, **options: Any) -> Any:
+    """Log-softmax over the last dimension."""
+    if not isinstance(dim, int) or dim % x.ndim != x.ndim - 1 or isinstance(dtype, int):
+        return NotImplemented
+    dtype = dtype or options.get("dtype")
+    return softmaxes.log_softmax(x, None if dtype is None else dtype_of(dtype))

@@ -1,0 +1,52 @@
+"""Matrix products and embeddings."""
+
+from typing import Any
+
+from vrambudget.follow.rules.table import on
+from vrambudget.ops import embedding as embeddings
+from vrambudget.ops import linear as products
+from vrambudget.ops.grouped import grouped_linear
+from vrambudget.ops.shape import transpose
+
+_MATRIX = 2
+
+
+@on("linear")
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """X @ weight.T + bias."""
+    if weight.ndim != _MATRIX or x.ndim < _MATRIX:
+        return NotImplemented
+    return products.linear(x, weight, bias)
+
+
+@on("addmm")
+def addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Bias + x @ weight."""
+    if (beta, alpha) != (1, 1) or bias.ndim != 1:
+        return NotImplemented
+    return products.addmm(bias, x, weight)
+
+
+@on("matmul", "__matmul__")
+def matmul(a: Any, b: Any) -> Any:
+    """Multiply stacks of matrices."""
+    batched = a.ndim == b.ndim > _MATRIX and a.shape[:-2] == b.shape[:-2]
+    return products.matmul(a, b) if batched and a.ndim > 3 else NotImplemented  # noqa: PLR2004
+
+
+@on("_grouped_mm", "grouped_mm")
+def grouped_mm(x: Any, weight: Any, *, offs: Any = None, bias: Any = None, **_: Any) -> Any:
+    """Multiply groups of rows, each by a matrix of its own: weight [E, I, O], seen as [E, O, I]."""
+    if offs is None or bias is not None or x.ndim != _MATRIX or weight.ndim != _MATRIX + 1:
+        return NotImplemented
+    return grouped_linear(x, transpose(weight, 1, 2), offs)
+
+
+@on("embedding")
+def embedding(first: Any, second: Any, *args: Any, **options: Any) -> Any:
+    """Rows of a weight: torch's takes the weight first, functional's the indices."""
+    weight, indices = (first, second) if first.dtype.is_floating_point else (second, first)
+    special = options.get("sparse") or options.get("max_norm") or options.get("scale_grad_by_freq")
+    if special or any(value is True for value in args):
+        return NotImplemented
+    return embeddings.embedding(indices, weight)
