@@ -21,7 +21,7 @@ LAYERS = [
     {"engine"},
     {"ops"},
     {"models"},
-    {"training", "inference"},
+    {"training", "inference", "serving"},
     {"follow"},
     {"simulate"},
     {"estimator"},

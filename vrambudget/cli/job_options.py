@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.source import Run
+from vrambudget.config.settings import Settings
 
 _SWITCHES = {
     "sample": ("--sample", "draw tokens: do_sample=True"),
@@ -58,6 +59,14 @@ def add_job_options(
             else:
                 how = reads(_reading(field))
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
+
+
+def add_options(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
+    """Add an option for every field of some settings."""
+    group = parser.add_argument_group(settings.model_config["title"])
+    for name, field in settings.model_fields.items():
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(option, dest=name, default=argparse.SUPPRESS, **_reading(field))
 
 
 def job_fields(args: argparse.Namespace) -> dict[str, Any]:

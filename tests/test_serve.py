@@ -1,0 +1,145 @@
+"""A vLLM server: weights as its log prints them, blocks and concurrency by hand."""
+
+import json
+
+import pytest
+
+from vrambudget.cli import main
+from vrambudget.config.gpus import find_gpu
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.serving.blocks import Groups, groups_of
+from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.vllm import serve
+from vrambudget.serving.weights import decoder_of, layers_of, weight_bytes
+
+GIB = 2**30
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+GEMMA = {"model_type": "gemma2"}  # 26 layers, every second one with a window of 4096
+
+
+def config_of(model):
+    return decoder_of(resolve(model).config)
+
+
+def served(model="llama-3.1-8b", gpu="h100", **options):
+    return serve(config_of(model), find_gpu(gpu), ServeOptions.parse(options))
+
+
+@pytest.mark.parametrize(
+    ("model", "printed"),
+    [pytest.param("llama-3.1-8b", 14.99, id="Llama"), pytest.param(QWEN, 14.25, id="Qwen")],
+)
+def test_weights_are_what_the_log_prints(model, printed):
+    config = config_of(model)
+    weights = weight_bytes(config, range(config.num_hidden_layers), itemsize=2, tp=1)
+    assert round(weights / GIB, 2) == printed
+
+
+def test_blocks_are_pages_of_every_layer():
+    found = served()
+    page = 2 * 16 * 8 * 128 * 2  # keys and values, tokens, heads, width, bytes
+    assert found.blocks[0] == found.cache_bytes[0] // page // 32
+    assert found.tokens[0] == found.blocks[0] * 16
+    assert found.concurrency[0] == found.blocks[0] / (131072 // 16)
+
+
+def test_the_sampler_is_the_peak_where_many_rows_are_sampled():
+    # 14 bytes a logit, the top-k kernel's buffer, hidden states, sampled rows twice, workspace
+    logits, buffer = 14 * 1024 * 128256, 132 * 128256 * 4
+    hidden, rows = 8192 * 4096 * 2, 2 * 1024 * 4096 * 2
+    assert served().activations_bytes == logits + buffer + hidden + rows + 32 * 2**20
+
+
+def test_an_fp8_cache_holds_twice_the_tokens():
+    once, twice = served(), served(kv_cache_dtype="fp8")
+    assert twice.blocks[0] in {2 * once.blocks[0], 2 * once.blocks[0] + 1}
+
+
+def test_layers_of_two_kinds_are_two_groups_and_a_window_needs_fewer_blocks():
+    config = config_of(GEMMA)
+    groups = groups_of(config, range(26))
+    assert groups == Groups((4096, None), 13)
+    # 8192 tokens: 512 blocks; (4095 + 2048) / 16 rounded up is 384, and one more
+    assert groups.blocks_of(8192, 2048, 16) == 512 + 385
+
+
+def test_cards_that_share_layers_share_heads_and_weights():
+    alone, shared = served(), served(tensor_parallel_size=2)
+    assert shared.weights_bytes < 0.52 * alone.weights_bytes
+    assert shared.tokens[0] > 2 * alone.tokens[0]
+
+
+def test_pipeline_ranks_get_layers_as_vllm_deals_them_out():
+    config = config_of({"model_type": "llama", "num_hidden_layers": 30})
+    assert [len(layers) for layers in layers_of(config, 4)] == [7, 8, 8, 7]
+    deep = served(pipeline_parallel_size=2)
+    assert deep.groups.layers == 16
+
+
+def test_the_defaults_are_those_of_the_card():
+    assert (served().max_num_seqs, served().max_num_batched_tokens) == (1024, 8192)
+    small = served(gpu="a100-80gb")
+    assert (small.max_num_seqs, small.max_num_batched_tokens) == (256, 2048)
+
+
+def test_requests_are_bounded_by_the_sequences_of_a_step():
+    assert served(max_num_seqs=4).requests(16) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"tensor_parallel_size": 3}, "does not divide 32", id="heads"),
+        pytest.param({"max_model_len": 2**18}, "has 131072 positions", id="positions"),
+        pytest.param({"pipeline_parallel_size": 64}, "has 32 layers", id="layers"),
+        pytest.param(
+            {"max_num_seqs": 9, "max_num_batched_tokens": 8}, "less than max_num_seqs", id="step"
+        ),
+        pytest.param({"engine": "sglang"}, "engine is 'sglang'", id="engine"),
+    ],
+)
+def test_what_vllm_refuses_is_an_error(options, words):
+    with pytest.raises(VramBudgetError, match=words):
+        served(**options)
+
+
+def test_models_without_rules_are_refused_by_name():
+    with pytest.raises(NotModelledError, match="serving gpt2 is not modelled"):
+        config_of("gpt2")
+
+
+def test_the_command_prints_what_the_log_will_say(capsys):
+    assert main(["serve", "llama-3.1-8b", "--gpu", "h100", "--context", "8192"]) == 0
+    text = capsys.readouterr().out
+    assert "Model loading took 14.99 GiB memory" in text
+    assert text.startswith("STARTS: 54 requests of 8,192 tokens at once")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        pytest.param("12GB", "No available memory for the cache blocks", id="nothing left"),
+        pytest.param("24GB", "To serve at least one request", id="too long"),
+    ],
+)
+def test_a_server_that_does_not_start_says_so(gpu, words, capsys):
+    assert main(["serve", "llama-3.1-8b", "--gpu", gpu]) == 1
+    assert words in capsys.readouterr().out
+
+
+def test_the_result_is_json_too(capsys):
+    assert main(["serve", "llama-3.1-8b", "--gpu", "24GB", "--format", "json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert values["starts"] is False
+    assert values["requests"] == [0, 0]

@@ -1,0 +1,165 @@
+"""What vLLM does with a card: weights, a profiled step, and the rest for its cache.
+
+    may take      ceil(utilization * capacity)
+    weights       as loaded, merged (`serving.weights`)
+    activations   the larger of a step's MLP and the warm-up of the sampler over max_num_seqs rows
+    outside       what the card's free memory falls by besides PyTorch's tensors in between: kernels
+                  and libraries. No rule says how much: a range is assumed, from nothing on
+    cache         the rest, in blocks (`serving.blocks`)
+    graphs        CUDA graphs are captured after all this and come out of 1 - utilization: measured
+
+Of several cards the one with the fewest blocks decides for all.
+
+Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_runner.py (profile_run,
+_dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults).
+vLLM 0.19.
+Not modelled: quantised weights, multi-head latent attention, speculative decoding, LoRA adapters,
+multimodal inputs, models of which each layer has a cache of another size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.ops.workspaces import MIB
+from vrambudget.serving.blocks import Groups, groups_of, page_bytes
+from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes
+
+VERSION = "0.19"
+_GIB = 2**30
+_LARGE_CARD = 70 * _GIB
+_HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
+OUTSIDE = (0, 256 * MIB)  # assumed
+GRAPHS = (512 * MIB, 1946 * MIB)  # measured: CUDA graphs, on top of all
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What one card of a server holds; `least` and `most`: over the range of what is measured."""
+
+    weights_bytes: int
+    activations_bytes: int
+    may_take_bytes: int
+    cache_bytes: tuple[int, int]  # least, most
+    blocks: tuple[int, int]
+    tokens: tuple[int, int]
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    concurrency: tuple[float, float]  # at max_model_len
+    longest_request: int  # tokens, by the least
+    block_size: int
+    groups: Groups
+
+    def requests(self, context: int) -> tuple[int, int]:
+        """Return how many requests of so many tokens are held at once, least and most."""
+        each = self.groups.blocks_of(context, self.max_num_batched_tokens, self.block_size)
+        least, most = (min((n - 1) // each, self.max_num_seqs) for n in self.blocks)
+        return max(0, least), max(0, most)
+
+
+def serve(config: DecoderConfig, gpu: Gpu, options: ServeOptions) -> Serving:
+    """Return what a server holds. Raises VramBudgetError for options that vLLM refuses."""
+    _check(config, options)
+    stages = layers_of(config, options.pipeline_parallel_size)
+    return min((_of_rank(config, gpu, options, layers) for layers in stages), key=_fewest)
+
+
+def _fewest(serving: Serving) -> int:
+    return serving.blocks[0]
+
+
+def _check(config: DecoderConfig, options: ServeOptions) -> None:
+    tp = options.tensor_parallel_size
+    if config.num_attention_heads % tp:
+        raise VramBudgetError(
+            f"tensor_parallel_size is {tp}, which does not divide"
+            f" {config.num_attention_heads} attention heads"
+        )
+    if options.pipeline_parallel_size > config.num_hidden_layers:
+        raise VramBudgetError(
+            f"pipeline_parallel_size is {options.pipeline_parallel_size}; the model has"
+            f" {config.num_hidden_layers} layers"
+        )
+    longest = options.max_model_len
+    if longest is not None and longest > config.max_position_embeddings:
+        raise VramBudgetError(
+            f"max_model_len is {longest}; the model has {config.max_position_embeddings} positions",
+            hint="vLLM refuses more, unless VLLM_ALLOW_LONG_MAX_MODEL_LEN is set",
+        )
+
+
+def _of_rank(config: DecoderConfig, gpu: Gpu, options: ServeOptions, layers: range) -> Serving:
+    itemsize, tp = 2, options.tensor_parallel_size
+    is_large = gpu.capacity_bytes >= _LARGE_CARD and "a100" not in gpu.name.lower()
+    step = options.max_num_batched_tokens or (8192 if is_large else 2048)
+    seqs = min(options.max_num_seqs or (1024 if is_large else 256), step)
+    longest = options.max_model_len or config.max_position_embeddings
+    weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp)
+    samples = layers.stop == config.num_hidden_layers
+    activations = _activations(config, gpu, step, seqs, tp=tp, samples=samples)
+    may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
+    rest = may_take - weights - activations
+    cache = rest - OUTSIDE[1], rest - OUTSIDE[0]
+    groups, block = groups_of(config, layers), options.block_size
+    kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
+    page = page_bytes(config, kv_heads(config, tp), itemsize=kv_itemsize, block=block)
+    blocks = _pair(lambda n: max(0, n // page // groups.layers), cache)
+    each = groups.blocks_of(longest, step, block)
+    return Serving(
+        weights_bytes=weights,
+        activations_bytes=activations,
+        may_take_bytes=may_take,
+        cache_bytes=cache,
+        blocks=blocks,
+        tokens=_pair(lambda n: n // len(groups.windows) * block, blocks),
+        max_model_len=longest,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=step,
+        concurrency=(blocks[0] / each, blocks[1] / each),
+        longest_request=_longest(groups, blocks[0], longest, step, block),
+        block_size=block,
+        groups=groups,
+    )
+
+
+def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int, int]:
+    return function(values[0]), function(values[1])
+
+
+def _activations(
+    config: DecoderConfig, gpu: Gpu, step: int, seqs: int, *, tp: int, samples: bool
+) -> int:
+    """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
+
+    hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
+    logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
+    the kernel for top-k and top-p
+    """
+    width, vocabulary = config.hidden_size, config.vocab_size
+    inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
+    experts = getattr(config, "num_experts_per_tok", 1)
+    hidden = step * width * 2
+    mlp = 2 * hidden + 3 * step * experts * inner * 2
+    workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
+    if not samples:
+        return mlp + workspace
+    rows = 2 * seqs * width * 2
+    sampler = (2 + 3 * 4) * seqs * vocabulary + gpu.multiprocessors * vocabulary * 4
+    return max(mlp, hidden + rows + sampler) + workspace
+
+
+def _longest(groups: Groups, blocks: int, longest: int, step: int, block: int) -> int:
+    """Return the most tokens of a request that the blocks hold (estimate_max_model_len)."""
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        if groups.blocks_of(middle, step, block) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,109 @@
+"""A decoder's weights as vLLM loads them: merged projections, each rank's part, in their order.
+
+    embed_tokens     [V / tp, C]              V up to a multiple of 64
+    qkv_proj         [(H + 2 Hkv) D / tp, C]  at least one key-value head on each rank
+    o_proj           [C, H D / tp]
+    rotary           [positions, rotary width], once, in the weights' type
+    gate_up_proj     [2 I / tp, C], down_proj [C, I / tp]
+    experts          [E, 2 I / tp, C], [E, C, I / tp], and the router's gate [E, C]
+    norms            [C]
+
+They count as PyTorch's allocator hands them out: a tensor of 10 MiB and more gets a segment of its
+own, in units of 2 MiB, and what is left of one up to 1 MiB belongs to it.
+
+Source: vllm/model_executor/models/llama.py and its namesakes, layers/linear.py
+(QKVParallelLinear, MergedColumnParallelLinear), layers/vocab_parallel_embedding.py
+(pad_vocab_size), layers/rotary_embedding; distributed/utils.py (get_pp_indices). vLLM 0.19.
+"""
+
+from collections.abc import Iterator
+
+from vrambudget.errors import NotModelledError
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.tape.allocator import CachingAllocator
+
+_VOCABULARY_MULTIPLE = 64
+_FAMILIES = frozenset(
+    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "phi3"}
+)
+_BIASED = frozenset({"qwen2"})  # q, k and v have biases
+_NORMED_HEADS = frozenset({"qwen3", "qwen3_moe"})  # norms of q and k [D]
+_NORMS = {"gemma2": 4}  # of a layer; two elsewhere
+
+
+def decoder_of(config: object) -> DecoderConfig:
+    """Return a configuration whose weights are known. Raises NotModelledError."""
+    model_type = getattr(config, "model_type", "?")
+    if model_type not in _FAMILIES or not isinstance(config, DecoderConfig):
+        raise NotModelledError(
+            f"serving {model_type} is not modelled",
+            hint=f"there is {', '.join(sorted(_FAMILIES))}",
+        )
+    return config
+
+
+def layers_of(config: DecoderConfig, ranks: int) -> list[range]:
+    """Return which layers each pipeline rank has (get_pp_indices)."""
+    each, rest = divmod(config.num_hidden_layers, ranks)
+    counts = [each] * ranks
+    for i in range(2, rest + 2):
+        counts[-i] += 1
+    starts = [sum(counts[:rank]) for rank in range(ranks)]
+    return [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
+
+
+def weight_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
+    """Return allocated bytes of the weights of one rank, which has these layers."""
+    sizes = [elements * itemsize for elements in _tensors(config, layers, tp)]
+    allocator = CachingAllocator()
+    allocator.run(range(len(sizes)), sizes)
+    return allocator.allocated_bytes
+
+
+def _tensors(config: DecoderConfig, layers: range, tp: int) -> Iterator[int]:
+    """Yield elements of each tensor of one rank, in the order in which they are made."""
+    width, last = config.hidden_size, config.num_hidden_layers
+    rows = -(-config.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE // tp
+    is_first, is_last = layers.start == 0, layers.stop == last
+    if is_first or (is_last and config.tie_word_embeddings):
+        yield rows * width
+    for layer in layers:
+        yield from _attention(config, tp, is_first=layer == layers.start)
+        yield from _mlp(config, tp)
+        for _ in range(_NORMS.get(config.model_type, 2)):
+            yield width
+    if is_last:
+        yield width
+        if not config.tie_word_embeddings:
+            yield rows * width
+
+
+def _attention(config: DecoderConfig, tp: int, *, is_first: bool) -> Iterator[int]:
+    width, head = config.hidden_size, config.head_width
+    outputs = (config.num_attention_heads // tp + 2 * kv_heads(config, tp)) * head
+    yield outputs * width
+    if config.model_type in _BIASED or getattr(config, "attention_bias", False):
+        yield outputs
+    yield width * config.num_attention_heads // tp * head
+    if is_first:  # layers share it
+        yield config.max_position_embeddings * config.rotary_width
+    if config.model_type in _NORMED_HEADS:
+        yield head
+        yield head
+
+
+def _mlp(config: DecoderConfig, tp: int) -> Iterator[int]:
+    width, experts = config.hidden_size, getattr(config, "experts", 0)
+    inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
+    if experts:
+        yield experts * width  # the router's
+        yield experts * 2 * inner * width
+        yield experts * width * inner
+    else:
+        yield 2 * inner * width
+        yield width * inner
+
+
+def kv_heads(config: DecoderConfig, tp: int) -> int:
+    """Return the key-value heads of one rank."""
+    return max(1, config.kv_heads // tp)
