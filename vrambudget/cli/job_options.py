@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from vrambudget.config.job import GROUPS, Job
-from vrambudget.config.source import Run
 from vrambudget.config.settings import Settings
+from vrambudget.config.source import Run
 
 _SWITCHES = {
     "sample": ("--sample", "draw tokens: do_sample=True"),
