@@ -157,12 +157,6 @@ class CachingAllocator:
         """Let storages `first + shift` to `stop + shift` lie where `first` to `stop` did."""
         self._blocks[first + shift : stop + shift] = self._blocks[first:stop]
 
-    def move(self, storages: Sequence[int], others: Sequence[int]) -> None:
-        """Let the blocks of storages be those of others from now on, pair by pair."""
-        blocks = [self._blocks[storage] for storage in storages]
-        for storage, block in zip(others, blocks, strict=True):
-            self._blocks[storage] = block
-
     def reset_peaks(self) -> None:
         """Let the peaks be what is there now: `torch.cuda.reset_peak_memory_stats()`."""
         self._peak_allocated, self._peak_reserved = self._allocated, self._reserved

@@ -100,7 +100,8 @@ def run_steps(
             for final in pattern.finals
         ]
         bank = (bank + 1) % banks
-    allocator.move(carried, steps.after)
+    for last, storage in zip(carried, steps.after, strict=True):
+        allocator.take_over(last, last + 1, storage - last)
 
 
 def phase_of(step: int) -> str:
