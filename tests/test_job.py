@@ -66,11 +66,25 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"weights": "bf16", "precision": "fp32"}, "need autocast", id="no autocast"),
         pytest.param({"weights": "bf16", "precision": "amp-fp16"}, "GradScaler", id="scaler"),
         pytest.param({"weights": "bf16", "quant": "nf4", "lora_rank": 4}, "quant says", id="4 bit"),
+        pytest.param({"label_smoothing": 0.1}, "for loop 'trainer'", id="smoothing"),
+        pytest.param({"loop": "trainer", "zero_grad": "late"}, "library decides", id="library"),
+        pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
+        pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
     ],
 )
 def test_a_loop_that_no_script_can_have_is_refused(fields, words):
     with pytest.raises(VramBudgetError, match=words):
         Job.parse(fields)
+
+
+def test_a_library_s_defaults_stand_where_the_job_says_nothing():
+    trainer = Job.with_defaults({"loop": "trainer", "eval_batches": 3}, {"clip": 0.5})
+    assert (trainer.clip, trainer.optimizer_impl, trainer.eval_batch) == (1.0, "fused", 8)
+    given = {"loop": "trainer", "clip": 0.3, "optimizer_impl": "foreach", "eval_batch": 2}
+    chosen = Job.with_defaults({**given, "eval_batches": 3}, {})
+    assert (chosen.clip, chosen.optimizer_impl, chosen.eval_batch) == (0.3, "foreach", 2)
+    assert Job.with_defaults({"loop": "trainer", "torch": "2.6"}, {}).optimizer_impl is None
+    assert job_of_record(record(loop="trainer")).clip == 1.0
 
 
 def test_adapters_of_16_bit_weights_are_trained_under_amp_fp16():

@@ -12,6 +12,7 @@ from virtual import why_not
 
 from vrambudget import simulate as simulate_module
 from vrambudget.config.fields.training import LoopName
+from vrambudget.config.loops import TRAINER_OPTIMIZERS
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.walked_once import WalkedOnce
@@ -27,6 +28,7 @@ from vrambudget.training.loops import LOOPS, plain
 from vrambudget.training.loops.run import Run
 
 PACKAGE = Path(simulate_module.__file__).parent
+WRITTEN_BY_HAND = ["plain"]  # the others' twins run a library
 COUNTED, REAL = PACKAGE / "training" / "loops", PACKAGE / "measure" / "loops"
 
 
@@ -41,6 +43,15 @@ def test_every_loop_has_a_name_in_jobs_and_a_twin_in_torch() -> None:
     )
     assert set(LOOPS) == set(get_args(LoopName)) == set(listed)
     assert all((folder / f"{name}.py").exists() for name in LOOPS for folder in (COUNTED, REAL))
+
+
+def test_trainer_has_a_name_for_each_optimizer_that_a_job_of_it_may_have() -> None:
+    optim = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse((REAL / "trainer.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_OPTIM"
+    )
+    assert set(optim) == set(TRAINER_OPTIMIZERS)
 
 
 def outline(file: Path) -> dict[str, list[str]]:
@@ -63,7 +74,7 @@ def lines(function: ast.FunctionDef) -> Any:
                 yield node.lineno, ast.unparse(node)
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", WRITTEN_BY_HAND)
 def test_a_counted_loop_and_its_twin_bind_and_mark_the_same_in_one_order(name: str) -> None:
     counted, real = (outline(folder / f"{name}.py") for folder in (COUNTED, REAL))
     ours, theirs = (
@@ -79,6 +90,9 @@ def test_a_loop_that_there_is_not_is_an_error_that_lists_those_that_there_are() 
         resolve("gpt2", loop="trainr")
     with pytest.raises(VramBudgetError, match="loop 'trainr' is not known") as error:
         runnable({"id": "x", "model": "gpt2", "loop": "trainr"})
+    assert "trainer" in str(error.value.hint)
+    with pytest.raises(VramBudgetError, match="loop 'mine' is not known") as error:
+        runnable({"id": "x", "model": "gpt2", "loop": "mine"})
     assert "plain" in str(error.value.hint)
 
 
@@ -94,6 +108,9 @@ OPTIONS = {
     "evaluating": {"eval_batches": 3, "eval_batch": 3, "eval_first": True, "steps": 5},
     "gathering": {"eval_batches": 2, "eval_gather": True, "keep_outputs": False},
     "checkpointing": {"checkpointing": "full", "precision": "bf16"},
+    "trainer": {"loop": "trainer", "grad_accum": 2, "steps": 4, "precision": "amp-fp16"},
+    "trainer evaluating": {"loop": "trainer", "eval_batches": 2, "eval_gather": True},
+    "trainer smoothing": {"loop": "trainer", "label_smoothing": 0.1, "eval_batches": 2},
     "adapters": {"lora_rank": 4, "precision": "bf16", "checkpointing": "full"},
     "no optimizer": {"optimizer": "none", "steps": 4},
     "evaluation": {"mode": "eval"},

@@ -40,6 +40,8 @@ from vrambudget.units import format_bytes
 DEFAULT_GPU = "a100-80gb"
 """The GPU whose kernels and workspaces are used if none is named."""
 
+_TRAINER_OF = "5.17"
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -236,6 +238,8 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
             " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
         )
 
+    if job.loop == "trainer" and as_numbers(job.transformers) != as_numbers(_TRAINER_OF):
+        yield f"loop 'trainer' is the one of transformers {_TRAINER_OF}"
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
 

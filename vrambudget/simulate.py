@@ -162,6 +162,11 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
 
 def _build(config: ModelConfig, job: Job) -> Module:
     assert job.task is not None  # noqa: S101 - resolved by the caller
+    if job.loop == "trainer" and not config.followed_in:
+        raise NotModelledError(
+            f"{config.model_type} in loop 'trainer' is not modelled",
+            hint="Trainer's loop is counted for the models of transformers; use --loop plain",
+        )
     if job.attention_mask != "none" and not config.reads_attention_mask:
         raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):

@@ -20,6 +20,7 @@ from vrambudget.config.fields.modules import Modules
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
+from vrambudget.config.loops import loop_defaults, problems_of_loop
 from vrambudget.config.settings import LARGEST, Settings, canonical
 from vrambudget.config.versions import as_numbers
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -91,12 +92,16 @@ class Job(
         *,
         where: str | None = None,
     ) -> Self:
-        """Return the job of `values`; what they leave open comes from `defaults` (a model card)."""
+        """Return the job of `values`; what they leave open comes from their loop's library.
+
+        What that leaves open, too, comes from `defaults` (a model card).
+        """
         try:
             given = canonical(values, cls.aliases)
         except ValueError:
             given = dict(values)  # parse reports what is wrong with them
-        return cls.parse({**canonical(defaults, cls.aliases), **given}, where=where)
+        own = loop_defaults(given)
+        return cls.parse({**canonical(defaults, cls.aliases), **own, **given}, where=where)
 
     def problems(self) -> Iterable[str]:
         """Yield the combinations that do not exist: of each group, then between groups."""
@@ -108,6 +113,7 @@ class Job(
             yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
+        yield from problems_of_loop(self)
         yield from self._problems_of_gradients()
         if self.evaluates:
             yield from self._problems_of_evaluation()
@@ -128,8 +134,8 @@ class Job(
             )
 
     def _problems_of_evaluation(self) -> Iterable[str]:
-        if self.mode == "eval":
-            yield "eval_batches is for a training that evaluates; mode is 'eval'"
+        if self.mode != "train":
+            yield f"eval_batches is for a training that evaluates; mode is {self.mode!r}"
         elif self.steps < EVALUATED_BEFORE:
             yield f"eval_batches needs {EVALUATED_BEFORE} steps: it evaluates after the second"
 

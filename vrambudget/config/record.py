@@ -11,6 +11,7 @@ from typing import Any
 
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.job import Job
+from vrambudget.config.loops import loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
@@ -43,7 +44,7 @@ def check_keys(record: Mapping[str, Any]) -> None:
 def job_of_record(record: Mapping[str, Any]) -> Job:
     """Return the job of a measured record; gaps are as the measuring loop has them."""
     given = {k: record[k] for k in record if k in Job.model_fields}
-    values = {"precision": "fp32", "task": "causal-lm", **given}
+    values = {"precision": "fp32", "task": "causal-lm", **loop_defaults(given), **given}
     if is_inference(record):
         values |= fields_of(record)
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")

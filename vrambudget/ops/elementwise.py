@@ -200,7 +200,9 @@ def _keeps_output(name: str, a: Tensor) -> Tensor:
 def _result(name: str, a: Tensor, b: Tensor) -> Tensor:
     context.operation = name
     shape = broadcast(a.shape, b.shape)
-    dtype = a.dtype if not b.shape else b.dtype if not a.shape else promote(a.dtype, b.dtype)
+    dtype = promote(a.dtype, b.dtype)
+    if bool(a.shape) != bool(b.shape):  # a scalar does not widen what has dimensions
+        dtype = a.dtype if a.shape else b.dtype
     return empty(shape, dtype, iterated_strides(shape, (a, b)))
 
 

@@ -68,6 +68,11 @@ def mul_(a: Tensor, factor: Tensor) -> Tensor:
     return record("mul", _same(a), inputs=(a,), saved=(kept,), backward=empty_like)
 
 
+def mul_number_(a: Tensor) -> Tensor:
+    """Return a, overwritten with a times a Python number; backward multiplies too."""
+    return record("mul", _same(a), inputs=(a,), backward=empty_like)
+
+
 def add_(a: Tensor, b: Tensor) -> Tensor:
     """Return a, overwritten with a + b of the same shape."""
 

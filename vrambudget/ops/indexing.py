@@ -67,6 +67,18 @@ def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:
     return record("index_add", y, inputs=(x, source), saved=kept, backward=backward)
 
 
+def gather_last(x: Tensor, indices: Tensor) -> Tensor:
+    """Return x[..., indices] for indices [..., K] of the last dimension (Tensor.gather).
+
+    x is kept; backward adds the gradient into zeros as large as x, in place.
+    """
+    kept = keep(x, when=x.requires_grad), keep(indices, when=x.requires_grad)
+    context.operation = "gather"
+    y = empty(indices.shape, x.dtype)
+    shape, dtype = x.shape, x.dtype
+    return record("gather", y, inputs=(x,), saved=kept, backward=lambda _dy: empty(shape, dtype))
+
+
 def accumulating_buffers(places: int, counts: tuple[int, ...], values: Tensor) -> None:
     """Allocate and free what x.index_put_(indices, values, accumulate=True) needs.
 

@@ -66,14 +66,17 @@ def mean_last(x: Tensor) -> Tensor:
     return record("mean", y, inputs=(x,), backward=backward)
 
 
-def sum_dim(x: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
-    """Return the sum over `dim`: float32 under autocast; backward repeats the gradient."""
-    x = full_precision(x)
+def sum_dim(x: Tensor, dim: int, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
+    """Return the sum over `dim`: float32 under autocast; backward repeats the gradient.
+
+    `dtype`: of the result; the kernel casts as it reads.
+    """
+    x = full_precision(x) if dtype is None else x
     dim %= x.ndim
     context.operation = "sum"
     tail = x.shape[dim + 1 :]
-    y = empty((*x.shape[:dim], *((1,) if keepdim else ()), *tail), x.dtype)
-    with_partial_sums(x, (dim,))
+    y = empty((*x.shape[:dim], *((1,) if keepdim else ()), *tail), dtype or x.dtype)
+    with_partial_sums(x, (dim,), dtype)
     shape = x.shape
 
     def backward(dy: Tensor) -> Tensor:

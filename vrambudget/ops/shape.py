@@ -104,17 +104,23 @@ def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
 
 
 def slice_last(x: Tensor, length: int) -> Tensor:
-    """Return a view of `length` elements of the last dimension; backward pads with zeros.
+    """Return a view of `length` elements of the last dimension; backward pads with zeros."""
+    return slice_dim(x, -1, length)
+
+
+def slice_dim(x: Tensor, dim: int, length: int) -> Tensor:
+    """Return a view of `length` elements along `dim`; backward pads with zeros.
 
     A slice of everything is an alias: its gradient is passed on unchanged (TensorIndexing.h,
     applySlice).
     """
     source, dtype = x.shape, x.dtype
-    if length == source[-1]:
+    dim %= x.ndim
+    if length == source[dim]:
         return _share(x, "alias", source, x.strides, lambda dy: dy)
 
     # slice_backward: zeros, then the gradient is copied in
-    y = narrowed(x, x.ndim - 1, length)
+    y = narrowed(x, dim, length)
     return record("slice", y, inputs=(x,), backward=partial(_zeros, source, dtype))
 
 

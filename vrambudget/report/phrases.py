@@ -39,6 +39,7 @@ def job_text(budget: Budget) -> str:
     job = budget.job
     words = [f"batch {job['batch']}", *_lengths(job), job["precision"]]
     words += [f"{job['weights']} weights"] if job.get("weights") else []
+    words += [f"{job['loop']} loop"] if job.get("loop", "plain") != "plain" else []
     if job["mode"] == "train":
         default = "bitsandbytes" if job["optimizer"] in BITSANDBYTES else "PyTorch's default"
         implementation = job["optimizer_impl"] or default
@@ -46,6 +47,7 @@ def job_text(budget: Budget) -> str:
         words += [f"clip {job['clip']}"] if job["clip"] is not None else []
         words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
         words += [f"gradients zeroed {_ZEROED[job['zero_grad']]}"] if _zeroes(job) else []
+        words += ["label smoothing"] if job.get("label_smoothing") else []
         words += [_evaluation(job)] if job.get("eval_batches") else []
         words += ["checkpointing"] if job["checkpointing"] == "full" else []
         words += ["4-bit weights"] if job.get("quant") else []

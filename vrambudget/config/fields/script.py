@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from vrambudget.config.settings import Settings
+from vrambudget.config.settings import Probability, Settings
 
 ZeroGrad = Literal["none", "zeros", "late"]
 ModelMode = Literal["train", "eval"]
@@ -14,6 +14,9 @@ ForwardReturns = Literal["outputs", "loss"]
 class Script(Settings, defer_build=True, title="how the loop is written"):
     """What scripts of one kind of loop differ in."""
 
+    label_smoothing: Probability = Field(
+        0.0, description="label smoothing of the loss: Trainer's label_smoothing_factor"
+    )
     zero_grad: ZeroGrad = Field(
         "none",
         description="gradients after a step: set to none; kept and zeroed (set_to_none=False);"

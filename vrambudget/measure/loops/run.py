@@ -26,6 +26,7 @@ class Run:
     ) -> None:
         self.model, self.settings, self.result, self.on_phase = model, settings, result, on_phase
         self._step = 0
+        self._is_running = False
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps."""
@@ -33,6 +34,14 @@ class Run:
             self._step = step
             yield step
             self.mark("step_end")
+
+    def next_step(self) -> None:
+        """Note that a step begins, where a library's loop iterates: the one before it is over."""
+        if self._is_running:
+            self.mark("step_end")
+            self._step += 1
+        self._is_running = True
+        self.mark("forward")
 
     def micro_batches(self) -> Iterator[int]:
         """Yield the numbers of a step's micro-batches."""
@@ -92,21 +101,21 @@ class Run:
             result["after_step"] = torch.cuda.memory_allocated()
 
 
-def make_batch(job: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return inputs and labels on the GPU."""
+def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict[str, Any]:
+    """Return inputs and labels, made on the CPU, on a device."""
     count, task = job["batch"], job.get("task", "causal-lm")
     if task == "image-cls":
         size = model.config.image_size
         dtype = next(model.parameters()).dtype
-        pixels = torch.zeros(count, 3, size, size).cuda().to(dtype)
-        return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).cuda()}
-    batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).cuda()}
+        pixels = torch.zeros(count, 3, size, size).to(device).to(dtype)
+        return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).to(device)}
+    batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).to(device)}
     padded = job.get("rows") == "padded" or job.get("attention_mask") == "padding"
     if padded or job.get("attention_mask") == "ones":
         mask = torch.ones(count, job["block"], dtype=torch.long)
         mask[:, -1] = int(not padded)
-        batch["attention_mask"] = mask.cuda()
+        batch["attention_mask"] = mask.to(device)
     length = job.get("target_len") or job.get("target") or job["block"]
     labels = (count,) if task == "seq-cls" else (count, length)
-    batch["labels"] = torch.full(labels, int(task != "seq-cls")).cuda()
+    batch["labels"] = torch.full(labels, int(task != "seq-cls")).to(device)
     return batch

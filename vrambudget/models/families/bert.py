@@ -115,7 +115,7 @@ class BertForSequenceClassification(Module):
         self.classifier = Linear(config.hidden_size, config.num_labels)
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
         outputs = self.bert(input_ids, attention_mask)  # held until this returns

@@ -153,7 +153,7 @@ class DistilBertForMaskedLM(Module):
             tie_decoder(self.vocab_projector, self.distilbert.embeddings.word_embeddings, None)
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         hidden_states = self.distilbert(input_ids, attention_mask)
@@ -176,7 +176,7 @@ class DistilBertForSequenceClassification(Module):
         self.dropout = Dropout(config.seq_classif_dropout)
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
         hidden_state = self.distilbert(input_ids, attention_mask)

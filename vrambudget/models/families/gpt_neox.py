@@ -172,13 +172,14 @@ class GPTNeoXForCausalLM(CachesKeysAndValues):
         *,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | None = None,
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
         past_key_values = self.past(past_key_values, use_cache)
         hidden_states = self.gpt_neox(input_ids, attention_mask, position_ids, past_key_values)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.lm_head(last_tokens(hidden_states, logits_to_keep))
-        loss = causal_lm_loss(logits, labels, self.config.vocab_size)
+        loss = causal_lm_loss(logits, labels, self.config.vocab_size, num_items_in_batch)
         return Outputs(loss, logits, past_key_values=past_key_values)
 
 

@@ -250,6 +250,7 @@ class OPTForCausalLM(CachesKeysAndValues):
         *,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | None = None,
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
         past_key_values = self.past(past_key_values, use_cache)
@@ -258,7 +259,7 @@ class OPTForCausalLM(CachesKeysAndValues):
             if transformers_since(5, 0):
                 hidden_states = last_tokens(hidden_states, logits_to_keep)
             logits = self.lm_head(hidden_states)
-        loss = causal_lm_loss(logits, labels, self.config.vocab_size)
+        loss = causal_lm_loss(logits, labels, self.config.vocab_size, num_items_in_batch)
         return Outputs(loss, logits, past_key_values=past_key_values)
 
 

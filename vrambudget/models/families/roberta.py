@@ -133,7 +133,7 @@ class RobertaForSequenceClassification(Module):
         self.classifier = ClassificationHead(config)
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
         sequence_output, _ = self.roberta(input_ids, attention_mask)

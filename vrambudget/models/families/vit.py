@@ -182,14 +182,19 @@ class ViTForImageClassification(Module):
         self.vit = Model(config)
         self.classifier = Linear(config.hidden_size, config.num_labels)
 
-    def forward(self, pixel_values: Tensor, labels: Tensor) -> Outputs:
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Outputs:
         """[B, channels, h, w], [B] -> loss and logits [B, num_labels]."""
         sequence_output = self.vit(pixel_values)
         pooled_output = select(open_slices(sequence_output, 1), 1)
         pooled_output = open_slices(pooled_output, 1)  # [:, 0, :]
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.classifier(pooled_output)
-        loss = class_loss(logits, labels)
+        loss = class_loss(logits, labels, num_items_in_batch)
         return Outputs(loss, logits)
 
 

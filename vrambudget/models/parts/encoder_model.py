@@ -141,7 +141,7 @@ class MaskedLM(Module):
     names: tuple[str, str]
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
         model, head = (getattr(self, name) for name in self.names)

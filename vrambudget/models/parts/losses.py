@@ -5,6 +5,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import div_by_scalar
 from vrambudget.ops.loss import cross_entropy
 from vrambudget.ops.shape import contiguous, narrowed, open_slices, view
 from vrambudget.tape.events import Purpose
@@ -17,7 +18,12 @@ def last_tokens(hidden_states: Tensor, count: int) -> Tensor:
     return narrowed(hidden_states, 1, min(count, hidden_states.shape[1]))
 
 
-def causal_lm_loss(logits: Tensor, labels: Tensor | None, vocab_size: int) -> Tensor | None:
+def causal_lm_loss(
+    logits: Tensor,
+    labels: Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: Tensor | None = None,
+) -> Tensor | None:
     """ForCausalLMLoss: logits [B, T, V] as float32 against labels [B, T] shifted by one."""
     if labels is None:
         return None
@@ -29,12 +35,23 @@ def causal_lm_loss(logits: Tensor, labels: Tensor | None, vocab_size: int) -> Te
         shift_labels = contiguous(labels.viewed((B, T), (T + 1, 1)))
         logits = view(logits, -1, vocab_size)
         shift_labels = view(shift_labels, -1)
-        return cross_entropy(logits, shift_labels)
+        return fixed_cross_entropy(logits, shift_labels, num_items_in_batch)
 
 
-def class_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+def class_loss(
+    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | None = None
+) -> Tensor | None:
     """CrossEntropyLoss of logits [..., K], in the dtype they come in, for labels [...]."""
     if labels is None:
         return None
     with made_for(Purpose.LOGITS_AND_LOSS):
-        return cross_entropy(view(logits, -1, logits.shape[-1]), view(labels, -1))
+        logits = view(logits, -1, logits.shape[-1])
+        return fixed_cross_entropy(logits, view(labels, -1), num_items_in_batch)
+
+
+def fixed_cross_entropy(
+    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None
+) -> Tensor:
+    """Return the mean loss, or its sum divided by a count that the caller has on the device."""
+    loss = cross_entropy(logits, labels)
+    return loss if num_items_in_batch is None else div_by_scalar(loss, num_items_in_batch)

@@ -56,11 +56,15 @@ class MoeCausalLM(CausalLM):
         labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *args: Any,
+        num_items_in_batch: Tensor | None = None,
         **kwargs: Any,
     ) -> Outputs:
         """[B, T], [B, T] -> loss and logits [B, T, V]."""
+        items = num_items_in_batch
         if not self.moe_config.output_router_logits or labels is None:
-            return super().forward(input_ids, labels, attention_mask, *args, **kwargs)
+            return super().forward(
+                input_ids, labels, attention_mask, *args, num_items_in_batch=items, **kwargs
+            )
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router in routers:
             router.is_captured = True
@@ -68,7 +72,7 @@ class MoeCausalLM(CausalLM):
         router_logits = tuple(_release(router) for router in routers)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.logits(hidden_states)
-            loss = causal_lm_loss(logits, labels, self.moe_config.vocab_size)
+            loss = causal_lm_loss(logits, labels, self.moe_config.vocab_size, items)
             aux_loss = load_balancing_loss(
                 router_logits,
                 self.moe_config.experts,

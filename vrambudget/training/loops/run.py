@@ -8,6 +8,7 @@ micro-batch, did what the one before it did.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from inspect import signature
 
 from vrambudget import dtypes
 from vrambudget.config.job import EVALUATED_BEFORE, Job
@@ -23,6 +24,7 @@ from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.muon import embeddings_and_head
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
+from vrambudget.training.param_groups import ParamGroups, decay_groups
 from vrambudget.training.scaler import GradScaler
 
 
@@ -88,6 +90,17 @@ class Run:
         outer = embeddings_and_head(self._model) if name == "muon" else ()
         return make_optimizer(name, implementation, parameters, outer)
 
+    def make_grouped_optimizer(self) -> Optimizer:
+        """Return the job's optimizer as Trainer makes it, of two parameter groups."""
+        name, implementation = self.settings.optimizer, self.settings.optimizer_impl
+
+        def make(parameters: Sequence[Parameter]) -> Optimizer:
+            optimizer = make_optimizer(name, implementation, parameters)
+            assert optimizer is not None  # noqa: S101 - Trainer has one
+            return optimizer
+
+        return ParamGroups(decay_groups(self._model), make)
+
     def make_scaler(self) -> GradScaler:
         """Return a gradient scaler, which does nothing where none is needed."""
         return GradScaler(enabled=self._autocast is dtypes.float16)
@@ -96,6 +109,20 @@ class Run:
         """Raise CannotRepeatError where the job has to be walked in full."""
         if isinstance(self.model, WalkedOnce):
             self.model.check()
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether the model's loss reads `num_items_in_batch`: all of the others ignore it."""
+        return "num_items_in_batch" in signature(self._model.forward).parameters
+
+    @property
+    def counts_shifted_labels(self) -> bool:
+        """Whether Trainer counts labels without the first: for classes that end in ForCausalLM.
+
+        Source: transformers/modeling_utils.py (loss_type, from the class's name), trainer.py.
+        """
+        named = getattr(self._model, "is_named_for_causal_lm", True)
+        return self.settings.task == "causal-lm" and named
 
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""

@@ -1,0 +1,86 @@
+"""What the loops of libraries set by themselves, and what they leave no choice in.
+
+A loop's defaults are the library's own: they stand where a job says nothing, before a model card's.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vrambudget.config.versions import as_numbers, default_version, plain_version
+
+if TYPE_CHECKING:
+    from vrambudget.config.job import Job
+
+_PLAIN_ONLY: Mapping[str, Any] = {
+    "zero_grad": "none",
+    "forward_returns": "outputs",
+    "keep_outputs": True,
+    "model_mode": "train",
+}
+"""How a plain loop is written: libraries have written theirs. Field: its default."""
+
+_TRAINER_EVAL_BATCH = 8  # TrainingArguments.per_device_eval_batch_size
+_TRAINER_CLIP = 1.0  # TrainingArguments.max_grad_norm
+_FUSED_SINCE = (2, 8)  # of torch: the default optim is adamw_torch_fused
+TRAINER_OPTIMIZERS = (
+    ("adamw", "fused"),
+    ("adamw", "foreach"),
+    ("adamw", None),
+    ("sgd", None),
+    ("lion", None),
+    ("lion-8bit", None),
+    ("adamw-8bit", None),
+    ("paged-adamw-8bit", None),
+)
+"""The optimizers and implementations that `TrainingArguments.optim` has."""
+
+
+def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the loop that `values` name sets by itself.
+
+    Source: transformers/training_args.py (TrainingArguments), 5.17.
+    """
+    if values.get("loop") != "trainer":
+        return {}
+    defaults: dict[str, Any] = {"clip": _TRAINER_CLIP}
+    torch = values.get("torch") or default_version("torch")
+    if values.get("optimizer", "adamw") == "adamw" and _is_since(torch, _FUSED_SINCE):
+        defaults["optimizer_impl"] = "fused"
+    if values.get("eval_batches"):
+        defaults["eval_batch"] = _TRAINER_EVAL_BATCH
+    return defaults
+
+
+def _is_since(version: object, first: tuple[int, int]) -> bool:
+    plain = plain_version(version) if isinstance(version, str) else None
+    return plain is None or as_numbers(plain) >= first
+
+
+def problems_of_loop(job: "Job") -> Iterator[str]:
+    """Yield what a job's loop does not leave open."""
+    if job.label_smoothing and job.loop != "trainer":
+        yield "label_smoothing is counted for loop 'trainer' (label_smoothing_factor)"
+    if job.label_smoothing and job.task == "seq2seq-lm":
+        yield "label_smoothing of seq2seq-lm is not modelled: the collator makes decoder_input_ids"
+    if job.loop == "plain":
+        return
+    for name, default in _PLAIN_ONLY.items():
+        if getattr(job, name) != default:
+            yield f"{name} is for loop 'plain'; in loop {job.loop!r} the library decides"
+    if job.loop == "trainer":
+        yield from _problems_of_trainer(job)
+
+
+def _problems_of_trainer(job: "Job") -> Iterator[str]:
+    optimizer = (job.optimizer, job.optimizer_impl)
+    if job.mode == "train" and optimizer not in TRAINER_OPTIMIZERS:
+        words = f"{job.optimizer} ({job.optimizer_impl or 'default'})"
+        known = ", ".join(dict.fromkeys(name for name, _ in TRAINER_OPTIMIZERS))
+        yield f"optimizer {words} is none that loop 'trainer' is modelled with: {known}"
+    if job.optimizer.endswith("8bit") and job.lora_rank is None:
+        yield (
+            f"optimizer {job.optimizer} of loop 'trainer' is modelled for adapters only: Trainer"
+            " keeps the states of embeddings in 32 bits"
+        )
+    if job.mode == "train" and job.clip is None:
+        yield "clip is None, but Trainer computes the gradients' norm in any case"

@@ -1,0 +1,188 @@
+"""transformers' Trainer; `vrambudget.measure.loops.trainer` runs it.
+
+Its functions are here under its names, with its local variables: what a frame holds lives until it
+returns. So the outputs go when `compute_loss` returns, before backward; a step's batches live until
+the next step's are there; the norm of the gradients lives until the next clipping; an evaluation
+runs beside all of them, and its last logits and labels live until its end.
+
+Source: transformers/trainer.py and trainer_pt_utils.py (EvalLoopContainer), 5.17; accelerate's
+accelerator.py (backward, clip_grad_norm_) and data_loader.py (DataLoaderShard), 1.15.
+Not modelled: logging within the steps that are counted (TrainingArguments.logging_steps is 500),
+checkpoints that are saved, torch_compile, several GPUs.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vrambudget.dtypes import bool_, float32, int64
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.context import no_grad
+from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import mul_scalar
+from vrambudget.ops.fill import mul_number_
+from vrambudget.ops.reduce import count_true
+from vrambudget.ops.shape import cat
+from vrambudget.training.accelerated import accelerated
+from vrambudget.training.clip import clip_grad_norm
+from vrambudget.training.label_smoother import smoothed_loss
+from vrambudget.training.loops.run import Run
+from vrambudget.training.scaler import GradScaler
+
+Batch = dict[str, Tensor]
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Train, and return what Trainer's variables hold at the end (`_run_epoch`)."""
+    model = run.model
+    optimizer = run.make_grouped_optimizer()
+    scaler = run.make_scaler()
+    tr_loss = made("to_device", (), float32)
+    if run.evaluates_before(0):
+        _evaluation_loop(run, run.eval_steps(), run.eval_batches())
+    batches = run.batches()
+    grad_norm = None
+    for step in run.steps():
+        run.mark("forward")
+        batch_samples, num_items_in_batch = _get_batch_samples(run, batches)
+        for i in run.micro_batches():
+            run.mark("forward")
+            inputs = batch_samples[i]
+            tr_loss_step = _training_step(run, inputs, num_items_in_batch, scaler)
+            _look_for_nan(tr_loss_step)  # then it is added to tr_loss in place
+        run.mark("optimizer_step")
+        grad_norm = None
+        scaler.unscale(optimizer)
+        grad_norm = clip_grad_norm(model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if run.evaluates_before(step + 1):
+            _evaluation_loop(run, run.eval_steps(), run.eval_batches())
+    return locals()
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """Run `Trainer.evaluate`, whose batches are the steps."""
+    _evaluation_loop(run, run.steps(), run.batches())
+    return locals()
+
+
+def _get_batch_samples(run: Run, batches: Iterator[Batch]) -> tuple[list[Batch], Tensor]:
+    batch_samples = [next(batches) for _ in range(run.settings.grad_accum)]
+    return batch_samples, _get_num_items_in_batch(run, batch_samples)
+
+
+def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
+    """Return how many labels there are: a scalar on the device."""
+    num_items_in_batch: Tensor | None = None
+    for batch in batch_samples:
+        *rows, length = batch["labels"].shape
+        shape = (*rows, length - 1) if run.counts_shifted_labels else (*rows, length)
+        count = count_true(made("ne", shape, bool_))
+        num_items_in_batch = made("add", (), int64)  # sum() begins with 0
+        del count
+    assert num_items_in_batch is not None  # noqa: S101 - there is a batch
+    return num_items_in_batch
+
+
+def _training_step(
+    run: Run, inputs: Batch, num_items_in_batch: Tensor, scaler: GradScaler
+) -> Tensor:
+    run.model.train()
+    loss, _ = _compute_loss(run, inputs, num_items_in_batch)
+    run.mark("backward")
+    _backward(loss, scaler)
+    return loss.detach()
+
+
+def _backward(loss: Tensor, scaler: GradScaler) -> None:
+    """Accelerator.backward: the loss divided by accelerate's own number of steps, one."""
+    loss = mul_scalar(loss)
+    run_backward(scaler.scale(loss))
+
+
+def _compute_loss(
+    run: Run, inputs: Batch, num_items_in_batch: Tensor, *, return_outputs: bool = False
+) -> tuple[Tensor, Outputs | None]:
+    inputs, labels = dict(inputs), None
+    if run.settings.label_smoothing:
+        labels = inputs.pop("labels")
+    if run.counts_items:
+        inputs["num_items_in_batch"] = num_items_in_batch
+    outputs = accelerated(run, **inputs)
+    if labels is None:
+        loss = outputs.loss
+    else:
+        shifts = run.settings.task == "causal-lm"
+        loss = smoothed_loss(outputs.logits, labels, num_items_in_batch, shift_labels=shifts)
+    assert loss is not None  # noqa: S101 - there are labels
+    loss = mul_number_(loss)  # by the number of processes
+    return loss, outputs if return_outputs else None
+
+
+def _look_for_nan(loss: Tensor) -> None:
+    """torch.isnan(loss) or torch.isinf(loss) (logging_nan_inf_filter)."""
+    is_nan = made("ne", (), bool_)
+    del is_nan
+    size = made("abs", (), loss.dtype)
+    is_infinite = made("eq", (), bool_)
+    del size, is_infinite
+
+
+def _evaluation_loop(run: Run, steps: Iterator[int], batches: Iterator[Batch]) -> None:
+    run.model.eval()
+    losses = logits = labels = all_losses = all_labels = None
+    all_preds: tuple[Tensor, ...] | None = None
+    for _ in steps:
+        run.mark("evaluation")
+        inputs = next(batches)
+        losses, logits, labels = _prediction_step(run, inputs)
+        losses = made("repeat", inputs["labels"].shape[:1], float32)
+        all_losses = _added(all_losses, losses)
+        if logits is not None and labels is not None:
+            _pad_across_processes(labels)
+            _pad_across_processes(*logits)
+            all_preds = _all_added(all_preds, logits)
+            all_labels = _added(all_labels, labels)
+
+
+def _prediction_step(
+    run: Run, inputs: Batch
+) -> tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]:
+    labels = inputs["labels"]
+    with no_grad():
+        num_items_in_batch = _get_num_items_in_batch(run, [inputs])
+        loss, outputs = _compute_loss(run, inputs, num_items_in_batch, return_outputs=True)
+        assert outputs is not None  # noqa: S101 - asked for
+        loss = made("mean", (), loss.dtype)
+    if not run.settings.eval_gather:
+        return loss, None, None
+    return loss, (outputs.logits, *_tensors(outputs.others)), labels
+
+
+def _tensors(others: tuple[object, ...]) -> list[Tensor]:
+    """Return what is gathered besides logits: an encoder's states, and no cache."""
+    if any(isinstance(other, tuple) for other in others):
+        raise NotModelledError("eval_gather of outputs that hold routers' logits is not modelled")
+    return [other for other in others if isinstance(other, Tensor)]
+
+
+def _pad_across_processes(*tensors: Tensor) -> None:
+    """Ask the one process for its sizes (accelerate/utils/operations.py)."""
+    for x in tensors:
+        if x.ndim > 1:
+            made("to_device", (x.ndim,), int64)
+
+
+def _added(before: Tensor | None, new: Tensor) -> Tensor:
+    """EvalLoopContainer.add: one tensor of all batches so far."""
+    return new if before is None else cat((before, new), 0)
+
+
+def _all_added(before: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if before is None:
+        return new
+    return tuple(_added(x, y) for x, y in zip(before, new, strict=True))
