@@ -84,7 +84,7 @@ def test_relative_error(pair, error):
         ({"card": "a card of tomorrow"}, "not a GPU"),
         ({"versions": 3}, "versions is 3; it should be an object"),
         ({"parallel": {"tensor": 2}}, "no 'parallel': what it changes is not modelled"),
-        ({"kind": "generate"}, "no 'kind'"),
+        ({"sharding": "full"}, "no 'sharding'"),
         ({"attention_implementation": "eager"}, "no 'attention_implementation'"),
         ({"measured": {"peak_allocated": "100"}}, "measured.peak_allocated is '100'"),
         ({"measured": {"peak_allocated": 0}}, "measured.peak_allocated is 0"),
