@@ -68,6 +68,7 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"weights": "bf16", "quant": "nf4", "lora_rank": 4}, "quant says", id="4 bit"),
         pytest.param({"label_smoothing": 0.1}, "for loop 'trainer'", id="smoothing"),
         pytest.param({"loop": "trainer", "zero_grad": "late"}, "library decides", id="library"),
+        pytest.param({"loop": "accelerate", "zero_grad": "late"}, "library decides", id="also"),
         pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
         pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
     ],

@@ -108,6 +108,7 @@ OPTIONS = {
     "evaluating": {"eval_batches": 3, "eval_batch": 3, "eval_first": True, "steps": 5},
     "gathering": {"eval_batches": 2, "eval_gather": True, "keep_outputs": False},
     "checkpointing": {"checkpointing": "full", "precision": "bf16"},
+    "accelerate": {"loop": "accelerate", "eval_batches": 2, "eval_gather": True, "steps": 4},
     "trainer": {"loop": "trainer", "grad_accum": 2, "steps": 4, "precision": "amp-fp16"},
     "trainer evaluating": {"loop": "trainer", "eval_batches": 2, "eval_gather": True},
     "trainer smoothing": {"loop": "trainer", "label_smoothing": 0.1, "eval_batches": 2},

@@ -12,6 +12,7 @@ from vrambudget.config.foreign.run_file import RunFile
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.said_by_config import remarks_on_config
 from vrambudget.config.source import Files, FoundModel, ModelSource, find_model, of_files
 from vrambudget.config.versions import (
     CHECKED,
@@ -238,6 +239,7 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
             " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
         )
 
+    yield from remarks_on_config(scenario.values, job)
     if job.loop == "trainer" and as_numbers(job.transformers) != as_numbers(_TRAINER_OF):
         yield f"loop 'trainer' is the one of transformers {_TRAINER_OF}"
     if scenario.config.has_experts:

@@ -19,6 +19,9 @@ _PLAIN_ONLY: Mapping[str, Any] = {
 }
 """How a plain loop is written: libraries have written theirs. Field: its default."""
 
+_ALSO = {"accelerate": ("forward_returns", "keep_outputs", "model_mode")}
+"""What is a script's own in loops with a library, too."""
+
 _TRAINER_EVAL_BATCH = 8  # TrainingArguments.per_device_eval_batch_size
 _TRAINER_CLIP = 1.0  # TrainingArguments.max_grad_norm
 _FUSED_SINCE = (2, 8)  # of torch: the default optim is adamw_torch_fused
@@ -65,8 +68,10 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
     if job.loop == "plain":
         return
     for name, default in _PLAIN_ONLY.items():
-        if getattr(job, name) != default:
+        if name not in _ALSO.get(job.loop, ()) and getattr(job, name) != default:
             yield f"{name} is for loop 'plain'; in loop {job.loop!r} the library decides"
+    if job.optimizer == "none" and job.mode == "train":
+        yield f"optimizer is 'none', which loop {job.loop!r} does not train without"
     if job.loop == "trainer":
         yield from _problems_of_trainer(job)
 

@@ -33,6 +33,7 @@ from pydantic import Field
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
+from vrambudget.config.said_by_config import ATTENTION_KEYS, COUNTED_ATTENTION
 from vrambudget.config.settings import Settings, Size, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
@@ -42,8 +43,8 @@ IGNORED_KEYS = frozenset(
         *("_name_or_path", "_commit_hash", "architectures", "auto_map", "transformers_version"),
         *("tokenizer_class", "finetuning_task", "is_encoder_decoder"),
         # a job decides these
-        *("dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"),
-        *("_attn_implementation_autoset", "gradient_checkpointing", "problem_type"),
+        *("dtype", "torch_dtype", "use_cache", "_attn_implementation_autoset"),
+        *("gradient_checkpointing", "problem_type"),
         "experts_implementation",
         # the values of numbers, not how many there are
         *("initializer_range", "initializer_factor", "init_std", "layer_norm_eps"),
@@ -54,8 +55,7 @@ IGNORED_KEYS = frozenset(
         *("forced_eos_token_id", "prefix", "id2label", "label2id", "task_specific_params"),
         "pretraining_tp",
         # what forward returns: the loop asks for loss and logits
-        *("output_attentions", "output_hidden_states", "output_past", "return_dict"),
-        *("torchscript", "use_bfloat16"),
+        *("output_past", "return_dict", "torchscript", "use_bfloat16"),
         # generation
         *("max_length", "min_length", "do_sample", "early_stopping", "num_beams"),
         *("num_beam_groups", "temperature", "top_k", "top_p", "typical_p", "diversity_penalty"),
@@ -72,6 +72,8 @@ HARMLESS_VALUES: Mapping[str, object] = {
     "chunk_size_feed_forward": 0,
     "cross_attention_hidden_size": None,
     "is_decoder": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
     "pruned_heads": {},
     "quantization_config": None,
     "reorder_and_upcast_attn": False,
@@ -182,6 +184,8 @@ class ModelConfig(Settings):
 
     @classmethod
     def _decides_nothing(cls, key: str, value: object) -> bool:
+        if key in ATTENTION_KEYS:
+            return value is None or value in COUNTED_ATTENTION
         ignored = key in IGNORED_KEYS or key in cls.ignored_keys
         return ignored or (key in HARMLESS_VALUES and value == HARMLESS_VALUES[key])
 

@@ -23,6 +23,7 @@ from vrambudget.config.foreign.run_file import (
     read_run_file,
 )
 from vrambudget.config.hub import REPOSITORY, hub_config
+from vrambudget.config.said_by_config import job_of_config
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean, escaped
 from vrambudget.files import home_of
@@ -64,8 +65,8 @@ class FoundModel:
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
-        """How the model is trained, according to its model card and the files."""
-        usual = self.card.job if self.card else {}
+        """How the model is trained: by its configuration, its model card, and the files."""
+        usual = {**job_of_config(self.values), **(self.card.job if self.card else {})}
         return {**usual, **self.run.assumed, **self.run.fields} if self.run else usual
 
 

@@ -1,22 +1,28 @@
-"""What accelerate does around a model's forward pass under mixed precision.
+"""What accelerate does around a model's forward pass and a loss's backward.
 
-    forward     in a region of autocast of its own
-    outputs     every 16-bit tensor of them is made float32: logits [B, T, V] once more
+    forward     under mixed precision in a region of autocast of its own
+    outputs     then every 16-bit tensor of them is made float32: logits [B, T, V] once more
+    loader      its generator holds a batch until the next one is asked for
+    backward    the loss is divided by accelerate's number of micro-batches, be it one, and scaled
 
-Without mixed precision the model is called as it is.
-
-Source: accelerate/accelerator.py (prepare_model), utils/operations.py (ConvertOutputsToFp32,
-recursively_apply), 1.15.
+Source: accelerate/accelerator.py (prepare_model, backward), utils/operations.py
+(ConvertOutputsToFp32, recursively_apply), 1.15.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
+from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.outputs import Outputs
+from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.training.loops.run import Run
+from vrambudget.training.scaler import GradScaler
+
+Batch = dict[str, Tensor]
 
 
 def accelerated(run: Run, **inputs: Any) -> Outputs:
@@ -24,6 +30,23 @@ def accelerated(run: Run, **inputs: Any) -> Outputs:
     with run.autocast():
         outputs: Outputs = run.model(**inputs)
     return _to_float32(outputs) if run.settings.autocast_dtype else outputs
+
+
+def held_by_loader(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield batches, each held by the loader's frame until the next is asked for.
+
+    Source: accelerate/data_loader.py (DataLoaderShard.__iter__).
+    """
+    while True:
+        current_batch = next(batches)
+        yield current_batch
+        del current_batch
+
+
+def backward(loss: Tensor, scaler: GradScaler) -> None:
+    """Run backward as Accelerator.backward does; the caller's loss lives on beside the divided."""
+    loss = mul_scalar(loss)
+    run_backward(scaler.scale(loss))
 
 
 def _to_float32(outputs: Outputs) -> Outputs:

@@ -8,7 +8,7 @@ from pydantic import Field
 from vrambudget.config.settings import Settings, Size
 
 Mode = Literal["train", "eval", "generate"]
-LoopName = Literal["plain", "trainer"]
+LoopName = Literal["plain", "accelerate", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal[
@@ -35,7 +35,8 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     mode: Mode = Field("train", description="train, evaluate under no_grad, or generate")
     loop: LoopName = Field(
         "plain",
-        description="whose training loop: one written by hand, or transformers' Trainer",
+        description="whose training loop: one written by hand, one with accelerate, or"
+        " transformers' Trainer",
     )
     precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"

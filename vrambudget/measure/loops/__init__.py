@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from vrambudget.measure.loops.run import Run
 
-NAMES = ("plain", "trainer")
+NAMES = ("plain", "accelerate", "trainer")
 
 
 class RealLoop(Protocol):

@@ -52,6 +52,11 @@ class Run:
         while True:
             yield make_batch(self.settings, self.model)
 
+    def rows(self, count: int) -> list[dict[str, Any]]:
+        """Return rows on the CPU, as a dataset has them."""
+        row = make_batch({**self.settings, "batch": 1}, self.model, device="cpu")
+        return [{name: value[0] for name, value in row.items()}] * count
+
     def eval_steps(self) -> Iterator[int]:
         """Yield the numbers of an evaluation's batches."""
         yield from range(self.settings.get("eval_batches", 0))

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from vrambudget.measure.loops.run import Run, make_batch
+from vrambudget.measure.loops.run import Run
 
 _OPTIM = {
     ("adamw", "fused"): "adamw_torch_fused",
@@ -74,17 +74,11 @@ def _trainer(run: Run, folder: str) -> Any:
     return Trainer(
         model=run.model,
         args=arguments,
-        train_dataset=_rows(run, job["batch"] * times * steps),
-        eval_dataset=_rows(run, size * evaluated),
+        train_dataset=run.rows(job["batch"] * times * steps),
+        eval_dataset=run.rows(size * evaluated),
         compute_metrics=(lambda _predictions: {}) if gathers else None,
         callbacks=[_evaluating(run)],
     )
-
-
-def _rows(run: Run, count: int) -> list[dict[str, Any]]:
-    """Return rows on the CPU, as a dataset has them."""
-    row = make_batch({**run.settings, "batch": 1}, run.model, device="cpu")
-    return [{name: value[0] for name, value in row.items()}] * count
 
 
 def _evaluating(run: Run) -> Any:

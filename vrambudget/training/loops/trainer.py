@@ -15,17 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from vrambudget.dtypes import bool_, float32, int64
-from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.ops.fill import mul_number_
 from vrambudget.ops.reduce import count_true
 from vrambudget.ops.shape import cat
-from vrambudget.training.accelerated import accelerated
+from vrambudget.training.accelerated import accelerated, backward
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.label_smoother import smoothed_loss
 from vrambudget.training.loops.run import Run
@@ -94,14 +92,8 @@ def _training_step(
     run.model.train()
     loss, _ = _compute_loss(run, inputs, num_items_in_batch)
     run.mark("backward")
-    _backward(loss, scaler)
+    backward(loss, scaler)
     return loss.detach()
-
-
-def _backward(loss: Tensor, scaler: GradScaler) -> None:
-    """Accelerator.backward: the loss divided by accelerate's own number of steps, one."""
-    loss = mul_scalar(loss)
-    run_backward(scaler.scale(loss))
 
 
 def _compute_loss(
