@@ -27,7 +27,7 @@ LAYERS = [
     {"estimator"},
     {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},
     {"integrations"},
-    {"cli", "__main__"},
+    {"cli", "planner", "__main__"},
 ]
 # Jupyter and print ask a budget to show itself; the reports that it asks are above it.
 EXCEPTIONS = {("budget.py", "report")}

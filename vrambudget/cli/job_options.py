@@ -15,7 +15,7 @@ from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import Run
 
-_SWITCHES = {
+SWITCHES = {
     "sample": ("--sample", "draw tokens: do_sample=True"),
     "keep_outputs": (
         "--discard-outputs",
@@ -50,8 +50,8 @@ def add_job_options(
     for fields in GROUPS:
         group = parser.add_argument_group(fields.model_config["title"])
         for name, field in fields.model_fields.items():
-            if name in _SWITCHES:
-                option, does = _SWITCHES[name]
+            if name in SWITCHES:
+                option, does = SWITCHES[name]
                 action = "store_false" if field.default else "store_true"
                 group.add_argument(
                     option, dest=name, action=action, default=argparse.SUPPRESS, help=does
@@ -92,7 +92,7 @@ def _reading(field: FieldInfo) -> dict[str, Any]:
     default = field.get_default(call_default_factory=True, validated_data={})
     if default is not None:
         help_text += f" (default: {default})"
-    kinds = list(_kinds(field.annotation))
+    kinds = list(kinds_of(field.annotation))
     choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
     if choices and str not in kinds:
         return {"choices": choices, "help": help_text}
@@ -102,14 +102,14 @@ def _reading(field: FieldInfo) -> dict[str, Any]:
     return reading | ({"type": number} if number else {})
 
 
-def _kinds(annotation: Any) -> Any:
+def kinds_of(annotation: Any) -> Any:
     """Yield the types in an annotation; a Literal is yielded as the tuple of its choices."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        yield from _kinds(get_args(annotation)[0])
+        yield from kinds_of(get_args(annotation)[0])
     elif origin in (Union, UnionType):
         for part in get_args(annotation):
-            yield from _kinds(part)
+            yield from kinds_of(part)
     elif origin is Literal:
         yield get_args(annotation)
     elif origin is tuple:

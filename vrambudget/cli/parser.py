@@ -23,6 +23,7 @@ COMMANDS = {
     "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
+    "page": ("vrambudget.cli.page", "open a live planner in the browser"),
 }
 """name: (module, what it does). A new command is its module and its line here."""
 

@@ -88,6 +88,7 @@ DROPOUT_FIELDS = (
 """What a job's `dropout` sets, in the families that have it; not a classification head's own."""
 
 _DEPTHS = ("num_hidden_layers", "num_decoder_layers")
+_USUAL_BLOCK = 4096
 _MOST_LAYERS = 2**11  # followed in seconds; the deepest that was published has 1,000
 _NEAR = 0.85  # difflib's ratio: one slip in a word of seven letters
 
@@ -124,9 +125,12 @@ class ModelConfig(Settings):
 
     @property
     def default_block(self) -> int | None:
-        """Tokens per sequence if a job names none: the model's own limit."""
+        """Tokens per sequence if a job names none: the model's own limit, at most 4,096.
+
+        Models of 131,072 positions are fine-tuned on far shorter sequences.
+        """
         limit: int | None = getattr(self, "max_position_embeddings", None)
-        return limit
+        return limit and min(limit, _USUAL_BLOCK)
 
     @property
     def learned_positions(self) -> int | None:

@@ -7,6 +7,7 @@ A margin is left free besides the CUDA context, for what is not part of the job:
 longer sequence.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,7 +113,8 @@ class _Search:
         self.what = what
         self.room = scenario.gpu.room_bytes - margin_bytes
         positions = scenario.config.learned_positions if what == "block" else None
-        self.end = (positions or LARGEST) + 1  # no size from here on is one
+        # No size from here on is one; and on 32 bits, as in browsers, no range is longer.
+        self.end = min(positions or LARGEST, sys.maxsize - 1) + 1
         self.points: dict[int, Point] = {}
 
     def point(self, n: int) -> Point:

@@ -1,7 +1,7 @@
 """One self-contained page: verdict, breakdown, the timeline of the steps, every part counted.
 
 The page needs no network and, but for pointing at moments of the timeline, no script. `page.css`
-and `page.js` lie beside this file and are put into it whole.
+and `page.js` lie beside this file and are put into it whole. The planner shows the same sections.
 """
 
 import json
@@ -36,7 +36,8 @@ _PAGE = """<!DOCTYPE html>
 {body}
 </main>
 <script type="application/json" id="curve">{data}</script>
-<script>{script}</script>
+<script>{script}
+timeline(JSON.parse(document.getElementById("curve").textContent));</script>
 </body>
 </html>
 """
@@ -45,20 +46,33 @@ _PAGE = """<!DOCTYPE html>
 def page(followed: Followed) -> str:
     """Return the page."""
     budget = followed.budget
-    lines = ledger(budget)
-    room_bytes = followed.room_bytes if budget.out_of_memory else None
-    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
-    colours = [*COLOURS.items(), *OTHERS.items()]
+    body, data = sections(followed)
+    told = advice_section(advise_on(followed)) if budget.fits is False else ""
+    footer = f"<footer>Predicted by vrambudget {__version__}; no GPU was used.</footer>"
     return _PAGE.format(
-        title=escape(f"{budget.model}: {_headline(budget, lines)}"),
-        style=css(colours) + _beside("page.css"),
-        body="\n".join(_body(followed, lines, drawn)),
-        data=_data(drawn, lines),
-        script=_beside("page.js"),
+        title=escape(f"{budget.model}: {_headline(budget, ledger(budget))}"),
+        style=style(),
+        body=f"{body}{told}\n{footer}",
+        data=data.replace("<", "\\u003c"),  # it cannot end its element
+        script=beside("page.js"),
     )
 
 
-def _beside(name: str) -> str:
+def sections(followed: Followed) -> tuple[str, str]:
+    """Return a page's sections, and what its script shows of each moment, as JSON."""
+    lines = ledger(followed.budget)
+    room_bytes = followed.room_bytes if followed.budget.out_of_memory else None
+    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
+    return "\n".join(_sections(followed, lines, drawn)), _data(drawn, lines)
+
+
+def style() -> str:
+    """Return the page's style sheet."""
+    return css([*COLOURS.items(), *OTHERS.items()]) + beside("page.css")
+
+
+def beside(name: str) -> str:
+    """Return the text of a file that lies beside this one."""
     return files("vrambudget.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -66,7 +80,7 @@ def _headline(budget: Budget, lines: Ledger) -> str:
     return ": ".join(verdict(budget, lines))
 
 
-def _body(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator[str]:
+def _sections(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator[str]:
     budget = followed.budget
     word, sentence = verdict(budget, lines)
     kind = "peak" if budget.device is None else "fits" if budget.fits else "fails"
@@ -78,11 +92,8 @@ def _body(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator[str
     yield plot(drawn, lines.amounts.unit, followed.room_bytes)
     yield "</section>"
     yield f"<section><h2>How it is counted</h2>{_table(lines)}</section>"
-    if budget.fits is False:
-        yield f"<section><h2>What would help</h2>{_advice(advise_on(followed))}</section>"
     told = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
     yield f'<ul class="notes">{told}</ul>'
-    yield f"<footer>Predicted by vrambudget {__version__}; no GPU was used.</footer>"
 
 
 def _legend(budget: Budget, lines: Ledger) -> str:
@@ -106,12 +117,14 @@ def _table(lines: Ledger) -> str:
     )
 
 
-def _advice(advice: Advice) -> str:
+def advice_section(advice: Advice) -> str:
+    """Return the section that says what would help."""
     head, rows = options_table(advice)
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     return (
-        f"<p>{escape(next_step(advice))}</p>"
-        f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
+        f"<section><h2>What would help</h2><p>{escape(next_step(advice))}</p>"
+        f"<table><thead><tr>{_cells('th', head)}</tr></thead>"
+        f"<tbody>{body}</tbody></table></section>"
     )
 
 
@@ -120,7 +133,7 @@ def _cells(kind: str, texts: Iterable[str]) -> str:
 
 
 def _data(drawn: MemoryCurve, lines: Ledger) -> str:
-    """Return what the script shows of each moment, as JSON that cannot end its element."""
+    """Return what the script shows of each moment, as JSON."""
     unit = lines.amounts.unit
     values = {
         "unit": unit,
@@ -135,4 +148,4 @@ def _data(drawn: MemoryCurve, lines: Ledger) -> str:
             for c in drawn.columns
         ],
     }
-    return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(values, separators=(",", ":"))

@@ -41,9 +41,8 @@ class Ledger:
 
 def ledger(budget: Budget) -> Ledger:
     """Return the lines of a budget's table."""
-    device = budget.device
-    largest = max(device.peak_bytes, device.capacity_bytes) if device else 0
-    amounts = Amounts.for_total(largest or budget.peak.reserved_bytes)
+    device = budget.device  # whose unit a reader thinks in, however much too large the job is
+    amounts = Amounts.for_total(device.capacity_bytes if device else budget.peak.reserved_bytes)
     return Ledger(amounts, tuple(_lines(budget, amounts)))
 
 

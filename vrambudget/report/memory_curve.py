@@ -10,20 +10,22 @@ Each column is one real moment, so its parts add up, and no peak is lost between
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nlargest
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any
 
 from vrambudget.budget import BLOCK_ROUNDING
 from vrambudget.config.job import Job
 from vrambudget.planning.tensors import any_layer, describe
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark, Phase
-from vrambudget.tape.trace import Action, trace
+from vrambudget.tape.steady import run
+from vrambudget.tape.streams import allocator_for
+from vrambudget.tape.trace import levels, trace
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
 _COLUMNS = 720
-_OF_THE_TAPE = {"alloc", "free", "free_requested"}
 _LEAST = 2  # columns of a phase, however short
 _LARGEST = 8  # groups that a column names
 
@@ -77,16 +79,19 @@ class MemoryCurve:
 
 def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryCurve:
     """Return the curve on a card without end, and where one with `room_bytes` would be full."""
-    after = _after_each_event(tape)
+    allocated = _allocated(tape)
     phases = list(_phases(tape))
-    bins = [_bins(start, stop, len(after)) for _, start, stop in phases]
-    moments = [max(b, key=lambda e: after[e].allocated_bytes) for part in bins for b in part]
+    bins = [_bins(start, stop, len(allocated)) for _, start, stop in phases]
+    moments = [max(b, key=allocated.__getitem__) for part in bins for b in part]
     spans, at = [], 0
     for (mark, _, _), part in zip(phases, bins, strict=True):
         spans.append(Span(mark.step, mark.phase, at, at + len(part)))
         at += len(part)
-    groups, columns = _columns(tape, job, moments, after)
-    peak = max(range(len(columns)), key=lambda i: columns[i].allocated_bytes)
+    groups, columns = _columns(tape, job, moments)
+    # As `max_memory_allocated` counts: from where the loop resets it, once the model is built.
+    since = max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
+    counted = (i for i, column in enumerate(columns) if column.event >= since)
+    peak = max(counted, key=lambda i: columns[i].allocated_bytes)
     full = trace(tape, room_bytes).out_of_memory if room_bytes is not None else None
     starts = [b[0] for part in bins for b in part]
     in_column = None if full is None else bisect_right(starts, full.event) - 1
@@ -109,58 +114,85 @@ def _bins(start: int, stop: int, total: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(edges)]
 
 
-def _after_each_event(tape: Tape) -> list[Action]:
-    """Return the last action at each event; some events move nothing, as with record_stream."""
-    last = {a.event: a for a in trace(tape).actions if a.kind in _OF_THE_TAPE}
-    after = list[Action]()
-    for event in range(len(tape.events)):
-        after.append(last.get(event) or replace(after[-1], event=event))
-    return after
+def _allocated(tape: Tape) -> list[int]:
+    """Return allocated bytes after each event."""
+    if not tape.is_plain:
+        return [allocated for allocated, _ in levels(tape, range(len(tape.events)))]
+    allocator = allocator_for(tape)
+    for _ in run(tape, allocator):
+        pass
+    # A block counts for as much from its allocation to its end.
+    blocks = map(allocator.block_bytes, range(len(tape.sizes)))
+    sizes = list(blocks)
+    return list(accumulate(change * sizes[i] for i, change in tape.changes()))
 
 
 def _columns(
-    tape: Tape, job: Job, moments: Sequence[int], after: Sequence[Action]
+    tape: Tape, job: Job, moments: Sequence[int]
 ) -> tuple[tuple[TensorGroup, ...], list[Moment]]:
     """Return the groups, and what is alive at each of the moments, which rise."""
-    numbers: dict[TensorGroup, int] = {}
-    group_of: list[int] = []
+    groups = _Groups(tape, job)
     parts = dict.fromkeys(PARTS, 0)
     alive: dict[int, int] = {}
     columns, done = [], 0
-    for event in moments:
-        for each in tape.read(done, event + 1):
-            storage, change = each.storage, each.change
-            group_of += (
-                numbers.setdefault(_group(tape, i, job), len(numbers))
-                for i in range(len(group_of), storage + 1)
-            )
-            group = group_of[storage]
+    for event, after in zip(moments, levels(tape, moments), strict=True):
+        for storage, change in tape.changes(done, event + 1):
+            group = groups.of(storage)
             parts[tape.purposes[storage]] += change * tape.sizes[storage]
             alive[group] = alive.get(group, 0) + change
         done = event + 1
-        columns.append(_column(tape, after[event], parts, alive, tuple(numbers)))
-    return tuple(numbers), columns
+        columns.append(_column(tape, event, after, parts, groups.largest(alive)))
+    return tuple(groups.groups), columns
 
 
-def _group(tape: Tape, storage: int, job: Job) -> TensorGroup:
-    name, module = describe(tape, storage, job), any_layer(tape.path_of(storage))
-    return TensorGroup(str(tape.purposes[storage]), name, module, tape.sizes[storage])
+class _Groups:
+    """Tensors that are alike, numbered as they come."""
+
+    def __init__(self, tape: Tape, job: Job) -> None:
+        self.tape, self.job = tape, job
+        self.groups: list[TensorGroup] = []
+        self._numbers: dict[TensorGroup, int] = {}
+        self._known: dict[tuple[Any, ...], int] = {}  # what is alike need not be named twice
+        self._modules = list(map(any_layer, tape.paths))
+
+    def of(self, storage: int) -> int:
+        """Return the number of a storage's group."""
+        tape = self.tape
+        columns = tape.purposes, tape.operations, tape.contents, tape.sizes
+        module = self._modules[tape.modules[storage]]
+        kind = (*(column[storage] for column in columns), module)
+        if kind not in self._known:
+            self._known[kind] = self._number(storage, module)
+        return self._known[kind]
+
+    def largest(self, alive: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+        """Return the groups that hold most, with how many of each are alive."""
+        sizes = {group: n * self.groups[group].size_bytes for group, n in alive.items() if n}
+        most = nlargest(_LARGEST, sizes, key=lambda group: (sizes[group], -group))
+        return tuple((group, alive[group]) for group in most)
+
+    def _number(self, storage: int, module: str) -> int:
+        tape, name = self.tape, describe(self.tape, storage, self.job)
+        group = TensorGroup(str(tape.purposes[storage]), name, module, tape.sizes[storage])
+        if group not in self._numbers:
+            self._numbers[group] = len(self.groups)
+            self.groups.append(group)
+        return self._numbers[group]
 
 
 def _column(
     tape: Tape,
-    action: Action,
+    event: int,
+    after: tuple[int, int],
     parts: Mapping[str, int],
-    alive: Mapping[int, int],
-    groups: Sequence[TensorGroup],
+    largest: tuple[tuple[int, int], ...],
 ) -> Moment:
-    rounding = action.allocated_bytes - sum(parts.values())
-    largest = nlargest(_LARGEST, alive, key=lambda g: (alive[g] * groups[g].size_bytes, -g))
+    allocated, reserved = after
     return Moment(
-        event=action.event,
-        operation=tape.operations[tape.event(action.event).storage],
-        parts=tuple({**parts, BLOCK_ROUNDING: rounding}.values()),
-        allocated_bytes=action.allocated_bytes,
-        reserved_bytes=action.reserved_bytes,
-        largest=tuple((g, alive[g]) for g in largest if alive[g]),
+        event=event,
+        operation=tape.operations[tape.event(event).storage],
+        parts=tuple({**parts, BLOCK_ROUNDING: allocated - sum(parts.values())}.values()),
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        largest=largest,
     )

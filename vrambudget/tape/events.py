@@ -94,30 +94,30 @@ class Tape:
         """End the recording: what dies from now on is no event of it."""
         self.events = list(self.events)
 
+    def changes(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield each event's storage, and 1 where its bytes come, -1 where they go, 0 otherwise."""
+        numbers = islice(self.events, start, stop)
+        if self.is_plain:
+            return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
+        return ((event.storage, event.change) for event in map(decode, numbers))
+
     def peak_requested_bytes(self) -> Any:
         """Return the most bytes that are asked for and not freed at any moment."""
         sizes = self.sizes
-        if self.is_plain:
-            changes = (sizes[i] if i >= 0 else -sizes[~i] for i in self.events)
-        else:
-            changes = (event.change * sizes[event.storage] for event in self.read())
-        return max(accumulate(changes), default=0)
+        if self.is_plain:  # half of the time of a search
+            return max(
+                accumulate(sizes[i] if i >= 0 else -sizes[~i] for i in self.events), default=0
+            )
+        return max(accumulate(change * sizes[i] for i, change in self.changes()), default=0)
 
     def alive_at(self, position: int) -> list[int]:
         """Return the storages that have bytes right after an event, those for longest first."""
         alive: dict[int, None] = {}
-        if self.is_plain:
-            for number in islice(self.events, position + 1):
-                if number >= 0:
-                    alive[number] = None
-                else:
-                    del alive[~number]
-            return list(alive)
-        for event in self.read(0, position + 1):
-            if event.change > 0:
-                alive[event.storage] = None
-            elif event.change < 0:
-                del alive[event.storage]
+        for storage, change in self.changes(0, position + 1):
+            if change > 0:
+                alive[storage] = None
+            elif change < 0:
+                del alive[storage]
         return list(alive)
 
     def next_born(self, position: int) -> int:

@@ -10,7 +10,7 @@ It is the same replay as `vrambudget.tape.replay`'s, run an event at a time, whi
 times as long: peaks alone do not need it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,6 +67,18 @@ def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
     segments = allocator.segments()
     streams = {address: allocator.stream_at(address) for address in segments}
     return Trace(actions, segments, streams, blocks, frozenset(tracing.waiting))
+
+
+def levels(tape: Tape, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield allocated and reserved bytes after the events at these positions, which rise."""
+    allocator, here = allocator_for(tape), 0
+    resets = [mark.position for mark in tape.marks if mark.resets_allocator]
+    for position in positions:
+        while resets and resets[0] <= position:
+            allocator.run(tape.events, tape.sizes, here, here := resets.pop(0))
+            allocator.empty_cache()
+        allocator.run(tape.events, tape.sizes, here, here := position + 1)
+        yield allocator.allocated_bytes, allocator.reserved_bytes
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ class Batches(Settings, defer_build=True, title="batches"):
 
     batch: Size = Field(1, description="sequences per forward pass on this GPU")
     block: Size | None = Field(
-        None, description="tokens per sequence (default: the model's own limit; none for images)"
+        None, description="tokens per sequence (default: the model's own limit, at most 4096)"
     )
     task: Task | None = Field(
         None,

@@ -1,0 +1,242 @@
+"""The planner: its answers are the command line's, its folder holds all, its server only that."""
+
+import io
+import json
+import random
+import shlex
+import urllib.error
+import urllib.request
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import vrambudget
+from vrambudget.cli.job_options import job_fields
+from vrambudget.cli.parser import parse
+from vrambudget.config.job import Job
+from vrambudget.errors import VramBudgetError
+from vrambudget.planner import site
+from vrambudget.planner.answers import answer
+from vrambudget.planner.commands import command_line, training_arguments
+from vrambudget.planner.server import serving
+
+SMALL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 100}
+DRAWN = random.Random(1)  # noqa: S311 - the same jobs every time
+
+
+def asked(kind, **question):
+    return json.loads(answer(json.dumps({"ask": kind, **question})))
+
+
+def drawn_fields():
+    rng = DRAWN
+    fields = {"batch": rng.randrange(1, 65), "block": rng.choice([16, 64, 100])}
+    choices = {
+        "precision": ["fp32", "bf16", "amp-fp16"],
+        "optimizer": ["sgd", "adafactor", "adamw-8bit"],
+        "checkpointing": ["full"],
+        "attention": ["eager"],
+        "mode": ["eval"],
+        "keep_outputs": [False],
+        "expandable_segments": [True],
+        "lora_rank": [4],
+        "grad_accum": [3],
+        "dropout": [0.25],
+    }
+    for name in rng.sample(sorted(choices), 4):
+        fields[name] = rng.choice(choices[name])
+    return fields
+
+
+@pytest.mark.parametrize("number", range(50))
+def test_an_answer_has_the_bytes_of_the_command_that_it_shows(number):
+    del number
+    fields = drawn_fields()
+    model = DRAWN.choice([SMALL, "distilbert-base-uncased"])
+    found = asked("estimate", model=model, gpu="12GB", fields=fields)
+    if "error" in found:
+        with pytest.raises(VramBudgetError, match=r".") as caught:
+            vrambudget.estimate(model, gpu="12GB", **fields)
+        assert found["error"] == caught.value.message
+        return
+    budget = vrambudget.estimate(model, gpu="12GB", **fields)
+    assert found["peak"]["reserved_bytes"] == budget.peak.reserved_bytes
+    assert found["peak"]["allocated_bytes"] == budget.peak.allocated_bytes
+    words = shlex.split(found["commands"]["command line"])
+    assert job_fields(parse(words[1:])) == fields
+    drawing = asked("drawing", model=model, gpu="12GB", fields=fields)
+    peak = drawing["curve"]["columns"][drawing["curve"]["peak"]]
+    assert peak[1] == budget.peak.allocated_bytes
+
+
+def test_the_largest_batch_and_the_advice_are_those_of_the_library():
+    question = {"model": "gpt2", "gpu": "12GB", "fields": {"block": 512, "batch": 64}}
+    fits = vrambudget.max_batch("gpt2", gpu="12GB", block=512)
+    assert asked("largest", **question) == {"batch": fits}
+    first = vrambudget.advise("gpt2", gpu="12GB", block=512, batch=64).options[0]
+    assert first.options in asked("advice", **question)["body"]
+
+
+def test_a_pasted_message_is_explained():
+    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. <b>"
+    assert "2.00 GiB" in asked("explain", log=log)["body"]
+    assert "error" in asked("explain", log="all is well")
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"model": "gtp2"}, "there is no model 'gtp2'"),
+        ({"model": {"model_type": 5}}, "model_type"),
+        ({"gpu": "no such card"}, "no such card"),
+        ({"fields": {"batch": 0}}, "batch is 0"),
+        ({"fields": {"bacth": 1}}, "bacth is not known"),
+        ({"fields": {"batch": "8"}}, "batch is '8'"),
+    ],
+)
+def test_what_makes_no_sense_is_an_answer_too(question, words):
+    found = asked("estimate", **{"model": "gpt2", "gpu": "12GB", "fields": {}, **question})
+    assert words in found["error"]
+
+
+def test_every_field_of_a_job_can_be_chosen():
+    groups = asked("choices")["groups"]
+    fields = {field["name"]: field for group in groups for field in group["fields"]}
+    assert set(fields) == set(Job.model_fields)
+    assert fields["batch"]["kind"] == "whole"
+    assert fields["clip"]["kind"] == "number"
+    assert fields["keep_outputs"]["kind"] == "switch"
+    assert fields["lora_targets"]["kind"] == "text"
+    assert "bf16" in fields["precision"]["choices"]
+
+
+def test_a_switch_that_stays_as_it_is_is_no_word_of_the_command():
+    assert command_line("gpt2", "", {"keep_outputs": True}) == "vrambudget gpt2"
+    assert command_line("gpt2", "", {"double_quant": False}) == "vrambudget gpt2 --no-double-quant"
+
+
+def test_training_arguments_say_the_job_in_transformers_words():
+    fused = {"optimizer": "adamw", "optimizer_impl": "fused", "precision": "amp-bf16"}
+    text = training_arguments(Job(batch=4, grad_accum=8, checkpointing="full", clip=1.0, **fused))
+    for line in (
+        "per_device_train_batch_size=4,",
+        "gradient_accumulation_steps=8,",
+        "bf16=True,",
+        "gradient_checkpointing=True,",
+        'optim="adamw_torch_fused",',
+        "max_grad_norm=1.0,",
+    ):
+        assert f"    {line}\n" in text
+
+
+def test_training_arguments_are_transformers_own():
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from transformers.training_args import OptimizerNames  # noqa: PLC0415 - may be missing
+
+    from vrambudget.planner.commands import _OPTIMIZERS  # noqa: PLC0415 - the table itself
+
+    assert set(_OPTIMIZERS.values()) <= {name.value for name in OptimizerNames}
+    known = set(transformers.TrainingArguments.__dataclass_fields__)
+    text = training_arguments(Job(grad_accum=2, checkpointing="full"))
+    names = {line.split("=")[0].strip() for line in text.splitlines() if "=" in line}
+    assert {name for name in names if not name.startswith("#")} <= known
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Return folders like those of Pyodide and of pydantic-core's wheel."""
+    pyodide, wheels = tmp_path / "pyodide", tmp_path / "wheels"
+    pyodide.mkdir()
+    wheels.mkdir()
+    for name in site._RUNTIME:  # noqa: SLF001
+        (pyodide / name).write_bytes(b"runtime")
+    version = site._version("pydantic-core")  # noqa: SLF001
+    name = f"pydantic_core-{version}-cp314-cp314-pyemscripten_2026_0_wasm32.whl"
+    (wheels / name).write_bytes(b"wheel")
+    return {"pyodide": pyodide, "wheels": wheels}
+
+
+def test_the_folder_holds_all_that_the_page_loads(tmp_path, folders):
+    site.write_site(tmp_path / "site", **folders)
+    text = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    settings = json.loads(text.partition('id="settings">')[2].partition("</script>")[0])
+    assert settings["pyodide"] == "pyodide/"
+    for name in (*settings["archives"], "planner.css", "planner.js", "worker.js"):
+        assert (tmp_path / "site" / name).stat().st_size > 0
+    assert (tmp_path / "site" / "pyodide" / "pyodide.mjs").read_bytes() == b"runtime"
+    assert "http:" not in text
+    assert "https:" not in text
+
+
+def test_the_packages_are_pure_and_complete():
+    with zipfile.ZipFile(io.BytesIO(site.packages())) as archive:
+        names = set(archive.namelist())
+    assert {"vrambudget/__init__.py", "vrambudget/model_cards/gpt2.toml"} <= names
+    assert {"vrambudget/planner/answers.py", "vrambudget/report/page.js"} <= names
+    assert {"pydantic/__init__.py", "tabulate/__init__.py", "annotated_types/__init__.py"} <= names
+    assert not [name for name in names if name.endswith((".so", ".pyd", ".pyc"))]
+    assert site.packages() == site.packages()
+
+
+def test_without_a_runtime_the_page_names_its_public_address(tmp_path, folders):
+    site.write_site(tmp_path / "site", wheels=folders["wheels"])
+    assert site.PUBLIC in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "site" / "pyodide").exists()
+
+
+@pytest.mark.parametrize("missing", ["pyodide", "wheels"])
+def test_a_folder_without_what_it_should_hold_is_named(tmp_path, folders, missing, run):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    words = [f"--{name}={empty if name == missing else path}" for name, path in folders.items()]
+    code, out, err = run("page", "-o", str(tmp_path / "site"), *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert f"in   {empty}" in err
+
+
+@pytest.fixture
+def run(capsys):
+    from vrambudget.cli import main  # noqa: PLC0415
+
+    def run(*words):
+        code = main(words)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def served(tmp_path):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+    (folder / "index.html").write_text("<p>planner</p>" * 5000, encoding="utf-8")
+    (folder / "pyodide.mjs").write_text("export {}", encoding="utf-8")
+    with serving(Path(folder)) as address:
+        yield address
+
+
+def fetched(address):
+    with urllib.request.urlopen(address, timeout=20) as response:  # noqa: S310 - ours
+        return response.headers["Content-Type"], response.read()
+
+
+def test_fifty_requests_at_once_are_answered(served):
+    with ThreadPoolExecutor(50) as threads:
+        answers = list(threads.map(fetched, [f"{served}index.html"] * 50))
+    assert answers == [("text/html", b"<p>planner</p>" * 5000)] * 50
+    assert fetched(f"{served}pyodide.mjs")[0] == "text/javascript"
+
+
+def test_only_who_knows_the_path_gets_files_and_only_of_the_folder(served):
+    root = served.rsplit("/", 2)[0]
+    for path in ("/", "/index.html", "/x/index.html"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetched(root + path)
+    for path in ("../secret.txt", "%2e%2e/secret.txt", "missing"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetched(served + path)

@@ -1,0 +1,54 @@
+"""`vrambudget page`: a live planner in the browser; nothing leaves this machine."""
+
+import argparse
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vrambudget.cli import DONE
+from vrambudget.cli.streams import put, say
+from vrambudget.files import home_of
+from vrambudget.planner.server import serving
+from vrambudget.planner.site import PYODIDE, write_site
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("page", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="write the planner there as static files that any server can host (default: serve it)",
+    )
+    parser.add_argument(
+        "--pyodide",
+        metavar="FOLDER",
+        help=f"copy Pyodide {PYODIDE} from there (default: the page loads it from its address)",
+    )
+    parser.add_argument(
+        "--wheels",
+        metavar="FOLDER",
+        help="where pydantic-core's wheel for WebAssembly is (default: pip downloads it)",
+    )
+    parser.add_argument("--port", type=int, default=0, help="of the server (default: any)")
+    parser.set_defaults(run=run, output=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the planner, or serve it until it is interrupted."""
+    given = {
+        name: home_of(Path(folder)) if (folder := getattr(args, name)) else None
+        for name in ("pyodide", "wheels")
+    }
+    if args.output:
+        write_site(home_of(Path(args.output)), **given)
+        say(f"wrote {args.output}: host it anywhere, or `python -m http.server -d {args.output}`")
+        return DONE
+    with TemporaryDirectory(prefix="vrambudget-") as folder:
+        write_site(Path(folder), **given)
+        with serving(Path(folder), args.port) as address:
+            put(f"{address}\n")
+            say("Ctrl-C ends it")
+            threading.Event().wait()
+    return DONE

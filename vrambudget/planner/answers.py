@@ -1,0 +1,132 @@
+"""What the planner's page asks, and the answers, as JSON; it runs in the browser's worker.
+
+    {"ask": "choices"}                                       what can be chosen
+    {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    the verdict and the commands
+    {"ask": "drawing", ...}                                  the report's sections of the same job
+    {"ask": "advice", ...}                                   what would help
+    {"ask": "largest", ...}                                  the largest batch
+    {"ask": "explain", "log": ...}                           what an out-of-memory message means
+
+An answer to what makes no sense is {"error": ..., "hint": ...}.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from html import escape
+from typing import Any
+
+from vrambudget.cli.job_options import SWITCHES, kinds_of
+from vrambudget.config.cards import card_names, load_card
+from vrambudget.config.gpus import all_gpus
+from vrambudget.config.job import GROUPS
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Followed, follow, resolve
+from vrambudget.oom.explain import explain, render_explanation
+from vrambudget.oom.message import parse_oom
+from vrambudget.planner.commands import command_line, python_call, training_arguments
+from vrambudget.planning.advice import advise_on
+from vrambudget.planning.fit import largest_batch
+from vrambudget.report.html import advice_section, sections
+from vrambudget.report.ledger import ledger
+from vrambudget.report.phrases import verdict
+
+Question = Mapping[str, Any]
+
+
+def answer(question: str) -> str:
+    """Return the answer to a question, both as JSON."""
+    asked = json.loads(question)
+    try:
+        return json.dumps(_ANSWERS[asked["ask"]](asked))
+    except VramBudgetError as error:
+        return json.dumps({"error": error.message, "hint": error.hint})
+
+
+def _choices(question: Question) -> dict[str, Any]:
+    del question
+    cards = map(load_card, card_names())
+    return {
+        "models": [{"name": card.name, "title": card.title} for card in cards],
+        "gpus": [gpu.name for gpu in all_gpus()],
+        "groups": [
+            {"title": group.model_config["title"], "fields": list(_fields_of(group))}
+            for group in GROUPS
+        ],
+    }
+
+
+def _fields_of(group: type[Any]) -> Iterator[dict[str, Any]]:
+    """Yield how each field of a group can be set."""
+    for name, field in group.model_fields.items():
+        kinds = list(kinds_of(field.annotation))
+        choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
+        default = field.get_default(call_default_factory=True, validated_data={})
+        yield {
+            "name": name,
+            "kind": "text" if str in kinds else "choice" if choices else _KINDS[kinds[0]],
+            "choices": choices,
+            "default": ",".join(default) if isinstance(default, tuple) else default,
+            "help": SWITCHES[name][1] if name in SWITCHES else field.description,
+        }
+
+
+_KINDS = {bool: "switch", int: "whole", float: "number"}
+
+
+def _estimate(question: Question) -> dict[str, Any]:
+    model, gpu, fields = (question[key] for key in ("model", "gpu", "fields"))
+    followed = _followed(question)
+    budget = followed.budget
+    word, sentence = verdict(budget, ledger(budget))
+    return {
+        "fits": budget.fits,
+        "word": word,
+        "sentence": sentence,
+        "peak": asdict(budget.peak),
+        "commands": {
+            "command line": command_line(model, gpu, fields),
+            "Python": python_call(model, gpu, fields),
+            "TrainingArguments": training_arguments(followed.scenario.job),
+        },
+    }
+
+
+def _drawing(question: Question) -> dict[str, Any]:
+    body, curve = sections(_followed(question))
+    return {"body": body, "curve": json.loads(curve)}
+
+
+def _followed(question: Question) -> Followed:
+    return _follow(json.dumps([question[key] for key in ("model", "gpu", "fields")]))
+
+
+@lru_cache(maxsize=1)
+def _follow(asked: str) -> Followed:
+    """Return the job, once for all questions about it."""
+    model, gpu, fields = json.loads(asked)
+    return follow(resolve(model, gpu=gpu or None, **fields))
+
+
+def _advice(question: Question) -> dict[str, Any]:
+    return {"body": advice_section(advise_on(_followed(question)))}
+
+
+def _largest(question: Question) -> dict[str, Any]:
+    return {"batch": largest_batch(_followed(question).scenario)[0]}
+
+
+def _explain(question: Question) -> dict[str, Any]:
+    text = render_explanation(explain(parse_oom(question["log"])))
+    return {"body": f"<pre>{escape(text)}</pre>"}
+
+
+_ANSWERS: Mapping[str, Callable[[Question], dict[str, Any]]] = {
+    "choices": _choices,
+    "estimate": _estimate,
+    "drawing": _drawing,
+    "advice": _advice,
+    "largest": _largest,
+    "explain": _explain,
+}

@@ -1,0 +1,28 @@
+// Python in a thread of its own: loads Pyodide and the packages, then answers one question after
+// another. A question and its answer are JSON (vrambudget.planner.answers).
+let answer = null;
+
+async function start({ pyodide: place, archives }) {
+  const base = new URL(place, location.href).href;
+  const { loadPyodide } = await import(new URL("pyodide.mjs", base).href);
+  const python = await loadPyodide({ indexURL: base });
+  const fetched = archives.map(async (name) => (await fetch(name)).arrayBuffer());
+  const [packages, ...wheels] = await Promise.all(fetched);
+  const folder = python.runPython("import site; site.getsitepackages()[0]");
+  python.unpackArchive(packages, "zip", { extractDir: folder });
+  for (const wheel of wheels) python.unpackArchive(wheel, "wheel");
+  answer = python.pyimport("vrambudget.planner.answers").answer;
+}
+
+onmessage = async ({ data }) => {
+  try {
+    if (data.settings) {
+      await start(data.settings);
+      postMessage({ ready: true });
+    } else {
+      postMessage({ id: data.id, text: answer(data.text) });
+    }
+  } catch (error) {
+    postMessage({ id: data.id, failed: String(error) });
+  }
+};
