@@ -5,6 +5,7 @@ import io
 import json
 import re
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from vrambudget.oom.explain import explain, render_explanation
 from vrambudget.oom.message import parse_oom
 from vrambudget.validate import summarise, validate
 
+_QUICK = 3  # seconds of CPU time
 _CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _OF_PYTORCH = {"OutOfMemoryError"}
 
@@ -47,6 +49,7 @@ def told(error: VramBudgetError, where: str = "") -> None:
 def estimated(rng: Random) -> str:
     """Hold an estimate against the laws of bytes."""
     model, fields, card = cases.model(rng), cases.fields(rng), cases.card(rng)
+    begun = time.process_time()
     try:
         budget = vrambudget.estimate(model, gpu=card, **fields)
     except VramBudgetError as error:
@@ -55,9 +58,12 @@ def estimated(rng: Random) -> str:
     budget.check()
     strict(budget.to_json())
     assert str(budget)
+    if time.process_time() - begun > _QUICK:
+        return "answered, and not asked again"  # a thousand layers take seconds each time
     if rng.random() < 0.3:
         assert vrambudget.estimate(model, gpu=card, **fields) == budget
-    if rng.random() < 0.5:
+    # At one token PyTorch's kernels for one row take a few bytes more than those for two.
+    if rng.random() < 0.5 and fields["batch"] * (fields.get("block") or 2) > 1:
         more = {**fields, "batch": min(fields["batch"] + rng.randrange(1, 4), LARGEST)}
         larger = vrambudget.estimate(model, gpu=card, **more)
         assert larger.peak.requested_bytes >= budget.peak.requested_bytes
