@@ -36,16 +36,8 @@ from typing import Any
 
 from vrambudget.errors import TooLargeError
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS, segment_size
 from vrambudget.units import format_bytes
-
-# Inside, sizes and addresses count units of 512 bytes (kMinBlockSize): smaller integers are faster.
-UNIT_BITS = 9
-_UNIT_BYTES = 1 << UNIT_BITS
-SMALL = 1_048_576 >> UNIT_BITS  # kSmallSize: the largest request of the small pool
-_SMALL_SEGMENT = 2_097_152 >> UNIT_BITS  # kSmallBuffer
-_LARGE_SEGMENT = 20_971_520 >> UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
-_MIN_OWN_SEGMENT = 10_485_760 >> UNIT_BITS  # kMinLargeAlloc: from here a segment of its own
-_ROUND_SEGMENT = 2_097_152 >> UNIT_BITS  # kRoundLarge
 
 # A block is one integer, (size << 44) + address: sorted, blocks lie as best fit looks for them.
 SIZE_SHIFT = 44
@@ -281,7 +273,7 @@ class CachingAllocator:
 
     def _new_segment(self, need: int) -> int:
         """Return a block that is a whole new segment, or 0 where the card has no room for one."""
-        size = _segment_size(need)
+        size = segment_size(need)
         if not self._has_room(size):
             self.empty_cache()
             self.num_alloc_retries += 1
@@ -312,19 +304,11 @@ class CachingAllocator:
         return True
 
     def _raise_out_of_memory(self, event: int, requested_bytes: int) -> None:
-        need = (requested_bytes + _UNIT_BYTES - 1) >> UNIT_BITS
+        need = (requested_bytes + (1 << UNIT_BITS) - 1) >> UNIT_BITS
         raise OutOfDeviceMemoryError(
             event=event,
             requested_bytes=requested_bytes,
-            segment_bytes=_segment_size(need) << UNIT_BITS,
+            segment_bytes=segment_size(need) << UNIT_BITS,
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
         )
-
-
-def _segment_size(need: int) -> int:
-    if need <= SMALL:
-        return _SMALL_SEGMENT
-    if need < _MIN_OWN_SEGMENT:
-        return _LARGE_SEGMENT
-    return -(-need // _ROUND_SEGMENT) * _ROUND_SEGMENT

@@ -24,13 +24,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from vrambudget.errors import TooLargeError
-from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, SMALL, UNIT_BITS, CachingAllocator
+from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, CachingAllocator
+from vrambudget.tape.segment_sizes import LARGE_SEGMENT, SMALL, UNIT_BITS
 from vrambudget.units import format_bytes
 
 # As in `allocator`, sizes and addresses count units of 512 bytes, and a block is one integer.
 _SMALL_PAGE = 2_097_152 >> UNIT_BITS  # kSmallBuffer
-_LARGE_PAGE = 20_971_520 >> UNIT_BITS  # large_segment_size_, before torch 2.10 kLargeBuffer
-POOL_ADDRESSES = _LARGE_PAGE << 24  # pools lie so far from one another
+POOL_ADDRESSES = LARGE_SEGMENT << 24  # pools lie so far from one another
 _ENDLESS = 1 << 39
 _MOST_STREAMS = ADDRESS_MASK // POOL_ADDRESSES // 2
 
@@ -54,7 +54,7 @@ class ExpandableAllocator(CachingAllocator):
             raise TooLargeError(f"more than {_MOST_STREAMS} streams with segments that expand")
         base, stretch = number * POOL_ADDRESSES, self._stretch
         small = _Pool(self, base, _SMALL_PAGE, stretch)
-        large = _Pool(self, base + POOL_ADDRESSES, _LARGE_PAGE, stretch)
+        large = _Pool(self, base + POOL_ADDRESSES, LARGE_SEGMENT, stretch)
         self._all_pools += small, large
         return small, large
 

@@ -22,10 +22,11 @@ waits longer, and reserved may become more. `Tape.defers_frees` says where that 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vrambudget.tape.allocator import UNIT_BITS, CachingAllocator
+from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
 from vrambudget.tape.expandable import POOL_ADDRESSES, ExpandableAllocator
 from vrambudget.tape.packing import Event, Kind, decode
+from vrambudget.tape.segment_sizes import UNIT_BITS
 
 
 class StreamAllocator(CachingAllocator):
