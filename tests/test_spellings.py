@@ -158,6 +158,8 @@ OF_OTHERS = {
     "--bs",  # of a script that is rehearsed
     "--version-script",  # the linker's
     "--cases",  # the fuzzers' of tests/fuzz
+    "--quantization",  # vLLM's
+    *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's
 }
 
 

@@ -1,7 +1,9 @@
-"""`vrambudget explain FILE [--model MODEL ...]`: what the out-of-memory message in a log means.
+"""`vrambudget explain LOG [--model MODEL ...]`: what the out-of-memory message in a log means.
 
-Given the job that crashed, it names the tensor that was requested and what would have avoided the
-crash. The explanation goes to stdout, as text or JSON; a log that cannot be read is an error.
+A log is a file, standard input, or the message itself, pasted as an argument. Given the job that
+crashed, it names the tensor that was requested and what would have avoided the crash; messages of
+servers and of other libraries are known by their words. The explanation goes to stdout, as text or
+JSON; a log that cannot be read is an error.
 """
 
 import argparse
@@ -18,11 +20,14 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
 from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
+from vrambudget.oom.foreign import explain_foreign, render_foreign
 from vrambudget.oom.message import OomMessage, parse_oom
 from vrambudget.oom.with_job import explain_with_job
 
 _MOST_MIB = 64  # of a log: what is longer is read in parts
 _MOST_BYTES = _MOST_MIB << 20
+_WORDS = 3  # of a message, at least
+_LONGEST_NAME = 255  # of a file
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,7 +37,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="explain an out-of-memory message in a log",
         description="Find PyTorch's out-of-memory messages in a log and explain what happened.",
     )
-    parser.add_argument("log", metavar="FILE", help="a log file, or - for standard input")
+    parser.add_argument(
+        "log",
+        metavar="LOG",
+        nargs="?",
+        default="-",
+        help="a file, the message itself, or - (default) for standard input",
+    )
     parser.add_argument("--format", choices=["text", "json"], default="text")
     parser.add_argument("--model", help="the job's model: a name, a config.json, or a hub id")
     parser.add_argument("--gpu", metavar="GPU", help="the GPU (default: from the message)")
@@ -43,15 +54,40 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of `args.log`. Returns 0, or 2 where there is nothing to explain."""
     try:
-        messages = parse_oom(read_log(args.log))
+        text = read_log(args.log)
+        if (foreign := _foreign(text, args)) is not None:
+            put(f"{foreign}\n")
+            return DONE
+        messages = parse_oom(text)
         scenario = _task(args, messages)
         explanation = explain_with_job(messages, scenario) if scenario else explain(messages)
     except VramBudgetError as error:
-        error.where = error.where or args.log
+        error.where = error.where or ("the text" if _is_text(args.log) else args.log)
         raise
     render = explanation_json if args.format == "json" else render_explanation
     put(f"{render(explanation)}\n")
     return DONE
+
+
+def _foreign(text: str, args: argparse.Namespace) -> str | None:
+    """Return the explanation of what others said, None where PyTorch's allocator said something.
+
+    MPS has an allocator of its own, whose message has the same words in it.
+    """
+    found = explain_foreign(text)
+    if found is None or (not found.message.startswith("MPS") and _has_messages(text)):
+        return None
+    if args.format == "json":
+        return json.dumps(asdict(found), indent=2, ensure_ascii=False)
+    return render_foreign(found)
+
+
+def _has_messages(text: str) -> bool:
+    try:
+        parse_oom(text)
+    except VramBudgetError:
+        return False
+    return True
 
 
 def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario | None:
@@ -69,10 +105,17 @@ def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario 
 
 
 def read_log(name: str) -> str:
-    """Return the text of a log file ("-": standard input), whatever its encoding."""
+    """Return the text of a log file ("-": standard input), whatever its encoding, or itself."""
+    if _is_text(name):
+        return name
     data = _standard_input() if name == "-" else _file(name)
     utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")  # PowerShell's `> train.log`
     return data.decode("utf-16" if utf16 else "utf-8", errors="replace")
+
+
+def _is_text(name: str) -> bool:
+    """Whether this is a message and no file's name: it has words, and there is no such file."""
+    return len(name.split()) >= _WORDS and (len(name) > _LONGEST_NAME or not Path(name).exists())
 
 
 def _file(name: str) -> bytes:

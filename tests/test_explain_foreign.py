@@ -1,0 +1,124 @@
+"""Messages of servers and of other libraries: known by their words, wrapped or not."""
+
+import io
+import json
+
+import pytest
+
+from vrambudget.cli import main
+from vrambudget.oom.foreign import explain_foreign
+
+TOO_LONG = (
+    "ValueError: To serve at least one request with the models's max seq len (131072), (16.0 GiB KV"
+    " cache is needed, which is larger than the available KV cache memory (5.47 GiB). Based on the"
+    " available memory, the estimated maximum model length is 44768. Try increasing"
+    " `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+)
+NOT_FREE = (
+    "ValueError: Free memory on device cuda:0 (10.5/23.65 GiB) on startup is less than desired GPU"
+    " memory utilization (0.9, 21.28 GiB). Decrease GPU memory utilization or reduce GPU memory"
+    " used by other processes."
+)
+MPS = (
+    "RuntimeError: MPS backend out of memory (MPS allocated: 17.20 GB, other allocations: 1.28 MB,"
+    " max allowed: 18.13 GB). Tried to allocate 3.05 GB on private pool."
+)
+MESSAGES = [
+    pytest.param(
+        "ValueError: No available memory for the cache blocks. Try increasing"
+        " `gpu_memory_utilization` when initializing the engine.",
+        *("vLLM", "Nothing is left for keys and values", "--max-model-len"),
+        id="vLLM, nothing left",
+    ),
+    pytest.param(
+        TOO_LONG, "vLLM", "131072 tokens, which takes 16.0 GiB", "--max-model-len 44768", id="long"
+    ),
+    pytest.param(
+        NOT_FREE,
+        *("vLLM", "13.15 of 23.65 GiB are in use", "--gpu-memory-utilization 0.44"),
+        id="vLLM, a card in use",
+    ),
+    pytest.param(
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        *("SGLang", "no room for keys and values", "--mem-fraction-static"),
+        id="SGLang",
+    ),
+    pytest.param(
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8192.00 MiB on device 0:"
+        " cudaMalloc failed: out of memory",
+        *("llama.cpp", "8192.00 MiB in one piece", "-ngl"),
+        id="llama.cpp",
+    ),
+    pytest.param(
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        *("PyTorch", "cuBLAS allocates its handle", "a smaller batch"),
+        id="cuBLAS",
+    ),
+    pytest.param(
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        *("PyTorch", "cuDNN allocates its handle", "a smaller batch"),
+        id="cuDNN",
+    ),
+    pytest.param(
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to"
+        " allocate 17179869184 bytes.",
+        *("JAX", "16.00 GiB", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        id="JAX",
+    ),
+    pytest.param(MPS, "PyTorch", "holds 17.20 GB", "HIGH_WATERMARK", id="MPS"),
+]
+
+
+@pytest.mark.parametrize(("text", "source", "what", "step"), MESSAGES)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["one line", "wrapped"])
+def test_a_message_is_known_by_its_words(text, source, what, step, wrapped):
+    found = explain_foreign(text.replace(" ", "\n  ") if wrapped else f"INFO ...\n{text}\nbye")
+    assert found is not None
+    assert found.source == source
+    assert what in found.what_happened
+    assert any(step in each for each in found.next_steps)
+
+
+def test_other_texts_are_not_known():
+    assert explain_foreign("epoch 3: loss 1.25\nMemory usage is fine") is None
+
+
+def test_a_message_may_be_pasted_as_an_argument(capsys):
+    assert main(["explain", MPS]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("PyTorch: MPS backend out of memory")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_pytorchs_own_message_may_be_pasted_too(capsys):
+    message = (
+        "CUDA out of memory. Tried to allocate 6.14 GiB. GPU 0 has a total capacity of 11.69 GiB"
+        " of which 2.68 GiB is free."
+    )
+    assert main(["explain", message]) == 0
+    assert "6.14 GiB asked for" in capsys.readouterr().out
+
+
+def test_without_a_name_standard_input_is_read(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(NOT_FREE.encode())))
+    assert main(["explain"]) == 0
+    assert "10.5/23.65" in capsys.readouterr().out
+
+
+def test_the_explanation_is_json_too(capsys):
+    assert main(["explain", TOO_LONG, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["source"] == "vLLM"
+
+
+def test_a_text_without_a_message_is_an_error(capsys):
+    assert main(["explain", "nothing is wrong here"]) == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_the_allocators_message_goes_before_others(capsys):
+    log = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.69 GiB"
+        " of which 1.00 GiB is free.\nthen CUBLAS_STATUS_ALLOC_FAILED"
+    )
+    assert main(["explain", log]) == 0
+    assert "2.00 GiB asked for" in capsys.readouterr().out
