@@ -72,7 +72,7 @@ def _parts(gpu: Gpu, options: ServeOptions, found: Serving) -> Iterator[str]:
             _gib(found.may_take_bytes),
             f"--gpu-memory-utilization {options.gpu_memory_utilization}",
         ),
-        ("CUDA graphs", _spread(*GRAPHS), "measured: on top, unless --enforce-eager"),
+        ("CUDA graphs", _spread(*GRAPHS), "measured: on top; none with enforce_eager"),
         ("capacity", _gib(gpu.capacity_bytes), "as the driver reports it"),
     ]
     for name, size, why in rows:
