@@ -73,6 +73,7 @@ def simulate_routed(
         experts=job.experts,
         routing=routing,
         checkpointing=job.checkpointing == "full",
+        use_cache=job.use_cache,
         full_rows=job.causal_mask == "skipped",
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
     )

@@ -26,6 +26,10 @@ SWITCHES = {
         "--eval-gather",
         "the evaluation keeps the logits of all batches on the GPU and concatenates them",
     ),
+    "use_cache": (
+        "--use-cache",
+        "the model caches keys and values in training too: config.use_cache, transformers' default",
+    ),
     "double_quant": ("--no-double-quant", "keep the scales of 4-bit blocks in float32"),
     "expandable_segments": (
         "--expandable-segments",

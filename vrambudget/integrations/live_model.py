@@ -14,8 +14,8 @@ Not modelled: compiled and wrapped models, other adapters than plain LoRA, quant
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vrambudget.config.job import TASK_OF_CLASS
@@ -52,7 +52,6 @@ class LiveModel:
     parameters: Sequence[LiveParameter]
     count: int  # of all, as the next
     trained: int
-    doubts: tuple[str, ...] = field(default=())
 
 
 def is_live(model: object) -> bool:
@@ -81,6 +80,7 @@ def read_model(model: Any) -> LiveModel:
         "attention": _attention(config),
         "checkpointing": _checkpointing(base),
         **_experts(config),
+        **_caching(config, type(base).__name__),
         **lora,
     }
     return LiveModel(
@@ -89,7 +89,6 @@ def read_model(model: Any) -> LiveModel:
         parameters=[LiveParameter(n, tuple(p.shape), bool(p.requires_grad)) for n, p in own],
         count=sum(p.numel() for p in every),
         trained=sum(p.numel() for p in every if p.requires_grad),
-        doubts=tuple(_doubts(config, fields)),
     )
 
 
@@ -147,6 +146,12 @@ def _experts(config: Any) -> dict[str, str]:
     return {"experts": str(chosen)}
 
 
+def _caching(config: Any, kind: str) -> dict[str, bool]:
+    """Return that training fills a cache of keys and values, as decoders do by default."""
+    decodes = _task(kind) == "causal-lm" and bool(getattr(config, "use_cache", False))
+    return {"use_cache": True} if decodes else {}
+
+
 def _checkpointing(model: Any) -> str:
     layers = [
         module
@@ -165,12 +170,3 @@ def _checkpointing(model: Any) -> str:
             hint="gradient_checkpointing_enable({'use_reentrant': False}) is PyTorch's own advice",
         )
     return "full"
-
-
-def _doubts(config: Any, fields: Mapping[str, Any]) -> Iterator[str]:
-    generates = fields["task"] in ("causal-lm", "seq2seq-lm")
-    if generates and fields["checkpointing"] == "none" and getattr(config, "use_cache", False):
-        yield (
-            "config.use_cache is on, so that training fills a cache with keys and values"
-            " (turn it off)"
-        )

@@ -70,7 +70,8 @@ def predict(
     scenario = resolve(source, gpu=card, **given)
     if live:
         scenario = _as_frozen(scenario, live)
-    budget = _noted(estimate_scenario(scenario), notes, live)
+    budget = estimate_scenario(scenario)
+    budget = replace(budget, warnings=(*budget.warnings, *notes))
     if live:
         _check_against(budget, live)
     return budget
@@ -171,12 +172,3 @@ def _check_against(budget: Budget, live: LiveModel) -> None:
             f" {counted.total:,} and {counted.trainable:,} were expected",
             hint="adapters on other modules, or other parts trained with them, are not modelled",
         )
-
-
-def _noted(budget: Budget, notes: tuple[str, ...], live: LiveModel | None) -> Budget:
-    doubts = live.doubts if live else ()
-    return replace(
-        budget,
-        warnings=(*budget.warnings, *notes),
-        not_modelled=(*budget.not_modelled, *doubts),
-    )

@@ -96,7 +96,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
     else:
         with torch.device("cuda"):
             model = build(config, attn_implementation=job.get("attention", "sdpa"), dtype=dtype)
-    model.config.use_cache = False
+    model.config.use_cache = bool(job.get("use_cache"))
     return model
 
 

@@ -28,6 +28,10 @@ class Modules(Settings, defer_build=True, title="model"):
         "none",
         description="full: keep only each layer's input, and run the layer again in backward",
     )
+    use_cache: bool = Field(
+        default=False,
+        description="the model caches keys and values in training too, as config.use_cache does",
+    )
     dropout: Probability | None = Field(
         None, description="dropout probability everywhere (default: the model's own)"
     )

@@ -95,6 +95,7 @@ _COUNTED: dict[str, Meaning] = {
     "fp16": Switch({"precision": "amp-fp16"}),
     "gradient_checkpointing": Switch({"checkpointing": "full"}, off={"checkpointing": "none"}),
     "optim": Choice("the optimizer", OPTIMIZERS),
+    "use_cache": Switch({"use_cache": True}),
     "seq_length": Same("block"),
 }
 
@@ -111,7 +112,6 @@ _UNCOUNTED: dict[str, Meaning] = {
     "optim_target_modules": Uncounted("an optimizer of chosen modules", flag=False),
     "auto_find_batch_size": Uncounted("a batch that is found by trying"),
     "torch_empty_cache_steps": Uncounted("emptying the allocator's cache", flag=False, saves=True),
-    "use_cache": Uncounted("a cache of keys and values in training"),
     "gradient_checkpointing_kwargs.use_reentrant": Uncounted(
         "checkpointing with re-entry, counted as without"
     ),
