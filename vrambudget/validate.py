@@ -1,8 +1,10 @@
 """Compare predictions with measured records: how large the errors are, and how often there is none.
 
 A record is a line of JSON: a job's fields, `model` (a model card's name or a configuration), `card`
-(the GPU), `source` ("virtual" or "real"), `versions`, and `measured`: bytes as PyTorch's counters
-showed them. tests/records/reference.jsonl holds forty-five.
+(the GPU), `source` ("virtual", "published" or "real"), `versions`, and `measured`: bytes as
+PyTorch's counters showed them. tests/records/reference.jsonl holds forty-five. Published ones also
+have their `page`, the last printed digit in bytes (`rounding_bytes`; nobody can be closer than
+that, so what is within it is equal), and what had to be `assumed`.
 
     error   (predicted - measured) / measured, for requested, allocated and reserved peaks
     course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`), where it is
@@ -50,12 +52,16 @@ class Check:
     ran_out_of_memory: bool = False
     foreseen: bool = False  # that it would
     kinds: Mapping[str, str] = field(default_factory=dict)  # family, method, GPU, source
+    rounding: int = 0  # bytes: closer than the last printed digit nobody can be
 
     def error(self, counter: str) -> float | None:
         """Return (predicted - measured) / measured, None where one is missing."""
         if counter not in self.predicted or counter not in self.measured:
             return None
-        return relative_error(self.predicted[counter], self.measured[counter])
+        predicted, measured = self.predicted[counter], self.measured[counter]
+        if abs(predicted - measured) <= self.rounding:
+            return 0.0
+        return relative_error(predicted, measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,7 @@ class Beside:
     torch: str
     estimate: int
     virtual: int | None
+    published: int | None
     real: int | None
 
 
@@ -140,7 +147,10 @@ def side_by_side(checks: Sequence[Check]) -> list[Beside]:
             key = (check.id, check.kinds["card"], check.kinds["torch"])
             row = rows.setdefault((*key, check.predicted["allocated"]), {})
             row[check.source] = check.measured["allocated"]
-    return [Beside(*key, row.get("virtual"), row.get("real")) for key, row in rows.items()]
+    return [
+        Beside(*key, row.get("virtual"), row.get("published"), row.get("real"))
+        for key, row in rows.items()
+    ]
 
 
 def summarise(checks: Sequence[Check]) -> list[Summary]:
@@ -180,7 +190,10 @@ def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
     along = _by_part(tape, facts) if scenario.job.mode == "generate" else ()
     predicted, measured = _peaks(replay(tape), facts, along)
-    return Check(name, source, predicted, measured, kinds=_kinds(scenario, source))
+    rounding = _bytes(record, "rounding_bytes", "") if "rounding_bytes" in record else 0
+    return Check(
+        name, source, predicted, measured, kinds=_kinds(scenario, source), rounding=rounding
+    )
 
 
 def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
@@ -248,12 +261,12 @@ def _peaks(
     return predicted, measured
 
 
-def _bytes(facts: Mapping[str, Any], key: str) -> int:
+def _bytes(facts: Mapping[str, Any], key: str, within: str = "measured.") -> int:
     """Return what was measured. Raises VramBudgetError for what is no number of bytes."""
     value = facts[key]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST_MEASURED:
         raise VramBudgetError(
-            f"measured.{key} is {show(value)}; it should be bytes, a whole number above 0"
+            f"{within}{key} is {show(value)}; it should be bytes, a whole number above 0"
         )
     return value
 

@@ -73,6 +73,7 @@ _JOBS = [
     Column("torch", "torch"),
     Column("estimate", "estimate", "right", _bytes),
     Column("virtual", "rehearsal", "right", _bytes),
+    Column("published", "published", "right", _bytes),
     Column("real", "measurement", "right", _bytes),
 ]
 

@@ -26,10 +26,14 @@ FOUND = ("measured", "card", "source", "versions", "machine")
 TOLD = ("id", "model", "target", "attention_kernel", "note", "without")
 """What else a record says: `target` is the job's target_len, `note`s are for people."""
 
+PUBLISHED = ("page", "rounding_bytes", "assumed")
+"""What a record of other people's measurement says: where it stands, the last printed digit in
+bytes, and what the page leaves open."""
+
 
 def check_keys(record: Mapping[str, Any]) -> None:
     """Raise NotModelledError for keys that no job has."""
-    known = {*Job.model_fields, *FOUND, *TOLD}
+    known = {*Job.model_fields, *FOUND, *TOLD, *PUBLISHED}
     if is_inference(record):
         known |= KEYS
     unknown = [key for key in record if key not in known]
