@@ -13,6 +13,7 @@ from vrambudget.cli import measure as measure_command
 from vrambudget.cli import rehearse as rehearse_command
 from vrambudget.cli.parser import parse
 from vrambudget.config.fields.generation import Generation
+from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.job import Job
 from vrambudget.config.record import job_of_record, read_records
 from vrambudget.config.source import find_model
@@ -124,7 +125,8 @@ def test_the_runner_knows_every_field_of_a_job():
         file.read_text("utf-8") for file in MEASURE.rglob("*.py") if file.stem != "record"
     )
     in_the_model = {"experts"}  # as transformers has it
-    refused = set(Generation.model_fields)  # with the mode "generate"
+    # with the mode "generate", and with several ranks
+    refused = set(Generation.model_fields) | set(Ranks.model_fields)
     fields = set(Job.model_fields) - DECIDED_BY_THE_RUN - in_the_model - refused
     assert {name for name in fields if f'"{name}"' not in source} == set()
     assert '"experts_implementation"' in getsource(record_of_job)

@@ -83,7 +83,7 @@ def test_relative_error(pair, error):
         ({"batch": 0}, "batch is 0"),
         ({"card": "a card of tomorrow"}, "not a GPU"),
         ({"versions": 3}, "versions is 3; it should be an object"),
-        ({"parallel": {"tensor": 2}}, "no 'parallel': what it changes is not modelled"),
+        ({"parallel": {"tensor": 2}}, "parallel.world is None"),
         ({"sharding": "full"}, "no 'sharding'"),
         ({"attention_implementation": "eager"}, "no 'attention_implementation'"),
         ({"measured": {"peak_allocated": "100"}}, "measured.peak_allocated is '100'"),

@@ -78,6 +78,32 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPeak:
+    """What one rank takes at its peak."""
+
+    rank: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Several GPUs: how their ranks share the work, what those that differ take, what is outside.
+
+    `peaks` are those of the ranks that were followed; a single one stands for all. Neither
+    `host_bytes` nor NCCL's buffers, which depend on the links between the GPUs, are in a budget's
+    peak.
+    """
+
+    ranks: int
+    parallel: str
+    peaks: tuple[RankPeak, ...]
+    host_bytes: int  # in main memory, of each rank
+    nccl_groups: int
+    nccl_bytes: tuple[int, int]  # from, to: of all groups
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """What a job takes; `breakdown`: what is alive, by purpose, when most is allocated."""
 
@@ -91,6 +117,7 @@ class Budget:
     out_of_memory: OutOfMemory | None = None
     not_modelled: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    several: Several | None = None
 
     @property
     def fits(self) -> bool:

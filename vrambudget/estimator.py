@@ -4,12 +4,12 @@ config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.config.foreign.run_file import RunFile
-from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.said_by_config import remarks_on_config
@@ -107,9 +107,12 @@ def resolve(
     found = find_model(of_files(model, config))
     run = found.run
     known = _config_of(found)
+    named = run.gpu if gpu is None and run else gpu
+    if isinstance(named, str):
+        count, named = count_of_gpus(named)
+        fields = {"ranks": count, **fields} if count > 1 else fields
     defaults = {**known.job_defaults, **found.job_defaults}
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
-    named = run.gpu if gpu is None and run else gpu
     card = None if named is None else find_gpu(named)
     return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
 
@@ -129,8 +132,16 @@ def estimate_scenario(scenario: Scenario) -> Budget:
 
 def follow(scenario: Scenario) -> Followed:
     """Return the budget of a resolved scenario with the tape that it was made of, for pictures."""
-    recording = simulate(scenario.config, scenario.job, scenario.platform)
-    replayed = replay(recording.tape)
+    several = None
+    if scenario.job.layout.ranks > 1:
+        from vrambudget.per_rank import fullest  # noqa: PLC0415 - most jobs have one GPU
+
+        most = fullest(scenario.config, scenario.job, scenario.platform)
+        scenario = replace(scenario, job=most.job)
+        recording, replayed, several = most.recording, most.replayed, most.several
+    else:
+        recording = simulate(scenario.config, scenario.job, scenario.platform)
+        replayed = replay(recording.tape)
     if (step := replayed.unseen_step) is not None:
         recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
         replayed = replay(recording.tape)
@@ -146,6 +157,7 @@ def follow(scenario: Scenario) -> Followed:
         out_of_memory=out_of_memory,
         not_modelled=tuple(_not_modelled(scenario)),
         warnings=_warnings(scenario, recording, replayed),
+        several=several,
     )
     return Followed(scenario, recording.tape, budget, replayed.peak_event)
 

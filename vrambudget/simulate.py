@@ -4,9 +4,10 @@ The recording starts with the process: where the weights lie in memory decides w
 them.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
@@ -27,6 +28,10 @@ from vrambudget.training.kbit import build_quantised
 from vrambudget.training.loops import LOOPS
 from vrambudget.training.loops.run import LoopSettings, Run
 
+if TYPE_CHECKING:
+    from vrambudget.parallel.ranked import Ranked
+
+_EVERY = {"none": 1, "full": 1, "selective-2": 2}
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
 
@@ -38,6 +43,8 @@ class Recording:
     parameters: int
     trainable: int
     paged_bytes: int = 0  # of an optimizer's states, in managed memory: not on the tape
+    host_bytes: int = 0  # of a rank's shards, gradients and states, in main memory
+    ranks_differ: bool = False  # whether another rank of the job takes something else
 
 
 ROUTINGS = ("uniform", "collapsed")
@@ -72,7 +79,8 @@ def simulate_routed(
         attention=job.attention,
         experts=job.experts,
         routing=routing,
-        checkpointing=job.checkpointing == "full",
+        checkpointing=job.checkpointing != "none",
+        checkpoint_every=_EVERY[job.checkpointing],
         use_cache=job.use_cache,
         full_rows=job.causal_mask == "skipped",
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),
@@ -102,14 +110,17 @@ def _record(
     """Record a job; `in_full`: walk every pass and every layer, however alike they are."""
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
-        model = _build(config, job)
-        if job.mode == "generate":  # a script's counters begin with the whole model
-            _adapt(model, config.model_type, job)
+        ranked = _ranked(job)
+        with ranked.building() if ranked else nullcontext():
+            model = _build(config, job)
+            if ranked or job.mode == "generate":  # counters begin with the whole model
+                _adapt(model, config.model_type, job)
+        if job.mode == "generate":
             context.tape.mark(0, "setup", resets_allocator=True)
-        else:
+        elif not ranked:
             context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
             _adapt(model, config.model_type, job)
-        if not in_full:
+        if not in_full and not ranked:
             stack_layers(model)
         parameters = register(model, tape)
         total = sum(p.numel for p in parameters)
@@ -117,20 +128,40 @@ def _record(
         trainable = sum(p.numel for p in trained)
         paged = paged_bytes(job.optimizer, trained) if job.mode == "train" else 0
         del parameters, trained
-        held = _run(model, config, job, settings, in_full=in_full)
+        held = _run(model, config, job, settings, ranked, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
-        del model, held
-    return Recording(tape, total, trainable, paged)
+        host_bytes = ranked.host_bytes() if ranked else 0
+        differ = ranked is not None and ranked.ranks_differ()
+        del model, held, ranked
+    return Recording(tape, total, trainable, paged, host_bytes, differ)
+
+
+def _ranked(job: Job) -> "Ranked | None":
+    """Return one rank of several; imported here, for most jobs have one GPU."""
+    if job.layout.ranks == 1:
+        return None
+    from vrambudget.parallel.ranked import ranked  # noqa: PLC0415
+
+    return ranked(job)
 
 
 def _run(
-    model: Module, config: ModelConfig, job: Job, settings: LoopSettings, *, in_full: bool
+    model: Module,
+    config: ModelConfig,
+    job: Job,
+    settings: LoopSettings,
+    ranked: "Ranked | None",
+    *,
+    in_full: bool,
 ) -> object:
     """Run what the job does with its model; return what the script's variables hold."""
     if job.mode == "generate":
         return generate.run(model, _generation(config, job, settings), in_full=in_full)
     loop = LOOPS[job.loop]
-    run = Run(model, settings, in_full=in_full)
+    in_full = in_full or (ranked is not None and ranked.in_full)
+    run = Run(model, settings, in_full=in_full, ranked=ranked)
+    if ranked is not None:
+        context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
     run.check()
     return held

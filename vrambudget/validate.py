@@ -203,6 +203,8 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
         method = "LoRA"
     if job.checkpointing == "full":
         method += ", checkpointing"
+    if job.layout.ranks > 1:
+        method = str(job.layout).partition("=")[0]
     return {
         "family": scenario.config.model_type,
         "method": method,
@@ -264,7 +266,8 @@ def _peaks(
 def _bytes(facts: Mapping[str, Any], key: str, within: str = "measured.") -> int:
     """Return what was measured. Raises VramBudgetError for what is no number of bytes."""
     value = facts[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST_MEASURED:
+    least = 0 if key == "weights" else 1  # offloaded weights take nothing
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST_MEASURED:
         raise VramBudgetError(
             f"{within}{key} is {show(value)}; it should be bytes, a whole number above 0"
         )

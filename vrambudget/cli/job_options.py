@@ -36,13 +36,19 @@ SWITCHES = {
         "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
     ),
 }
-"""field: (option, help). The option flips the field's default."""
+"""field: (option, help), where they are not the field's own. The option flips its default."""
 
 
 def add_job_options(
-    parser: argparse.ArgumentParser, reads: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    parser: argparse.ArgumentParser,
+    reads: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    *,
+    without: type[Settings] | None = None,
 ) -> None:
-    """Add an option for every field of `Job`; `reads` may change how argparse reads a value."""
+    """Add an option for every field of `Job`; `reads` may change how argparse reads a value.
+
+    `without`: a group of fields that the command has no options for.
+    """
     parser.add_argument(
         "--config",
         action="append",
@@ -52,10 +58,12 @@ def add_job_options(
         help="a file that says how the model is trained: YAML, JSON or TOML; may be repeated",
     )
     for fields in GROUPS:
+        if fields is without:
+            continue
         group = parser.add_argument_group(fields.model_config["title"])
         for name, field in fields.model_fields.items():
-            if name in SWITCHES:
-                option, does = SWITCHES[name]
+            if field.annotation is bool:
+                option, does = SWITCHES.get(name, (_spellings(name)[0], field.description))
                 action = "store_false" if field.default else "store_true"
                 group.add_argument(
                     option, dest=name, action=action, default=argparse.SUPPRESS, help=does
@@ -100,7 +108,7 @@ def _reading(field: FieldInfo) -> dict[str, Any]:
     choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
     if choices and str not in kinds:
         return {"choices": choices, "help": help_text}
-    number = next((kind for kind in kinds if kind in (int, float)), None)
+    number = None if str in kinds else next((k for k in kinds if k in (int, float)), None)
     metavar = {"int": "N", "float": "X"}.get(getattr(number, "__name__", ""), "TEXT")
     reading: dict[str, Any] = {"help": help_text, "metavar": metavar}
     return reading | ({"type": number} if number else {})

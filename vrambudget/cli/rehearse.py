@@ -28,6 +28,7 @@ from vrambudget.cli.output import emit
 from vrambudget.cli.parser import Parser
 from vrambudget.cli.records import append_record, told
 from vrambudget.cli.streams import say
+from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
@@ -91,7 +92,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--any-torch", action="store_true", help="allow a version of PyTorch that was not tried"
     )
-    add_job_options(parser)
+    add_job_options(parser, without=Ranks)
     parser.set_defaults(run=run)
 
 
@@ -130,7 +131,7 @@ def _search(args: argparse.Namespace) -> int:
 
 
 def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
-    given = job_fields(args)
+    given = _fields(args)
     steps = given.pop("steps", None)
     if given:
         option = "--" + next(iter(given)).replace("_", "-")
@@ -150,6 +151,11 @@ def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
     return rehearse_command(command_of(command), _card(args.gpu), options)
 
 
+def _fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return a job's fields; --ranks and --rank are of the rehearsal here."""
+    return {k: v for k, v in job_fields(args).items() if k not in Ranks.model_fields}
+
+
 def _job(args: argparse.Namespace) -> Rehearsal:
     if args.ranks is not None or args.rank:
         raise VramBudgetError(
@@ -158,7 +164,7 @@ def _job(args: argparse.Namespace) -> Rehearsal:
     if str(args.model).endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
-    job = job_of(args.model, job_fields(args))
+    job = job_of(args.model, _fields(args))
     options = RehearsalOptions(None, args.timeout, args.snapshot, args.any_torch, say=_say)
     return rehearse_report(job, gpu=gpu, options=options)
 
@@ -172,7 +178,7 @@ def _card(name: str | None) -> Gpu:
 def _records(args: argparse.Namespace) -> int:
     """Rehearse every line of a file. Returns 2 where a job could not be rehearsed."""
     if given := [
-        *job_fields(args),
+        *_fields(args),
         *(k for k in ("timeout", "snapshot", "ranks") if vars(args)[k]),
     ]:
         raise VramBudgetError(f"--{given[0].replace('_', '-')} cannot be combined with --jobs")

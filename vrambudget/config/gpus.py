@@ -10,7 +10,9 @@ A text may be one of these; `assumed` says what was filled in:
   those of the GPU nearest in capacity;
 - "auto": what is free now on this machine's first NVIDIA GPU, according to its driver (NVML).
 
-Not modelled: several GPUs at once, MIG slices (write the slice's exact size), other vendors' GPUs.
+Several alike are written with their number: "8xh100" (`count_of_gpus`).
+
+Not modelled: different GPUs at once, MIG slices (write the slice's exact size), other vendors'.
 """
 
 import re
@@ -50,6 +52,7 @@ _OTHER_VENDORS = frozenset(
 )
 _WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
+_SEVERAL = re.compile(r"\s*([1-9]\d{0,5})\s*[x\u00d7*]\s*(\S.*)", re.IGNORECASE)
 _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
 
 
@@ -92,6 +95,12 @@ def find_gpu(text: str | Gpu) -> Gpu:
     if _EXACT.fullmatch(text):
         return _exact_size(text)
     return _by_name(text)
+
+
+def count_of_gpus(text: str) -> tuple[int, str]:
+    """Return how many GPUs a text means, and which: "8xh100" -> 8, "h100"."""
+    match = _SEVERAL.fullmatch(text)
+    return (int(match[1]), match[2]) if match else (1, text)
 
 
 def all_gpus() -> tuple[Gpu, ...]:

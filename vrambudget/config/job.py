@@ -1,12 +1,13 @@
 """A job: what is run, on which batches, and how it is trained. Its fields are the CLI's options.
 
-A job is one process on one GPU that runs a loop as users write it: zero the gradients, forward,
-loss, backward, clip, step; or, in mode "eval", forward and loss under `no_grad`. The loop's
-variables hold the last outputs while the next forward runs, unless `keep_outputs` is off.
+A job is one process on one GPU, or one for each of several ranks, that runs a loop as users write
+it: zero the gradients, forward, loss, backward, clip, step; or, in mode "eval", forward and loss
+under `no_grad`. The loop's variables hold the last outputs while the next forward runs, unless
+`keep_outputs` is off.
 
 The model (`ModelConfig`) and the GPU also decide memory; they are not part of a job.
 
-Not modelled: more than one GPU, data loaders that prefetch onto the GPU, `torch.compile`.
+Not modelled: data loaders that prefetch onto the GPU, `torch.compile`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from vrambudget.config.fields.batches import Batches, Task
 from vrambudget.config.fields.evaluation import Evaluation
 from vrambudget.config.fields.generation import USUAL_PROMPT, Generation
 from vrambudget.config.fields.modules import Modules
+from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
@@ -33,6 +35,7 @@ GROUPS: tuple[type[Settings], ...] = (
     Modules,
     Adapters,
     Generation,
+    Ranks,
     Software,
 )
 """The groups of a job's fields, in the order in which people read them."""
@@ -70,7 +73,16 @@ class Limits(Protocol):
 
 
 class Job(
-    Software, Generation, Adapters, Modules, Evaluation, Script, Training, Batches, title="job"
+    Software,
+    Ranks,
+    Generation,
+    Adapters,
+    Modules,
+    Evaluation,
+    Script,
+    Training,
+    Batches,
+    title="job",
 ):
     """One training or evaluation job; every field is an option of the command line.
 

@@ -113,6 +113,9 @@ class ModelConfig(Settings):
     loads_in_4bit: ClassVar[bool] = True
     """Whether its causal language model is modelled with bitsandbytes' 4-bit weights."""
 
+    checkpointing: ClassVar[tuple[str, ...]] = ("none", "full")
+    """The ways of checkpointing that its code has."""
+
     followed_in: ClassVar[tuple[str, ...]]
     """Versions of transformers whose code is followed, the oldest first; () where it is no code of
     transformers. Each family says so itself, and kept records of each version back it."""
@@ -164,7 +167,15 @@ class ModelConfig(Settings):
         return None
 
     def for_job(self, job: Job) -> Self:
-        """Return the configuration as `job` trains it: with its dropout everywhere."""
+        """Return the configuration as `job` trains it: with its dropout everywhere.
+
+        Raises NotModelledError for checkpointing that only some families have.
+        """
+        if job.checkpointing not in self.checkpointing:
+            raise NotModelledError(
+                f"checkpointing {job.checkpointing} is not modelled for {self.model_type}",
+                hint=f"it has {', '.join(self.checkpointing)}",
+            )
         if job.dropout is None:
             return self
         update = {k: job.dropout for k in DROPOUT_FIELDS if k in type(self).model_fields}

@@ -13,6 +13,7 @@ from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.job import Job
 from vrambudget.config.loops import loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
+from vrambudget.config.record_ranks import READ_AS_ZERO, fields_of_layout
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import read_file
@@ -23,8 +24,9 @@ _MOST_BYTES = 256 * 2**20  # of a file
 FOUND = ("measured", "card", "source", "versions", "machine")
 """What a run adds to a job."""
 
-TOLD = ("id", "model", "target", "attention_kernel", "note", "without")
-"""What else a record says: `target` is the job's target_len, `note`s are for people."""
+TOLD = ("id", "model", "target", "attention_kernel", "note", "without", "preserve_rng")
+"""What else a record says: `target` is the job's target_len, `note`s are for people; whether
+checkpoints restore random states, which lie in main memory, changes nothing on the GPU."""
 
 PUBLISHED = ("page", "rounding_bytes", "assumed")
 """What a record of other people's measurement says: where it stands, the last printed digit in
@@ -51,6 +53,8 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     values = {"precision": "fp32", "task": "causal-lm", **loop_defaults(given), **given}
     if is_inference(record):
         values |= fields_of(record)
+    if isinstance(layout := given.get("parallel"), Mapping):
+        values = {**READ_AS_ZERO, **values, **fields_of_layout(layout)}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:
         values["forward_returns"] = "loss"  # of older records: out of hand before backward

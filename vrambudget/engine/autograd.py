@@ -14,7 +14,10 @@ first (accumulation into .grad before all others); after a node ran, its incomin
 then what it saved, then its outgoing gradients move on; a second gradient for the same input is
 added into the first in place if nobody else holds it (input_buffer.cpp, accumulate).
 
-Not modelled: hooks, higher-order gradients, retain_graph.
+Hooks: on a tensor's gradient, before its node runs (`Tensor.register_hook`); on all leaves, once
+their gradient is there; and `context.callbacks`, when all nodes ran (`queue_callback`).
+
+Not modelled: other hooks, higher-order gradients, retain_graph.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Node:
         "attributes",
         "backward",
         "edges",
+        "hooks",
         "module",
         "name",
         "outputs",
@@ -88,6 +92,7 @@ class Node:
         self.attributes: Sequence[Storage] = ()  # as a Python function's ctx: die with the graph
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
+        self.hooks: tuple[Callable[[], None], ...] = ()  # called when its gradients have arrived
 
 
 class Part(Protocol):
@@ -172,6 +177,8 @@ def run_backward(loss: Tensor) -> None:
     first[loss.slot] = seed
     with no_grad():
         run_nodes(root, first)
+        while context.callbacks:
+            context.callbacks.pop(0)()
     context.thread, context.purpose, context.tape.module = before
 
 
@@ -235,6 +242,8 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
     if node.part is not None:
         node.part.run(grads, nodes)
         return []
+    for hook in node.hooks:
+        hook()
     context.operation = node.name + "_backward"
     context.purpose = node.purpose
     context.tape.module = node.module
@@ -313,3 +322,6 @@ def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
             gradient = empty(gradient.shape, gradient.dtype)
         gradient.storage.purpose = Purpose.GRADIENTS
         variable.grad = gradient
+        del gradient
+    if context.got_gradient is not None:
+        context.got_gradient(variable)

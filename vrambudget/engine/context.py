@@ -7,7 +7,7 @@ the length of a job. Threads take turns, a job at a time: run jobs side by side 
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ class ModelOptions:
     experts: str = "grouped_mm"  # or "eager", or "batched_mm"
     routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
+    checkpoint_every: int = 1  # every layer, or every n-th
     use_cache: bool = False  # a decoder called without saying so keeps keys and values
     full_rows: bool = True  # what is read back: neither packed nor padded, so sdpa needs no mask
     transformers: tuple[int, int] = (5, 17)
@@ -67,7 +68,9 @@ class Context:
 
     __slots__ = (
         "autocast",
+        "callbacks",
         "frame",
+        "got_gradient",
         "grad_enabled",
         "operation",
         "options",
@@ -99,6 +102,8 @@ class Context:
         self.operation = ""
         self.sequence = 0  # autograd nodes are numbered as they are made
         self.thread = "main"  # autograd runs backward in a thread of its own
+        self.callbacks: list[Callable[[], None]] = []  # Engine::queue_callback: once backward ends
+        self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
         self.workspaces: dict[tuple[str, str], Storage] = {}
 
 

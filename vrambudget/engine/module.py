@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter
 from vrambudget.tape.events import Tape
+
+
+class Hooks(Protocol):
+    """What runs in a module's `forward`'s place: before it, `forward` itself, and after it."""
+
+    def call(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the call returns."""
 
 
 class Module:
@@ -18,6 +25,7 @@ class Module:
     """
 
     training = True  # a model that was just built trains, as torch's does
+    hooks: Hooks | None = None  # what else a call does
     path = 0  # the number that a tape knows this module's path by; see register
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -26,6 +34,8 @@ class Module:
         outer = tape.module
         tape.module = self.path or outer
         try:
+            if self.hooks is not None:
+                return self.hooks.call(self, args, kwargs)
             return self.forward(*args, **kwargs)
         finally:
             tape.module = outer
@@ -100,5 +110,6 @@ def register(model: Module, tape: Tape) -> list[Parameter]:
         for value in module.__dict__.values():
             if isinstance(value, Parameter) and id(value) not in parameters:
                 parameters[id(value)] = value
-                modules[value.storage.index] = module.path
+                if value.storage.tape is tape:  # not empty, and not in main memory
+                    modules[value.storage.index] = module.path
     return list(parameters.values())

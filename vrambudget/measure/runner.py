@@ -54,6 +54,8 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     model = _prepared(model, job)
     if job.get("mode") == "generate":
         raise ValueError("generation is not measured yet: only estimated")
+    if job.get("parallel"):
+        raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
     loop, run = real_loop(job.get("loop", "plain")), Run(model, job, result, on_phase)
     held = loop.train(run) if job.get("mode", "train") == "train" else loop.evaluate(run)
     result.update(_totals())

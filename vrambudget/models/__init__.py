@@ -23,6 +23,7 @@ _CONFIG_CLASSES = {
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig"),
     "roberta": ("roberta", "RobertaConfig"),
     "t5": ("t5", "T5Config"),
+    "titan": ("titan", "TitanConfig"),
     "vit": ("vit", "ViTConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""

@@ -25,6 +25,8 @@ _KINDS = {
     Purpose.TEMPORARIES: "temporary of",
     Purpose.WORKSPACES: "workspace of",
     Purpose.INPUTS: "input",
+    Purpose.GATHERED: "gathered weight",
+    Purpose.COMMUNICATION: "buffer of",
 }
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in a module's path
 _AT_THE_HEAD = {

@@ -24,6 +24,8 @@ COLOURS: dict[str, Colour] = {
     Purpose.AUTOCAST_COPIES: Colour("#c3a3dc", "#7a4fa3"),
     Purpose.ACTIVATIONS: Colour("#3fa583", "#4cc39b"),
     Purpose.KV_CACHE: Colour("#6f9e3c", "#86b84f"),
+    Purpose.GATHERED: Colour("#4f6f8f", "#7f9fbf"),
+    Purpose.COMMUNICATION: Colour("#d6a5b8", "#a8607c"),
     Purpose.LOGITS_AND_LOSS: Colour("#b22f3f", "#d94c58"),
     Purpose.TEMPORARIES: Colour("#f0c93f", "#f2d461"),
     Purpose.WORKSPACES: Colour("#7d5f43", "#a98763"),

@@ -39,6 +39,10 @@ class Ledger:
     lines: tuple[LedgerLine, ...]
 
 
+_SOMETIMES = {Purpose.KV_CACHE, Purpose.GATHERED, Purpose.COMMUNICATION}
+"""Parts that few jobs have: no line says that they are zero."""
+
+
 def ledger(budget: Budget) -> Ledger:
     """Return the lines of a budget's table."""
     device = budget.device  # whose unit a reader thinks in, however much too large the job is
@@ -51,7 +55,7 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
     reserved = amounts.of(budget.peak.reserved_bytes)
     parts = amounts.split(list(budget.breakdown.values()), allocated)
     for purpose, part in zip(budget.breakdown, parts, strict=True):
-        if purpose == Purpose.KV_CACHE and not budget.breakdown[purpose]:
+        if purpose in _SOMETIMES and not budget.breakdown[purpose]:
             continue
         yield LedgerLine(purpose, part, how_counted(purpose, budget))
     yield LedgerLine(
@@ -76,6 +80,8 @@ def how_counted(purpose: str, budget: Budget) -> str:
 
 
 def _weights(budget: Budget) -> str:
+    if budget.breakdown.get("gathered weights"):
+        return f"this rank's shards, {_dtype(budget)}"
     if budget.job.get("quant"):
         rest = "as loaded" if _evaluates(budget) else "in float32"
         return f"linear layers in 4 bit, the rest {rest}"
@@ -111,6 +117,8 @@ def _activations(budget: Budget) -> str:
         return "alive at the peak; nothing is saved"
     if budget.job["checkpointing"] == "full":
         return "each layer's input, one layer recomputed"
+    if budget.job["checkpointing"] == "selective-2":
+        return "of every second layer, inputs of the others"
     return "saved for backward"
 
 
@@ -139,6 +147,8 @@ _COUNTED: dict[str, Callable[[Budget], str]] = {
     "temporaries": lambda _: "alive within one operation",
     "workspaces": lambda _: "cuBLAS: one per thread that multiplies",
     "inputs": lambda _: "the batch",
+    "gathered weights": lambda _: "whole layers, while they are needed",
+    "communication buffers": lambda _: "what collectives read and write",
     BLOCK_ROUNDING: lambda _: "512-byte blocks; up to 1 MiB left unsplit",
 }
 _DTYPES = {

@@ -6,15 +6,20 @@ moments     when the peak is, when the GPU is full
 notes       what is not modelled, what was assumed
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from vrambudget.budget import Budget
+from vrambudget.budget import Budget, RankPeak, Several
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 
 _ZEROED = {"zeros": "in place", "late": "after the forward pass"}
+_CHECKPOINTING = {
+    "none": [],
+    "full": ["checkpointing"],
+    "selective-2": ["checkpointing of every second layer"],
+}
 
 
 def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
@@ -26,7 +31,8 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
         reserved, allocated = printed["peak reserved"], printed["peak allocated"]
         return "PEAK", f"{least}{reserved} {unit} reserved, {allocated} {unit} allocated"
     total, capacity, left = printed["device total"], printed["capacity"], printed["left"]
-    needs = f"{least}{total} of {capacity} {unit} on {device.name}"
+    each = f"each of {budget.several.ranks} " if budget.several else ""
+    needs = f"{least}{total} of {capacity} {unit} on {each}{device.name}"
     if not device.fits:
         return "DOES NOT FIT", f"{needs}: {left} {unit} short"
     if device.headroom_bytes < 0:
@@ -37,7 +43,10 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
 def job_text(budget: Budget) -> str:
     """Return the model and the job in a sentence."""
     job = budget.job
-    words = [f"batch {job['batch']}", *_lengths(job), job["precision"]]
+    several = budget.several
+    words = [f"{several.parallel} on {several.ranks} ranks"] if several else []
+    words += [f"batch {job['batch']}{' each' if several else ''}", *_lengths(job)]
+    words.append(job["precision"])
     words += [f"{job['weights']} weights"] if job.get("weights") else []
     words += [f"{job['loop']} loop"] if job.get("loop", "plain") != "plain" else []
     if job["mode"] == "train":
@@ -49,7 +58,7 @@ def job_text(budget: Budget) -> str:
         words += [f"gradients zeroed {_ZEROED[job['zero_grad']]}"] if _zeroes(job) else []
         words += ["label smoothing"] if job.get("label_smoothing") else []
         words += [_evaluation(job)] if job.get("eval_batches") else []
-        words += ["checkpointing"] if job["checkpointing"] == "full" else []
+        words += _CHECKPOINTING[job["checkpointing"]]
         words += ["4-bit weights"] if job.get("quant") else []
         words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
     words += ["padding mask"] if job.get("attention_mask") == "padding" else []
@@ -103,8 +112,39 @@ def phase_text(phase: str) -> str:
 
 
 def notes(budget: Budget) -> Iterator[str]:
-    """Yield what is not modelled and what was assumed."""
+    """Yield what is not modelled, what was assumed, and what other ranks take."""
     for missing in budget.not_modelled:
         yield f"not modelled: {missing}: the numbers are a lower bound"
     for warning in budget.warnings:
         yield f"note: {warning}"
+    if budget.several is not None:
+        yield from _notes_of_ranks(budget.several, budget.job["rank"] or 0)
+
+
+def _alike(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:
+    """Return ranks that take the same together."""
+    groups: dict[tuple[int, int], list[RankPeak]] = {}
+    for peak in peaks:
+        groups.setdefault((peak.peak_reserved_bytes, peak.peak_allocated_bytes), []).append(peak)
+    return groups.values()
+
+
+def _notes_of_ranks(several: Several, shown: int) -> Iterator[str]:
+    """Yield what the other ranks take, and what no rank's number holds."""
+    if len(several.peaks) == 1:
+        yield f"ranks: all {several.ranks} take the same"
+    for alike in _alike(several.peaks) if len(several.peaks) > 1 else ():
+        allocated = format_bytes(alike[0].peak_allocated_bytes)
+        reserved = format_bytes(alike[0].peak_reserved_bytes)
+        numbers = [str(peak.rank) for peak in alike]
+        names = f"rank {numbers[0]}" if len(alike) == 1 else f"ranks {', '.join(numbers)}"
+        above = ", the one above" if str(shown) in numbers else ""
+        yield f"{names}: {reserved} reserved, {allocated} allocated{above}"
+    if several.host_bytes:
+        yield f"in main memory, for each rank: {format_bytes(several.host_bytes)}"
+    low, high = map(format_bytes, several.nccl_bytes)
+    groups = "group" if several.nccl_groups == 1 else "groups"
+    yield (
+        f"not counted: the buffers of NCCL, {low} to {high} for {several.nccl_groups} {groups}:"
+        " 12 MiB a channel, 2 to 32 channels, rings and trees (NCCL's init.cc and transport/p2p.cc)"
+    )

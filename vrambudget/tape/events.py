@@ -47,6 +47,8 @@ class Purpose(StrEnum):
     TEMPORARIES = "temporaries"
     WORKSPACES = "workspaces"
     INPUTS = "inputs"
+    GATHERED = "gathered weights"
+    COMMUNICATION = "communication buffers"
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.engine.versions import torch_since
 from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.parallel.dtensor import ShardedTensorParameter, reduced_norms
 from vrambudget.training.optimizer_base import by_type
 
 _CHUNK = 65536  # kChunkSize
@@ -40,9 +41,12 @@ def _total_norm(parameters: list[Parameter]) -> Tensor:
     dtype = reduce(promote, (norm.dtype for norm in norms))
     context.operation = "stack"
     stacked = empty((len(norms),), dtype)
+    whole = stacked
+    if isinstance(parameters[0], ShardedTensorParameter):
+        whole = reduced_norms(stacked)
     context.operation = "linalg_vector_norm"
     total_norm = empty((), dtype)
-    with_partial_sums(stacked, (0,))
+    with_partial_sums(whole, (0,))
     return total_norm
 
 

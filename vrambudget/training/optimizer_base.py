@@ -21,6 +21,7 @@ class Optimizer:
 
     def __init__(self, parameters: Sequence[Parameter], implementation: Implementation) -> None:
         self.parameters = list(parameters)
+        self.cleared: Sequence[Parameter] = self.parameters  # by zero_grad; other ranks' too
         self.implementation = implementation
 
     def step(self) -> None:
@@ -30,7 +31,7 @@ class Optimizer:
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Drop all gradients; or zero them where they are, which allocates nothing."""
-        for parameter in self.parameters if set_to_none else ():
+        for parameter in self.cleared if set_to_none else ():
             parameter.grad = None
 
     def _update(self, parameters: list[Parameter]) -> None:

@@ -9,7 +9,7 @@ from vrambudget.config.settings import Probability, Settings
 Attention = Literal["sdpa", "eager"]
 ExpertsImplementation = Literal["grouped_mm", "eager"]
 Routing = Literal["uniform", "worst"]
-Checkpointing = Literal["none", "full"]
+Checkpointing = Literal["none", "full", "selective-2"]
 
 
 class Modules(Settings, defer_build=True, title="model"):
@@ -26,7 +26,8 @@ class Modules(Settings, defer_build=True, title="model"):
     )
     checkpointing: Checkpointing = Field(
         "none",
-        description="full: keep only each layer's input, and run the layer again in backward",
+        description="full: keep only each layer's input, and run the layer again in backward;"
+        " selective-2: of every second layer (torchtitan)",
     )
     use_cache: bool = Field(
         default=False,

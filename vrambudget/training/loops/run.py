@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
+from typing import TYPE_CHECKING
 
 from vrambudget import dtypes
 from vrambudget.config.job import EVALUATED_BEFORE, Job
@@ -27,6 +28,9 @@ from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.param_groups import ParamGroups, decay_groups
 from vrambudget.training.scaler import GradScaler
 
+if TYPE_CHECKING:
+    from vrambudget.parallel.ranked import Ranked
+
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
@@ -42,12 +46,21 @@ class LoopSettings:
 class Run:
     """One run of a loop on the current tape."""
 
-    def __init__(self, model: Module, settings: LoopSettings, *, in_full: bool = False) -> None:
-        self.model = model if in_full else WalkedOnce(model)
+    def __init__(
+        self,
+        model: Module,
+        settings: LoopSettings,
+        *,
+        in_full: bool = False,
+        ranked: "Ranked | None" = None,
+    ) -> None:
+        self.model = self._walked = model if in_full else WalkedOnce(model)
         self.settings = settings.job
         self._inputs, self._eval_inputs = settings.inputs, settings.eval_inputs
         self._autocast = settings.autocast
-        self._model = model
+        self._model, self._ranked = model, ranked
+        if ranked is not None:
+            self.model = ranked.wrap(model, self._walked)
         self._step = 0
 
     def steps(self) -> Iterator[int]:
@@ -59,7 +72,11 @@ class Run:
 
     def micro_batches(self) -> Iterator[int]:
         """Yield the numbers of a step's micro-batches."""
-        return _noticing(self.settings.grad_accum)
+        count = self.settings.grad_accum
+        for number in _noticing(count):
+            if self._ranked is not None:
+                self._ranked.micro_batch(is_last=number == count - 1)
+            yield number
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches on the device, as a data loader hands them over."""
@@ -88,6 +105,12 @@ class Run:
         """Return the job's optimizer, None for a job without one."""
         name, implementation = self.settings.optimizer, self.settings.optimizer_impl
         outer = embeddings_and_head(self._model) if name == "muon" else ()
+        if self._ranked is not None:
+            own = self._ranked.stepped(parameters)
+            optimizer = make_optimizer(name, implementation, own, outer)
+            if optimizer is not None:
+                optimizer.cleared = parameters
+            return optimizer
         return make_optimizer(name, implementation, parameters, outer)
 
     def make_grouped_optimizer(self) -> Optimizer:
@@ -107,8 +130,8 @@ class Run:
 
     def check(self) -> None:
         """Raise CannotRepeatError where the job has to be walked in full."""
-        if isinstance(self.model, WalkedOnce):
-            self.model.check()
+        if isinstance(self._walked, WalkedOnce):
+            self._walked.check()
 
     @property
     def counts_items(self) -> bool:

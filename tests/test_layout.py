@@ -1,0 +1,118 @@
+"""How ranks share their work: what is understood, and what is refused with a way out."""
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.config.gpus import count_of_gpus
+from vrambudget.config.job import Job
+from vrambudget.config.layout import Layout, parse_layout
+from vrambudget.config.record import job_of_record
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.estimator import resolve
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "layout"),
+    [
+        (None, None, Layout(1, None)),
+        ("ddp", 8, Layout(8, "ddp")),
+        ("FSDP2", 2, Layout(2, "fsdp2")),
+        ("tp=2", None, Layout(2, None, tp=2)),
+        ("tp", 4, Layout(4, None, tp=4)),
+        ("fsdp2 + tp=2", 8, Layout(8, "fsdp2", tp=2)),
+        ("pp=4", None, Layout(4, None, pp=4)),
+    ],
+)
+def test_a_layout_is_read(text, ranks, layout):
+    assert parse_layout(text, ranks) == layout
+
+
+def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
+    assert parse_layout("fsdp2+tp=2", 8).shards == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "words"),
+    [
+        (None, 8, "nothing says how they share the work"),
+        ("fdsp2", 8, "'fdsp2' is not known"),
+        ("ddp+fsdp2", 8, "exclude each other"),
+        ("tp=0", 8, "should end in a number of ranks"),
+        ("fsdp2+tp=3", 8, "a multiple of 3 ranks"),
+        ("tp=2", 8, "takes 2 ranks; ranks is 8"),
+    ],
+)
+def test_a_slip_in_a_layout_is_told(text, ranks, words):
+    with pytest.raises(VramBudgetError, match=words):
+        parse_layout(text, ranks)
+
+
+@pytest.mark.parametrize("text", ["zero3", "fsdp", "cp=2", "fsdp2+pp=2", "ddp+tp=2"])
+def test_a_known_layout_without_rules_is_refused_with_a_way_out(text):
+    with pytest.raises(NotModelledError) as error:
+        parse_layout(text, 8)
+    assert "rehearse --ranks" in str(error.value.hint)
+
+
+def test_settings_of_another_library_are_refused():
+    with pytest.raises(VramBudgetError, match="param_dtype is 'bf16', a setting of FSDP2"):
+        Job.parse({"ranks": 8, "parallel": "ddp", "param_dtype": "bf16"})
+
+
+def test_a_rank_beyond_the_last_is_refused():
+    with pytest.raises(VramBudgetError, match="counted from 0 to 7"):
+        Job.parse({"ranks": 8, "parallel": "ddp", "rank": 8})
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [("8xh100", 8, "h100"), ("2 x RTX 4090", 2, "RTX 4090"), ("h100", 1, "h100")],
+)
+def test_a_number_of_gpus_is_read(text, count, name):
+    assert count_of_gpus(text) == (count, name)
+
+
+def test_several_gpus_are_as_many_ranks():
+    scenario = resolve("gpt2", gpu="8xh100", parallel="ddp")
+    assert scenario.job.ranks == 8
+    assert scenario.gpu is not None
+    assert scenario.gpu.key == "h100-80gb"
+
+
+def test_optimizers_that_cannot_step_shards_are_refused():
+    with pytest.raises(NotModelledError, match="adafactor of sharded parameters"):
+        estimate("gpt2", ranks=2, parallel="fsdp2", optimizer="adafactor", block=32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"loop": "trainer"}, "the loop of trainer"),
+        ({"optimizer": "sgd", "optimizer_impl": "fused"}, "fused SGD of sharded parameters"),
+        ({"quant": "nf4", "lora_rank": 4, "precision": "bf16"}, "4-bit weights in shards"),
+    ],
+)
+def test_what_a_layout_is_not_modelled_with_is_refused(fields, words):
+    with pytest.raises(NotModelledError, match=words):
+        estimate("gpt2", ranks=2, parallel="fsdp2", block=32, **fields)
+
+
+def test_a_record_tells_its_layout_in_one_object():
+    job = job_of_record(
+        {"parallel": {"method": "fsdp2", "world": 8, "param": "bf16", "reshard": 2, "rank": 1}}
+    )
+    assert (job.layout, job.param_dtype, job.rank) == (Layout(8, "fsdp2"), "bf16", 1)
+    assert job.reshard_after_forward == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"method": "fsdp2", "world": 8, "shards": 3}, "parallel.shards is not known"),
+        ({"method": "fsdp9", "world": 8}, "'fsdp9' is not modelled"),
+        ({"method": "ddp"}, "parallel.world is None"),
+    ],
+)
+def test_a_record_of_an_unknown_layout_is_refused(told, words):
+    with pytest.raises(VramBudgetError, match=words):
+        job_of_record({"parallel": told})

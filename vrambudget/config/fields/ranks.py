@@ -1,0 +1,111 @@
+"""Several GPUs: how many there are, how they share the work, and the libraries' own settings."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from vrambudget.config.layout import Layout, parse_layout
+from vrambudget.config.settings import Settings, Size
+from vrambudget.errors import VramBudgetError
+
+DTypeName = Literal["fp32", "bf16", "fp16"]
+FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
+
+MOST_RANKS = 2**20
+
+_OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+_OF_FSDP2 = ("param_dtype", "reduce_dtype", "reshard_after_forward", "replicate", "cpu_offload")
+
+
+def _reshard(value: Any) -> Any:
+    """Return true, false or a number of ranks, also from text."""
+    words = {"true": True, "false": False}
+    if isinstance(value, str):
+        value = words.get(value.lower(), int(value) if value.isdecimal() else value)
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and value >= 1):
+        return value
+    raise ValueError("it should be true, false or a number of ranks, for example 8")
+
+
+Reshard = Annotated[bool | int | str | None, BeforeValidator(_reshard)]
+
+
+class Ranks(Settings, defer_build=True, title="several GPUs"):
+    """How the ranks of a job share its work; `batch` is that of each rank."""
+
+    ranks: Annotated[Size, Field(le=MOST_RANKS)] | None = Field(
+        None, description="GPUs, one process each; --batch is that of each (--gpu 8xh100 says both)"
+    )
+    parallel: str | None = Field(
+        None,
+        description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
+        " (fully_shard)",
+    )
+    rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
+        None, description="the rank to report (default: the one that takes most)"
+    )
+    bucket_cap_mb: Annotated[Size, Field(le=2**20)] | None = Field(
+        None, description="DDP: MiB of gradients in a bucket (default: 25, and 1 in the first)"
+    )
+    gradient_as_bucket_view: bool = Field(
+        default=False, description="DDP: gradients lie in the buckets"
+    )
+    static_graph: bool = Field(default=False, description="DDP: the graph never changes")
+    find_unused_parameters: bool = Field(
+        default=False, description="DDP: look for parameters that got no gradient"
+    )
+    parameters_as_bucket_view: bool = Field(
+        default=False, description="ZeroRedundancyOptimizer: parameters lie in buckets of each rank"
+    )
+    no_sync: bool = Field(
+        default=False,
+        description="accumulate without reducing: no_sync(), set_requires_gradient_sync(False)",
+    )
+    param_dtype: DTypeName | None = Field(
+        None, description="FSDP2, MixedPrecisionPolicy: the type to gather and compute in"
+    )
+    reduce_dtype: DTypeName | None = Field(
+        None, description="FSDP2, MixedPrecisionPolicy: the type that gradients are reduced in"
+    )
+    output_dtype: DTypeName | None = Field(
+        None, description="FSDP2, MixedPrecisionPolicy: the type of a module's outputs"
+    )
+    reshard_after_forward: Reshard = Field(
+        None,
+        description="FSDP2: true, false, or a number of ranks to reshard to"
+        " (default: true for layers, false for the root)",
+    )
+    fsdp_wrap: FsdpWrap = Field(
+        "blocks", description="FSDP2: what fully_shard is called on besides the model itself"
+    )
+    replicate: Size = Field(1, description="FSDP2: copies of the shards (HSDP)")
+    cpu_offload: bool = Field(
+        default=False, description="FSDP2: CPUOffloadPolicy; shards, gradients, states on the host"
+    )
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks share the work. Raises VramBudgetError."""
+        return parse_layout(self.parallel, self.ranks)
+
+    def problems(self) -> Iterable[str]:
+        """Yield layouts and settings that do not go together."""
+        try:
+            layout = self.layout
+        except VramBudgetError as error:
+            yield f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+            return
+        if self.rank is not None and self.rank >= layout.ranks:
+            yield f"rank is {self.rank}; ranks are counted from 0 to {layout.ranks - 1}"
+        if layout.data == "fsdp2" and layout.shards % self.replicate:
+            yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
+        yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})
+        yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
+
+    def _misplaced(self, names: Iterable[str], what: str, *, belongs: bool) -> Iterable[str]:
+        for name in names:
+            if not belongs and name in self.model_fields_set:
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    yield f"{name} is {value!r}, a setting of {what}; parallel is {self.parallel!r}"

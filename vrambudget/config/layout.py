@@ -1,0 +1,113 @@
+"""How the ranks of a job share its work: "fsdp2", "tp=2", "fsdp2+tp=2", "pp=4".
+
+A layout is one way to share data (ddp, zero1, fsdp2), ways to cut the model (tp=T, pp=P), or both,
+joined by "+". The ranks are the product: of 8 with "fsdp2+tp=2", 4 share the parameters of each of
+the 2 cuts.
+"""
+
+from dataclasses import dataclass
+
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
+
+DATA_PARALLEL = ("ddp", "zero1", "fsdp2")
+CUTS = ("tp", "pp")
+
+NOT_MODELLED = {
+    "fsdp1": "FullyShardedDataParallel",
+    "fsdp": "FullyShardedDataParallel; fully_shard is 'fsdp2'",
+    "zero2": "DeepSpeed's ZeRO-2",
+    "zero3": "DeepSpeed's ZeRO-3",
+    "deepspeed": "DeepSpeed",
+    "cp": "context parallelism",
+    "ep": "expert parallelism",
+    "sp": "sequence parallelism by itself; with tensor parallelism it is --sequence-parallel",
+}
+_REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A parsed layout of so many ranks."""
+
+    ranks: int
+    data: str | None  # one of DATA_PARALLEL
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def shards(self) -> int:
+        """How many ranks share the data."""
+        return self.ranks // (self.tp * self.pp)
+
+    def __str__(self) -> str:
+        parts = [self.data] if self.data else []
+        parts += [f"{name}={n}" for name, n in (("tp", self.tp), ("pp", self.pp)) if n > 1]
+        return "+".join(parts) or "one GPU"
+
+
+def parse_layout(text: str | None, ranks: int | None) -> Layout:
+    """Return the layout of a job's `parallel` and `ranks`.
+
+    Raises VramBudgetError for words that are not known or numbers that do not fit, and
+    NotModelledError for known ways that are not modelled.
+    """
+    if text is None:
+        if ranks in {None, 1}:
+            return Layout(1, None)
+        raise VramBudgetError(
+            f"ranks is {ranks}, and nothing says how they share the work",
+            hint=f"set parallel, for example {', '.join(DATA_PARALLEL)}, tp=2 or fsdp2+tp=2",
+        )
+    data, cuts = None, dict.fromkeys(CUTS, 0)
+    for part in text.lower().replace(" ", "").split("+"):
+        name, sign, number = part.partition("=")
+        if name in DATA_PARALLEL and not sign:
+            if data is not None:
+                raise VramBudgetError(f"parallel is {text!r}: {data} and {name} exclude each other")
+            data = name
+        elif name in CUTS and not cuts[name]:
+            cuts[name] = _degree(text, part, number if sign else str(ranks or ""))
+        else:
+            raise _unknown(text, name)
+    return _checked(text, ranks, data, cuts["tp"] or 1, cuts["pp"] or 1)
+
+
+def _degree(text: str, part: str, number: str) -> int:
+    if not number.isdecimal() or not 1 <= int(number) <= 2**20:
+        raise VramBudgetError(
+            f"parallel is {text!r}: {part!r} should end in a number of ranks, for example tp=2"
+        )
+    return int(number)
+
+
+def _checked(text: str, ranks: int | None, data: str | None, tp: int, pp: int) -> Layout:
+    ranks = ranks or tp * pp
+    if ranks % (tp * pp):
+        raise VramBudgetError(
+            f"parallel is {text!r}, which takes a multiple of {tp * pp} ranks; ranks is {ranks}"
+        )
+    if data is None and ranks != tp * pp:
+        raise VramBudgetError(
+            f"parallel is {text!r}, which takes {tp * pp} ranks; ranks is {ranks}",
+            hint=f"say how the others share the data, for example fsdp2+{text}",
+        )
+    if pp > 1 and (data or tp > 1):
+        raise NotModelledError(
+            f"a pipeline together with {data or 'tensor parallelism'} is not modelled",
+            hint=_REHEARSE,
+        )
+    if tp > 1 and data in {"ddp", "zero1"}:
+        raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=_REHEARSE)
+    return Layout(ranks, data, tp, pp)
+
+
+def _unknown(text: str, name: str) -> VramBudgetError:
+    if name in NOT_MODELLED:
+        return NotModelledError(
+            f"parallel is {text!r}: {NOT_MODELLED[name]} is not modelled", hint=_REHEARSE
+        )
+    known = (*DATA_PARALLEL, *CUTS)
+    return VramBudgetError(
+        f"parallel is {text!r}: {name!r} is not known",
+        hint=did_you_mean(name, known) or f"it is made of {', '.join(known)}, for example fsdp2",
+    )

@@ -1,0 +1,67 @@
+"""Records of several GPUs, which say their layout in one object.
+
+    "parallel": {"method": "fsdp2", "world": 8, "rank": 0, "param": "bf16", "reduce": "fp32", ...}
+
+Its keys are those of the script that such records were measured with. Each is a field of a job by
+another name; one that is not known is refused, for what it changes would be missing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.errors import NotModelledError, VramBudgetError
+
+READ_AS_ZERO = {"causal_mask": "built"}
+"""How such records read back what decides about masks: rows looked packed, so masks were built."""
+
+_SAME = (
+    *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
+    *("parameters_as_bucket_view", "no_sync", "replicate"),
+)
+_RENAMED = {
+    "world": "ranks",
+    "rank": "rank",
+    "param": "param_dtype",
+    "reduce": "reduce_dtype",
+    "output": "output_dtype",
+    "offload": "cpu_offload",
+    **{name: name for name in _SAME},
+}
+_WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}
+
+
+def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's fields for a record's `parallel`. Raises VramBudgetError."""
+    values = dict(told)
+    method, world = values.pop("method", None), values.get("world")
+    if not isinstance(world, int) or isinstance(world, bool):
+        raise VramBudgetError(f"parallel.world is {world!r}; it should be a number of ranks")
+    tp = values.pop("tp", None)
+    fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp)}
+    if method == "fsdp2":
+        fields |= _of_fsdp2(values)
+    for key, value in values.items():
+        if key not in _RENAMED:
+            raise NotModelledError(f"parallel.{key} is not known: what it changes is not modelled")
+        fields[_RENAMED[key]] = value
+    return fields
+
+
+def _layout(method: object, world: int, tp: int | None) -> str:
+    if method in {"tp", "pp"}:
+        return f"{method}={tp or world}"
+    if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp2"}:
+        raise NotModelledError(f"parallel.method {method!r} is not modelled")
+    return f"{method}+tp={tp}" if tp else method
+
+
+def _of_fsdp2(values: dict[str, Any]) -> dict[str, Any]:
+    """Take what fully_shard is called on, and with which reshard_after_forward.
+
+    The root is given that of the layers, unless the modules are torchtitan's.
+    """
+    wrap = values.pop("wrap", None)
+    found = "root" if values.pop("root_blocks", False) else _WRAPS.get(wrap or "", "blocks")
+    if wrap is not None and wrap not in _WRAPS:
+        raise NotModelledError(f"parallel.wrap {wrap!r} is not known")
+    return {"fsdp_wrap": found, "reshard_after_forward": values.pop("reshard", True)}

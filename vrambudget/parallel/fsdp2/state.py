@@ -1,0 +1,172 @@
+"""What a wrapped module's calls do before and after its own forward, and in backward.
+
+    before forward    gather (the root: begin an iteration); cast floating inputs to param_dtype;
+                      a node on the inputs, whose backward is the group's post_backward
+    after forward     reshard; a hook on the outputs' gradients, which is its pre_backward; the root
+                      lets the last flat output go
+    end of backward   post_backward of groups whose inputs wanted no gradient, the root's among
+                      them; then the last reduce-scatter's input dies
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py (FSDPState,
+_register_group_forward_hooks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from vrambudget.dtypes import DType
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.parallel.fsdp2.param_group import CommContext, ParamGroup, TrainingState
+from vrambudget.parallel.fsdp2.parameter import Policies
+
+
+@dataclass(slots=True)
+class StateContext:
+    """What the states of one root share (FSDPStateContext)."""
+
+    all_states: list[State] = field(default_factory=list)
+    iter_forward_root: State | None = None
+    final_callback_queued: bool = False
+    comm: CommContext = field(default_factory=CommContext)
+
+
+class State:
+    """FSDPState: the hooks of one wrapped module, or of several that share a group."""
+
+    def __init__(
+        self, modules: Sequence[Module], group: ParamGroup | None, policies: Policies
+    ) -> None:
+        self.modules, self.group, self.policies = modules, group, policies
+        self.shared = StateContext()
+        self.training_state = TrainingState.IDLE
+        self._to_run: set[int] = set()
+
+    def call(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module's forward with what comes before and after it."""
+        if len(self.modules) == 1:
+            args, kwargs = self._pre_forward(args, kwargs)
+            return self._post_forward(module.forward(*args, **kwargs))
+        if not self._to_run:  # the first of several
+            self._to_run = {id(each) for each in self.modules}
+            args, kwargs = self._pre_forward(args, kwargs)
+        output = module.forward(*args, **kwargs)
+        self._to_run.discard(id(module))
+        return output if self._to_run else self._post_forward(output)
+
+    def _pre_forward(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        group = self.group
+        if self.training_state is TrainingState.PRE_BACKWARD:  # a checkpoint runs it again
+            if group is not None:
+                group.unshard()
+                group.wait_for_unshard()
+            return args, kwargs
+        self.training_state = TrainingState.FORWARD
+        if self.shared.iter_forward_root is None:
+            self.shared.iter_forward_root = self
+        if self.policies.cast_forward_inputs and self.policies.param_dtype is not None:
+            args, kwargs = _cast((args, kwargs), self.policies.param_dtype)
+        if group is None:
+            return args, kwargs
+        group.pre_forward()
+        return _with_post_backward(group, args, kwargs)
+
+    def _post_forward(self, output: Any) -> Any:
+        if self.training_state is TrainingState.PRE_BACKWARD:
+            return output
+        if self.group is not None:
+            self.group.post_forward(in_backward=context.thread == "autograd")
+        self._register_pre_backward_hook(output)
+        self.training_state = TrainingState.IDLE
+        if self.shared.iter_forward_root is self:
+            self.shared.comm.all_gather_state = None
+            self.shared.iter_forward_root = None
+        if self.policies.output_dtype is not None:
+            output = _cast(output, self.policies.output_dtype)
+        return output
+
+    def _register_pre_backward_hook(self, output: Any) -> None:
+        if not context.grad_enabled:
+            return
+        for x in tensors_of(output):
+            if x.requires_grad and x.node is not None:
+                x.node.hooks = (*x.node.hooks, self._pre_backward)
+
+    def _pre_backward(self) -> None:
+        self.training_state = TrainingState.PRE_BACKWARD
+        if not self.shared.final_callback_queued:
+            self.shared.final_callback_queued = True
+            context.callbacks.append(self._root_post_backward_final_callback)
+        if self.group is not None:
+            self.group.pre_backward()
+
+    def _root_post_backward_final_callback(self) -> None:
+        for state in self.shared.all_states:
+            group = state.group
+            if group is not None and group.training_state is not TrainingState.POST_BACKWARD:
+                group.post_backward()
+            state.training_state = TrainingState.IDLE
+            if group is not None:
+                group.training_state = TrainingState.IDLE
+                group.finalize_backward()
+        self.shared.comm.post_forward_order.clear()
+        self.shared.comm.reduce_scatter_input = None
+        self.shared.final_callback_queued = False
+
+
+def set_requires_gradient_sync(states: Sequence[State], *, sync: bool) -> None:
+    """Reduce gradients in the backward passes that follow, or keep them whole."""
+    for state in states:
+        if state.group is not None:
+            state.group.reduce_grads = sync
+
+
+def _with_post_backward(
+    group: ParamGroup, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put the group's node on those inputs that want a gradient."""
+    if not context.grad_enabled:
+        return args, kwargs
+    wanting = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    if not wanting:
+        return args, kwargs
+    outputs = dict(zip(map(id, wanting), group.register_post_backward(wanting), strict=True))
+    replaced: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
+        (args, kwargs), lambda x: outputs.get(id(x), x)
+    )
+    return replaced
+
+
+def _cast(values: Any, dtype: DType) -> Any:
+    return mapped(values, lambda x: to(x, dtype) if x.dtype.is_floating_point else x)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments with `function` applied to their tensors; what has none stays as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(item, function) for item in value])
+    if isinstance(value, dict):
+        return {key: mapped(item, function) for key, item in value.items()}
+    return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors in a module's arguments or outputs."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, f.name) for f in fields(value)]
+    if isinstance(value, list | tuple):
+        return [x for item in value for x in tensors_of(item)]
+    return []

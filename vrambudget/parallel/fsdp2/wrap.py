@@ -1,0 +1,174 @@
+"""fully_shard, and which modules of a model it is called on.
+
+    blocks       every layer, then the root, which has the rest: embeddings, the last norm, the head
+    root         the whole model at once
+    torchtitan   the embedding by itself; every layer; the last norm and the head together, which
+                 are not resharded after forward; then the root, which has nothing left
+    torchtitan-2024   blocks, of which the last is not resharded after forward
+
+Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py, _fsdp_init.py
+(_get_managed_modules, _get_managed_states); torchtitan/models/llama3/infra/parallelize.py
+(apply_fsdp).
+Not modelled: several roots, ignored parameters, parameters of several types in one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vrambudget.engine.alike import Layer
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter
+from vrambudget.errors import NotModelledError
+from vrambudget.parallel.fsdp2.param_group import ParamGroup
+from vrambudget.parallel.fsdp2.parameter import Policies, ShardedParameter
+from vrambudget.parallel.fsdp2.state import State
+from vrambudget.parallel.group import Group
+from vrambudget.parallel.meta import to_empty
+
+Reshard = bool | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Among whom, and how: what all fully_shard calls on a model have in common."""
+
+    shard: Group
+    replicate: Group | None = None  # HSDP
+    policies: Policies = field(default_factory=Policies)
+    reshard: Reshard = None  # reshard_after_forward; None: fully_shard's default
+    wrap: str = "blocks"
+
+
+class FullyShard:
+    """The calls of fully_shard on one model, in order; the last is the root's."""
+
+    def __init__(self, model: Module, sharding: Sharding) -> None:
+        self.sharding = sharding
+        self.states: list[State] = []
+        self._taken: set[int] = set()  # parameters of inner groups
+        self._owners: dict[int, list[tuple[Module, str]]] = {}
+        for module in model.modules():
+            for name, value in module.__dict__.items():
+                if isinstance(value, Parameter):
+                    self._owners.setdefault(id(value), []).append((module, name))
+        self.model = model
+        self._wrap()
+        self._share()
+
+    def _wrap(self) -> None:
+        model, sharding = self.model, self.sharding
+        reshard = sharding.reshard
+        if sharding.wrap == "torchtitan":
+            embedding, norm, head = _ends(model)
+            self._fully_shard([embedding], reshard=reshard)
+        if sharding.wrap != "root":
+            blocks = layers_of(model)
+            if not blocks:
+                raise NotModelledError(
+                    "this model has no layers that are known here, to be wrapped one by one",
+                    hint="--fsdp-wrap root wraps the model alone",
+                )
+            for number, block in enumerate(blocks):
+                stays = sharding.wrap == "torchtitan-2024" and number == len(blocks) - 1
+                self._fully_shard([block], reshard=False if stays else reshard)
+        if sharding.wrap == "torchtitan":
+            self._fully_shard([norm, head], reshard=False)
+            reshard = None
+        # A root whose argument was left at its default is not resharded: it is needed at once.
+        self._fully_shard([model], reshard=False if reshard is None else reshard)
+
+    def _fully_shard(self, modules: Sequence[Module], *, reshard: Reshard) -> None:
+        sharding = self.sharding
+        found: dict[int, Parameter] = {}
+        for module in modules:
+            found |= {id(p): p for p in module.parameters() if id(p) not in self._taken}
+        self._taken |= found.keys()
+        post_forward = _post_forward_group(sharding.shard, reshard)
+        group = None
+        if found:
+            parameters = [
+                ShardedParameter(self._owners[key], sharding.shard, post_forward, sharding.policies)
+                for key in found
+            ]
+            self._taken |= {id(parameter.sharded) for parameter in parameters}
+            self._check(parameters)
+            group = ParamGroup(
+                parameters,
+                sharding.shard,
+                post_forward=post_forward,
+                replicate=sharding.replicate,
+            )
+        state = State(modules, group, sharding.policies)
+        for module in modules:
+            module.hooks = state
+        self.states.append(state)
+
+    @staticmethod
+    def _check(parameters: Sequence[ShardedParameter]) -> None:
+        """Refuse what fully_shard refuses: trained parameters of several types in a group."""
+        if len({p.orig_dtype for p in parameters if p.sharded.requires_grad}) > 1:
+            raise NotModelledError(
+                "the trained parameters of a layer, or of the rest, are of several types",
+                hint="fully_shard raises an AssertionError here: load the model in one type",
+            )
+
+    def _share(self) -> None:
+        """Let all states have the root's contexts, in the order of named_modules (_lazy_init)."""
+        by_module = {id(module): state for state in self.states for module in state.modules}
+        shared = self.states[-1].shared
+        order = (by_module[id(m)] for m in self.model.modules() if id(m) in by_module)
+        shared.all_states = list(dict.fromkeys(order))
+        for state in self.states:
+            state.shared = shared
+            if state.group is not None:
+                state.group.comm = shared.comm
+
+    @property
+    def parameters(self) -> list[ShardedParameter]:
+        """The parameters of all groups."""
+        return [p for state in self.states if state.group for p in state.group.parameters]
+
+    def materialise(self) -> None:
+        """Give the shards their memory: `model.to_empty(device="cuda")`."""
+        by_module = {id(module): state for state in self.states for module in state.modules}
+
+        def applied(module: Module) -> None:
+            state = by_module.get(id(module))
+            if state is not None and state.group is not None:
+                for parameter in state.group.parameters:
+                    parameter.reset_sharded_param()
+
+        to_empty(self.model, applied, offload=self.sharding.policies.offload)
+
+
+def _post_forward_group(shard: Group, reshard: Reshard) -> Group | None:
+    """Return the ranks that hold the parameters together between forward and backward."""
+    if reshard is False:
+        return None
+    if reshard is None or reshard is True or reshard == shard.size:
+        return shard
+    if shard.size % reshard:
+        raise NotModelledError(
+            f"reshard_after_forward is {reshard}, which does not divide the {shard.size} ranks"
+            " that share the parameters",
+            hint="fully_shard raises a ValueError here",
+        )
+    return None if reshard == 1 else Group(reshard, shard.rank % reshard)
+
+
+def layers_of(model: Module) -> list[Layer]:
+    """Return the layers of a model's stacks, in order: what is wrapped one by one."""
+    return [module for module in model.modules() if isinstance(module, Layer)]
+
+
+def _ends(model: Module) -> tuple[Module, Module, Module]:
+    """Return the embedding, the last norm and the head of a model with torchtitan's names."""
+    try:
+        return model.tok_embeddings, model.norm, model.output  # type: ignore[attr-defined]
+    except AttributeError:
+        raise NotModelledError(
+            "this model does not have torchtitan's modules (tok_embeddings, norm, output)",
+            hint="use --fsdp-wrap blocks",
+        ) from None

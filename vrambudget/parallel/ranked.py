@@ -1,0 +1,196 @@
+"""A job's model, made ready for its ranks: built, cut or wrapped, and told of micro-batches.
+
+    ddp, zero1    built on the GPU, then wrapped; the optimizer's states are shared (zero1)
+    fsdp2         built without memory, cut, then materialised
+
+What a training loop has to know of it is in `Ranked`; a loop of one GPU has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from vrambudget import dtypes
+from vrambudget.config.job import Job
+from vrambudget.config.layout import Layout
+from vrambudget.dtypes import DType
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter
+from vrambudget.errors import NotModelledError
+from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
+from vrambudget.parallel.fsdp2.parameter import Policies
+from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
+from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
+from vrambudget.parallel.group import Group
+from vrambudget.parallel.meta import on_meta
+from vrambudget.parallel.zero1 import move_into_buckets, partitioned
+
+_STATES_ON_HOST = {"adamw": 2, "adam": 2, "sgd-momentum": 1, "sgd": 0, "none": 0}
+"""How often an optimizer has a parameter's size besides the gradient; FSDP2 has no others."""
+
+_DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
+
+
+class Ranked(Protocol):
+    """One rank of a job."""
+
+    in_full: bool  # whether every pass and layer has to be walked
+
+    def building(self) -> AbstractContextManager[None]:
+        """Return where the model is built."""
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        """Return what the loop calls; `called`: the model, or one that is walked once."""
+
+    def micro_batch(self, *, is_last: bool) -> None:
+        """Begin one: whether its backward reduces gradients."""
+
+    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+        """Return the parameters that this rank's optimizer steps."""
+
+    def host_bytes(self) -> int:
+        """Return what this rank has in main memory."""
+
+    def ranks_differ(self) -> bool:
+        """Return whether other ranks take something else."""
+
+
+def ranked(job: Job) -> Ranked | None:
+    """Return one rank of a job, None for a job of one GPU.
+
+    Raises NotModelledError for combinations without rules.
+    """
+    layout = job.layout
+    refuse(job, layout)
+    if layout.data == "fsdp2":
+        return _FSDP2(job, layout)
+    if layout.data in {"ddp", "zero1"}:
+        return _DDP(job, layout)
+    return None
+
+
+_REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
+
+
+def refuse(job: Job, layout: Layout) -> None:
+    """Raise NotModelledError for what this layout is not modelled with."""
+    cut = layout.tp > 1 or layout.pp > 1
+    shards = layout.data in {"fsdp2", "zero1"} or cut
+    problems = {
+        f"optimizer {job.optimizer} of sharded parameters": shards
+        and job.optimizer not in _STATES_ON_HOST,
+        "a gradient scaler (amp-fp16) of sharded parameters": shards
+        and job.precision == "amp-fp16",
+        "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
+        and job.optimizer in {"sgd", "sgd-momentum"}
+        and job.optimizer_impl == "fused",
+        "4-bit weights in shards": job.quant is not None and (layout.data == "fsdp2" or cut),
+        "generation on several ranks": job.mode == "generate",
+        f"the loop of {job.loop} on several ranks": job.loop != "plain",
+        "tensor parallelism": layout.tp > 1,
+        "a pipeline": layout.pp > 1,
+    }
+    for what, is_asked in problems.items():
+        if is_asked:
+            raise NotModelledError(f"{what} is not modelled", hint=_REHEARSE)
+
+
+class _DDP:
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self.job = job
+        self.group = Group(layout.ranks, job.rank or 0)
+        self.shares_states = layout.data == "zero1"
+        self.in_full = job.gradient_as_bucket_view
+        self.wrapped: DistributedDataParallel | None = None
+
+    def building(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        job = self.job
+        settings = DdpSettings(
+            bucket_cap_mb=job.bucket_cap_mb,
+            gradient_as_bucket_view=job.gradient_as_bucket_view,
+            static_graph=job.static_graph,
+            find_unused_parameters=job.find_unused_parameters,
+        )
+        self.wrapped = DistributedDataParallel(model, called, settings)
+        return self.wrapped
+
+    def micro_batch(self, *, is_last: bool) -> None:
+        assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
+        self.wrapped.require_backward_grad_sync = is_last or not self.job.no_sync
+
+    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+        if not self.shares_states:
+            return parameters
+        ranks = partitioned(parameters, self.group)
+        if self.job.parameters_as_bucket_view:
+            move_into_buckets(ranks)
+        return ranks[self.group.rank]
+
+    def host_bytes(self) -> int:
+        return 0
+
+    def ranks_differ(self) -> bool:
+        return self.shares_states
+
+
+class _FSDP2:
+    in_full = True
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self.job = job
+        shard = layout.shards // job.replicate
+        rank = (job.rank or 0) // (layout.tp * layout.pp)
+        self.sharding = Sharding(
+            shard=Group(shard, rank % shard),
+            replicate=Group(job.replicate, rank // shard) if job.replicate > 1 else None,
+            policies=Policies(
+                param_dtype=_dtype(job.param_dtype),
+                reduce_dtype=_dtype(job.reduce_dtype),
+                output_dtype=_dtype(job.output_dtype),
+                offload=job.cpu_offload,
+            ),
+            reshard=job.reshard_after_forward,  # type: ignore[arg-type]
+            wrap=job.fsdp_wrap,
+        )
+        self.wrapped: FullyShard | None = None
+
+    def building(self) -> AbstractContextManager[None]:
+        return on_meta()
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        root = getattr(model, "wrapped", model)
+        self.wrapped = FullyShard(root, self.sharding)
+        self.wrapped.materialise()
+        return called
+
+    def micro_batch(self, *, is_last: bool) -> None:
+        if self.job.no_sync:
+            assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
+            set_requires_gradient_sync(self.wrapped.states, sync=is_last)
+
+    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+        return parameters
+
+    def host_bytes(self) -> int:
+        assert self.wrapped is not None  # noqa: S101 - it was
+        if not self.job.cpu_offload:
+            return 0
+        states = _STATES_ON_HOST[self.job.optimizer]
+        return sum(
+            p.padded_numel * p.orig_dtype.itemsize * (2 + states if p.sharded.requires_grad else 1)
+            for p in self.wrapped.parameters
+        )
+
+    def ranks_differ(self) -> bool:
+        assert self.wrapped is not None  # noqa: S101 - it was
+        group = self.sharding.shard
+        return any(p.shape[0] % group.size for p in self.wrapped.parameters)
+
+
+def _dtype(name: str | None) -> DType | None:
+    return None if name is None else _DTYPES[name]
