@@ -27,6 +27,7 @@ _HOMES = {
     "load_ipython_extension": "vrambudget.cli.magic",
     "max_batch": "vrambudget.planning.fit",
     "max_block": "vrambudget.planning.fit",
+    "plan_gpus": "vrambudget.planning.plan",
     "preflight": "vrambudget.integrations.preflight",
     "sweep": "vrambudget.planning.sweep",
 }
@@ -45,6 +46,7 @@ __all__ = [
     "lightning_callback",
     "max_batch",
     "max_block",
+    "plan_gpus",
     "preflight",
     "sweep",
 ]

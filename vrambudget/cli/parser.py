@@ -15,6 +15,7 @@ COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
     "validate": ("vrambudget.cli.validate", "compare predictions with measured records"),
     "fit": ("vrambudget.cli.fit", "find the largest batch or the longest block that fits"),
+    "plan": ("vrambudget.cli.plan", "find the fewest GPUs for a job, and how to use them"),
     "serve": ("vrambudget.cli.serve", "show how many requests an inference server holds"),
     "sweep": ("vrambudget.cli.sweep", "estimate many settings on many GPUs"),
     "explain": ("vrambudget.cli.explain", "explain an out-of-memory message"),

@@ -104,12 +104,12 @@ def _product(
 
         return record(name, y, inputs=(x, weight), saved=kept, backward=backward)
 
-    def backward_with_bias(dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def backward_with_bias(dy: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dx = _gradient(x_shape, dtype) if needs_x else None
         dweight = weight_gradient() if needs_weight else None
-        return dx, dweight, dy  # the engine sums dy to the bias' shape
+        return dy, dx, dweight  # the engine sums dy to the bias' shape; it moves on first
 
-    return record(name, y, inputs=(x, weight, bias), saved=kept, backward=backward_with_bias)
+    return record(name, y, inputs=(bias, x, weight), saved=kept, backward=backward_with_bias)
 
 
 def _gradient(shape: Shape, dtype: DType) -> Tensor:

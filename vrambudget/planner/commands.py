@@ -28,10 +28,12 @@ def command_line(model: Model, gpu: str, fields: Mapping[str, Any]) -> str:
     """Return the command that gives the same answer."""
     words = ["vrambudget", model if isinstance(model, str) else _CONFIG]
     for name, value in fields.items():
-        if name in SWITCHES:
-            words += [SWITCHES[name][0]] if value != Job.model_fields[name].default else []
+        option = f"--{name.replace('_', '-')}"
+        if Job.model_fields[name].annotation is bool:
+            option = SWITCHES[name][0] if name in SWITCHES else option
+            words += [option] if value != Job.model_fields[name].default else []
         else:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [option, str(value)]
     return shlex.join([*words, *(["--gpu", gpu] if gpu else [])])
 
 

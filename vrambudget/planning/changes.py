@@ -187,7 +187,14 @@ def options(before: Job, after: Job) -> str:
     if before.mode == "generate":
         changed = [name for name in changed if name != "block"]  # it is the prompt's
     return " ".join(
-        _SWITCHES.get(name, f"--{name.replace('_', '-')} {getattr(after, name)}")
-        for name in changed
-        if getattr(after, name) is not None
+        _option(name, getattr(after, name)) for name in changed if getattr(after, name) is not None
     )
+
+
+def _option(name: str, value: object) -> str:
+    """Return an option as the command line has it."""
+    option = _SWITCHES.get(name, f"--{name.replace('_', '-')}")
+    if name in _SWITCHES or Job.model_fields[name].annotation is bool:
+        return option
+    words = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{option} {words}"

@@ -1,0 +1,160 @@
+"""Layouts of a job over so many GPUs, and what each costs besides memory.
+
+    one GPU    the job itself, checkpointing, states of one byte, adapters, 4-bit weights
+    several    DDP, ZeRO-1, FSDP2 with layers that are gathered once or twice, HSDP (shards within
+               a node, copies between nodes), CPU offload; each with and without checkpointing
+
+Bytes that one rank sends in a step, of W ranks (rings, as NCCL's documentation counts them): an
+all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice that.
+
+    DDP      all-reduce of the gradients
+    ZeRO-1   the same, and each rank sends the parameters that it stepped
+    FSDP2    all-gather in forward, again in backward if layers are resharded, reduce-scatter
+    HSDP     those within a node, and an all-reduce of the shards between nodes
+    offload  besides, a rank's shards to the GPU for each gather, its gradients to main memory
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vrambudget.config.job import Job
+
+Goal = Literal["full", "lora", "qlora", "any"]
+GOALS: dict[Goal, tuple[str, ...]] = {
+    "full": ("full",),
+    "lora": ("lora",),
+    "qlora": ("qlora",),
+    "any": ("full", "lora", "qlora"),
+}
+_MOST_FRUGAL = "FSDP2"  # of several GPUs, without main memory's help
+_LORA_RANK = 16
+MACHINE = 8  # GPUs that NVLink connects in most machines
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to run a job: what to change of it, and in words."""
+
+    name: str
+    fields: dict[str, Any]
+    gpus: int
+    trains: str
+    is_most_frugal: bool = False  # whether no other of its kind takes less of a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a layout costs besides memory: bytes that a rank sends and copies in one step."""
+
+    network_bytes: int
+    host_bytes: int = 0  # between main memory and the GPU
+
+
+def layouts(job: Job, gpus: int, goal: Goal, *, has_bfloat16: bool) -> Iterator[Layout]:
+    """Yield the ways to run `job` on so many GPUs, for what is to be trained."""
+    for trained in GOALS[goal]:
+        base = _trained(job, trained)
+        for checkpointing in dict.fromkeys((job.checkpointing, "full")):
+            words = [trained] if trained != "full" else []
+            words += ["checkpointing"] if checkpointing != "none" else []
+            fields = base | {"checkpointing": checkpointing}
+            ways = (
+                _alone(job, trained)
+                if gpus == 1
+                else _together(job, trained, gpus, has_bfloat16=has_bfloat16)
+            )
+            for way, more in ways:
+                name = ", ".join([way, *words])
+                frugal = way == _MOST_FRUGAL and checkpointing != "none"
+                yield Layout(name, fields | more, gpus, trained, frugal)
+
+
+def _trained(job: Job, trained: str) -> dict[str, Any]:
+    if trained == "full":
+        return {"lora_rank": None, "quant": None}
+    rank = {"lora_rank": job.lora_rank or _LORA_RANK}
+    if trained == "lora":
+        return {**rank, "quant": None, "precision": "bf16"}
+    return {**rank, "quant": "nf4", "precision": "bf16"}
+
+
+def _alone(job: Job, trained: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "one GPU", {}
+    if trained == "full" and job.optimizer == "adamw":
+        yield "one GPU, 8-bit AdamW", {"optimizer": "adamw-8bit", "optimizer_impl": None}
+
+
+def _together(
+    job: Job, trained: str, gpus: int, *, has_bfloat16: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "DDP", {"parallel": "ddp", "gradient_as_bucket_view": True}
+    if trained == "qlora":
+        return
+    if trained == "full":
+        more = {"parameters_as_bucket_view": True, "gradient_as_bucket_view": True}
+        yield "ZeRO-1", {"parallel": "zero1", **more}
+    mixed = _mixed(job, has_bfloat16=has_bfloat16)
+    fsdp2 = {"parallel": "fsdp2", **mixed}
+    if gpus > MACHINE and gpus % MACHINE == 0:
+        yield f"HSDP, {gpus // MACHINE} copies", {**fsdp2, "replicate": gpus // MACHINE}
+    yield "FSDP2, gathered once", {**fsdp2, "reshard_after_forward": False}
+    yield _MOST_FRUGAL, {**fsdp2}
+    yield "FSDP2, CPU offload", {**fsdp2, "cpu_offload": True, "clip": None}
+
+
+def _mixed(job: Job, *, has_bfloat16: bool) -> dict[str, Any]:
+    """Return FSDP2's mixed precision for what autocast does on one GPU."""
+    if job.lora_rank is None and job.precision in {"amp-bf16", "fp32"} and job.weights is None:
+        dtype = "bf16" if job.precision == "amp-bf16" and has_bfloat16 else None
+        return {"precision": "fp32", "param_dtype": dtype, "reduce_dtype": dtype and "fp32"}
+    return {}
+
+
+def traffic(job: Job, parameters: int, trainable: int) -> Traffic:
+    """Return what one rank sends in a step of `job`, of a model of so many parameters."""
+    layout = job.layout
+    if layout.ranks == 1:
+        return Traffic(0)
+    stored = _BYTES[job.weight_dtype]
+    passes = 1 if job.no_sync else job.grad_accum
+    if layout.data in {"ddp", "zero1"}:
+        sent = 2 * _ring(trainable * stored, layout.ranks) * passes
+        states = _ring(trainable * stored, layout.ranks) if layout.data == "zero1" else 0
+        return Traffic(sent + states)
+    shard = layout.shards // job.replicate
+    gathered = _BYTES[job.param_dtype or job.weight_dtype]
+    reduced = _BYTES[job.reduce_dtype or job.param_dtype or job.weight_dtype]
+    gathers = job.grad_accum * (1 if job.reshard_after_forward is False else 2)
+    sent = gathers * _ring(parameters * gathered, shard)
+    sent += passes * _ring(trainable * reduced, shard)
+    if job.replicate > 1:
+        sent += passes * 2 * _ring(trainable * reduced // shard, job.replicate)
+    host = 0
+    if job.cpu_offload:
+        host = (gathers * parameters + passes * trainable) * stored // shard
+    return Traffic(sent, host)
+
+
+def _ring(nbytes: int, ranks: int) -> int:
+    return nbytes * (ranks - 1) // ranks
+
+
+def least_bytes(job: Job, parameters: int, trainable: int) -> int:
+    """Return what a rank surely holds in a step: weights, gradients and AdamW's states.
+
+    A bound from below, to leave out what cannot fit without following it.
+    """
+    layout, stored = job.layout, _BYTES[job.weight_dtype]
+    if job.quant is not None or job.cpu_offload:
+        return parameters // 2 if job.quant is not None and layout.data != "fsdp2" else 0
+    shards = layout.shards // job.replicate if layout.data == "fsdp2" else 1
+    states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(job.optimizer, 0)
+    owners = layout.ranks if layout.data == "zero1" else shards
+    return (
+        parameters * stored // shards
+        + trainable * stored // shards
+        + states * trainable * stored // owners
+    )
