@@ -78,7 +78,7 @@ def test_the_trainers_callback_predicts_what_preflight_does(model, tmp_path):
         optimizer=torch.optim.AdamW(model.parameters()),
         grad_accum=2,
         clip=0.5,
-        forward_returns="loss",
+        loop="trainer",
     )
     assert callback.measured is None  # no GPU, nothing to measure
 
@@ -113,8 +113,6 @@ UNPREDICTED = {
 }
 NAMED = UNPREDICTED | {
     "ragged rows": "not counted: rows of 5 to 16 tokens",
-    "evaluation": "not counted: logits of the evaluation, gathered on the GPU",
-    "label smoothing": "not counted: label smoothing (0.1)",
     "a loss of its own": "not counted: Weighted.compute_loss",
 }
 
@@ -154,6 +152,16 @@ def test_bf16_weights_under_autocast_are_seen(name, tmp_path):
         "amp-bf16",
         "bf16",
     )
+
+
+def test_evaluation_and_label_smoothing_are_read(tmp_path):
+    callback = vrambudget.VramBudgetCallback(gpu="12GB")
+    trainer_setups.train("evaluation", callback, tmp_path, use_cpu=True)
+    job = callback.budget.job
+    assert (job["eval_batch"], job["eval_batches"], job["eval_gather"]) == (8, 2, True)
+    trainer_setups.train("label smoothing", callback, tmp_path, use_cpu=True)
+    job = callback.budget.job
+    assert (job["loop"], job["label_smoothing"], job["eval_batches"]) == ("trainer", 0.1, None)
 
 
 def test_a_stream_of_rows_is_not_read(model, tmp_path, caplog):
@@ -234,6 +242,19 @@ def test_on_a_gpu_the_callback_moves_no_byte(tmp_path):
     found = {entry["name"]: entry["peaks"] for entry in map(json.loads, lines)}
     assert found.keys() == trainer_setups.SETUPS.keys()
     assert all(alone == watched for alone, watched in found.values())
+    predicted = {entry["name"]: entry["predicted"] for entry in map(json.loads, lines)}
+    for name in EXACT:
+        assert predicted[name] == found[name][0], name
+
+
+EXACT = (
+    "plain",
+    "bf16 weights with bf16",
+    "peft",
+    "label smoothing",
+    "checkpointing and accumulation",
+)
+"""Predicted to the byte by the callback; others are named, bounded, or of a smaller batch."""
 
 
 def test_a_record_that_cannot_be_written_is_said(tmp_path):

@@ -149,7 +149,8 @@ def test_llama_factorys_file(file):
     assert (job["batch"], job["block"], job["grad_accum"]) == (1, 1024, 8)
     assert "lora_rank" not in job
     assert (job["checkpointing"], job["precision"]) == ("full", "amp-bf16")
-    assert run.uncounted == ("evaluation between steps",)
+    assert run.uncounted == ()
+    assert "eval_batches" not in job  # val_size alone evaluates nothing
 
 
 def test_llama_factorys_adapters_lie_on_bf16_weights(file):
@@ -201,6 +202,16 @@ def test_accelerates_file(file):
     assert run.uncounted == ()
 
 
+def test_an_evaluation_and_its_batch_are_read_together(file):
+    silent = job_of(read_run_file(file("a.json", {**ARGUMENTS, "per_device_eval_batch_size": 2})))
+    assert "eval_batch" not in silent
+    evaluates = {**ARGUMENTS, "eval_strategy": "steps", "per_device_eval_batch_size": 2}
+    job = job_of(read_run_file(file("a.json", evaluates)))
+    assert (job["eval_batches"], job["eval_batch"], job["loop"]) == (2, 2, "trainer")
+    smooth = {**ARGUMENTS, "label_smoothing_factor": 0.1}
+    assert job_of(read_run_file(file("a.json", smooth)))["label_smoothing"] == 0.1
+
+
 def test_training_arguments_bring_their_own_defaults(file):
     path = file("args.json", ARGUMENTS)
     budget = vrambudget.estimate("gpt2", config=path, block=64)
@@ -218,6 +229,15 @@ def test_a_later_file_goes_before_an_earlier_one_and_an_option_before_both(file)
         assert job["clip"] == 1.0
     assert vrambudget.estimate("gpt2", config=files, block=64).job["batch"] == 4
     assert vrambudget.estimate("gpt2", config=files, block=64, batch=1).job["batch"] == 1
+
+
+def test_what_a_librarys_loop_is_not_modelled_with_has_a_way_out(file):
+    whole = {**ARGUMENTS, "optim": "adamw_bnb_8bit"}
+    path = file("args.json", whole)
+    with pytest.raises(VramBudgetError, match="loop 'plain' counts them in 8"):
+        vrambudget.estimate("gpt2", config=path, block=64)
+    job = vrambudget.estimate("gpt2", config=path, block=64, loop="plain").job
+    assert (job["optimizer"], job["clip"]) == ("adamw-8bit", 1.0)
 
 
 def test_this_tools_own_file(file, capsys):

@@ -158,6 +158,8 @@ OF_OTHERS = {
     "--bs",  # of a script that is rehearsed
     "--version-script",  # the linker's
     "--cases",  # the fuzzers' of tests/fuzz
+    *("--abi", "--dest", "--disable-pip-version-check", "--implementation", "--no-deps"),  # pip's
+    *("--only-binary", "--platform", "--python-version", "--quiet"),
     "--quantization",  # vLLM's
     *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's
 }

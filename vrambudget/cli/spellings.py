@@ -117,6 +117,8 @@ class _Reading:
             option = f"--{field.replace('_', '-')}"
             if field in _OFF_SWITCHES:
                 words += [] if value else [_OFF_SWITCHES[field]]
+            elif value is True:
+                words += [option]
             elif option not in named and option in self.own:
                 words += [option, _text(value)]
         return words

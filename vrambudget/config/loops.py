@@ -85,7 +85,7 @@ def _problems_of_trainer(job: "Job") -> Iterator[str]:
     if job.optimizer.endswith("8bit") and job.lora_rank is None:
         yield (
             f"optimizer {job.optimizer} of loop 'trainer' is modelled for adapters only: Trainer"
-            " keeps the states of embeddings in 32 bits"
+            " keeps the states of embeddings in 32 bits; loop 'plain' counts them in 8"
         )
     if job.mode == "train" and job.clip is None:
         yield "clip is None, but Trainer computes the gradients' norm in any case"

@@ -4,13 +4,14 @@ Source: transformers 5.17, trainer.py (Trainer.compute_loss, evaluation_loop) an
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_batch import read_batch
 from vrambudget.integrations.watch import Reading
 
+_MOST_EVALUATED = 1000  # batches, that a job may have
 _FRAMES = 12  # between a callback's method and the Trainer's loop
 _CHANGES_ALL = {
     "torch_compile": "torch.compile, which fuses operations",
@@ -36,12 +37,14 @@ def read_trainer(args: Any, given: Mapping[str, Any], *, block: int | None) -> R
     fields: dict[str, Any] = {
         "batch": batch,
         "grad_accum": args.gradient_accumulation_steps,
+        "loop": "trainer",
         "clip": args.max_grad_norm or None,
-        "forward_returns": "loss",  # compute_loss() returns the loss alone
+        "label_smoothing": float(args.label_smoothing_factor),
     }
     if args.bf16 or args.fp16:
         fields["precision"] = "amp-bf16" if args.bf16 else "amp-fp16"
-    doubts = list(_doubts(args, trainer))
+    fields |= _evaluation(args, trainer)
+    doubts = list(_doubts(args, trainer, fields))
     if block is None:
         read, uncounted = read_batch(given.get("train_dataloader"), batch)
         fields |= read
@@ -67,7 +70,25 @@ def _calling_trainer() -> Any:
     return None
 
 
-def _doubts(args: Any, trainer: Any) -> Iterator[str]:
+def _evaluation(args: Any, trainer: Any) -> dict[str, Any]:
+    """Return the fields of the evaluation between steps: none without one, or of unknown length."""
+    strategy = str(getattr(args.eval_strategy, "value", args.eval_strategy))
+    dataset = getattr(trainer, "eval_dataset", None)
+    if strategy == "no" and not args.eval_on_start:
+        return {}
+    if not isinstance(dataset, Sized) or isinstance(dataset, Mapping):  # a stream, or several
+        return {}
+    batch = int(args.per_device_eval_batch_size)
+    gathers = getattr(trainer, "compute_metrics", None) is not None
+    return {
+        "eval_batch": batch,
+        "eval_batches": min(-(-len(dataset) // batch), _MOST_EVALUATED),
+        "eval_first": bool(args.eval_on_start),
+        "eval_gather": gathers and not args.prediction_loss_only,
+    }
+
+
+def _doubts(args: Any, trainer: Any, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield what this training does that the plain loop does not."""
     own = getattr(sys.modules.get("transformers"), "Trainer", None)
     for method in ("compute_loss", "training_step"):
@@ -78,12 +99,13 @@ def _doubts(args: Any, trainer: Any) -> Iterator[str]:
             yield f"{type(trainer).__name__}.{method}, which is not the Trainer's own"
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func, a loss of its own"
-    if args.label_smoothing_factor:
-        yield f"label smoothing ({args.label_smoothing_factor})"
-    if str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no" or args.eval_on_start:
+    strategy = str(getattr(args.eval_strategy, "value", args.eval_strategy))
+    if (strategy != "no" or args.eval_on_start) and "eval_batches" not in fields:
         yield f"evaluation between steps (batch {args.per_device_eval_batch_size})"
-        if getattr(trainer, "compute_metrics", None) and not args.prediction_loss_only:
-            yield "logits of the evaluation, gathered on the GPU for compute_metrics"
+    if fields.get("eval_batches") == _MOST_EVALUATED and fields["eval_gather"]:
+        yield f"logits of evaluation batches beyond the first {_MOST_EVALUATED}"
+    if fields.get("eval_gather") and args.eval_accumulation_steps:
+        yield "eval_accumulation_steps, which moves gathered logits to the host now and then"
     if args.neftune_noise_alpha:
         yield "NEFTune's noise on the embeddings"
     if args.world_size > 1 or args.n_gpu > 1:

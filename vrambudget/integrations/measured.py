@@ -34,7 +34,8 @@ def append_record(
     path: Path, budget: Budget, config: Mapping[str, Any], measured: Mapping[str, Any]
 ) -> None:
     """Append the job and what was measured as one line of JSON."""
-    job = {name: value for name, value in budget.job.items() if value is not None}
+    whole = budget.job["loop"] != "plain"  # a library's defaults would fill what is left out
+    job = {name: value for name, value in budget.job.items() if whole or value is not None}
     versions = {name: job.pop(name) for name in ("torch", "transformers") if name in job}
     record = {
         "id": f"{budget.model}-{job['precision']}-b{job['batch']}-t{job['block']}",

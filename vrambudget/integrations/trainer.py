@@ -11,8 +11,7 @@ reads; `log_history` has both. Peak counters are reset when training begins.
 It is not a subclass of TrainerCallback, because that would import transformers: the Trainer calls
 methods by name, and all that are not defined here do nothing.
 
-Not modelled: what the Trainer itself keeps on the GPU (five scalars; with accumulation, the
-prefetched batches); evaluation between steps.
+Not modelled: several evaluation sets; evaluation rows that are longer than those of training.
 """
 
 from functools import partial

@@ -48,7 +48,7 @@ AXOLOTL: Table = {
     "eager_attention": Switch({"attention": "eager"}),
     "sample_packing": Uncounted("packed rows"),
     "eval_sample_packing": Uncounted("packed rows"),
-    "val_set_size": Uncounted("evaluation between steps", flag=False),
+    "val_set_size": Switch({"eval_batches": 2}),
     "xformers_attention": Uncounted("xFormers' attention"),
     "unfrozen_parameters": Uncounted("parameters chosen by name", flag=False),
     "rl": Uncounted("reinforcement learning or preferences", flag=False),

@@ -47,14 +47,14 @@ class Format:
 
 
 _TRAINER: Fields = {
+    "loop": "trainer",
     "batch": 8,
     "precision": "fp32",
     "optimizer": "adamw",
     "optimizer_impl": "fused",
     "clip": 1.0,
-    "keep_outputs": False,
 }
-"""TrainingArguments' own, with torch 2.8 or later; compute_loss() returns the loss alone."""
+"""TrainingArguments' own, with torch 2.8 or later."""
 
 FORMATS = (
     Format(

@@ -86,6 +86,11 @@ BITSANDBYTES: Table = {
     "bnb_4bit_quant_storage": Uncounted("4-bit weights kept as", ("uint8",), flag=False),
 }
 
+_EVALUATION: Fields = {"eval_batches": 2}  # from the second on, another changes nothing
+EVALUATES = Choice(
+    "evaluation", {"no": {}, "false": {}, "steps": _EVALUATION, "epoch": _EVALUATION}
+)
+
 _COUNTED: dict[str, Meaning] = {
     "per_device_train_batch_size": Same("batch"),
     "train_batch_size": Same("batch"),
@@ -97,13 +102,14 @@ _COUNTED: dict[str, Meaning] = {
     "optim": Choice("the optimizer", OPTIMIZERS),
     "use_cache": Switch({"use_cache": True}),
     "seq_length": Same("block"),
+    "label_smoothing_factor": Same("label_smoothing", (0,)),
+    "per_device_eval_batch_size": Same("eval_batch"),
+    "eval_strategy": EVALUATES,
+    "evaluation_strategy": EVALUATES,
+    "eval_on_start": Switch({"eval_first": True, **_EVALUATION}),
 }
 
 _UNCOUNTED: dict[str, Meaning] = {
-    "label_smoothing_factor": Uncounted("label smoothing", flag=False),
-    "eval_strategy": Uncounted("evaluation between steps", flag=False),
-    "evaluation_strategy": Uncounted("evaluation between steps", flag=False),
-    "eval_on_start": Uncounted("evaluation before the first step"),
     "torch_compile": Uncounted("torch.compile", saves=True),
     "torch_compile_backend": Uncounted("torch.compile", flag=False, saves=True),
     "torch_compile_mode": Uncounted("torch.compile", flag=False, saves=True),
@@ -133,7 +139,7 @@ TRAINING_ARGUMENTS: Table = {
         "output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs"
         " warmup_steps warmup_ratio optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon"
         " logging_strategy logging_steps logging_dir log_level report_to run_name project"
-        " eval_steps eval_delay per_device_eval_batch_size eval_accumulation_steps"
+        " eval_steps eval_delay eval_accumulation_steps"
         " include_for_metrics save_strategy save_steps save_total_limit hub_token hub_model_id"
         " hub_strategy hub_revision metric_for_best_model seed data_seed accelerator_config"
         " dataloader_num_workers dataloader_prefetch_factor dataloader_multiprocessing_context"
@@ -158,9 +164,11 @@ def settled(fields: Fields) -> dict[str, Any]:
     """Return the fields with the weights' dtype where it is not the precision's own.
 
     Without autocast the precision is that of the weights; weights in 4 bits are loaded in the dtype
-    of their products.
+    of their products. Where nothing is evaluated, its batch is left out.
     """
     rest = {name: value for name, value in fields.items() if name != "weights"}
+    if "eval_batches" not in rest:
+        rest.pop("eval_batch", None)
     weights, precision = fields.get("weights"), str(fields.get("precision"))
     if weights is None or "quant" in fields:
         return rest

@@ -40,7 +40,6 @@ LLAMA_FACTORY: Table = {
     "stage": Uncounted("a stage other than pt and sft", ("sft", "pt"), flag=False),
     "packing": Uncounted("packed rows"),
     "neat_packing": Uncounted("packed rows"),
-    "val_size": Uncounted("evaluation between steps", flag=False),
     "enable_liger_kernel": Uncounted("Liger's kernels, which never make the logits", saves=True),
     "use_unsloth": Uncounted("Unsloth", saves=True),
     "use_unsloth_gc": Uncounted("Unsloth's checkpointing", saves=True),
@@ -60,8 +59,8 @@ LLAMA_FACTORY: Table = {
         "dataset eval_dataset dataset_dir template max_samples preprocessing_num_workers"
         " preprocessing_batch_size tokenized_path cache_dir adapter_name_or_path media_dir"
         " lora_alpha loraplus_lr_ratio loraplus_lr_embedding mix_strategy interleave_probs"
-        " buffer_size image_max_pixels video_max_pixels export_dir rope_scaling tool_format"
-        " dataloader_num_workers model_revision swanlab_project swanlab_run_name"
+        " buffer_size val_size image_max_pixels video_max_pixels export_dir rope_scaling"
+        " tool_format dataloader_num_workers model_revision swanlab_project swanlab_run_name"
     ),
     **ignored(
         "overwrite_cache plot_loss streaming train_on_prompt mask_history use_fast_tokenizer"
