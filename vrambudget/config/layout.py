@@ -20,7 +20,7 @@ NOT_MODELLED = {
     "deepspeed": "DeepSpeed",
     "cp": "context parallelism",
     "ep": "expert parallelism",
-    "sp": "sequence parallelism by itself; with tensor parallelism it is --sequence-parallel",
+    "sp": "sequence parallelism",
 }
 _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
 
