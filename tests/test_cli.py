@@ -65,6 +65,7 @@ def test_an_option_is_spelled_as_its_field_and_explained(action):
             ["--eval-batches", "2", "--eval-batch", "8", "--eval-first", "--eval-gather"],
             {"eval_batches": 2, "eval_batch": 8, "eval_first": True, "eval_gather": True},
         ),
+        (["--use-cache"], {"use_cache": True}),
         (["--zero-grad", "late", "--weights", "bf16"], {"zero_grad": "late", "weights": "bf16"}),
         (["--expandable-segments"], {"expandable_segments": True}),
         (

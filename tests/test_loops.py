@@ -11,7 +11,8 @@ from test_laws import KINDS, tape_of, tiny
 from virtual import why_not
 
 from vrambudget import simulate as simulate_module
-from vrambudget.config.fields.training import LoopName
+from vrambudget.cli import main
+from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
@@ -96,6 +97,16 @@ def test_a_loop_that_there_is_not_is_an_error_that_lists_those_that_there_are() 
     assert "plain" in str(error.value.hint)
 
 
+@pytest.mark.parametrize("name", UNCOUNTED_LOOPS)
+def test_a_loop_that_is_not_counted_is_refused_by_name_with_the_way_out(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(VramBudgetError, match="vrambudget rehearse --gpu GPU"):
+        resolve("gpt2", loop=name)
+    assert main(["gpt2", "--loop", name]) == 2
+    assert UNCOUNTED_LOOPS[name] in capsys.readouterr().err
+
+
 # ---- what makes a loop fast ---------------------------------------------------------------------
 
 OPTIONS = {
@@ -103,6 +114,7 @@ OPTIONS = {
     "micro-batches": {"grad_accum": 5, "precision": "amp-fp16", "clip": 1.0, "steps": 4},
     "clipping": {"precision": "amp-fp16", "clip": 1.0, "steps": 4},
     "outputs dropped": {"keep_outputs": False, "optimizer": "sgd"},
+    "a cache filled": {"use_cache": True, "steps": 4},
     "the loss alone": {"forward_returns": "loss", "zero_grad": "zeros"},
     "zeroed late": {"zero_grad": "late", "weights": "bf16", "model_mode": "eval"},
     "evaluating": {"eval_batches": 3, "eval_batch": 3, "eval_first": True, "steps": 5},

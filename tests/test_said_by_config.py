@@ -47,3 +47,22 @@ def test_outputs_that_are_kept_besides_make_the_numbers_a_lower_bound(key):
 def test_a_dtype_that_from_pretrained_reads_is_told(fields, told):
     found = estimate({**LLAMA, "torch_dtype": "bfloat16"}, block=16, **fields)
     assert any("--weights bf16" in warning for warning in found.warnings) is told
+
+
+def test_a_cache_that_the_configuration_turns_on_is_told_unless_the_job_says():
+    def is_told(**fields):
+        found = estimate({**LLAMA, "use_cache": True}, **{"block": 16, **fields})
+        return any("--use-cache" in warning for warning in found.warnings)
+
+    assert is_told()
+    assert not is_told(use_cache=True)
+    assert not is_told(loop="trainer")
+    assert not is_told(mode="generate", prompt=8, new=4, block=None)
+
+
+def test_a_cache_of_keys_and_values_is_counted():
+    without, filled = (
+        estimate(LLAMA, batch=2, block=64, use_cache=on).peak.requested_bytes
+        for on in (False, True)
+    )
+    assert filled > without

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.loops import SCRIPT_KEYS, script_of
 from vrambudget.config.model_config import load_config
 from vrambudget.config.record import check_keys, job_of_record
 from vrambudget.config.settings import show
@@ -36,7 +37,7 @@ from vrambudget.tape.replay import Replay, replay, replay_on
 
 _MOST_MEASURED = 2**60
 PEAKS = ("requested", "allocated", "reserved")
-KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch")
+KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch", "script")
 COUNTERS = (*PEAKS, "course")
 
 
@@ -76,12 +77,15 @@ class Summary:
     under: float
 
 
-def validate(records: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
-    """Yield a check for every record, with the reason if it cannot be compared."""
+def validate(records: Iterable[Mapping[str, Any]], *, as_plain: bool = False) -> Iterator[Check]:
+    """Yield a check for every record, with the reason if it cannot be compared.
+
+    `as_plain`: predict the plain loop, whatever script a record is of.
+    """
     for record in records:
         name, source = str(record.get("id", "no id")), str(record.get("source", "unknown"))
         try:
-            yield _checked(name, source, record)
+            yield _checked(name, source, record, as_plain=as_plain)
         except VramBudgetError as error:
             yield Check(name, source, problem=error.message)
         except Exception as error:  # noqa: BLE001 - one bad record must not hide the others
@@ -180,12 +184,15 @@ def relative_error(predicted: int, measured: int) -> float:
     return (predicted - measured) / measured if measured else float("inf")
 
 
-def _checked(name: str, source: str, record: Mapping[str, Any]) -> Check:
+def _checked(name: str, source: str, record: Mapping[str, Any], *, as_plain: bool) -> Check:
     facts: dict[str, Any] = record["measured"]
     if "error" in facts:
         return Check(name, source, problem="the measurement itself failed")
     scenario = _task(record)
-    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    counted = scenario
+    if as_plain:
+        counted = _task({key: record[key] for key in record if key not in SCRIPT_KEYS})
+    tape = simulate(counted.config, counted.job, counted.platform).tape
     if "oom" in facts:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
     along = _by_part(tape, facts) if scenario.job.mode == "generate" else ()
@@ -213,6 +220,7 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
         "card": scenario.gpu.name if scenario.gpu else "none",
         "source": source,
         "torch": job.torch,
+        "script": script_of(job),
     }
 
 

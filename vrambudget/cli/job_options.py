@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import Run
@@ -70,6 +71,8 @@ def add_job_options(
                 )
             else:
                 how = reads(_reading(field))
+                if name == "loop":
+                    how["type"] = _counted_loop
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
 
 
@@ -91,6 +94,14 @@ def with_files(args: argparse.Namespace) -> argparse.Namespace:
     if "model" in args and (files := vars(args).get("config")):
         args.model = Run(args.model, tuple(files))
     return args
+
+
+def _counted_loop(word: str) -> str:
+    """Return a loop's name; say of one that is refused by name what to do."""
+    try:
+        return str(counted_loop(word))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _spellings(name: str) -> list[str]:

@@ -91,6 +91,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="one row for each kind of record; may be repeated;"
         " job: estimate, rehearsal and measurement side by side",
     )
+    parser.add_argument(
+        "--as-plain",
+        action="store_true",
+        help="predict the plain loop, whatever script a record is of: what its options change",
+    )
     add_output_options(parser)
     parser.set_defaults(run=run)
 
@@ -98,7 +103,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Print the comparison. Returns 2 if no record could be compared."""
     files = [file for path in args.records for file in record_files(path)]
-    checks = list(validate(record for file in files for record in read_records(file)))
+    records = (record for file in files for record in read_records(file))
+    checks = list(validate(records, as_plain=args.as_plain))
     if args.by:
         text = _grouped(checks, args.by, chosen_format(args))
     else:

@@ -125,6 +125,8 @@ class Job(
             yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
+        if self.use_cache and self.mode == "generate":
+            yield "use_cache is for training and evaluation; generation has --cache"
         yield from problems_of_loop(self)
         yield from self._problems_of_gradients()
         if self.evaluates:

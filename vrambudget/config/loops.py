@@ -38,6 +38,43 @@ TRAINER_OPTIMIZERS = (
 """The optimizers and implementations that `TrainingArguments.optim` has."""
 
 
+_PHRASES: tuple[tuple[str, Any, str], ...] = (
+    ("label_smoothing", True, "label smoothing"),
+    ("zero_grad", "zeros", "gradients zeroed in place"),
+    ("zero_grad", "late", "gradients zeroed late"),
+    ("forward_returns", "loss", "the loss alone returned"),
+    ("keep_outputs", False, "outputs discarded"),
+    ("model_mode", "eval", "model in eval mode"),
+    ("use_cache", True, "keys and values cached"),
+    ("eval_gather", True, "logits gathered"),
+)
+"""How a script differs from a plain loop: field, value, words. True stands for any that is set."""
+
+SCRIPT_KEYS = frozenset(
+    {
+        "loop",
+        "weights",
+        "eval_batches",
+        "eval_batch",
+        "eval_first",
+        *(name for name, *_ in _PHRASES),
+    }
+)
+"""The keys of a record without which it would be a plain loop's."""
+
+
+def script_of(job: "Job") -> str:
+    """Return what kind of script a job is: its loop, and how it differs from a plain one."""
+    words = ["evaluation"] if job.eval_batches or job.mode == "eval" else []
+    for name, value, phrase in _PHRASES:
+        found = getattr(job, name)
+        if bool(found) if value is True else found == value:
+            words.append(phrase)
+    if job.weights not in {None, "fp32"} and job.autocast_dtype:
+        words.append("16-bit weights under autocast")
+    return f"{job.loop}: {', '.join(words) or 'training'}"
+
+
 def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the loop that `values` name sets by itself.
 
@@ -45,7 +82,7 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if values.get("loop") != "trainer":
         return {}
-    defaults: dict[str, Any] = {"clip": _TRAINER_CLIP}
+    defaults: dict[str, Any] = {"clip": _TRAINER_CLIP, "use_cache": False}
     torch = values.get("torch") or default_version("torch")
     if values.get("optimizer", "adamw") == "adamw" and _is_since(torch, _FUSED_SINCE):
         defaults["optimizer_impl"] = "fused"

@@ -2,6 +2,7 @@
 
     attn_implementation     "eager" and "sdpa" are the job's attention; others are not modelled
     gradient_checkpointing  true, as older files have it: every layer is checkpointed
+    use_cache               true is told where the job does not say
     dtype, torch_dtype      what from_pretrained loads weights in; told where the job's are wider
 
 Source: transformers/modeling_utils.py (_backward_compatibility_gradient_checkpointing,
@@ -41,4 +42,11 @@ def remarks_on_config(values: Mapping[str, Any], job: Job) -> Iterator[str]:
         yield (
             f"the configuration says {key} {show(values[key])}, which from_pretrained loads weights"
             f" in; fp32 is counted: add --weights {_NARROW[values[key]]} if you name no dtype"
+        )
+    caches = job.use_cache or job.loop == "trainer"
+    open_to_it = not caches and job.checkpointing == "none" and job.mode != "generate"
+    if values.get("use_cache") is True and open_to_it:
+        yield (
+            "the configuration turns use_cache on, which is counted as off: add --use-cache unless"
+            " the script sets model.config.use_cache = False"
         )

@@ -1,9 +1,9 @@
 """The loop: its precision and its optimizer."""
 
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from vrambudget.config.settings import Settings, Size
 
@@ -26,6 +26,23 @@ Optimizer = Literal[
 ]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 
+_REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
+UNCOUNTED_LOOPS: Mapping[str, str] = {
+    "lightning": "Lightning's Trainer is not modelled",
+    "sft": "TRL's SFTTrainer, whose loss never makes all logits, is not modelled",
+    "dpo": "TRL's DPOTrainer, whose loss never makes all logits, is not modelled",
+    "grpo": "TRL's GRPOTrainer, which generates between steps, is not modelled",
+}
+"""Loops that people have and that are refused by name."""
+
+
+def counted_loop(value: Any) -> Any:
+    """Return the name of a loop. Raises ValueError for one that is refused by name."""
+    if isinstance(value, str) and value in UNCOUNTED_LOOPS:
+        raise ValueError(f"{UNCOUNTED_LOOPS[value]}; {_REHEARSE}")
+    return value
+
+
 BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
 
 
@@ -33,7 +50,7 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     """The loop, its precision and its optimizer."""
 
     mode: Mode = Field("train", description="train, evaluate under no_grad, or generate")
-    loop: LoopName = Field(
+    loop: Annotated[LoopName, BeforeValidator(counted_loop)] = Field(
         "plain",
         description="whose training loop: one written by hand, one with accelerate, or"
         " transformers' Trainer",

@@ -61,6 +61,7 @@ def _trainer(run: Run, folder: str) -> Any:
         optim=_OPTIM[key] if trains else "adamw_torch",
         bf16=precision == "amp-bf16",
         fp16=precision == "amp-fp16",
+        use_cache=bool(job.get("use_cache")),
         label_smoothing_factor=job.get("label_smoothing", 0.0),
         eval_strategy="steps" if job.get("eval_first") else "no",
         eval_steps=10**6,
