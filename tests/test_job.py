@@ -69,6 +69,7 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"label_smoothing": 0.1}, "for loop 'trainer'", id="smoothing"),
         pytest.param({"loop": "trainer", "zero_grad": "late"}, "library decides", id="library"),
         pytest.param({"loop": "accelerate", "zero_grad": "late"}, "library decides", id="also"),
+        pytest.param({"loop": "lightning", "eval_batches": 2}, "not modelled", id="validation"),
         pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
         pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
     ],
@@ -86,6 +87,7 @@ def test_a_library_s_defaults_stand_where_the_job_says_nothing():
     assert (chosen.clip, chosen.optimizer_impl, chosen.eval_batch) == (0.3, "foreach", 2)
     assert Job.with_defaults({"loop": "trainer", "torch": "2.6"}, {}).optimizer_impl is None
     assert job_of_record(record(loop="trainer")).clip == 1.0
+    assert Job.with_defaults({"loop": "lightning"}, {}).model_mode == "eval"
 
 
 def test_adapters_of_16_bit_weights_are_trained_under_amp_fp16():

@@ -19,7 +19,10 @@ _PLAIN_ONLY: Mapping[str, Any] = {
 }
 """How a plain loop is written: libraries have written theirs. Field: its default."""
 
-_ALSO = {"accelerate": ("forward_returns", "keep_outputs", "model_mode")}
+_ALSO = {
+    "accelerate": ("forward_returns", "keep_outputs", "model_mode"),
+    "lightning": ("model_mode",),
+}
 """What is a script's own in loops with a library, too."""
 
 _TRAINER_EVAL_BATCH = 8  # TrainingArguments.per_device_eval_batch_size
@@ -80,6 +83,8 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Source: transformers/training_args.py (TrainingArguments), 5.17.
     """
+    if values.get("loop") == "lightning":  # as from_pretrained leaves a model
+        return {"model_mode": "eval"}
     if values.get("loop") != "trainer":
         return {}
     defaults: dict[str, Any] = {"clip": _TRAINER_CLIP, "use_cache": False}
@@ -109,6 +114,8 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
             yield f"{name} is for loop 'plain'; in loop {job.loop!r} the library decides"
     if job.optimizer == "none" and job.mode == "train":
         yield f"optimizer is 'none', which loop {job.loop!r} does not train without"
+    if job.loop == "lightning" and job.eval_batches:
+        yield "eval_batches: validation in loop 'lightning' is not modelled"
     if job.loop == "trainer":
         yield from _problems_of_trainer(job)
 

@@ -20,9 +20,10 @@ from vrambudget.tape.events import Purpose
 
 
 @contextmanager
-def autocast(dtype: DType | None) -> Iterator[None]:
-    """Like torch.autocast("cuda", dtype); None enters no region."""
-    before, context.autocast = context.autocast, None if dtype is None else Autocast(dtype)
+def autocast(dtype: DType | None, *, caches: bool = True) -> Iterator[None]:
+    """Like torch.autocast("cuda", dtype, cache_enabled=caches); None enters no region."""
+    region = None if dtype is None else Autocast(dtype, caches=caches)
+    before, context.autocast = context.autocast, region
     try:
         yield
     finally:
@@ -49,7 +50,7 @@ def lower_precision(x: Tensor) -> Tensor:
     if region is None or x.dtype is region.dtype or not x.dtype.is_floating_point:
         return x
     # cached_cast: float32 leaves that require a gradient and are no views
-    if x.dtype is float32 and x.requires_grad and x.node is None:
+    if region.caches and x.dtype is float32 and x.requires_grad and x.node is None:
         copy = region.cache.get(id(x))
         if copy is None:
             copy = region.cache[id(x)] = to(x, region.dtype)

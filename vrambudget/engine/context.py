@@ -56,10 +56,11 @@ class ModelOptions:
 class Autocast:
     """One autocast region: its 16-bit type, and the copies of weights that it keeps to its end."""
 
-    __slots__ = ("cache", "dtype")
+    __slots__ = ("cache", "caches", "dtype")
 
-    def __init__(self, dtype: DType) -> None:
+    def __init__(self, dtype: DType, *, caches: bool = True) -> None:
         self.dtype = dtype
+        self.caches = caches  # torch.autocast(cache_enabled=...)
         self.cache: dict[int, Tensor] = {}  # by the weight's id
 
 

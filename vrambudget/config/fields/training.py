@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from vrambudget.config.settings import Settings, Size
 
 Mode = Literal["train", "eval", "generate"]
-LoopName = Literal["plain", "accelerate", "trainer"]
+LoopName = Literal["plain", "accelerate", "lightning", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal[
@@ -28,7 +28,6 @@ OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 
 _REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
 UNCOUNTED_LOOPS: Mapping[str, str] = {
-    "lightning": "Lightning's Trainer is not modelled",
     "sft": "TRL's SFTTrainer, whose loss never makes all logits, is not modelled",
     "dpo": "TRL's DPOTrainer, whose loss never makes all logits, is not modelled",
     "grpo": "TRL's GRPOTrainer, which generates between steps, is not modelled",
@@ -53,7 +52,7 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     loop: Annotated[LoopName, BeforeValidator(counted_loop)] = Field(
         "plain",
         description="whose training loop: one written by hand, one with accelerate, or"
-        " transformers' Trainer",
+        " Lightning's or transformers' Trainer",
     )
     precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"

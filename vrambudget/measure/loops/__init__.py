@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from vrambudget.measure.loops.run import Run
 
-NAMES = ("plain", "accelerate", "trainer")
+NAMES = ("plain", "accelerate", "lightning", "trainer")
 
 
 class RealLoop(Protocol):

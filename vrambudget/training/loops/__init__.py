@@ -8,7 +8,7 @@ long as it does). Its twin of the same name does the same in torch.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from vrambudget.training.loops import accelerate, plain, trainer
+from vrambudget.training.loops import accelerate, lightning, plain, trainer
 from vrambudget.training.loops.run import Run
 
 
@@ -22,4 +22,9 @@ class CountedLoop(Protocol):
         """Evaluate, without training."""
 
 
-LOOPS: Mapping[str, CountedLoop] = {"plain": plain, "accelerate": accelerate, "trainer": trainer}
+LOOPS: Mapping[str, CountedLoop] = {
+    "plain": plain,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "trainer": trainer,
+}

@@ -97,9 +97,9 @@ class Run:
         first = step == 0 and self.settings.eval_first
         return self.settings.evaluates and (first or step == EVALUATED_BEFORE - 1)
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self, *, caches: bool = True) -> AbstractContextManager[None]:
         """Return the region of one forward pass."""
-        return autocast(self._autocast)
+        return autocast(self._autocast, caches=caches)
 
     def make_optimizer(self, parameters: Sequence[Parameter]) -> Optimizer | None:
         """Return the job's optimizer, None for a job without one."""

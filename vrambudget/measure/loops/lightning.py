@@ -1,0 +1,93 @@
+"""Lightning's Trainer itself; `vrambudget.training.loops.lightning` counts it."""
+
+import tempfile
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from vrambudget.measure.loops.run import Run
+
+_PRECISIONS = {"amp-bf16": "bf16-mixed", "amp-fp16": "16-mixed"}
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Train, and return what is left of it."""
+    job = run.settings
+    times, steps = job.get("grad_accum", 1), job.get("steps", 3)
+    with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
+        trainer, module = _trainer(run, folder), _module(run)
+        run.model.train(mode=job.get("model_mode", "train") == "train")
+        trainer.fit(module, _loader(run, job["batch"] * times * steps))
+        return locals()
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """Run `Trainer.validate`."""
+    with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
+        trainer, module = _trainer(run, folder), _module(run)
+        count = run.settings["batch"] * run.settings.get("steps", 3)
+        trainer.validate(module, _loader(run, count), verbose=False)
+        return locals()
+
+
+def _loader(run: Run, count: int) -> Any:
+    rows: Any = run.rows(count)
+    return DataLoader(rows, batch_size=run.settings["batch"])
+
+
+def _trainer(run: Run, folder: str) -> Any:
+    from lightning.pytorch import Trainer  # noqa: PLC0415 - other loops need none
+
+    job = run.settings
+    return Trainer(
+        accelerator="gpu",
+        devices=1,
+        precision=_PRECISIONS.get(job.get("precision", "fp32"), "32-true"),
+        max_steps=job.get("steps", 3),
+        accumulate_grad_batches=job.get("grad_accum", 1),
+        gradient_clip_val=job.get("clip"),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
+def _module(run: Run) -> Any:
+    from lightning.pytorch import LightningModule  # noqa: PLC0415
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = run.model
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            run.mark("forward") if batch_idx % times else run.next_step()
+            return self.model(**batch)["loss"]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            del batch_idx
+            run.next_step()
+            return self.model(**batch)["loss"]
+
+        def on_before_backward(self, loss: Any) -> None:
+            del loss
+            run.mark("backward")
+
+        def on_after_backward(self) -> None:
+            run.mark("optimizer_step")
+
+        def on_fit_end(self) -> None:
+            run.mark("step_end")
+
+        def on_validation_end(self) -> None:
+            run.mark("step_end")
+
+        def configure_optimizers(self) -> Any:
+            return run.make_optimizer([p for p in self.parameters() if p.requires_grad])
+
+    times = run.settings.get("grad_accum", 1)
+    torch.set_float32_matmul_precision("highest")
+    return Module()
