@@ -85,9 +85,11 @@ def _advance(
     if is_first:
         optimizer.zero_grad()
     run.mark("backward")
-    run_backward(scaler.scale(closure_loss))
+    scaled = scaler.scale(closure_loss)
+    run_backward(scaled)
     if is_last:
         run.mark("optimizer_step")
+        del scaled
         scaler.unscale(optimizer)
         if run.settings.clip is not None:
             clip_grad_norm(optimizer.parameters)

@@ -50,8 +50,8 @@ def train(run: Run) -> dict[str, Any]:
             inputs = batch_samples[i]
             tr_loss_step = _training_step(run, inputs, num_items_in_batch, scaler)
             _look_for_nan(tr_loss_step)  # then it is added to tr_loss in place
-        run.mark("optimizer_step")
         grad_norm = None
+        run.mark("optimizer_step")
         scaler.unscale(optimizer)
         grad_norm = clip_grad_norm(model.parameters())
         scaler.step(optimizer)
