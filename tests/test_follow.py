@@ -3,6 +3,7 @@
 Each family is held against its followed twin: two ways to one tape, which share only `ops`.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,10 +14,15 @@ from test_laws import KINDS, TINY
 from vrambudget.cli import main
 from vrambudget.config.model_config import unknown_model_type
 from vrambudget.config.source import find_model
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate, resolve
+from vrambudget.planning.sweep import sweep
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
+
+torch = None
+with contextlib.suppress(ImportError):
+    import torch
 
 FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 500}
 FALCON |= {"num_attention_heads": 4, "architectures": ["FalconForCausalLM"]}
@@ -125,3 +131,67 @@ def test_to_know_that_a_family_is_known_imports_no_torch():
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert told.stdout.strip() == "False"
+
+
+class Block(torch.nn.Module if torch else object):
+    """A transformer's block as people write it by hand."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        up, down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.mlp = torch.nn.Sequential(up, torch.nn.GELU(), down)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        parts = self.qkv(self.norm_1(x)).chunk(3, -1)
+        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in parts)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
+        return x + self.mlp(self.norm_2(x))
+
+
+def loss_of(logits, inputs):
+    rows = logits.view(-1, logits.shape[-1])
+    return torch.nn.functional.cross_entropy(rows, inputs["0"].view(-1))
+
+
+def test_a_hand_written_module_is_counted_and_stays_as_it_was():
+    pytest.importorskip("torch")
+    layers = torch.nn.Embedding(100, 32), Block(32, 4), torch.nn.Linear(32, 100)
+    module = torch.nn.Sequential(*layers).eval()
+    ids = torch.ones(4, 16, dtype=torch.long)
+    fields = {"inputs": [ids], "loss": loss_of, "torch": "2.11", "gpu": "12GB"}
+    budget = estimate(module, **fields)
+
+    count = sum(p.numel() for p in module.parameters())
+    assert budget.parameters.total == count
+    assert budget.job["batch"] == 4
+    assert budget.breakdown["weights"] == 4 * count
+    assert not module.training
+    assert all(type(p) is torch.nn.Parameter and p.grad is None for p in module.parameters())
+    assert estimate(module, **fields, batch=8).peak.requested_bytes > budget.peak.requested_bytes
+
+
+def test_a_module_without_a_loss_is_told_to_bring_one():
+    pytest.importorskip("torch")
+    with pytest.raises(NotModelledError, match="outputs have no loss") as caught:
+        estimate(torch.nn.Linear(4, 4), inputs=[torch.zeros(2, 4)])
+
+    assert "loss=" in caught.value.hint
+    assert estimate(torch.nn.Linear(4, 4), inputs=[torch.zeros(2, 4)], mode="eval").peak
+
+
+def test_inputs_that_are_no_tensors_are_named():
+    pytest.importorskip("torch")
+    with pytest.raises(VramBudgetError, match=r"inputs\['x'\] is a int"):
+        estimate(torch.nn.Linear(4, 4), inputs={"x": 4})
+
+
+def test_a_sweep_by_requested_bytes_is_refused_in_words():
+    followed()
+    pytest.importorskip("numpy")
+    with pytest.raises(NotModelledError, match="one size at a time"):
+        sweep(FALCON, batch=[1, 2], block=8, by="requested")

@@ -3,7 +3,7 @@
 Nothing is imported here: jobs are measured in environments that have PyTorch and little else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 AUTO_CLASSES: Mapping[str, str] = {
@@ -14,6 +14,30 @@ AUTO_CLASSES: Mapping[str, str] = {
     "image-cls": "AutoModelForImageClassification",
 }
 """The classes whose `from_config` builds a model."""
+
+IMAGE_SIZE = 224
+"""Pixels along each side of an image for a model that reads any."""
+
+
+def built(make: Callable[..., Any], config: Any, *, attention: str, dtype: object) -> Any:
+    """Return the model that a class's `from_config` makes.
+
+    A class without the attention that PyTorch offers takes its own, as transformers itself chooses.
+    """
+    try:
+        return make(config, attn_implementation=attention, dtype=dtype)
+    except ValueError as error:
+        if attention != "sdpa" or "does not support an attention implementation" not in str(error):
+            raise
+    return make(config, attn_implementation="eager", dtype=dtype)
+
+
+def image_shape_of(config: Any) -> tuple[int, int, int]:
+    """Return channels, height and width of the images that a configuration's model is fed."""
+    size = getattr(config, "image_size", None) or IMAGE_SIZE
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return getattr(config, "num_channels", 3), height, width
+
 
 PEFT_TASKS: Mapping[str, str] = {
     "causal-lm": "CAUSAL_LM",

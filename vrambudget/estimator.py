@@ -13,7 +13,7 @@ from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.said_by_config import remarks_on_config
-from vrambudget.config.source import Files, FoundModel, ModelSource, find_model, of_files
+from vrambudget.config.source import Files, FoundModel, find_model, of_files
 from vrambudget.config.versions import (
     CHECKED,
     CHECKED_CUDA,
@@ -86,10 +86,11 @@ class Followed:
         return gpu.room_bytes if gpu else None
 
 
-def estimate(
-    model: ModelSource | None = None, *, gpu: str | Gpu | None = None, **fields: Any
-) -> Budget:
+def estimate(model: Any = None, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
     """Return what a job takes; `fields` are those of `Job`, or `config`, files of a run.
+
+    `model` names one (ModelSource), or is a live torch module, whose own code is followed:
+    `inputs` are then tensors by name or in order, `loss` a function of outputs and inputs.
 
     Raises VramBudgetError for a model, a field or a GPU that makes no sense.
     """
@@ -97,13 +98,11 @@ def estimate(
 
 
 def resolve(
-    model: ModelSource | None = None,
-    *,
-    gpu: str | Gpu | None = None,
-    config: Files = (),
-    **fields: Any,
+    model: Any = None, *, gpu: str | Gpu | None = None, config: Files = (), **fields: Any
 ) -> Scenario:
     """Return the scenario that `estimate` would do; `config` are files of a run."""
+    if hasattr(model, "named_parameters"):
+        return _of_module(model, gpu=gpu, **fields)
     found = find_model(of_files(model, config))
     run = found.run
     known = _config_of(found)
@@ -115,6 +114,18 @@ def resolve(
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     card = None if named is None else find_gpu(named)
     return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
+
+
+def _of_module(
+    module: Any, *, gpu: str | Gpu | None, inputs: Any = None, loss: Any = None, **fields: Any
+) -> Scenario:
+    """Return the scenario of a live module."""
+    from vrambudget.follow.module import module_config  # noqa: PLC0415 - it imports torch
+
+    known = module_config(module, inputs, loss)
+    job = Job.with_defaults(fields, known.job_defaults)
+    card = None if gpu is None else find_gpu(gpu)
+    return Scenario(known.model_type, known, job.resolve(known.for_job(job)), card)
 
 
 def _config_of(found: FoundModel) -> ModelConfig:

@@ -87,7 +87,7 @@ def simulate_routed(
     )
     settings = LoopSettings(
         job=job,
-        inputs=inputs_of(job, config.image_shape),
+        inputs=config.own_inputs(job) or inputs_of(job, config.image_shape),
         eval_inputs=inputs_of(job, config.image_shape, batch=job.eval_batch),
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
         shown=shown,

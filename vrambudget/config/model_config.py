@@ -150,6 +150,10 @@ class ModelConfig(Settings):
         """What a job is that does not say otherwise."""
         return {}
 
+    def own_inputs(self, job: Job) -> Mapping[str, Any] | None:  # noqa: ARG002 - a family's has none
+        """Return the tensors that the model is called with, None for those of the job's task."""
+        return None
+
     def doubts(self) -> Iterable[str]:
         """Yield what of the model's own operations has no rule, once it was simulated."""
         return ()

@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers.models.auto import configuration_auto
 
-from vrambudget.auto_classes import AUTO_CLASSES
+from vrambudget.auto_classes import AUTO_CLASSES, built, image_shape_of
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import DROPOUT_FIELDS
@@ -40,10 +40,7 @@ def knows(model_type: str) -> bool:
 def image_shape(config: FollowedConfig) -> tuple[int, int, int]:
     """Return channels, height and width of the images that the model reads."""
     assert config.job is not None  # noqa: S101 - the caller saw it
-    own = _configuration(config.keys, config.job)
-    size = own.image_size
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return getattr(own, "num_channels", 3), height, width
+    return image_shape_of(_configuration(config.keys, config.job))
 
 
 def live_model(config: FollowedConfig, task: Task) -> Live:
@@ -59,16 +56,16 @@ def live_model(config: FollowedConfig, task: Task) -> Live:
     with running(mode), made_for(Purpose.WEIGHTS):
         try:
             with torch.device(CARD):
-                module = make(own, attn_implementation=job.attention, dtype=dtype)
-        except ValueError as error:
+                module = built(make, own, attention=job.attention, dtype=dtype)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _unbuilt(config, task, error) from error
-    module.config.use_cache = False
+    module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Live(module, mode, _values_of(job, config.image_shape), loss_of_outputs)
+    return Live(module, mode, values_of(job, config.image_shape), loss_of_outputs)
 
 
-def _unbuilt(config: FollowedConfig, task: Task, error: ValueError) -> NotModelledError:
+def _unbuilt(config: FollowedConfig, task: Task, error: Exception) -> NotModelledError:
     first = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     return NotModelledError(
         f"transformers builds no {config.model_type} for {task}: {first}",
@@ -90,7 +87,7 @@ def _configuration(keys: Mapping[str, Any], job: Job) -> Any:
     return own
 
 
-def _values_of(job: Job, shape: tuple[int, int, int] | None) -> dict[str, Known]:
+def values_of(job: Job, shape: tuple[int, int, int] | None) -> dict[str, Known]:
     """Return what a loop's batch holds, as far as models read it back (measure.loops.run)."""
     values: dict[str, Known] = {}
     for name, given in inputs_of(job, shape).items():

@@ -19,7 +19,8 @@ _LOWER = {
 }
 _FULL = {
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p"),
-    *("reciprocal", "rsqrt", "sinh", "tan", "pow", "rpow", "softplus", "layernorm", "groupnorm"),
+    *("reciprocal", "rsqrt", "sinh", "tan", "pow", "rpow", "square"),
+    *("nlllossnd", "softplus", "layernorm", "groupnorm"),
     *("frobeniusnorm", "nuclearnorm", "cosinesimilarity", "poissonnllloss", "nllloss", "kldiv"),
     *("cosineembeddingloss", "nllloss2d", "hingeembeddingloss", "l1loss", "smoothl1loss"),
     *("huberloss", "mseloss", "marginrankingloss", "multilabelmarginloss", "softmarginloss"),

@@ -66,14 +66,20 @@ class FollowedConfig(ModelConfig):
         """Yield the operations of the last model built that were counted by results alone."""
         from vrambudget.follow import kernels  # noqa: PLC0415 - it imports torch
 
-        if kernels.unchecked:
-            names = ", ".join(sorted(kernels.unchecked))
-            yield f"what the kernels of {names} allocate besides their results"
+        yield from kernels.doubts()
 
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task`, its weights allocated."""
         from vrambudget.follow.build import live_model  # noqa: PLC0415 - it imports torch
 
+        sizes = (self.job.batch, self.job.block) if self.job else ()
+        if not all(
+            size is None or isinstance(size, int) for size in sizes
+        ):  # a sweep's vector of sizes
+            raise NotModelledError(
+                f"{self.model_type} is followed at one size at a time",
+                hint="sweep without --by requested",
+            )
         return live_model(self, task)
 
 

@@ -36,6 +36,7 @@ class _Tracer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: dict[int, Storage] = {}
+        self.runs_formula = False  # one of PyTorch's, in backward
 
     def bind(self, meta: torch.Tensor, storage: Storage) -> None:
         """Let `storage` live as long as the meta tensor's storage does."""
@@ -67,7 +68,7 @@ class _Tracer(TorchDispatchMode):
 
     def _into(self, packet: str, args: Any) -> Storage | None:
         """Return the storage that the card would write into, None where it makes one."""
-        if packet in _WRITES_INTO_ZEROS and context.thread == "autograd":
+        if packet in _WRITES_INTO_ZEROS and self.runs_formula:
             return self.storage_of(args[0])
         return None
 
@@ -132,8 +133,13 @@ class Call:
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the call's result, still of meta tensors."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        with torch.set_grad_enabled(context.grad_enabled), hooks, self.tracer:
-            return func(*args, **kwargs)
+        try:
+            with torch.set_grad_enabled(context.grad_enabled), hooks, self.tracer:
+                return func(*args, **kwargs)
+        except BaseException:  # a recomputation that is over, too
+            self._let_go()
+            self.tracer.storages.clear()
+            raise
 
     def finish(self, result: Any) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Return our tensor of each meta tensor in the result, and of each input written into.
@@ -159,11 +165,14 @@ class Call:
         for _, meta in self._inputs:
             self.tracer.forget(meta)
         changed = {id(x): found[id(meta)] for x, meta in written}
-        # PyTorch's graph holds this call as long as it lives: what it was called with may die.
+        self._let_go()
+        return found, changed
+
+    def _let_go(self) -> None:
+        """Let what it was called with die: PyTorch's graph holds this call as long as it lives."""
         self._inputs.clear()
         self._metas.clear()
         self._boundary.clear()
-        return found, changed
 
     def _tensor(self, meta: torch.Tensor) -> Tensor:
         storage = self.tracer.storage_of(meta) or self.tracer.made("tensor", meta)
@@ -203,6 +212,7 @@ class Call:
                 known[id(meta)] = gradient
             metas.append(meta)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        tracer.runs_formula = True
         with torch.no_grad(), hooks, tracer:
             result = function(*metas)
         outgoing = result if isinstance(result, tuple) else (result,)
@@ -242,7 +252,12 @@ class _Graph:
             stack += [following for following, _ in function.next_functions if following]
         self._functions += new
         for function in sorted(new, key=lambda f: f._sequence_nr()):  # noqa: SLF001
+            self._node_of(function)
+
+    def _node_of(self, function: Any) -> Node:
+        if id(function) not in self._nodes:
             self._nodes[id(function)] = self._node(function)
+        return self._nodes[id(function)]
 
     def _node(self, function: Any) -> Node:
         call = self.call
@@ -265,7 +280,7 @@ class _Graph:
             return edge_to(source)
         metadata = function._input_metadata[slot]  # noqa: SLF001
         shape: Shape = tuple(metadata.shape)
-        return self._nodes[id(function)], slot, shape, dtype_of(metadata.dtype)
+        return self._node_of(function), slot, shape, dtype_of(metadata.dtype)
 
 
 def _saves(function: Any) -> bool:

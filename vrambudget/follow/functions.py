@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from vrambudget.engine.autograd import Saved, keep, record_many
 from vrambudget.engine.checkpoint import Holder
@@ -83,6 +84,11 @@ def _restored(note: Any, saved: Saved) -> Any:
 
 def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> Any:
     """Run a function's forward, and let the engine run its backward."""
+    if function is CheckpointFunction:
+        raise NotModelledError(
+            "checkpointing with use_reentrant=True is not followed",
+            hint="gradient_checkpointing_enable({'use_reentrant': False}) is PyTorch's own advice",
+        )
     if kwargs or function.setup_context is not torch.autograd.Function.setup_context:
         raise NotModelledError(f"{function.__name__} with a setup_context is not followed")
     regions.adopt()
@@ -101,17 +107,17 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
             x.v = x.v.viewed(x.v.shape, x.v.strides)
     ctx.save(mode)
 
+    # Only which outputs are tensors is closed over: the tensors would never die.
+    are_tensors = [isinstance(x, Counted) for x in outputs]
+
     def backward(*gradients: Tensor | None) -> Any:
         given = iter(gradients)
-        grads = [next(given) if isinstance(x, Counted) else None for x in layout]
+        arrived = [next(given) if is_tensor else None for is_tensor in are_tensors]
         with torch.no_grad(), mode:
-            found = function.backward(
-                ctx, *(_gradient(g, y, ctx) for g, y in zip(grads, layout, strict=True))
-            )
+            found = function.backward(ctx, *(None if g is None else counted(g) for g in arrived))
         found = found if isinstance(found, tuple) else (found,)
-        return tuple(None if g is None else g.v for g in found[: len(inputs)])
+        return tuple(None if g is None else g.v for g in found[: len(wants)])
 
-    layout = outputs
     record_many(
         function.__name__,
         [x.v for x in ours],
@@ -119,8 +125,3 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
         backward=backward,
     )
     return result
-
-
-def _gradient(gradient: Tensor | None, output: Any, ctx: Ctx) -> Any:
-    del output, ctx
-    return None if gradient is None else counted(gradient)

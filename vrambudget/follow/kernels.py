@@ -12,16 +12,17 @@ Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, Embedding.c
 aten's own tags say which operations are pointwise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from vrambudget.dtypes import DType, float64
+from vrambudget.dtypes import DType, float64, int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.follow.counted import dtype_of
-from vrambudget.ops.cub import inclusive_sum_bytes
+from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
 from vrambudget.ops.indexing import accumulating_buffers
+from vrambudget.ops.ordering import MOST_SORTED_IN_PLACE
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
@@ -64,6 +65,7 @@ _NOTHING = {
     *("nll_loss_backward", "glu", "glu_backward", "im2col", "col2im", "pixel_shuffle", "polar"),
     *("complex", "view_as_complex", "view_as_real", "grid_sampler_2d", "where", "masked_fill"),
     *("mse_loss", "mse_loss_backward", "smooth_l1_loss", "index_put", "_index_put_impl", "unfold"),
+    *("floor_divide", "softplus_backward", "histc", "gelu_backward", "silu_backward"),
     *("expand_copy", "split_with_sizes_copy", "fill", "one_hot"),
 }
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "any", "all", "prod", "linalg_vector_norm", "norm"}
@@ -71,6 +73,12 @@ _PRODUCTS = {"mm", "addmm", "addmv", "mv", "dot", "baddbmm", "addbmm"}
 
 unchecked: set[str] = set()
 """Operations of the model that was followed last that were counted by their results alone."""
+
+
+def doubts() -> Iterator[str]:
+    """Yield what was counted by its result alone, as a report says it."""
+    if unchecked:
+        yield f"what the kernels of {', '.join(sorted(unchecked))} allocate besides their results"
 
 
 def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
@@ -93,6 +101,11 @@ def _reduced(args: Any, result: Any) -> None:
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else ()
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
     size = 1 if result.dtype is torch.bool else max(4, result.element_size())
+    if result.dtype is torch.int64 and x.dtype is not torch.int64:  # counted as integers
+        integers = empty(tuple(x.shape), int64)
+        with_partial_sums(integers, dims or tuple(range(x.dim())), accumulator=size)
+        del integers
+        return
     with_partial_sums(
         _layout(x),
         dims or tuple(range(x.dim())),
@@ -141,11 +154,26 @@ def _kind(meta: torch.Tensor) -> DType:
     return dtype_of(meta.dtype)
 
 
+def _sort(args: Any, result: Any) -> None:
+    del result
+    positions = empty(tuple(args[0].shape), int64)  # 0, 1, 2, ...
+    if args[0].shape[-1] > MOST_SORTED_IN_PLACE:
+        empty_bytes(sort_pairs_bytes(args[0].numel()))  # freed at once: nobody holds it
+    del positions
+
+
+def _nothing(args: Any, result: Any) -> None:
+    """Leave it at the result: a row of up to 4096 values is sorted in place (TensorTopK.cpp)."""
+    del args, result
+
+
 _RULES: dict[str, Callable[[Any, Any], None]] = {
     "_softmax_backward_data": _softmax_backward,
     "bmm": _batched_product,
     "cumsum": _running_sum,
     "index_put": _index_put,
+    "sort": _sort,
+    "topk": _nothing,
     "index_put_": _index_put,
     "_index_put_impl_": _index_put,
 }

@@ -13,8 +13,9 @@ from vrambudget.config.job import Job
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.errors import NotModelledError, TooLargeError
 from vrambudget.follow.counted import Counted, counted
-from vrambudget.follow.mode import Following
+from vrambudget.follow.mode import REHEARSE, Following
 from vrambudget.follow.patches import running
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.training.freeze import freeze
@@ -38,7 +39,7 @@ class Live(Module):
         _shadow(self, self._module, self._mode, {}, numbers)
         self._mode.shadows = numbers
         head = getattr(self._module, "get_output_embeddings", lambda: None)()
-        self._head = id(head) if head is not None else 0
+        self._mode.head = id(head) if head is not None else 0
 
     def adapt(self, job: Job) -> None:
         """Freeze parameters and let PEFT put its adapters in, as the job says."""
@@ -60,14 +61,31 @@ class Live(Module):
         given = {name: counted(x, self._values.get(name)) for name, x in batch.items()}
         with running(self._mode):
             before = context.purpose
-            outputs = self._module(**given)
-            loss = self._loss(outputs, given)
+            outputs, loss = self._called(given)
             context.purpose = before
         del given
         tensors = _tensors_in(outputs)
         logits = next((x for x in tensors if x is not loss), loss)
         others = tuple(x.v for x in tensors if x is not loss and x is not logits)
-        return Outputs(loss.v, logits.v, others)
+        if logits is None:
+            raise NotModelledError(f"{type(self._module).__name__} returns no tensor")
+        return Outputs((logits if loss is None else loss).v, logits.v, others)
+
+    def _called(self, given: Mapping[str, Counted]) -> tuple[Any, Any]:
+        """Return outputs and loss. Raises NotModelledError where the code itself fails."""
+        try:
+            if all(name.isdigit() for name in given):  # inputs in order
+                outputs = self._module(*given.values())
+            else:
+                outputs = self._module(**given)
+            return outputs, self._loss(outputs, given) if context.grad_enabled else None
+        except (NotModelledError, TooLargeError):
+            raise
+        except Exception as error:
+            raise NotModelledError(
+                f"{type(self._module).__name__} fails when it is called: {error}",
+                hint="inputs= are what it is called with; " + REHEARSE,
+            ) from error
 
 
 def _shadow(
@@ -120,5 +138,11 @@ def _tensors_in(value: Any) -> list[Counted]:
 
 
 def loss_of_outputs(outputs: Any, _batch: Mapping[str, Any]) -> Any:
-    """Return the loss that a model of transformers returns."""
-    return outputs["loss"] if isinstance(outputs, Mapping) else outputs.loss
+    """Return the loss that a model of transformers returns. Raises NotModelledError without one."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if loss is None:
+        raise NotModelledError(
+            "the module's outputs have no loss to train with",
+            hint="pass loss=, a function of the outputs and the inputs; or mode='eval'",
+        )
+    return loss

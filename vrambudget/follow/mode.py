@@ -18,16 +18,21 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from vrambudget.dtypes import int64
+from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.follow import casts, known, regions
-from vrambudget.follow.counted import CARD, Counted, counted
+from vrambudget.follow.counted import CARD, Counted, counted, dtype_of
 from vrambudget.follow.derived import Call, mapped
 from vrambudget.follow.rules import ATTRIBUTES, RULES, WRITING
+from vrambudget.ops.creation import made
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
+_INDEXING = {"__getitem__", "__setitem__"}
 _INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
+REHEARSE = "`vrambudget rehearse` runs any script, or any model of transformers by its name"
 _HIDDEN = ("torch/", "vrambudget/")
 
 
@@ -41,6 +46,9 @@ class Following(TorchFunctionMode):
         super().__init__()
         self.weights = {} if weights is None else weights
         self.shadows: dict[int, Module] = {}
+        self.head = 0  # the id of the module that makes logits
+        self._held: list[torch.Tensor] = []
+        self._bodies: list[Any] = []  # of the functions of torch that run now
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -72,10 +80,27 @@ class Following(TorchFunctionMode):
         if isinstance(func, types.FunctionType):
             if func.__module__ in _INITIALISERS:
                 return given[0][0] if given[0] else given[1]["tensor"]
-            del ours
-            with self:
-                return body_of(func)(*given[0], **given[1])
+            if func not in self._bodies:  # else a helper of its body looked for overrides for it
+                del ours
+                return self._run_body(func, *given)
         return call.handed(func, call.derived(func, *ours), given)
+
+    def adopted(self, x: torch.Tensor) -> Counted | None:
+        """Count a live tensor that no module has as its own; None for one on the CPU."""
+        if x.device.type not in (CARD.type, "meta"):
+            return None
+        context.operation = "attribute"
+        found = self.weights[id(x)] = counted(empty(tuple(x.shape), dtype_of(x.dtype)))
+        self._held.append(x)  # its id stays its own
+        return found
+
+    def _run_body(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._bodies.append(func)
+        try:
+            with self:
+                return body_of(func)(*args, **kwargs)
+        finally:
+            self._bodies.pop()
 
     def counted_of(self, x: Any) -> Counted | None:
         """Return x as a counted tensor, None for what is on the CPU."""
@@ -100,6 +125,7 @@ class _Handled:
             x = value
         elif isinstance(value, torch.Tensor):
             x = self.mode.weights.get(id(value))
+            x = self.mode.adopted(value) if x is None else x
             if x is None:
                 return value
         else:
@@ -114,6 +140,8 @@ class _Handled:
         in_place = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
         if name == "__setitem__" and isinstance(args[2], int | float):
             args = (*args[:2], torch.tensor(args[2]))  # a number stays on the host
+        if name in _INDEXING:
+            args = (args[0], _index_on_card(args[1]), *args[2:])
         call = Call(in_place=in_place)
         metas = mapped((args, kwargs), Tensor, call.meta)
         if "device" in metas[1] or any(isinstance(a, torch.device) for a in metas[0]):
@@ -198,6 +226,21 @@ def body_of(function: types.FunctionType) -> Callable[..., Any]:
     return body
 
 
+def _index_on_card(index: Any) -> Any:
+    """Return an index with lists of numbers as tensors that were moved to the card.
+
+    Source: torch/csrc/autograd/python_variable_indexing.cpp (sequenceToVariable), then
+    aten/src/ATen/TensorIndexing.h (typeConvertIndices: to the tensor's device).
+    """
+    if isinstance(index, tuple):
+        return tuple(_index_on_card(part) for part in index)
+    if isinstance(index, list) and index and all(type(n) is int for n in index):
+        return made("to_device", (len(index),), int64)
+    if isinstance(index, torch.Tensor) and index.dim() and index.dtype is torch.long:
+        return made("to_device", tuple(index.shape), int64)
+    return index
+
+
 def _is_made_on_card(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call without counted tensors makes one: torch.arange(n, device="cuda")."""
     device = kwargs.get("device")
@@ -212,7 +255,7 @@ def _no_rule(name: str, error: Exception) -> VramBudgetError:
     reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     return NotModelledError(
         f"the operation {name} has no rule, and PyTorch's own code does not tell: {reason}",
-        hint="`vrambudget rehearse` runs any script, or any model of transformers by its name",
+        hint=REHEARSE,
     )
 
 

@@ -23,6 +23,7 @@ from vrambudget.engine.context import context
 from vrambudget.follow import regions
 from vrambudget.follow.functions import apply_function
 from vrambudget.follow.mode import Following
+from vrambudget.tape.events import Purpose
 
 
 @contextmanager
@@ -41,6 +42,8 @@ def _patched(mode: Following) -> Iterator[None]:
         outer = tape.module
         shadow = mode.shadows.get(id(module))
         tape.module = outer if shadow is None else shadow.path or outer
+        if id(module) == mode.head:  # what follows is for the logits and the loss, too
+            context.purpose = Purpose.LOGITS_AND_LOSS
         try:
             return called(module, *args, **kwargs)
         finally:

@@ -59,10 +59,15 @@ def is_live(model: object) -> bool:
     return hasattr(model, "named_parameters")
 
 
+def is_wrapped(model: object) -> bool:
+    """Return whether this is a model in what changes how it runs."""
+    return type(model).__name__ in _WRAPPERS
+
+
 def read_model(model: Any) -> LiveModel:
     """Return what can be read from a live model. Raises NotModelledError for other objects."""
     kind = type(model).__name__
-    if kind in _WRAPPERS:
+    if is_wrapped(model):
         raise NotModelledError(
             f"a model in {kind}: {_WRAPPERS[kind]}",
             hint=f"pass the model itself; or {_REHEARSE}",

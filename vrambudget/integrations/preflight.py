@@ -22,7 +22,7 @@ from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.estimator import Scenario, estimate_scenario, resolve
 from vrambudget.integrations.live_card import card_now
-from vrambudget.integrations.live_model import LiveModel, is_live, read_model
+from vrambudget.integrations.live_model import LiveModel, is_live, is_wrapped, read_model
 from vrambudget.integrations.live_optimizer import read_optimizer
 from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.report import ledger, phrases
@@ -37,9 +37,10 @@ def preflight(
 ) -> Budget | None:
     """Return what training `model` takes, compared with what is free on the GPU now.
 
-    `model` is a live model of transformers (also in PEFT's wrapper), a configuration, a dict or
-    what `estimate` takes; `optimizer` is a live one or a name; the other `fields` are those of
-    `Job`, which must not contradict what is read. What has no rules is logged and gives None; if
+    `model` is a live module of any kind, a configuration, a dict or what `estimate` takes;
+    `optimizer` is a live one or a name; the other `fields` are those of `Job`, which must not
+    contradict what is read. A module that is no language model is called with `inputs`, and `loss`
+    makes its loss of outputs and inputs. What has no rules is logged and gives None; if
     `strict`, it raises NotModelledError, and a job that is too large DoesNotFit.
     """
     try:
@@ -61,7 +62,45 @@ def predict(
     gpu: str | Gpu | None = "auto",
     **fields: Any,
 ) -> Budget:
-    """Return the same, or raise NotModelledError."""
+    """Return the same, or raise NotModelledError.
+
+    A live model that its configuration does not describe, or that is no model of transformers, is
+    followed: its own code runs.
+    """
+    at_hand = {"batch": batch, "block": block, "optimizer": optimizer, "gpu": gpu, **fields}
+    if not is_live(model):
+        return _by_rules(model, **at_hand)
+    if not {"inputs", "loss"} & fields.keys():
+        try:
+            return _by_rules(model, **at_hand)
+        except NotModelledError:
+            if is_wrapped(model):
+                raise
+    return _followed(model, **at_hand)
+
+
+def _followed(
+    model: Any, *, optimizer: Any, gpu: str | Gpu | None, batch: int, **fields: Any
+) -> Budget:
+    """Return the budget of a live model, by its own code."""
+    card, notes = _card(gpu, model, optimizer)
+    sizes = {} if fields.get("inputs") is not None else {"batch": batch}
+    given = {**_versions(), **fields, **sizes, **_optimizer(optimizer, model)}
+    given = {name: value for name, value in given.items() if value is not None}
+    budget = estimate_scenario(resolve(model, gpu=card, **given))
+    return replace(budget, warnings=(*budget.warnings, *notes))
+
+
+def _by_rules(
+    model: Any,
+    *,
+    batch: int,
+    block: int | None,
+    optimizer: Any,
+    gpu: str | Gpu | None,
+    **fields: Any,
+) -> Budget:
+    """Return the budget of a model by its family's rules."""
     live = read_model(model) if is_live(model) else None
     read = {**(live.fields if live else {}), **_optimizer(optimizer, model)}
     given = _merged({**_versions(), "batch": batch, "block": block, **fields}, read)

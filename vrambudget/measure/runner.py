@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.auto_classes import AUTO_CLASSES, lora_options
+from vrambudget.auto_classes import AUTO_CLASSES, built, lora_options
 from vrambudget.measure.loops import real_loop
 from vrambudget.measure.loops.run import OnPhase, Run
 from vrambudget.measure.quantised import load_quantised
@@ -97,7 +97,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
         model = load_quantised(job, config, build)
     else:
         with torch.device("cuda"):
-            model = build(config, attn_implementation=job.get("attention", "sdpa"), dtype=dtype)
+            model = built(build, config, attention=job.get("attention", "sdpa"), dtype=dtype)
     model.config.use_cache = bool(job.get("use_cache"))
     return model
 

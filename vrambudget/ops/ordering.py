@@ -18,7 +18,7 @@ from vrambudget.ops.creation import made
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
 from vrambudget.ops.reduce import with_partial_sums
 
-_MOST_SORTED_IN_PLACE = 4096  # should_use_small_sort
+MOST_SORTED_IN_PLACE = 4096  # should_use_small_sort
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def sort(x: Tensor) -> tuple[Tensor, Tensor]:
     context.operation = "sort"
     values, indices = empty(x.shape, x.dtype), empty(x.shape, int64)
     positions = empty(x.shape, int64)  # 0, 1, 2, ...
-    if x.shape[0] > _MOST_SORTED_IN_PLACE:
+    if x.shape[0] > MOST_SORTED_IN_PLACE:
         empty_bytes(sort_pairs_bytes(x.shape[0]))  # freed at once: nobody holds it
     del positions
     return values, indices

@@ -27,6 +27,7 @@ class Input:
 
     shape: Shape
     dtype: DType
+    keeps_dtype: bool = False  # else numbers come to the device and are cast to the weights' type
 
 
 def inputs_of(
@@ -58,4 +59,5 @@ def inputs_of(
 def on_device(value: Input) -> Tensor:
     """Return the tensor on the device, in the type that the model reads."""
     x = made("to_device", value.shape, value.dtype)
-    return to(x, context.options.dtype) if value.dtype.is_floating_point else x
+    casts = value.dtype.is_floating_point and not value.keeps_dtype
+    return to(x, context.options.dtype) if casts else x

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vrambudget.engine.context import context
 from vrambudget.follow.rules.table import on
 from vrambudget.ops import embedding as embeddings
 from vrambudget.ops import linear as products
@@ -11,10 +12,15 @@ from vrambudget.ops.shape import transpose
 _MATRIX = 2
 
 
+def _clash(a: Any, b: Any) -> bool:
+    """Return whether PyTorch would refuse to multiply what has two types."""
+    return context.autocast is None and a.dtype is not b.dtype
+
+
 @on("linear")
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """X @ weight.T + bias."""
-    if weight.ndim != _MATRIX or x.ndim < _MATRIX:
+    if weight.ndim != _MATRIX or x.ndim < _MATRIX or _clash(x, weight):
         return NotImplemented
     return products.linear(x, weight, bias)
 
@@ -22,7 +28,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 @on("addmm")
 def addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """Bias + x @ weight."""
-    if (beta, alpha) != (1, 1) or bias.ndim != 1:
+    if (beta, alpha) != (1, 1) or bias.ndim != 1 or _clash(x, weight):
         return NotImplemented
     return products.addmm(bias, x, weight)
 
@@ -30,6 +36,8 @@ def addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) 
 @on("matmul", "__matmul__")
 def matmul(a: Any, b: Any) -> Any:
     """Multiply stacks of matrices."""
+    if _clash(a, b):
+        return NotImplemented
     batched = a.ndim == b.ndim > _MATRIX and a.shape[:-2] == b.shape[:-2]
     return products.matmul(a, b) if batched and a.ndim > 3 else NotImplemented  # noqa: PLR2004
 

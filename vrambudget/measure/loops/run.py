@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vrambudget.auto_classes import image_shape_of
 from vrambudget.measure.optimizers import make_optimizer
 
 OnPhase = Callable[[int, str], None]
@@ -110,9 +111,9 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
     """Return inputs and labels, made on the CPU, on a device."""
     count, task = job["batch"], job.get("task", "causal-lm")
     if task == "image-cls":
-        size = model.config.image_size
+        shape = image_shape_of(model.config)
         dtype = next(model.parameters()).dtype
-        pixels = torch.zeros(count, 3, size, size).to(device).to(dtype)
+        pixels = torch.zeros(count, *shape).to(device).to(dtype)
         return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).to(device)}
     batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).to(device)}
     padded = job.get("rows") == "padded" or job.get("attention_mask") == "padding"
