@@ -3,6 +3,7 @@
 import pytest
 
 import vrambudget
+from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import resolve
@@ -73,7 +74,7 @@ def test_prompt_and_answer_must_fit_into_learned_positions():
 
 
 def test_answers_that_would_all_be_the_same_are_refused():
-    with pytest.raises(VramBudgetError, match="num_return is 2"):
+    with pytest.raises(VramBudgetError, match="num_return is 2; without sample"):
         resolve("gpt2", mode="generate", num_return=2)
 
 
@@ -101,6 +102,7 @@ SHORT = [
     pytest.param({"prompt": 20, "new": 40, "padding": "left"}, id="rows of eight"),
     pytest.param({"prompt": 20, "new": 40, "sample": True, "top_p": 0.9}, id="sampled"),
     pytest.param({"prompt": 20, "new": 30, "cache": "none"}, id="no cache"),
+    pytest.param({"prompt": 20, "new": 30, "num_beams": 3}, id="beams"),
     pytest.param({"prompt": 20, "new": 30, "precision": "amp-bf16"}, id="autocast"),
     pytest.param({"prompt": 200, "new": 40, "batch": 16}, id="large blocks"),
 ]
@@ -147,3 +149,43 @@ def test_a_card_that_is_full_in_a_step_between_says_which():
 def test_a_peak_between_the_walked_steps_is_shown_in_its_step():
     budget = vrambudget.estimate(WINDOW, gpu=GPU, mode="generate", prompt=1, new=60, batch=64)
     assert budget.check().peak.phase.startswith(("decode", "prefill"))
+
+
+def test_a_forward_pass_has_no_labels_and_no_loss():
+    tape = tape_of_forward("gpt2", block=64, batch=2)
+    assert {c[0] for c in tape.contents if c and c[0][-1:] == (50257,)} == {(128, 50257)}
+    assert cached_at(tape, len(tape.events) - 1) == 2 * 12 * 2 * 64 * 768 * 2
+
+
+def test_logits_may_be_those_of_the_last_tokens():
+    tape = tape_of_forward("gpt2", block=64, batch=2, logits_to_keep=1)
+    assert (2, 50257) in {c[0] for c in tape.contents if c}
+    assert (128, 50257) not in {c[0] for c in tape.contents if c}
+
+
+def tape_of_forward(model, **fields):
+    scenario = resolve(model, gpu=GPU, mode="forward", **fields)
+    return simulate(scenario.config, scenario.job, scenario.platform).tape
+
+
+def test_beams_are_rows_of_their_own_from_the_prompt_on():
+    tape = tape_of("gpt2", prompt=16, new=2, batch=3, num_beams=4)
+    start = next(mark.position for mark in tape.marks if mark.phase == "decode 1")
+    assert cached_at(tape, start - 1) == 16 * 2 * 12 * 12 * 768 * 2
+
+
+def test_beams_cannot_be_sampled_here():
+    with pytest.raises(VramBudgetError, match="num_beams with sample is not modelled"):
+        resolve("gpt2", mode="generate", num_beams=2, sample=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(["--new", "1000", "--batch", "8"], "next: --expandable-segments", id="holes"),
+        pytest.param(["--new", "4"], "next: `vrambudget fit`", id="none"),
+    ],
+)
+def test_what_comes_next_is_told_from_the_holes_that_a_growing_cache_leaves(options, words, capsys):
+    assert main(["gpt2", "--mode", "generate", "--prompt", "16", "--gpu", "12GB", *options]) == 0
+    assert words in capsys.readouterr().out

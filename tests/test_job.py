@@ -137,7 +137,7 @@ def test_a_numpy_integer_is_an_integer():
         pytest.param(
             "mode",
             "infer",
-            "mode is 'infer'; it should be 'train', 'eval' or 'generate'",
+            "mode is 'infer'; it should be 'train', 'eval', 'generate' or 'forward'",
             id="mode",
         ),
         pytest.param(

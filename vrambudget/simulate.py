@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vrambudget import dtypes
+from vrambudget.config.fields.generation import INFERENCE
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
@@ -18,7 +19,7 @@ from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.errors import NotModelledError
-from vrambudget.inference import generate
+from vrambudget.inference import forward, generate
 from vrambudget.inference.settings import GenerateSettings
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
@@ -113,10 +114,11 @@ def _record(
         ranked = _ranked(job)
         with ranked.building() if ranked else nullcontext():
             model = _build(config, job)
-            if ranked or job.mode == "generate":  # counters begin with the whole model
+            if ranked or job.mode in INFERENCE:  # counters begin with the whole model
                 _adapt(model, config.model_type, job)
-        if job.mode == "generate":
-            context.tape.mark(0, "setup", resets_allocator=True)
+        if job.mode in INFERENCE:
+            begins = "setup" if job.mode == "generate" else Phase.FORWARD
+            context.tape.mark(0, begins, resets_allocator=True)
         elif not ranked:
             context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
             _adapt(model, config.model_type, job)
@@ -157,6 +159,8 @@ def _run(
     """Run what the job does with its model; return what the script's variables hold."""
     if job.mode == "generate":
         return generate.run(model, _generation(config, job, settings), in_full=in_full)
+    if job.mode == "forward":
+        return _forward(model, job, settings)
     loop = LOOPS[job.loop]
     in_full = in_full or (ranked is not None and ranked.in_full)
     run = Run(model, settings, in_full=in_full, ranked=ranked)
@@ -165,6 +169,20 @@ def _run(
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
     run.check()
     return held
+
+
+def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
+    if job.task == "seq2seq-lm" or (job.logits_to_keep and job.task != "causal-lm"):
+        raise NotModelledError(f"a forward pass for {job.task} like this is not modelled")
+    inputs = {name: value for name, value in settings.inputs.items() if name != "labels"}
+    return forward.run(
+        model,
+        inputs,
+        settings.autocast,
+        batches=job.steps,
+        keep_outputs=job.keep_outputs,
+        logits_to_keep=job.logits_to_keep,
+    )
 
 
 def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
@@ -179,7 +197,8 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
         prompt=job.prompt,
         new=job.new,
         new_cache=config.new_cache if job.cache == "dynamic" else lambda: None,
-        answers=job.num_return,
+        answers=max(job.num_return, job.num_beams),
+        num_beams=job.num_beams,
         sample=job.sample,
         temperature=job.temperature,
         top_k=job.top_k,

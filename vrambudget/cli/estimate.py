@@ -20,6 +20,8 @@ from vrambudget.report.table import render_next
 if TYPE_CHECKING:
     from vrambudget.planning.advice import Advice
 
+_FRAGMENTED = 5  # a fifth of what is reserved holds nothing
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
@@ -113,9 +115,24 @@ def _next_step(scenario: Scenario, budget: Budget) -> str:
     """Return the next thing to try with a job that fits."""
     if budget.device is None:
         return "name a GPU, for example --gpu 12GB, to see whether it fits"
+    if scenario.job.mode == "generate":
+        return _next_of_generation(scenario, budget)
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
 
     batch, _ = largest_batch(scenario)
     if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits"
     return f"--batch {batch} is the largest that fits"
+
+
+def _next_of_generation(scenario: Scenario, budget: Budget) -> str:
+    """Return what to try with a generation that fits, without running it at other sizes."""
+    peak = budget.peak
+    cached = peak.reserved_bytes - peak.allocated_bytes
+    if cached * _FRAGMENTED > peak.reserved_bytes and not scenario.job.expandable_segments:
+        share = round(100 * cached / peak.reserved_bytes)
+        return (
+            f"--expandable-segments: {share} % of what is reserved lies in holes, which a cache"
+            " that grows by a token in each step leaves behind"
+        )
+    return "`vrambudget fit` with the same options finds the largest batch, or the longest prompt"

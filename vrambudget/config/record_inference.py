@@ -17,18 +17,17 @@ from vrambudget.errors import NotModelledError
 KEYS = frozenset(
     {
         *("kind", "decoding", "chunk", "auto", "grad", "return_scores", "repeat", "timeout"),
-        *("mask", "pool", "logits_to_keep", "num_beams", "num_return", "use_cache"),
+        *("mask", "pool"),
     }
 )
 """Keys that such records have besides those of a job."""
 
-_MODES = {"generate": "generate"}
+_MODES = {"generate": "generate", "forward": "forward"}
 _TASKS = {"causal-lm": "causal-lm", "seq2seq-lm": "seq2seq-lm", "seq-cls": "seq-cls"}
 _RENAMED = {"chunk": "prefill_chunk"}
 _REFUSED = {
     "return_scores": "scores that are returned",
     "repeat": "a second call of generate",
-    "num_beams": "beam search",
     "pool": "pooled embeddings",
 }
 
@@ -52,5 +51,15 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
         raise NotModelledError(f"{' and '.join(missing)}: not modelled")
     fields: dict[str, Any] = {"mode": _MODES[kind], "task": _TASKS[auto]}
     fields |= {name: record[key] for key, name in _RENAMED.items() if key in record}
+    if kind == "forward":
+        if record.get("grad") == "grad":
+            raise NotModelledError("a forward pass that keeps its graph is not modelled")
+        if auto != "causal-lm" and record.get("mask", True):
+            fields["causal_mask"] = "built"  # its script answers for decoders; zeros say padding
+        return fields | {
+            "block": record["prompt"],
+            "attention_mask": "ones" if record.get("mask", True) else "none",
+            "use_cache": record.get("use_cache", False),
+        }
     fields["sample"] = record.get("decoding") == "sample"
     return fields

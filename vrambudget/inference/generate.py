@@ -13,6 +13,7 @@ from vrambudget.engine.autocast import autocast
 from vrambudget.engine.context import context, made_for, no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.inference.beam_search import BeamSearch
 from vrambudget.inference.sampling import Sampling, positions_of
 from vrambudget.inference.settings import GenerateSettings
 from vrambudget.inference.skipping import Planner, Unsteady, Walked, walked
@@ -59,7 +60,8 @@ def generate(
         input_ids = _repeated(input_ids, settings.answers)
         attention_mask = _repeated(attention_mask, settings.answers)
         position_ids = position_ids and _repeated(position_ids, settings.answers)
-    loop = Sampling(model, settings, input_ids, attention_mask, position_ids)
+    kind = Sampling if settings.num_beams == 1 else BeamSearch
+    loop = kind(model, settings, input_ids, attention_mask, position_ids)
     loop.prefill(lambda phase: tape.mark(0, phase))
     if settings.new > 1:
         tape.mark(0, Phase.STEP_END)

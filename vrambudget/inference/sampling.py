@@ -46,7 +46,17 @@ class ModelInputs:
 
 
 class Sampling:
-    """_sample, step by step; attributes are its local variables."""
+    """_sample, step by step; attributes are its local variables.
+
+    `growing` and `constant`: those that are held from step to step, besides the model's inputs.
+    """
+
+    growing: tuple[str, ...] = ("input_ids",)
+    constant: tuple[str, ...] = (
+        *("unfinished_sequences", "next_token_logits", "next_token_scores", "probs"),
+        "next_tokens",
+    )
+    length = 0  # tokens of the longest row, where the loop counts them
 
     def __init__(
         self,
@@ -61,8 +71,13 @@ class Sampling:
         self.input_ids, self.attention_mask = input_ids, attention_mask
         self.position_ids = position_ids
         self.cache: Cache | None = settings.new_cache()
-        self.unfinished_sequences = made("ones", (input_ids.shape[0],), int64)
         self.model_inputs: ModelInputs | None = None
+        self.start(settings)
+
+    def start(self, settings: GenerateSettings) -> None:
+        """Make what the loop begins with."""
+        del settings
+        self.unfinished_sequences = made("ones", (self.input_ids.shape[0],), int64)
         self.next_token_logits: Tensor | None = None
         self.next_token_scores: Tensor | None = None
         self.probs: Tensor | None = None
@@ -70,8 +85,13 @@ class Sampling:
 
     def prefill(self, mark: Marker) -> None:
         """Run the prompt through the model and choose the first token."""
-        outputs = self._prefill(mark)
-        self._choose(outputs)
+        outputs = [self._prefill(mark)]
+        self.choose(outputs)
+        del outputs
+        self.after_prefill()
+
+    def after_prefill(self) -> None:
+        """Let experts of a mixture run as they do for few tokens."""
         if context.options.experts == "grouped_mm":  # _optimize_model_for_decode
             context.options = replace(context.options, experts="batched_mm")
 
@@ -79,16 +99,16 @@ class Sampling:
         """Run the newest token through the model and choose the next one."""
         self.model_inputs = self._inputs(1 if self.cache is not None else None)
         mark(phase)
-        outputs = self._forward(self.model_inputs)
-        self._choose(outputs)
+        outputs = [self._forward(self.model_inputs)]
+        self.choose(outputs)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield what is held from one step to the next."""
         inputs = self.model_inputs
         held = (
-            *(self.input_ids, self.attention_mask, self.position_ids, self.unfinished_sequences),
+            *(self.attention_mask, self.position_ids),
             *((inputs.input_ids, inputs.attention_mask, inputs.position_ids) if inputs else ()),
-            *(self.next_token_logits, self.next_token_scores, self.probs, self.next_tokens),
+            *(getattr(self, name) for name in (*self.growing, *self.constant)),
         )
         yield from (x for x in held if x is not None)
         if self.cache is not None:
@@ -96,7 +116,6 @@ class Sampling:
 
     def grow(self, tokens: int, new: Anew) -> None:
         """Become what it will be after so many more steps; `new` makes tensors."""
-        self.input_ids = new.longer(self.input_ids, tokens)
         self.attention_mask = new.longer(self.attention_mask, tokens)
         self.position_ids = new.longer(self.position_ids, tokens)
         if (inputs := self.model_inputs) is not None:
@@ -107,9 +126,11 @@ class Sampling:
                 new.longer(inputs.position_ids, alone),
                 self.cache,
             )
-        for name in ("next_token_logits", "next_token_scores", "probs", "next_tokens"):
+        self.length += tokens
+        for name in self.growing:
+            setattr(self, name, new.longer(getattr(self, name), tokens))
+        for name in self.constant:
             setattr(self, name, new.longer(getattr(self, name), 0))
-        self.unfinished_sequences = new.longer(self.unfinished_sequences, 0)
         if self.cache is not None:
             self.cache.grow(tokens, new)
 
@@ -160,10 +181,10 @@ class Sampling:
         )
         return outputs
 
-    def _choose(self, outputs: Outputs) -> None:
+    def choose(self, outputs: list[Outputs]) -> None:
         """Take the step's last logits, choose a token for each row, and lengthen what it needs."""
-        self._lengthen_inputs()
-        rows, _, vocabulary = outputs.logits.shape
+        self.lengthen_inputs()
+        rows, _, vocabulary = outputs[0].logits.shape
         self.next_token_logits = made("to_copy", (rows, vocabulary), float32)
         scores = self.next_token_logits
         for process in self.processors:
@@ -178,11 +199,13 @@ class Sampling:
         self.input_ids = _with_tokens(self.input_ids, self.next_tokens)
         self._stop()
 
-    def _lengthen_inputs(self) -> None:
+    def lengthen_inputs(self) -> None:
         """_update_model_kwargs_for_generation."""
-        if self.position_ids is not None:
-            self.position_ids = _next_positions(self.position_ids)
+        before = self.position_ids
+        if before is not None:
+            self.position_ids = _next_positions(before)
         self.attention_mask = _with_ones(self.attention_mask)
+        del before  # held until here
 
     def _stop(self) -> None:
         """StoppingCriteriaList with MaxLengthCriteria, and StopCheck, which reads back."""

@@ -72,6 +72,7 @@ def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
         return [f"block {job['block']}", job["mode"]]
     how = "sampled" if job["sample"] else "greedy"
+    how = f"{job['num_beams']} beams" if job["num_beams"] > 1 else how
     words = [f"a prompt of {job['prompt']} tokens", f"generate {job['new']} more ({how})"]
     words += [f"{job['num_return']} answers each"] if job["num_return"] > 1 else []
     words += [f"chunks of {job['prefill_chunk']}"] if job["prefill_chunk"] else []

@@ -39,6 +39,7 @@ class Generation(Settings, defer_build=True, title="generation"):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="draw from the most probable tokens that together reach this probability"
     )
+    num_beams: Size = Field(1, description="beams of each prompt: num_beams")
     num_return: Size = Field(1, description="answers to each prompt: num_return_sequences")
     padding: Padding = Field(
         "none", description="left: prompts of different lengths, filled up with padding"
@@ -47,20 +48,30 @@ class Generation(Settings, defer_build=True, title="generation"):
         None, description="tokens of the prompt for each forward pass: prefill_chunk_size"
     )
 
+    logits_to_keep: Annotated[int, Field(ge=0)] = Field(
+        0, description="logits of so many last tokens with --mode forward; 0: of all"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _precision_of_weights(cls, values: Any) -> Any:
-        """Load 16-bit weights where nothing is trained and no precision is named."""
+        """Load 16-bit weights where nothing is trained and no precision is named.
+
+        A forward pass keeps keys and values, as transformers' configurations say.
+        """
         if isinstance(values, dict) and values.get("mode") in INFERENCE:
-            return {"precision": "bf16", **values}
+            cached = {"use_cache": True} if values["mode"] == "forward" else {}
+            return {"precision": "bf16", **cached, **values}
         return values
 
     def problems(self) -> Iterable[str]:
         """Yield what `generate` refuses."""
-        if self.num_return > 1 and not self.sample:
+        if self.num_return > self.num_beams and not self.sample:
             yield (
-                f"num_return is {self.num_return}, but without sample all answers are the same:"
-                " generate refuses that"
+                f"num_return is {self.num_return}; without sample there are as many answers as"
+                f" beams, {self.num_beams}: generate refuses more"
             )
+        if self.num_beams > 1 and self.sample:
+            yield "num_beams with sample is not modelled"
         if self.prefill_chunk is not None and self.cache == "none":
             yield "prefill_chunk needs a cache, and cache is 'none'"

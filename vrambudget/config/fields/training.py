@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from vrambudget.config.settings import Settings, Size
 
-Mode = Literal["train", "eval", "generate"]
+Mode = Literal["train", "eval", "generate", "forward"]
 LoopName = Literal["plain", "accelerate", "lightning", "trainer"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
@@ -48,7 +48,11 @@ BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
 class Training(Settings, defer_build=True, title="loop and optimizer"):
     """The loop, its precision and its optimizer."""
 
-    mode: Mode = Field("train", description="train, evaluate under no_grad, or generate")
+    mode: Mode = Field(
+        "train",
+        description="train, evaluate under no_grad, generate, or forward:"
+        " a forward pass without labels",
+    )
     loop: Annotated[LoopName, BeforeValidator(counted_loop)] = Field(
         "plain",
         description="whose training loop: one written by hand, one with accelerate, or"

@@ -117,7 +117,8 @@ class SlidingLayer:
         if x is None:
             return None
         B, H, _, D = x.shape
-        shape = B, H, min(self.seen, self.window), D
+        is_view = x.strides is not None  # else it was copied since, in another order of rows
+        shape = B, H, min(self.seen, self.window - (not is_view)), D
         content = x.storage.tape.contents[x.storage.index]
         if not new.everything and content is not None and content[0] == shape:
             return x
@@ -134,6 +135,12 @@ def _joined(old: Tensor | None, new: Tensor, dtype: DType) -> Tensor:
     Under autocast that type may not be the values': the kernel casts as it copies.
     """
     return cat([new] if old is None else [old, new], dim=_LENGTH, wider=dtype)
+
+
+def _reordered(x: Tensor) -> Tensor:
+    """x.index_select(0, beam_idx)."""
+    with made_for(Purpose.KV_CACHE):
+        return made("index_select", x.shape, x.dtype)
 
 
 @dataclass(slots=True)
@@ -162,6 +169,12 @@ class Cache:
         """Become what it will be after so many more tokens, one by one."""
         for layer in self.layers:
             layer.grow(tokens, new)
+
+    def reorder(self) -> None:
+        """reorder_cache: keys and values of each layer in another order of rows."""
+        for layer in self.layers:
+            layer.keys = layer.keys and _reordered(layer.keys)
+            layer.values = layer.values and _reordered(layer.values)
 
     def copy(self) -> "Cache":
         """Return a cache that holds the same tensors."""
