@@ -1,11 +1,14 @@
 """Configurations and sizes that make no job: named at once, no traceback, never without end."""
 
+import contextlib
 import time
 from typing import Any
 
 import pytest
 
 from vrambudget import VramBudgetError, estimate
+from vrambudget.config.job import Job
+from vrambudget.config.record import job_of_record
 from vrambudget.tape import events
 
 SMALL: dict[str, Any] = {
@@ -60,3 +63,11 @@ def test_experts_that_no_token_reaches_cost_no_time():
     started = time.process_time()
     assert estimate(experts, block=4, experts="eager").peak.requested_bytes > 2**40
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("value", [[], {}, [1], {"a": 1}, None, True])
+@pytest.mark.parametrize("key", sorted({*Job.model_fields, "kind", "auto", "versions", "model"}))
+def test_a_record_with_a_value_of_any_kind_is_read_or_refused(key, value):
+    for words in ({"batch": 1, "block": 4}, {"kind": "generate", "batch": 1, "prompt": 4}):
+        with contextlib.suppress(VramBudgetError):
+            job_of_record({**words, key: value})

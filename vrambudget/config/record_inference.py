@@ -12,6 +12,7 @@ name: a second call, loading, pipelines.
 from collections.abc import Mapping
 from typing import Any
 
+from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError
 
 KEYS = frozenset(
@@ -43,10 +44,10 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises NotModelledError for what no job can say.
     """
     kind, auto = record["kind"], record.get("auto", "causal-lm")
-    if kind not in _MODES:
-        raise NotModelledError(f"a record of kind {kind!r} is not modelled")
-    if auto not in _TASKS:
-        raise NotModelledError(f"generation with auto {auto!r} is not modelled")
+    if not isinstance(kind, str) or kind not in _MODES:
+        raise NotModelledError(f"a record of kind {show(kind)} is not modelled")
+    if not isinstance(auto, str) or auto not in _TASKS:
+        raise NotModelledError(f"generation with auto {show(auto)} is not modelled")
     if missing := [what for key, what in _REFUSED.items() if record.get(key)]:
         raise NotModelledError(f"{' and '.join(missing)}: not modelled")
     fields: dict[str, Any] = {"mode": _MODES[kind], "task": _TASKS[auto]}
