@@ -1,0 +1,86 @@
+"""Model types without rules of their own, followed and held against their rehearsals.
+
+Every ninth record is followed here; docs/follow.md has the errors of all.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vrambudget.config.record import job_of_record
+from vrambudget.estimator import resolve
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
+
+ROOT = Path(__file__).parents[1]
+LINES = (ROOT / "tests" / "records" / "followed" / "model_types.jsonl").read_text().splitlines()
+RECORDS = [json.loads(line) for line in LINES]
+
+OFF: dict[str, float] = {
+    "biogpt": -0.155,
+    "phimoe": -19.865,
+    "longformer": -0.005,
+    "big_bird": 0.0,
+    "squeezebert": 0.549,
+    "convbert": 0.0,
+    "megatron-bert": 0.0,
+    "nystromformer": -0.585,
+    "mbart": -0.646,
+    "pegasus": -0.395,
+    "marian": -0.131,
+    "m2m_100": -0.609,
+    "blenderbot-small": -0.652,
+    "led": 0.01,
+    "t5gemma": 0.008,
+    "plbart": -0.382,
+    "bigbird_pegasus": -0.496,
+    "swin": 0.131,
+    "convnext": -0.007,
+    "dinov2": 1.295,
+    "resnet": -0.394,
+    "mobilevit": -0.682,
+    "pvt": 0.482,
+    "segformer": -6.216,
+    "regnet": -0.637,
+    "efficientnet": -0.007,
+    "convnextv2": -0.033,
+    "hiera": 0.052,
+    "focalnet": -0.032,
+    "bit": -0.416,
+    "pvt_v2": -4.53,
+    "mobilevitv2": 0.0,
+}
+"""The model types whose peaks differ, with the error of allocated bytes in percent."""
+
+
+@pytest.mark.parametrize("record", [pytest.param(r, id=r["id"]) for r in RECORDS[::9]])
+@pytest.mark.filterwarnings("ignore")  # PEFT's own
+def test_a_followed_model_equals_its_rehearsal(record):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5.17")
+    pytest.importorskip("peft")
+    job = job_of_record(record).model_copy(update={"torch": "2.11"})
+    fields = {"task": job.task, "batch": job.batch, "block": job.block}
+    scenario = resolve(record["model"], gpu="a100-80gb", torch="2.11", **fields)
+    job = job.resolve(scenario.config)
+    peak = replay(simulate(scenario.config, job, scenario.platform).tape).peak
+    measured = record["measured"]
+
+    off = OFF.get(record["model"]["model_type"])
+    if off is None:
+        assert peak.requested_bytes == measured["peak_requested"]
+        assert peak.allocated_bytes == measured["peak_allocated"]
+        assert peak.reserved_bytes == measured["peak_reserved"]
+    else:
+        error = 100 * (peak.allocated_bytes / measured["peak_allocated"] - 1)
+        assert error == pytest.approx(off, abs=6e-4)
+
+
+def test_the_page_has_a_row_for_each_record():
+    page = (ROOT / "docs" / "follow.md").read_text(encoding="utf-8")
+    for record in RECORDS:
+        assert f"| {record['model']['model_type']} |" in page
+    exact = len(RECORDS) - len(OFF)
+    assert f"{len(RECORDS)} model types" in page
+    assert f"{exact} are equal in requested, allocated and reserved bytes" in page
