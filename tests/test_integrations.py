@@ -108,6 +108,7 @@ def test_what_was_measured_is_logged_and_kept(model, tmp_path, caplog):
 
 UNPREDICTED = {
     "adafactor": "transformers.optimization.Adafactor",
+    "a wrapped module": "Wrapped in loop 'trainer' is not modelled",
     "compiled": "torch.compile",
 }
 NAMED = UNPREDICTED | {
