@@ -328,3 +328,13 @@ def test_an_interrupt_ends_the_workers_at_once(monkeypatch):
         running.throw(KeyboardInterrupt)
     assert time.monotonic() - started < 30
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_generations_are_refused_by_name_and_an_open_block_is_the_models_own():
+    with pytest.raises(NotModelledError, match="a sweep of generations"):
+        vrambudget.sweep("gpt2", mode="generate", prompt=8, new=4)
+    open_block, named = (
+        vrambudget.sweep({"model_type": "gpt2", "n_layer": 1, "n_positions": 8}, batch=[1], **block)
+        for block in ({"block": [None]}, {"block": [8]})
+    )
+    assert open_block == named

@@ -265,6 +265,8 @@ def _peaks(
     along += by_part
     if not measured and not along:
         raise VramBudgetError("`measured` holds nothing that is compared, such as peak_allocated")
+    if any(n and not found for n, found in along):
+        raise VramBudgetError("measured.weights is 0; the job keeps its weights on the GPU")
     if along:
         farthest = max(along, key=lambda pair: abs(relative_error(*pair)))
         predicted["course"], measured["course"] = farthest

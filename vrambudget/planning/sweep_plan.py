@@ -17,7 +17,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
 from vrambudget.config.source import ModelSource
 from vrambudget.engine.context import Platform
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.estimator import Scenario, resolve
 
 Cards = str | Gpu | Iterable[str | Gpu] | None
@@ -62,6 +62,11 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
         resolve(model, **first, **dict(zip(others, values, strict=True)))
         for values in itertools.product(*others.values())
     ]
+    if any(task.job.mode == "generate" for task in tasks):
+        raise NotModelledError(
+            "a sweep of generations is not modelled",
+            hint="estimate them one by one: vrambudget MODEL --mode generate --prompt N --new N",
+        )
     batches, blocks = (
         [_checked(tasks, name, value) for value in several.get(name, [getattr(tasks[0].job, name)])]
         for name in ("batch", "block")
@@ -110,9 +115,9 @@ def _cards(gpu: Cards) -> tuple[Gpu, ...]:
 
 def _checked(tasks: Sequence[Scenario], name: str, value: Any) -> int:
     """Return a batch or a block that all tasks take."""
-    size: int = getattr(Job.parse({name: value}), name)
-    for scenario in tasks:
-        scenario.job.model_copy(update={name: size}).resolve(scenario.config)
+    given = {name: getattr(Job.parse({name: value}), name)}
+    jobs = [task.job.model_copy(update=given).resolve(task.config) for task in tasks]
+    size: int = getattr(jobs[0], name)
     return size
 
 
