@@ -19,14 +19,12 @@ from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.errors import NotModelledError
-from vrambudget.inference import forward, generate
-from vrambudget.inference.settings import GenerateSettings
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.inputs import inputs_of
 from vrambudget.training.kbit import build_quantised
-from vrambudget.training.loops import LOOPS
+from vrambudget.training.loops import counted_loop
 from vrambudget.training.loops.run import LoopSettings, Run
 
 if TYPE_CHECKING:
@@ -157,11 +155,11 @@ def _run(
     in_full: bool,
 ) -> object:
     """Run what the job does with its model; return what the script's variables hold."""
-    if job.mode == "generate":
-        return generate.run(model, _generation(config, job, settings), in_full=in_full)
-    if job.mode == "forward":
-        return _forward(model, job, settings)
-    loop = LOOPS[job.loop]
+    if job.mode in INFERENCE:
+        from vrambudget.inference.scripts import run_script  # noqa: PLC0415 - most jobs train
+
+        return run_script(model, config, job, settings, in_full=in_full)
+    loop = counted_loop(job.loop)
     in_full = in_full or (ranked is not None and ranked.in_full)
     run = Run(model, settings, in_full=in_full, ranked=ranked)
     if ranked is not None:
@@ -169,46 +167,6 @@ def _run(
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
     run.check()
     return held
-
-
-def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
-    if job.task == "seq2seq-lm" or (job.logits_to_keep and job.task != "causal-lm"):
-        raise NotModelledError(f"a forward pass for {job.task} like this is not modelled")
-    inputs = {name: value for name, value in settings.inputs.items() if name != "labels"}
-    return forward.run(
-        model,
-        inputs,
-        settings.autocast,
-        batches=job.steps,
-        keep_outputs=job.keep_outputs,
-        logits_to_keep=job.logits_to_keep,
-    )
-
-
-def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
-    if config.new_cache() is None or job.task != "causal-lm":
-        raise NotModelledError(
-            f"generation with {config.model_type} for {job.task} is not modelled",
-            hint="decoders of transformers with a language modelling head are",
-        )
-    assert job.prompt is not None  # noqa: S101 - resolved by the caller
-    return GenerateSettings(
-        batch=job.batch,
-        prompt=job.prompt,
-        new=job.new,
-        new_cache=config.new_cache if job.cache == "dynamic" else lambda: None,
-        answers=max(job.num_return, job.num_beams),
-        num_beams=job.num_beams,
-        sample=job.sample,
-        temperature=job.temperature,
-        top_k=job.top_k,
-        top_p=job.top_p,
-        prefill_chunk=job.prefill_chunk,
-        autocast=settings.autocast,
-        shown=settings.shown,
-        padded=job.padding == "left",
-        begins_with_token=config.begins_with_token,
-    )
 
 
 def _build(config: ModelConfig, job: Job) -> Module:

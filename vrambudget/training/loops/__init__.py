@@ -5,10 +5,9 @@ script and return what their variables hold at the end (`locals()`: a script's v
 long as it does). Its twin of the same name does the same in torch.
 """
 
-from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
-from vrambudget.training.loops import accelerate, lightning, plain, trainer
 from vrambudget.training.loops.run import Run
 
 
@@ -22,9 +21,7 @@ class CountedLoop(Protocol):
         """Evaluate, without training."""
 
 
-LOOPS: Mapping[str, CountedLoop] = {
-    "plain": plain,
-    "accelerate": accelerate,
-    "lightning": lightning,
-    "trainer": trainer,
-}
+def counted_loop(name: str) -> CountedLoop:
+    """Return a loop's module, by a name that a job may have; a job needs no other."""
+    loop: CountedLoop = import_module(f"{__name__}.{name}")
+    return loop

@@ -1,0 +1,58 @@
+"""The scripts of inference by a job's mode: one that generates, one that calls the model."""
+
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.engine.module import Module
+from vrambudget.errors import NotModelledError
+from vrambudget.inference import forward, generate
+from vrambudget.inference.settings import GenerateSettings
+from vrambudget.training.loops.run import LoopSettings
+
+
+def run_script(
+    model: Module, config: ModelConfig, job: Job, settings: LoopSettings, *, in_full: bool
+) -> object:
+    """Run the script of the job's mode; return what its variables hold. Raises NotModelledError."""
+    if job.mode == "generate":
+        return generate.run(model, _generation(config, job, settings), in_full=in_full)
+    return _forward(model, job, settings)
+
+
+def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
+    if job.task == "seq2seq-lm" or (job.logits_to_keep and job.task != "causal-lm"):
+        raise NotModelledError(f"a forward pass for {job.task} like this is not modelled")
+    inputs = {name: value for name, value in settings.inputs.items() if name != "labels"}
+    return forward.run(
+        model,
+        inputs,
+        settings.autocast,
+        batches=job.steps,
+        keep_outputs=job.keep_outputs,
+        logits_to_keep=job.logits_to_keep,
+    )
+
+
+def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
+    if config.new_cache() is None or job.task != "causal-lm":
+        raise NotModelledError(
+            f"generation with {config.model_type} for {job.task} is not modelled",
+            hint="decoders of transformers with a language modelling head are",
+        )
+    assert job.prompt is not None  # noqa: S101 - resolved by the caller
+    return GenerateSettings(
+        batch=job.batch,
+        prompt=job.prompt,
+        new=job.new,
+        new_cache=config.new_cache if job.cache == "dynamic" else lambda: None,
+        answers=max(job.num_return, job.num_beams),
+        num_beams=job.num_beams,
+        sample=job.sample,
+        temperature=job.temperature,
+        top_k=job.top_k,
+        top_p=job.top_p,
+        prefill_chunk=job.prefill_chunk,
+        autocast=settings.autocast,
+        shown=settings.shown,
+        padded=job.padding == "left",
+        begins_with_token=config.begins_with_token,
+    )
