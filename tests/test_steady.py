@@ -10,10 +10,10 @@ import pytest
 from vrambudget.estimator import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay, replay_on
 from vrambudget.tape.steady import run
-from vrambudget.tape.streams import allocator_for
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 256, "n_head": 4, "vocab_size": 5000}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 320}

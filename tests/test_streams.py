@@ -21,6 +21,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.report.memory_curve import memory_curve
 from vrambudget.report.snapshot import snapshot
 from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.expandable import ExpandableAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
@@ -28,7 +29,7 @@ from vrambudget.tape.packing import Event, Kind, encode
 from vrambudget.tape.repeats import place_of, repeats
 from vrambudget.tape.replay import replay
 from vrambudget.tape.steady import run
-from vrambudget.tape.streams import ExpandableStreamAllocator, StreamAllocator, allocator_for
+from vrambudget.tape.streams import ExpandableStreamAllocator, StreamAllocator
 from vrambudget.tape.trace import trace
 from vrambudget.units import format_bytes
 

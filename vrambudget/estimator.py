@@ -5,10 +5,9 @@ config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
-from vrambudget.config.foreign.run_file import RunFile
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
@@ -23,10 +22,8 @@ from vrambudget.config.versions import (
 )
 from vrambudget.engine import context as engine
 from vrambudget.errors import NotModelledError
-from vrambudget.follow.config import followed_config
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
-from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED
 from vrambudget.simulate import (
     ROUTINGS,
     Recording,
@@ -37,6 +34,9 @@ from vrambudget.simulate import (
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay, replay_on
 from vrambudget.units import format_bytes
+
+if TYPE_CHECKING:
+    from vrambudget.config.foreign.run_file import RunFile
 
 DEFAULT_GPU = "a100-80gb"
 """The GPU whose kernels and workspaces are used if none is named."""
@@ -53,7 +53,7 @@ class Scenario:
     job: Job
     gpu: Gpu | None
     values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
-    run: RunFile | None = None  # what files said of it
+    run: "RunFile | None" = None  # what files said of it
 
     @property
     def platform(self) -> engine.Platform:
@@ -133,6 +133,8 @@ def _config_of(found: FoundModel) -> ModelConfig:
     try:
         return load_config(found.values, config_class, where=found.where)
     except NotModelledError as error:
+        from vrambudget.follow.config import followed_config  # noqa: PLC0415 - most are known
+
         return followed_config(found, error)
 
 
@@ -241,7 +243,11 @@ def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
             " and leave the GPU when it is full: not counted"
         )
     job = scenario.job
-    if job.quant is not None and job.batch * (job.block or 1) <= MAY_MULTIPLY_PACKED:
+    if job.quant is None:
+        return
+    from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED  # noqa: PLC0415 - most jobs have none
+
+    if job.batch * (job.block or 1) <= MAY_MULTIPLY_PACKED:
         yield (
             "with so few tokens bitsandbytes may multiply 4-bit weights without dequantising them:"
             " counted as dequantised in every product"

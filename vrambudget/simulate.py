@@ -18,12 +18,11 @@ from vrambudget.engine.alike import stack_layers
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
+from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
-from vrambudget.training.bitsandbytes import paged_bytes
 from vrambudget.training.inputs import inputs_of
-from vrambudget.training.kbit import build_quantised
 from vrambudget.training.loops import counted_loop
 from vrambudget.training.loops.run import LoopSettings, Run
 
@@ -126,7 +125,7 @@ def _record(
         total = sum(p.numel for p in parameters)
         trained = [p for p in parameters if p.requires_grad]
         trainable = sum(p.numel for p in trained)
-        paged = paged_bytes(job.optimizer, trained) if job.mode == "train" else 0
+        paged = _paged_bytes(job, trained)
         del parameters, trained
         held = _run(model, config, job, settings, ranked, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
@@ -134,6 +133,15 @@ def _record(
         differ = ranked is not None and ranked.ranks_differ()
         del model, held, ranked
     return Recording(tape, total, trainable, paged, host_bytes, differ)
+
+
+def _paged_bytes(job: Job, trained: list[Parameter]) -> int:
+    """Return the optimizer states that are in managed memory: of bitsandbytes' paged ones."""
+    if job.mode != "train" or not job.optimizer.startswith("paged"):
+        return 0
+    from vrambudget.training.bitsandbytes import paged_bytes  # noqa: PLC0415 - few jobs have them
+
+    return paged_bytes(job.optimizer, trained)
 
 
 def _ranked(job: Job) -> "Ranked | None":
@@ -184,6 +192,8 @@ def _build(config: ModelConfig, job: Job) -> Module:
             hint="causal language models of transformers without experts are",
         )
     if job.quant is not None:
+        from vrambudget.training.kbit import build_quantised  # noqa: PLC0415 - most are not
+
         build = partial(config.build, job.task)
         return build_quantised(build, double=job.double_quant, prepared=job.mode == "train")
     model: Module = config.build(job.task)

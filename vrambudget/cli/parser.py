@@ -58,15 +58,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
     from vrambudget.cli.job_options import with_files  # noqa: PLC0415 - the overview needs no job
-    from vrambudget.cli.spellings import translated  # noqa: PLC0415
 
     name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
     program = Parser(prog="vrambudget")
     subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
     import_module(COMMANDS[name][0]).add_parser(subparsers)
     command = subparsers.choices[name]
-    args = command.parse_args(translated(words, command.option_strings, say))
+    args = command.parse_args(_in_own_words(words, command.option_strings))
     return with_files(args) if "config" in args else args
+
+
+def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:
+    """Return the words with other tools' options as ours; their tables are loaded for one alone."""
+    if all(word.partition("=")[0] in own for word in words if word.startswith("--")):
+        return words
+    from vrambudget.cli.spellings import translated  # noqa: PLC0415
+
+    return translated(words, own, say)
 
 
 def overview() -> argparse.ArgumentParser:

@@ -16,6 +16,9 @@ from vrambudget.json_text import read_json
 from vrambudget.units import format_bytes
 
 CONFIG_NAME = "config.json"
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+"""Of files that a model, or a run, is read from."""
+
 _MOST_BYTES = 16 * 2**20  # the largest published ones name 21,841 labels in 2 MiB
 
 

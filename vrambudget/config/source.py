@@ -10,23 +10,18 @@ downloaded. A folder with the name of a model card is reached as `./gpt2`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.cards import Card, card_name, card_names, card_of_repository, load_card
-from vrambudget.config.config_file import read_config
-from vrambudget.config.foreign.hugging_face import with_default_targets
-from vrambudget.config.foreign.run_file import (
-    SUFFIXES,
-    RunFile,
-    is_run_file,
-    merged,
-    read_run_file,
-)
+from vrambudget.config.config_file import SUFFIXES, read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.said_by_config import job_of_config
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean, escaped
 from vrambudget.files import home_of
+
+if TYPE_CHECKING:
+    from vrambudget.config.foreign.run_file import RunFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,7 @@ class FoundModel:
     where: str
     values: Mapping[str, Any]
     card: Card | None = None
-    run: RunFile | None = None  # what files say of the job
+    run: "RunFile | None" = None  # what files say of the job
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
@@ -74,14 +69,26 @@ def find_model(name: ModelSource) -> FoundModel:
     """Return the model that `name` means. Raises VramBudgetError that says what to type instead."""
     if isinstance(name, Run):
         return _of_run(name.model, name.files)
-    if isinstance(name, str | Path) and is_run_file(name):
+    if isinstance(name, str | Path) and _is_run_file(name):
         return _of_run(None, (Path(name),))
     return _of_name(name)
 
 
+def _is_run_file(name: str | Path) -> bool:
+    """Return whether this names a file of a run; other tools' words are loaded to read one."""
+    if Path(name).suffix not in SUFFIXES:
+        return False
+    from vrambudget.config.foreign.run_file import is_run_file  # noqa: PLC0415
+
+    return is_run_file(name)
+
+
 def _of_run(model: str | Path | Mapping[str, Any] | None, files: Sequence[Path]) -> FoundModel:
     """Return the model, with what the files say of its job."""
-    first = model if isinstance(model, str | Path) and is_run_file(model) else None
+    from vrambudget.config.foreign.hugging_face import with_default_targets  # noqa: PLC0415
+    from vrambudget.config.foreign.run_file import merged, read_run_file  # noqa: PLC0415
+
+    first = model if isinstance(model, str | Path) and _is_run_file(model) else None
     if first is not None:
         model, files = None, (Path(first), *files)
     run = merged([read_run_file(file) for file in files])

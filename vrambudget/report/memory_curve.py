@@ -18,10 +18,10 @@ from typing import Any
 from vrambudget.budget import BLOCK_ROUNDING
 from vrambudget.config.job import Job
 from vrambudget.planning.tensors import any_layer, describe
+from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steady import run
-from vrambudget.tape.streams import allocator_for
 from vrambudget.tape.trace import levels, trace
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)

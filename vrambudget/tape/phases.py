@@ -7,9 +7,9 @@ later   all that follows
 
 from dataclasses import dataclass
 
+from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.steady import run
-from vrambudget.tape.streams import allocator_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
+from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steady import run
-from vrambudget.tape.streams import allocator_for
 
 
 @dataclass(frozen=True, slots=True)

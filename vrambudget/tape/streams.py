@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.events import Tape
 from vrambudget.tape.expandable import POOL_ADDRESSES, ExpandableAllocator
 from vrambudget.tape.packing import Event, Kind, decode
 from vrambudget.tape.segment_sizes import UNIT_BITS
@@ -162,15 +161,3 @@ class ExpandableStreamAllocator(StreamAllocator, ExpandableAllocator):
         """Return the stream of the segment that begins at `address`."""
         number = (address >> UNIT_BITS) // POOL_ADDRESSES // 2
         return list(self._by_stream)[number]
-
-
-def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAllocator:
-    """Return the allocator of a tape's process, on a card with `capacity_bytes` for segments."""
-    card = tape.expandable_on_bytes
-    if tape.is_plain:
-        if card is None:
-            return CachingAllocator(capacity_bytes)
-        return ExpandableAllocator(card, capacity_bytes)
-    if card is None:
-        return StreamAllocator(capacity_bytes)
-    return ExpandableStreamAllocator(card, capacity_bytes)

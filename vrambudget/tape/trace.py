@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.steps import run_steps
-from vrambudget.tape.streams import allocator_for
 
 ActionKind = Literal[
     "alloc", "free", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"

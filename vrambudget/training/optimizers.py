@@ -24,9 +24,6 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.training.adafactor import Adafactor
-from vrambudget.training.bitsandbytes import KINDS, BitsAndBytes
-from vrambudget.training.muon import MuonAndAdamW
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
 
 
@@ -134,11 +131,17 @@ def make_optimizer(
         case "sgd" | "sgd-momentum":
             return SGD(parameters, chosen, momentum=name == "sgd-momentum")
         case "adafactor":
+            from vrambudget.training.adafactor import Adafactor  # noqa: PLC0415 - as all below
+
             return Adafactor(parameters, chosen if implementation else "for-loop")
         case "none":
             return None
         case "muon":
+            from vrambudget.training.muon import MuonAndAdamW  # noqa: PLC0415
+
             return MuonAndAdamW(parameters, outer, lambda rest: Adam(rest, chosen))
+    from vrambudget.training.bitsandbytes import KINDS, BitsAndBytes  # noqa: PLC0415
+
     if name in KINDS:
         return BitsAndBytes(parameters, KINDS[name])
     known = ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "muon", *KINDS, "none")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vrambudget.config.config_file import SUFFIXES
 from vrambudget.config.foreign import torchtune
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
 from vrambudget.config.foreign.hugging_face import settled
@@ -20,7 +21,6 @@ from vrambudget.config.foreign.text import flat, read_text
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError, did_you_mean
 
-SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 _OWN = {"model", "gpu"}
 
 

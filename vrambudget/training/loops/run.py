@@ -5,7 +5,7 @@ walked once (`vrambudget.engine.walked_once`), and iterators that notice when a 
 micro-batch, did what the one before it did.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -22,7 +22,6 @@ from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.repeats import Place, place_of, repeats
 from vrambudget.training.inputs import Input, on_device
-from vrambudget.training.muon import embeddings_and_head
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.param_groups import ParamGroups, decay_groups
@@ -104,7 +103,11 @@ class Run:
     def make_optimizer(self, parameters: Sequence[Parameter]) -> Optimizer | None:
         """Return the job's optimizer, None for a job without one."""
         name, implementation = self.settings.optimizer, self.settings.optimizer_impl
-        outer = embeddings_and_head(self._model) if name == "muon" else ()
+        outer: Collection[Parameter] = ()
+        if name == "muon":
+            from vrambudget.training.muon import embeddings_and_head  # noqa: PLC0415 - few have it
+
+            outer = embeddings_and_head(self._model)
         if self._ranked is not None:
             own = self._ranked.stepped(parameters)
             optimizer = make_optimizer(name, implementation, own, outer)

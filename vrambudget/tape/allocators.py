@@ -1,0 +1,24 @@
+"""Which allocator a tape is replayed through: PyTorch has one with settings; here each has a file.
+
+A process of one stream is served by the plain one, which is the fastest. The others are imported
+where a tape needs them: most do not.
+"""
+
+from vrambudget.tape.allocator import CachingAllocator
+from vrambudget.tape.events import Tape
+
+
+def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAllocator:
+    """Return the allocator of a tape's process, on a card with `capacity_bytes` for segments."""
+    card = tape.expandable_on_bytes
+    if not tape.is_plain:
+        from vrambudget.tape import streams  # noqa: PLC0415
+
+        if card is None:
+            return streams.StreamAllocator(capacity_bytes)
+        return streams.ExpandableStreamAllocator(card, capacity_bytes)
+    if card is None:
+        return CachingAllocator(capacity_bytes)
+    from vrambudget.tape.expandable import ExpandableAllocator  # noqa: PLC0415
+
+    return ExpandableAllocator(card, capacity_bytes)
