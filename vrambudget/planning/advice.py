@@ -30,7 +30,7 @@ from vrambudget.tape.replay import fits, replay
 _COSTS = tuple(Cost)
 _NAMED = 5  # tensors
 _PAIRS = 5
-_FOLLOWED = 16  # micro-batches: those after the third repeat it
+_FOLLOWED = 8  # micro-batches: of 57 jobs drawn, none reserved more, or less, with 48
 
 
 @dataclass(frozen=True, slots=True)

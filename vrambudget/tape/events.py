@@ -106,14 +106,17 @@ class Tape:
     def peak_requested_bytes(self) -> Any:
         """Return the most bytes that are asked for and not freed at any moment."""
         sizes = self.sizes
-        if self.is_plain:  # half of the time of a search
-            return max(
-                accumulate(sizes[i] if i >= 0 else -sizes[~i] for i in self.events), default=0
-            )
+        if self.is_plain:  # much of the time of a search; changes[~i] is what i's death changes
+            changes = [*sizes, *(-size for size in reversed(sizes))]
+            return max(accumulate(map(changes.__getitem__, self.events)), default=0)
         return max(accumulate(change * sizes[i] for i, change in self.changes()), default=0)
 
     def alive_at(self, position: int) -> list[int]:
         """Return the storages that have bytes right after an event, those for longest first."""
+        if self.is_plain:
+            events = self.events[: position + 1]
+            dead = {~event for event in events if event < 0}
+            return [event for event in events if event >= 0 and event not in dead]
         alive: dict[int, None] = {}
         for storage, change in self.changes(0, position + 1):
             if change > 0:
