@@ -21,7 +21,8 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
-from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
+from vrambudget.models.parts.cache import Cache, dynamic_cache
+from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import (
     CheckpointedLayer,
@@ -31,9 +32,7 @@ from vrambudget.models.parts.layers import (
     LayerNorm,
     Linear,
 )
-from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, look_for_padding, positions
-from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import (
@@ -212,9 +211,10 @@ class Transformer(Module):
         return y
 
 
-class GPT2LMHeadModel(CachesKeysAndValues):
+class GPT2LMHeadModel(LanguageModel):
     """GPT-2 with a language modelling head."""
 
+    base_model_prefix = "transformer"
     config: "GPT2Config"
     is_named_for_causal_lm = False  # transformers tells the loss by the class's name
 
@@ -224,26 +224,6 @@ class GPT2LMHeadModel(CachesKeysAndValues):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.transformer.wte.weight
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        *,
-        use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        num_items_in_batch: Tensor | None = None,
-    ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
-        past_key_values = self.past(past_key_values, use_cache)
-        hidden_states = self.transformer(input_ids, attention_mask, position_ids, past_key_values)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(last_tokens(hidden_states, logits_to_keep))
-        loss = causal_lm_loss(logits, labels, self.config.vocab_size, num_items_in_batch)
-        return Outputs(loss, logits, past_key_values=past_key_values)
 
 
 class GPT2Config(ModelConfig):

@@ -12,22 +12,19 @@ from pydantic import Field
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
-from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
+from vrambudget.models.parts.cache import Cache, dynamic_cache
+from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.decoder_layers import attended
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
-from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, positions
-from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate_partially
 from vrambudget.models.parts.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
 from vrambudget.ops.shape import contiguous, reshape, split, transpose, view
-from vrambudget.tape.events import Purpose
 
 
 class Attention(Module):
@@ -150,9 +147,10 @@ class Model(Module):
         return y
 
 
-class GPTNeoXForCausalLM(CachesKeysAndValues):
+class GPTNeoXForCausalLM(LanguageModel):
     """GPT-NeoX with a language modelling head."""
 
+    base_model_prefix = "gpt_neox"
     config: "GPTNeoXConfig"
 
     def __init__(self, config: "GPTNeoXConfig") -> None:
@@ -161,26 +159,6 @@ class GPTNeoXForCausalLM(CachesKeysAndValues):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.gpt_neox.embed_in.weight
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        *,
-        use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        num_items_in_batch: Tensor | None = None,
-    ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
-        past_key_values = self.past(past_key_values, use_cache)
-        hidden_states = self.gpt_neox(input_ids, attention_mask, position_ids, past_key_values)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.lm_head(last_tokens(hidden_states, logits_to_keep))
-        loss = causal_lm_loss(logits, labels, self.config.vocab_size, num_items_in_batch)
-        return Outputs(loss, logits, past_key_values=past_key_values)
 
 
 class GPTNeoXConfig(RotaryConfig):

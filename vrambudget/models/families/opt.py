@@ -14,24 +14,21 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import float32, int64
-from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
-from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
+from vrambudget.models.parts.cache import Cache, dynamic_cache
+from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
-from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask
 from vrambudget.models.parts.masks_v4 import additive_causal_mask, tokens_of
-from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import contiguous, narrowed, reshape, transpose, view
-from vrambudget.tape.events import Purpose
 
 _FIRST_POSITION = 2
 
@@ -228,7 +225,7 @@ class OPTModel(Module):
         return hidden_states
 
 
-class OPTForCausalLM(CachesKeysAndValues):
+class OPTForCausalLM(LanguageModel):
     """OPT with a language modelling head."""
 
     config: "OPTConfig"
@@ -240,27 +237,11 @@ class OPTForCausalLM(CachesKeysAndValues):
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.model.decoder.embed_tokens.weight
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        *,
-        use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        num_items_in_batch: Tensor | None = None,
-    ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
-        past_key_values = self.past(past_key_values, use_cache)
-        hidden_states = self.model(input_ids, attention_mask, position_ids, past_key_values)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            if transformers_since(5, 0):
-                hidden_states = last_tokens(hidden_states, logits_to_keep)
-            logits = self.lm_head(hidden_states)
-        loss = causal_lm_loss(logits, labels, self.config.vocab_size, num_items_in_batch)
-        return Outputs(loss, logits, past_key_values=past_key_values)
+    def kept(self, hidden_states: Tensor, logits_to_keep: int) -> Tensor:
+        """Return the tokens [B, K, C] that get logits: all of them before transformers 5.0."""
+        if not transformers_since(5, 0):
+            return hidden_states
+        return super().kept(hidden_states, logits_to_keep)
 
 
 class OPTConfig(ModelConfig):

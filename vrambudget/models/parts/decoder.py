@@ -18,23 +18,20 @@ from typing import ClassVar, Literal
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.cache import Cache, CachesKeysAndValues, dynamic_cache
+from vrambudget.models.parts.cache import Cache, dynamic_cache
+from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.decoder_layers import Attention, Norm, RMSNorm
 from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, Linear
-from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.masks import causal_mask, positions, sliding_window_mask
-from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.rotary import RotaryEmbedding
 from vrambudget.models.parts.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import (
     Activation,
     mul_scalar,
 )
-from vrambudget.tape.events import Purpose
 
 LayerType = Literal["full_attention", "sliding_attention"]
 
@@ -97,7 +94,7 @@ class Model(Module):
         return sliding_window_mask(embeddings, position_ids, self.config.window, padding, past)
 
 
-class CausalLM(CachesKeysAndValues):
+class CausalLM(LanguageModel):
     """LlamaForCausalLM: the model with a language modelling head."""
 
     config: "DecoderConfig"
@@ -108,31 +105,6 @@ class CausalLM(CachesKeysAndValues):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.model.embed_tokens.weight
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        *,
-        use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        num_items_in_batch: Tensor | None = None,
-    ) -> Outputs:
-        """[B, T], [B, T] -> loss and logits [B, T, V], or those of the last `logits_to_keep`."""
-        past_key_values = self.past(past_key_values, use_cache)
-        hidden_states = self.model(input_ids, attention_mask, position_ids, past_key_values)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.logits(last_tokens(hidden_states, logits_to_keep))
-        loss = causal_lm_loss(logits, labels, self.config.vocab_size, num_items_in_batch)
-        return Outputs(loss, logits, past_key_values=past_key_values)
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, V]."""
-        y: Tensor = self.lm_head(hidden_states)
-        return y
 
 
 class DecoderConfig(RotaryConfig):
