@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from vrambudget.config import Card, Job, card_names, load_card, load_config
+from vrambudget.config import Job, ModelCard, card_names, load_card, load_config
 from vrambudget.config.cards import cards_folder, read_card
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
@@ -146,7 +146,9 @@ def test_a_card_that_is_not_there_names_the_nearest():
 def test_the_parts_of_every_card_come_in_the_same_order():
     for file in cards_folder().glob("*.toml"):
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        assert list(tables) == [field for field in Card.model_fields if field in tables], file.name
+        assert list(tables) == [field for field in ModelCard.model_fields if field in tables], (
+            file.name
+        )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def _nulls(table: Any) -> Any:
     return {key: None if value == "null" else value for key, value in table.items()}
 
 
-class Card(Settings):
+class ModelCard(Settings):
     """A well-known model: its configuration, where that was published, how it is trained."""
 
     name: str
@@ -99,7 +99,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9.]|\.(?!\d)|(?<!\d)\.", "", dotted)
 
 
-def load_card(name: str) -> Card:
+def load_card(name: str) -> ModelCard:
     """Return a model card by its name. Raises VramBudgetError for other names."""
     found = card_name(name)
     if found is None:
@@ -109,15 +109,15 @@ def load_card(name: str) -> Card:
     return read_card(cards_folder() / f"{found}.toml")
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> ModelCard:
     """Return the model card in a file. Raises VramBudgetError with the file and each mistake."""
     try:
-        return Card.parse(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
+        return ModelCard.parse(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
     except tomllib.TOMLDecodeError as error:
         raise VramBudgetError(f"this is not TOML: {error}", where=str(path)) from None
 
 
-def card_of_repository(repository: str) -> Card | None:
+def card_of_repository(repository: str) -> ModelCard | None:
     """Return the model card of a hub repository, if there is one."""
     wanted = f'"{repository.lower()}"'
     for path in sorted(cards_folder().glob("*.toml")):

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vrambudget.config.cards import Card, card_name, card_names, card_of_repository, load_card
+from vrambudget.config.cards import (
+    ModelCard,
+    card_name,
+    card_names,
+    card_of_repository,
+    load_card,
+)
 from vrambudget.config.config_file import SUFFIXES, read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.said_by_config import job_of_config
@@ -55,7 +61,7 @@ class FoundModel:
     name: str
     where: str
     values: Mapping[str, Any]
-    card: Card | None = None
+    card: ModelCard | None = None
     run: "RunFile | None" = None  # what files say of the job
 
     @property
@@ -140,7 +146,7 @@ def _is_path(name: str) -> bool:
         return False
 
 
-def _from_card(card: Card) -> FoundModel:
+def _from_card(card: ModelCard) -> FoundModel:
     return FoundModel(card.name, f"model card {card.name}", card.config, card)
 
 
