@@ -1,19 +1,25 @@
-"""How many GPUs a job needs, and what the layouts cost: by hand arithmetic and by estimates."""
+"""Recipes for one GPU, and how many GPUs a job needs: by hand arithmetic and by estimates."""
 
 import json
 import shlex
 
 import pytest
 
-from vrambudget import plan_gpus
+import vrambudget
 from vrambudget.cli import main
+from vrambudget.config.gpus import find_gpu
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import resolve
 from vrambudget.planning.layouts import Traffic, layouts, traffic
-from vrambudget.planning.plan import _fewest
+from vrambudget.planning.plan import Wish, plan_for
+from vrambudget.planning.several import fewest
 
 LAYERS = {"model_type": "gpt2", "n_layer": 2, "n_embd": 512, "n_head": 8, "vocab_size": 8000}
+FIXED = ["--optimizer", "adamw", "--precision", "fp32"]
+CONTEXT = find_gpu("1GiB").context_bytes
 LARGER = {**LAYERS, "n_layer": 8, "n_embd": 1024}
+WIDE = {**LAYERS, "n_embd": 1024, "vocab_size": 4000}
 
 
 def job(**fields):
@@ -53,9 +59,10 @@ def test_accumulation_without_reducing_reduces_once():
 
 
 @pytest.mark.parametrize(
-    ("needed", "most", "fewest"),
+    ("needed", "most", "found"),
     [
-        (1, 8, 1),
+        (2, 1, 0),
+        (2, 8, 2),
         (3, 8, 4),
         (5, 6, 6),
         (17, 64, 24),
@@ -64,12 +71,12 @@ def test_accumulation_without_reducing_reduces_once():
         (120, 128, 120),
     ],
 )
-def test_the_fewest_gpus_are_found_by_whole_machines(needed, most, fewest):
+def test_the_fewest_gpus_are_found_by_whole_machines(needed, most, found):
     class Planner:
         def can(self, gpus):
             return gpus >= needed
 
-    assert _fewest(Planner(), most, lambda: None) == fewest
+    assert fewest(Planner(), most, lambda: None) == found
 
 
 def test_adapters_of_4_bit_weights_are_not_sharded():
@@ -78,32 +85,124 @@ def test_adapters_of_4_bit_weights_are_not_sharded():
 
 
 def test_a_plan_is_the_fewest_gpus_that_do():
-    job = {"gpu": "1800MiB", "block": 64, "optimizer": "adam"}
-    found = plan_gpus(LARGER, **job)
+    job = {"gpu": "1800MiB", "block": 64, "optimizer": "adam", "goal": "full", "precision": "fp32"}
+    found = vrambudget.plan(LARGER, **job)
     assert found.gpus > 1
     assert all(choice.gpus == found.gpus and choice.left_bytes >= 0 for choice in found.choices)
-    assert not plan_gpus(LARGER, most=found.gpus - 1, **job).choices
+    assert not vrambudget.plan(LARGER, most=found.gpus // 2, **job).choices
 
 
-def test_a_job_that_fits_needs_one_gpu():
-    found = plan_gpus(LAYERS, gpu="12GB", block=64, goal="any")
+def test_a_job_that_fits_needs_one_gpu_and_all_kinds_of_training_are_shown():
+    found = vrambudget.plan(LAYERS, gpu="12GB", block=64)
     assert found.gpus == 1
-    assert found.choices[0].layout == "one GPU"
-    assert {choice.trains for choice in found.choices} == {"full", "lora", "qlora"}
+    trained = [choice.trains for choice in found.choices]
+    assert trained == ["full", "full", "lora", "lora", "qlora", "qlora"]
+    assert found.choices[0].costs == ("nothing",)
 
 
-def test_more_than_the_most_is_said(capsys):
-    assert main(["plan", "gpt2-xl", "--gpu", "2GiB", "--block", "64", "--most", "2"]) == 1
-    assert "does not fit on 2 x" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("room", "layout"),
+    [  # the less there is, the more is given up
+        (560, "full, adamw, amp-bf16"),
+        (540, "full, adamw, amp-bf16, checkpointing"),
+        (390, "full, adamw-8bit, amp-bf16"),
+        (320, "full, adamw, bf16"),
+        (250, "full, adamw-8bit, bf16"),
+        (213, "full, lion-8bit, bf16"),
+        (193, "full, lion-8bit, bf16, checkpointing, growing segments"),
+        (125, "lora, adamw, bf16"),
+        (92, "qlora, adamw, bf16"),
+    ],
+)
+def test_the_best_recipe_gives_up_the_least_that_it_must(room, layout):
+    bytes_needed = room * 2**20 + CONTEXT
+    assert (
+        vrambudget.plan(WIDE, gpu=f"{bytes_needed}B", block=64, batch=1).choices[0].layout == layout
+    )
 
 
-def test_a_plan_is_printed_with_commands_that_run(capsys):
-    assert main(["plan", "gpt2", "--gpu", "4GiB", "--block", "64", "--format", "json"]) == 0
+def test_every_recipe_has_the_largest_batch():
+    found = vrambudget.plan(WIDE, gpu="1GiB", block=64)
+    for choice in found.choices:
+        batch = choice.fields["batch"]
+        fits = [
+            vrambudget.estimate(WIDE, gpu="1GiB", **{**choice.fields, "batch": n}).fits
+            for n in (batch, batch + 1)
+        ]
+        assert fits == [True, False]
+
+
+def test_a_step_is_divided_into_the_largest_batches_that_fit():
+    found = vrambudget.plan(WIDE, gpu="1GiB", block=64, per_step=60)
+    sizes = [(c.fields["batch"], c.fields.get("grad_accum", 1)) for c in found.choices]
+    assert all(batch * times == 60 for batch, times in sizes)
+    assert len(set(sizes)) > 1
+
+
+def test_what_is_named_stays():
+    named = {"precision": "fp32", "checkpointing": "none", "batch": 3, "optimizer": "adam"}
+    found = vrambudget.plan(WIDE, gpu="12GB", block=64, **named)
+    assert found.choices
+    for choice in found.choices:
+        job = vrambudget.estimate(WIDE, **choice.fields).job
+        assert {name: job[name] for name in named} == named
+
+
+def test_what_no_recipe_may_be_is_none():
+    def suits(job):
+        return job.checkpointing == "none"
+
+    scenario = resolve(LAYERS, gpu="12GB", block=64)
+    found = plan_for(scenario, Wish(suits=suits))
+    assert [choice.recomputes for choice in found.choices] == [False] * 3
+
+
+def test_a_gpu_without_bfloat16_gets_float16():
+    found = vrambudget.plan(LAYERS, gpu="t4", block=64)
+    assert {choice.fields["precision"] for choice in found.choices} == {"amp-fp16"}
+
+
+@pytest.mark.parametrize("model", ["gpt2", "nanogpt"])
+def test_a_recipe_is_printed_with_a_command_and_fields_that_lead_to_it(model, capsys):
+    assert main(["plan", model, "--gpu", "1200MiB", "--block", "64", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     for choice in found["choices"]:
         name, *words = shlex.split(choice["command"])
         assert name == "vrambudget"
         assert main([*words, "--format", "json"]) == 0
+        device = json.loads(capsys.readouterr().out)["device"]
+        assert device["peak_bytes"] == choice["peak_bytes"]
+        again = vrambudget.estimate(model, gpu="1200MiB", **choice["fields"])
+        assert again.device.peak_bytes == choice["peak_bytes"]
+
+
+def test_a_named_optimizer_has_its_own_implementation():
+    """nanoGPT's card says that AdamW is fused: that is no word about another optimizer."""
+    job = vrambudget.estimate("nanogpt", block=64, optimizer="adamw-8bit").job
+    assert job["optimizer_impl"] is None
+
+
+def test_a_recipe_whose_cache_outgrows_the_gpu_is_told(capsys):
+    assert main(["plan", "gpt2", "--gpu", "12GB", "--block", "1024", "--goal", "full"]) == 0
+    told = capsys.readouterr().out
+    assert "gpt2 on NVIDIA GeForce RTX 3060, 11.69 GiB, 1024 tokens a sequence" in told
+    assert "11.69 GiB         0 B  nothing" in told
+    assert "returns its cache" in told
+
+
+def test_more_than_the_most_is_said(capsys):
+    words = ["plan", "gpt2-xl", "--gpu", "1GiB", "--block", "64", "--goal", "full"]
+    assert main([*words, "--most", "2"]) == 1
+    assert "does not fit on 2 x" in capsys.readouterr().out
+
+
+def test_a_plan_for_several_gpus_is_printed_with_commands_that_run(capsys):
+    words = ["plan", "gpt2", "--gpu", "2400MiB", "--block", "64", "--goal", "full"]
+    assert main([*words, *FIXED, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpus"] > 1
+    for choice in found["choices"]:
+        assert main([*shlex.split(choice["command"])[1:], "--format", "json"]) == 0
         device = json.loads(capsys.readouterr().out)["device"]
         assert device["peak_bytes"] == choice["peak_bytes"]
 
@@ -113,10 +212,13 @@ def test_a_plan_is_printed_with_commands_that_run(capsys):
     [
         ({"goal": "all"}, "goal is 'all'"),
         ({"most": 0}, "most is 0"),
+        ({"per_step": 0}, "per_step is 0"),
+        ({"per_step": 8, "batch": 2}, "per_step divides"),
+        ({"margin": -1}, "margin is -1"),
         ({"ranks": 2, "parallel": "ddp"}, "leave out|were given"),
         ({"mode": "eval"}, "a plan is for training"),
     ],
 )
 def test_what_no_plan_is_for_is_an_error(fields, words):
     with pytest.raises(VramBudgetError, match=words):
-        plan_gpus(LAYERS, gpu="12GB", block=64, **fields)
+        vrambudget.plan(LAYERS, gpu="12GB", block=64, **fields)

@@ -27,7 +27,7 @@ _HOMES = {
     "load_ipython_extension": "vrambudget.cli.magic",
     "max_batch": "vrambudget.planning.fit",
     "max_block": "vrambudget.planning.fit",
-    "plan_gpus": "vrambudget.planning.plan",
+    "plan": "vrambudget.planning.plan",
     "preflight": "vrambudget.integrations.preflight",
     "sweep": "vrambudget.planning.sweep",
 }
@@ -46,7 +46,7 @@ __all__ = [
     "lightning_callback",
     "max_batch",
     "max_block",
-    "plan_gpus",
+    "plan",
     "preflight",
     "sweep",
 ]

@@ -1,21 +1,36 @@
-"""`vrambudget plan MODEL --gpu GPU`: the fewest GPUs for a job, and the layouts that fit them."""
+"""`vrambudget plan MODEL --gpu GPU`: how to train a model there, or how many GPUs that takes.
+
+On one GPU the recipes that fit, what gives up least first, each with the largest batch; options of
+the job that are given stay as they are. Where none fits: the fewest GPUs, and their layouts.
+"""
 
 import argparse
 import json
 from dataclasses import asdict
-from typing import get_args
+from typing import Any, get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling
 from vrambudget.config.fields.ranks import Ranks
-from vrambudget.estimator import resolve
+from vrambudget.config.gpus import Gpu
+from vrambudget.estimator import Scenario, resolve
+from vrambudget.planning.choices import Choice
+from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
-from vrambudget.planning.plan import Plan, plan_for
+from vrambudget.planning.plan import Plan, Wish, plan_for
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
 
-_COLUMNS = [
+_RECIPES = [
+    Column("layout", "trains"),
+    Column("batch", "batch", "right"),
+    Column("grad_accum", "times", "right"),
+    Column("peak_bytes", "of the GPU", "right", format_bytes),
+    Column("left_bytes", "left", "right", lambda n: format_bytes(max(n, 0))),
+    Column("costs", "costs", "left", ", ".join),
+]
+_LAYOUTS = [
     Column("layout", "layout"),
     Column("peak_bytes", "of each GPU", "right", format_bytes),
     Column("left_bytes", "left", "right", format_bytes),
@@ -27,7 +42,12 @@ _COLUMNS = [
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
-    parser = subparsers.add_parser("plan", description=__doc__, allow_abbrev=False)
+    parser = subparsers.add_parser(
+        "plan",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--gpu", required=True, metavar="GPU", help="one GPU: a name ('h100') or a size (80GB)"
@@ -35,8 +55,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--goal",
         choices=get_args(Goal),
-        default="full",
-        help="train all weights, LoRA adapters, adapters of 4-bit weights, or any (default: full)",
+        default="any",
+        help="train all weights, LoRA adapters, adapters of 4-bit weights, or any (default: any)",
+    )
+    parser.add_argument(
+        "--per-step",
+        type=int,
+        metavar="N",
+        help="sequences of one optimizer step: batches are accumulated to it"
+        " (default: the largest batch that fits)",
+    )
+    parser.add_argument(
+        "--margin", default="0B", metavar="SIZE", help="memory of one GPU to leave free"
     )
     parser.add_argument(
         "--most", type=int, default=1024, metavar="N", help="GPUs at most (default: 1024)"
@@ -51,30 +81,52 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 1 if no number of GPUs does."""
-    scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
-    with telling("looking for the fewest GPUs") as tell:
-        found = plan_for(scenario, args.goal, args.most, tell, offload=args.offload)
+    fields = job_fields(args)
+    scenario = resolve(args.model, gpu=args.gpu, **fields)
+    margin = margin_bytes(args.margin)
+    wish = Wish(args.goal, args.most, args.offload, frozenset(fields), args.per_step, margin)
+    with telling("looking for recipes") as tell:
+        found = plan_for(scenario, wish, tell)
     output = chosen_format(args)
     if output == "json":
         text = json.dumps(asdict(found), indent=2, ensure_ascii=False)
     else:
-        text = render_rows(_COLUMNS, [asdict(choice) for choice in found.choices], output)
+        columns = _RECIPES if found.gpus == 1 else _LAYOUTS
+        text = render_rows(columns, [_row(choice) for choice in found.choices], output)
         if output != "csv":
-            text = "\n".join([_verdict(found), "", text, *_commands(found)])
+            text = "\n".join([_verdict(found, scenario), "", text, *_rest(found, args.goal)])
     emit(text, args)
     return DONE if found.gpus else DOES_NOT_FIT
 
 
-def _verdict(found: Plan) -> str:
+def _row(choice: Choice) -> dict[str, Any]:
+    sizes = {name: choice.fields.get(name, 1) for name in ("batch", "grad_accum")}
+    held = {"peak_bytes": choice.peak_bytes + min(choice.left_bytes, 0)} if choice.gpus == 1 else {}
+    return {**asdict(choice), **sizes, **held}
+
+
+def _verdict(found: Plan, scenario: Scenario) -> str:
     if not found.gpus:
         return f"{found.model} does not fit on {found.most} x {found.gpu}"
-    number = "one" if found.gpus == 1 else f"{found.gpus} x"
-    return f"{found.model} needs {number} {found.gpu}; what fits, the cheapest first"
+    tokens = f"{scenario.job.block} tokens a sequence"
+    if found.gpus > 1:
+        return (
+            f"{found.model} needs {found.gpus} x {found.gpu}, at {tokens};"
+            " what fits, the cheapest first"
+        )
+    assert isinstance(scenario.gpu, Gpu)  # noqa: S101 - a plan has one
+    room = format_bytes(scenario.gpu.capacity_bytes)
+    return f"{found.model} on {found.gpu}, {room}, {tokens}: what fits, the best first"
 
 
-def _commands(found: Plan) -> list[str]:
+def _rest(found: Plan, goal: Goal) -> list[str]:
     if not found.choices:
         return []
     nccl = format_bytes(found.choices[0].nccl_bytes)
-    note = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
-    return ["", *note, "the report of each:", *(f"  {each.command}" for each in found.choices)]
+    notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
+    if any(each.left_bytes <= 0 for each in found.choices):
+        notes += ["left 0 B: PyTorch fills the GPU, and returns its cache where it needs more"]
+    if found.gpus == 1 and goal == "any" and found.choices[0].trains != "full":
+        notes += ["all weights do not fit: `--goal full` finds how many GPUs they take"]
+    commands = (f"  {each.command}" for each in found.choices)
+    return ["", *notes, "the report of each:", *commands]

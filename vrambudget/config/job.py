@@ -112,8 +112,11 @@ class Job(
             given = canonical(values, cls.aliases)
         except ValueError:
             given = dict(values)  # parse reports what is wrong with them
-        own = loop_defaults(given)
-        return cls.parse({**canonical(defaults, cls.aliases), **own, **given}, where=where)
+        own = {**canonical(defaults, cls.aliases), **loop_defaults(given)}
+        usual = own.get("optimizer", "adamw")
+        if given.get("optimizer", usual) != usual:
+            own.pop("optimizer_impl", None)  # the default's optimizer was implemented so
+        return cls.parse({**own, **given}, where=where)
 
     def problems(self) -> Iterable[str]:
         """Yield the combinations that do not exist: of each group, then between groups."""

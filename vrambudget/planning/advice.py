@@ -2,13 +2,14 @@
 
 `advise` replays every change of `planning.changes` and keeps those that lower the device's peak.
 They are sorted by cost (nothing, speed, numerics, data), then by how much they save. If a job does
-not fit and no single change is enough, pairs of changes that are enough follow.
+not fit and no single change is enough with the same data, pairs of changes that are enough follow;
+where no pair is, the recipes of a plan (`planning.recipes`) that make the same step.
 
 The largest tensors that are alive at the peak are named, to show what the changes act on.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -20,6 +21,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, Scenario, follow, resolve
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.floor import Floor
+from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
@@ -30,7 +32,17 @@ from vrambudget.tape.replay import fits, replay
 _COSTS = tuple(Cost)
 _NAMED = 5  # tensors
 _PAIRS = 5
-_FOLLOWED = 8  # micro-batches: of 57 jobs drawn, none reserved more, or less, with 48
+_LESS_THAN: Mapping[tuple[bool, bool], tuple[Trained, ...]] = {
+    (False, False): ("full", "lora", "qlora"),
+    (False, True): ("lora", "qlora"),
+    (True, True): ("qlora",),
+}
+"""What may be trained instead, by whether weights are in 4 bits and whether there are adapters."""
+_WORDS: Mapping[Trained, str] = {
+    "full": "all weights are trained, with less for each",
+    "lora": "adapters of 16-bit weights are trained",
+    "qlora": "adapters of 4-bit weights are trained",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +80,12 @@ def advise_on(followed: Followed, tell: Callable[[], object] = lambda: None) -> 
     trial = _Trial(followed, tell)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
-    if trial.now.fits is False and not any(option.fits for option in singles.values()):
+    if trial.now.fits is False and not _is_enough(singles.values()):
         helpful = [change for (change,) in singles]
         pairs = trial.helpful(combinations(helpful, 2), only_enough=True)
     enough = sorted(pairs.values(), key=_rank)
+    if trial.now.fits is False and not _is_enough((*singles.values(), *enough)):
+        enough = [*trial.recipes(), *enough]
     alive = followed.tape.alive_at(followed.peak_event)
     return Advice(
         fits=trial.now.fits,
@@ -79,6 +93,11 @@ def advise_on(followed: Followed, tell: Callable[[], object] = lambda: None) -> 
         options=(*sorted(singles.values(), key=_rank), *enough[:_PAIRS]),
         largest=tuple(held(followed.tape, alive, followed.scenario.job)[:_NAMED]),
     )
+
+
+def _is_enough(found: Iterable[Option]) -> bool:
+    """Return whether any option makes the job fit with the same data."""
+    return any(option.fits and option.cost is not Cost.DATA for option in found)
 
 
 def _rank(option: Option) -> tuple[int, int]:
@@ -115,9 +134,14 @@ class _Trial:
             self._replay(scenario, self._tape(scenario))
         return self.results[scenario.job]
 
+    @property
+    def context_bytes(self) -> int:
+        """What the GPU's context takes, 0 without a GPU."""
+        return self.scenario.gpu.context_bytes if self.scenario.gpu else 0
+
     def device_peak_bytes(self, result: _Result) -> int:
         """Return reserved bytes and the GPU's context."""
-        return result.reserved_bytes + (self.scenario.gpu.context_bytes if self.scenario.gpu else 0)
+        return result.reserved_bytes + self.context_bytes
 
     def helpful(
         self, sets: Iterable[tuple[Change, ...]], *, only_enough: bool = False
@@ -134,6 +158,29 @@ class _Trial:
             if option is not None and option.saved_bytes * least >= self.now.reserved_bytes:
                 found[changes] = option
         return found
+
+    def recipes(self) -> list[Option]:
+        """Return the ways to make the same step that fit, what gives up least first."""
+        scenario, job = self.scenario, self.scenario.job
+        if job.mode != "train" or job.layout.ranks > 1:
+            return []
+        found = recipes(
+            scenario,
+            _LESS_THAN[job.quant is not None, job.lora_rank is not None],
+            per_step=job.batch * job.grad_accum,
+            tell=self.tell,
+        )
+        return [
+            Option(
+                options=options(job, recipe.job),
+                words=(_WORDS[recipe.trains],),
+                cost=recipe.costs[-1],
+                device_peak_bytes=recipe.peak_bytes,
+                saved_bytes=self.now.reserved_bytes + self.context_bytes - recipe.peak_bytes,
+                fits=True,
+            )
+            for recipe in found
+        ]
 
     def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:
         """Return the scenario at the largest size that fits; if it fits anyway, at half."""
@@ -196,5 +243,5 @@ class _Trial:
 def _shortened(scenario: Scenario) -> Scenario:
     """Return the scenario without the micro-batches that only repeat."""
     return (
-        variant(scenario, grad_accum=_FOLLOWED) if scenario.job.grad_accum > _FOLLOWED else scenario
+        variant(scenario, grad_accum=FOLLOWED) if scenario.job.grad_accum > FOLLOWED else scenario
     )

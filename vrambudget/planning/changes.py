@@ -11,7 +11,8 @@ and block: the largest that fits, or the smallest if none does.
 Not modelled, so not offered: offloading, torch.compile.
 """
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
@@ -32,6 +33,7 @@ _MOST_TIMES = 2**16  # Job.grad_accum's limit
 _FIRST_WITH_BFLOAT16 = (8, 0)
 _SWITCHES = {
     "keep_outputs": "--discard-outputs",
+    "double_quant": "--no-double-quant",
     "expandable_segments": "--expandable-segments",
 }
 
@@ -82,11 +84,12 @@ def _accumulated(scenario: Scenario, search: Search) -> Scenario | None:
     def at(n: int) -> Scenario:
         return variant(scenario, batch=n, grad_accum=times * batch // n)
 
-    sizes = [n for n in _divisors(batch) if n < batch and times * batch // n <= _MOST_TIMES]
+    sizes = [n for n in divisors(batch) if n < batch and times * batch // n <= _MOST_TIMES]
     return search(sizes, at, batch) if sizes and _trains(scenario) else None
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
+    """Return the divisors of n, rising."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
 
@@ -186,15 +189,21 @@ def options(before: Job, after: Job) -> str:
     changed = [name for name in Job.model_fields if getattr(before, name) != getattr(after, name)]
     if before.mode == "generate":
         changed = [name for name in changed if name != "block"]  # it is the prompt's
-    return " ".join(
-        _option(name, getattr(after, name)) for name in changed if getattr(after, name) is not None
-    )
+    return shlex.join(told({name: getattr(after, name) for name in changed}))
 
 
-def _option(name: str, value: object) -> str:
-    """Return an option as the command line has it."""
+def told(fields: Mapping[str, Any]) -> list[str]:
+    """Return fields of a job as words of the command line; None says nothing."""
+    return [word for name, value in fields.items() for word in _option(name, value)]
+
+
+def _option(name: str, value: object) -> Iterator[str]:
+    """Yield an option as the command line has it."""
     option = _SWITCHES.get(name, f"--{name.replace('_', '-')}")
     if name in _SWITCHES or Job.model_fields[name].annotation is bool:
-        return option
-    words = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{option} {words}"
+        if value != Job.model_fields[name].default:
+            yield option
+    elif value is not None:
+        words = str(value).lower() if isinstance(value, bool) else str(value)
+        yield option
+        yield ",".join(value) if isinstance(value, tuple) else words

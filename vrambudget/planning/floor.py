@@ -1,4 +1,4 @@
-"""The least that a variant of a job takes, from the job's own tape and without a walk.
+"""The least that a job takes, without a walk: from its parameters, or from a variant's tape.
 
 Right before an optimizer step all weights, all gradients and what the optimizer keeps are alive, at
 any batch and block and with any layer run again. So a variant that trains the same weights with the
@@ -9,11 +9,13 @@ Not modelled: a change of the attention implementation, which may add and drop b
 """
 
 from vrambudget.config.job import Job
-from vrambudget.estimator import Followed
+from vrambudget.engine.context import ModelOptions, recording
+from vrambudget.estimator import Followed, Scenario
+from vrambudget.parallel.meta import on_meta
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 
-_ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _TRAINED_BY = ("mode", "lora_rank", "lora_targets", "freeze", "quant")
 _KEPT_BY = (*_TRAINED_BY, "optimizer", "torch")
 
@@ -38,8 +40,35 @@ class Floor:
             parts += self.parts[Purpose.GRADIENTS]
         if self._shares(job, _KEPT_BY):
             parts += self.parts[Purpose.OPTIMIZER_STATES]
-        now, then = _ITEM_BYTES[self.job.weight_dtype], _ITEM_BYTES[job.weight_dtype]
+        now, then = ITEM_BYTES[self.job.weight_dtype], ITEM_BYTES[job.weight_dtype]
         return parts * min(now, then) // now
 
     def _shares(self, job: Job, fields: tuple[str, ...]) -> bool:
         return all(getattr(job, name) == getattr(self.job, name) for name in fields)
+
+
+def least_bytes(job: Job, parameters: int, trainable: int) -> int:
+    """Return what a rank surely holds in a step: weights, gradients and AdamW's states.
+
+    A bound from below, to leave out what cannot fit without following it.
+    """
+    layout, stored = job.layout, ITEM_BYTES[job.weight_dtype]
+    if job.quant is not None or job.cpu_offload:
+        return parameters // 2 if job.quant is not None and layout.data != "fsdp2" else 0
+    shards = layout.shards // job.replicate if layout.data == "fsdp2" else 1
+    states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(job.optimizer, 0)
+    owners = layout.ranks if layout.data == "zero1" else shards
+    return (
+        parameters * stored // shards
+        + trainable * stored // shards
+        + states * trainable * stored // owners
+    )
+
+
+def count_parameters(scenario: Scenario) -> int:
+    """Return a model's parameters, without memory for them."""
+    config, task = scenario.config.for_job(scenario.job), scenario.job.task
+    assert task is not None  # noqa: S101 - resolved
+    with recording(scenario.platform, ModelOptions()), on_meta():
+        model = config.build(task)
+        return sum(p.numel for p in model.parameters())

@@ -1,8 +1,7 @@
 """Layouts of a job over so many GPUs, and what each costs besides memory.
 
-    one GPU    the job itself, checkpointing, states of one byte, adapters, 4-bit weights
-    several    DDP, ZeRO-1, FSDP2 with layers that are gathered once or twice, HSDP (shards within
-               a node, copies between nodes), CPU offload; each with and without checkpointing
+    DDP, ZeRO-1, FSDP2 with layers that are gathered once or twice, HSDP (shards within a node,
+    copies between nodes), CPU offload; each with and without checkpointing
 
 Bytes that one rank sends in a step, of W ranks (rings, as NCCL's documentation counts them): an
 all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice that.
@@ -19,19 +18,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vrambudget.config.job import Job
+from vrambudget.planning.floor import ITEM_BYTES
+from vrambudget.planning.recipes import LORA_RANK, Trained
 
 Goal = Literal["full", "lora", "qlora", "any"]
-GOALS: dict[Goal, tuple[str, ...]] = {
+GOALS: dict[Goal, tuple[Trained, ...]] = {
     "full": ("full",),
     "lora": ("lora",),
     "qlora": ("qlora",),
     "any": ("full", "lora", "qlora"),
 }
 _MOST_FRUGAL = "FSDP2"  # of several GPUs, without main memory's help
-_LORA_RANK = 16
 MACHINE = 8  # GPUs that NVLink connects in most machines
-
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Layout:
     name: str
     fields: dict[str, Any]
     gpus: int
-    trains: str
+    trains: Trained
     is_most_frugal: bool = False  # whether no other of its kind takes less of a GPU
 
 
@@ -58,37 +56,26 @@ def layouts(job: Job, gpus: int, goal: Goal, *, has_bfloat16: bool) -> Iterator[
     for trained in GOALS[goal]:
         base = _trained(job, trained)
         for checkpointing in dict.fromkeys((job.checkpointing, "full")):
-            words = [trained] if trained != "full" else []
+            words: list[str] = [trained] if trained != "full" else []
             words += ["checkpointing"] if checkpointing != "none" else []
             fields = base | {"checkpointing": checkpointing}
-            ways = (
-                _alone(job, trained)
-                if gpus == 1
-                else _together(job, trained, gpus, has_bfloat16=has_bfloat16)
-            )
-            for way, more in ways:
+            for way, more in _together(job, trained, gpus, has_bfloat16=has_bfloat16):
                 name = ", ".join([way, *words])
                 frugal = way == _MOST_FRUGAL and checkpointing != "none"
                 yield Layout(name, fields | more, gpus, trained, frugal)
 
 
-def _trained(job: Job, trained: str) -> dict[str, Any]:
+def _trained(job: Job, trained: Trained) -> dict[str, Any]:
     if trained == "full":
         return {"lora_rank": None, "quant": None}
-    rank = {"lora_rank": job.lora_rank or _LORA_RANK}
+    rank = {"lora_rank": job.lora_rank or LORA_RANK}
     if trained == "lora":
         return {**rank, "quant": None, "precision": "bf16"}
     return {**rank, "quant": "nf4", "precision": "bf16"}
 
 
-def _alone(job: Job, trained: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "one GPU", {}
-    if trained == "full" and job.optimizer == "adamw":
-        yield "one GPU, 8-bit AdamW", {"optimizer": "adamw-8bit", "optimizer_impl": None}
-
-
 def _together(
-    job: Job, trained: str, gpus: int, *, has_bfloat16: bool
+    job: Job, trained: Trained, gpus: int, *, has_bfloat16: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "DDP", {"parallel": "ddp", "gradient_as_bucket_view": True}
     if trained == "qlora":
@@ -118,15 +105,15 @@ def traffic(job: Job, parameters: int, trainable: int) -> Traffic:
     layout = job.layout
     if layout.ranks == 1:
         return Traffic(0)
-    stored = _BYTES[job.weight_dtype]
+    stored = ITEM_BYTES[job.weight_dtype]
     passes = 1 if job.no_sync else job.grad_accum
     if layout.data in {"ddp", "zero1"}:
         sent = 2 * _ring(trainable * stored, layout.ranks) * passes
         states = _ring(trainable * stored, layout.ranks) if layout.data == "zero1" else 0
         return Traffic(sent + states)
     shard = layout.shards // job.replicate
-    gathered = _BYTES[job.param_dtype or job.weight_dtype]
-    reduced = _BYTES[job.reduce_dtype or job.param_dtype or job.weight_dtype]
+    gathered = ITEM_BYTES[job.param_dtype or job.weight_dtype]
+    reduced = ITEM_BYTES[job.reduce_dtype or job.param_dtype or job.weight_dtype]
     gathers = job.grad_accum * (1 if job.reshard_after_forward is False else 2)
     sent = gathers * _ring(parameters * gathered, shard)
     sent += passes * _ring(trainable * reduced, shard)
@@ -140,21 +127,3 @@ def traffic(job: Job, parameters: int, trainable: int) -> Traffic:
 
 def _ring(nbytes: int, ranks: int) -> int:
     return nbytes * (ranks - 1) // ranks
-
-
-def least_bytes(job: Job, parameters: int, trainable: int) -> int:
-    """Return what a rank surely holds in a step: weights, gradients and AdamW's states.
-
-    A bound from below, to leave out what cannot fit without following it.
-    """
-    layout, stored = job.layout, _BYTES[job.weight_dtype]
-    if job.quant is not None or job.cpu_offload:
-        return parameters // 2 if job.quant is not None and layout.data != "fsdp2" else 0
-    shards = layout.shards // job.replicate if layout.data == "fsdp2" else 1
-    states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(job.optimizer, 0)
-    owners = layout.ranks if layout.data == "zero1" else shards
-    return (
-        parameters * stored // shards
-        + trainable * stored // shards
-        + states * trainable * stored // owners
-    )

@@ -5,6 +5,7 @@ what would help              GiB  fits  costs
 """
 
 from vrambudget.planning.advice import Advice, Option
+from vrambudget.planning.changes import Cost
 from vrambudget.planning.tensors import Held
 from vrambudget.report.tabular import WIDTH, grid
 from vrambudget.units import format_bytes, unit_for
@@ -12,10 +13,11 @@ from vrambudget.units import format_bytes, unit_for
 
 def next_step(advice: Advice) -> str:
     """Return the cheapest change that makes the job fit, in one sentence."""
-    enough = next((option for option in advice.options if option.fits), None)
-    if enough is None:
+    enough = [option for option in advice.options if option.fits]
+    best = min(enough, key=lambda option: option.cost is Cost.DATA, default=None)
+    if best is None:
         return "no known change makes it fit: use a larger GPU"
-    return f"{enough.options} makes it fit: {enough.words[-1]}"
+    return f"{best.options} makes it fit: {best.words[-1]}"
 
 
 def options_table(advice: Advice) -> tuple[list[str], list[list[str]]]:

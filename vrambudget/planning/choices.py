@@ -1,0 +1,78 @@
+"""One way to train that fits: what it takes of each GPU, what it costs, and how to ask for it."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from vrambudget.config.job import Job
+from vrambudget.estimator import Scenario
+from vrambudget.planning.changes import told
+from vrambudget.planning.recipes import Recipe
+
+_RESOLVED = frozenset(
+    ("attention_mask", "causal_mask", "target_len", "task", "ranks", "rank", "eval_batch")
+)
+"""What resolving a job, or naming several GPUs, fills in by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way that fits: what it takes of each GPU, what it costs, and how to ask for it."""
+
+    layout: str
+    gpus: int
+    trains: str
+    costs: tuple[str, ...]
+    peak_bytes: int  # of the fullest rank: reserved bytes and the CUDA context
+    left_bytes: int  # beside the peak and NCCL's buffers at their largest
+    nccl_bytes: int
+    network_bytes: int  # that a rank sends in a step
+    host_bytes: int  # in main memory, of each rank
+    copied_bytes: int  # between main memory and the GPU, in a step
+    recomputes: bool
+    fields: dict[str, Any]  # of the job, as `estimate` takes them
+    command: str
+
+
+def of_recipe(scenario: Scenario, recipe: Recipe) -> Choice:
+    """Return a recipe for the scenario's GPU as a choice."""
+    assert scenario.gpu is not None  # noqa: S101 - a recipe is for one
+    job = recipe.job
+    words: list[str] = [recipe.trains, job.optimizer, job.precision]
+    words += ["checkpointing"] if job.checkpointing != "none" else []
+    words += ["growing segments"] if job.expandable_segments else []
+    return Choice(
+        layout=", ".join(words),
+        gpus=1,
+        trains=recipe.trains,
+        costs=recipe.costs,
+        peak_bytes=recipe.peak_bytes,
+        left_bytes=scenario.gpu.capacity_bytes - recipe.peak_bytes,
+        nccl_bytes=0,
+        network_bytes=0,
+        host_bytes=0,
+        copied_bytes=0,
+        recomputes=job.checkpointing != "none",
+        fields=fields_of(scenario, job),
+        command=command(scenario, job, 1),
+    )
+
+
+def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
+    """Return the fields that lead to this job from the model's name alone."""
+    bare, now = Job.parse({}), scenario.job
+    return {
+        name: value
+        for name in Job.model_fields
+        if name not in _RESOLVED
+        and ((value := getattr(job, name)) != getattr(bare, name) or value != getattr(now, name))
+    }
+
+
+def command(scenario: Scenario, job: Job, gpus: int) -> str:
+    """Return the command that estimates this job."""
+    assert scenario.gpu is not None  # noqa: S101 - a plan has one
+    card = scenario.gpu.key or f"{scenario.gpu.capacity_bytes}B"
+    several = f"{gpus}x" if gpus > 1 else ""
+    words = [scenario.model, "--gpu", f"{several}{card}", *told(fields_of(scenario, job))]
+    return f"vrambudget {shlex.join(words)}"

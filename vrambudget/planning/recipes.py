@@ -1,0 +1,186 @@
+"""Recipes for one GPU: ways to train a model there, and the largest batch of each.
+
+    full     float32 weights under autocast, then 16-bit weights; optimizer states of four bytes,
+             then of one; then Lion's single state of one byte
+    lora     adapters of 16-bit weights
+    qlora    adapters of 4-bit weights
+
+Each is tried as it is and with checkpointing, and its ladder ends with the first rung that fits:
+what comes after gives up more. Where no rung does, the last is tried with growing segments.
+
+What the job names stays as it is; a batch that is named is not searched. With `per_step`, batches
+are the divisors of that many sequences, and the rest is accumulated.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vrambudget.config.job import Job
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Scenario
+from vrambudget.planning.changes import Cost, divisors
+from vrambudget.planning.floor import count_parameters, least_bytes
+from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.variants import variant
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import fits, replay
+
+Trained = Literal["full", "lora", "qlora"]
+
+FIRST_WITH_BFLOAT16 = (8, 0)
+LORA_RANK = 16
+_MOST = 2**14  # sequences in a batch
+FOLLOWED = 8  # micro-batches: of 57 jobs drawn, none reserved more, or less, with 48
+_FULL = {"lora_rank": None, "quant": None, "weights": None}
+_FUSED = {"optimizer": "adamw", "optimizer_impl": "fused"}
+_EIGHT_BIT = {"optimizer": "adamw-8bit", "optimizer_impl": None}
+_LION = {"optimizer": "lion-8bit", "optimizer_impl": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A way to train that fits, at the largest batch that does."""
+
+    trains: Trained
+    costs: tuple[Cost, ...]
+    job: Job
+    peak_bytes: int  # reserved bytes and the CUDA context, on an unlimited GPU
+
+
+def recipes(
+    scenario: Scenario,
+    kinds: Sequence[Trained],
+    *,
+    named: Collection[str] = (),
+    per_step: int | None = None,
+    margin_bytes: int = 0,
+    suits: Callable[[Job], bool] = lambda _: True,
+    tell: Callable[[], object] = lambda: None,
+) -> list[Recipe]:
+    """Return what fits on the scenario's GPU, what gives up least first.
+
+    `named`: the fields that are to stay. `suits`: whether a job may be a recipe. `tell` is called
+    before each try.
+    """
+    kitchen = _Kitchen(scenario, per_step, "batch" in named, margin_bytes, tell)
+    found: list[Recipe] = []
+    for trains in kinds:
+        *rungs, last = _ladder(scenario, trains, frozenset(named))
+        for rung in (*rungs, [last[-1]]):
+            fitting = [
+                recipe
+                for fields in rung
+                if (job := _job(scenario, fields)) is not None
+                and suits(job)
+                and (recipe := kitchen.cooked(job, trains, _costs(fields, trains))) is not None
+            ]
+            found += fitting
+            if fitting:
+                break
+    return found
+
+
+def _ladder(
+    scenario: Scenario, trains: Trained, named: frozenset[str]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rungs, each a list of fields to set: without and with checkpointing."""
+    rungs: list[list[dict[str, Any]]] = []
+    for base in _bases(scenario, trains):
+        ways = [{**base, "checkpointing": way} for way in ("none", "full")]
+        kept = [{k: v for k, v in way.items() if k not in named} for way in ways]
+        rung = [fields for n, fields in enumerate(kept) if fields not in kept[:n]]
+        if rung not in rungs:
+            rungs.append(rung)
+            yield rung
+    yield [{**rungs[-1][-1], "expandable_segments": True}]
+
+
+def _bases(scenario: Scenario, trains: Trained) -> Iterator[dict[str, Any]]:
+    """Yield what to set besides checkpointing, what gives up least first."""
+    has_bfloat16 = scenario.platform.compute_capability >= FIRST_WITH_BFLOAT16
+    rank = {"lora_rank": scenario.job.lora_rank or LORA_RANK}
+    if trains == "full":
+        autocast = "amp-bf16" if has_bfloat16 else "amp-fp16"
+        for precision in (autocast, *(["bf16"] if has_bfloat16 else [])):
+            for optimizer in (_FUSED, _EIGHT_BIT):
+                yield {**_FULL, "precision": precision, **optimizer}
+        yield {**_FULL, "precision": "bf16" if has_bfloat16 else autocast, **_LION}
+    elif has_bfloat16:
+        quant = "nf4" if trains == "qlora" else None
+        yield {**rank, "quant": quant, "precision": "bf16", "weights": None}
+    elif trains == "lora":  # PEFT keeps adapters in float32, which GradScaler needs
+        yield {**rank, "quant": None, "precision": "amp-fp16", "weights": "fp16"}
+    else:
+        yield {**rank, "quant": "nf4", "precision": "amp-fp16", "weights": None}
+
+
+def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:
+    """Return what a recipe gives up, against a full fine-tune under autocast with AdamW."""
+    same = trains == "full" and fields.get("precision") != "bf16"
+    same = same and fields.get("optimizer", "adamw") == "adamw"
+    slower = fields.get("checkpointing") == "full"
+    costs = [Cost.SPEED] * slower + [Cost.NUMERICS] * (not same)
+    return tuple(costs) or (Cost.NOTHING,)
+
+
+def _job(scenario: Scenario, fields: dict[str, Any]) -> Job | None:
+    """Return the job with these fields, None where there is none: a model or a loop forbids it."""
+    values = scenario.job.model_dump() | fields
+    try:
+        return Job.parse(values).resolve(scenario.config.for_job(scenario.job))
+    except VramBudgetError:
+        return None
+
+
+class _Kitchen:
+    """Tries jobs on one GPU."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        per_step: int | None,
+        batch_is_named: bool,  # noqa: FBT001 - private
+        margin_bytes: int,
+        tell: Callable[[], object],
+    ) -> None:
+        assert scenario.gpu is not None  # noqa: S101 - the caller looked
+        self.scenario, self.per_step, self.tell = scenario, per_step, tell
+        self.gpu, self.room = scenario.gpu, scenario.gpu.room_bytes - margin_bytes
+        self.parameters = count_parameters(scenario)
+        self.sizes: Sequence[int] = range(1, _MOST + 1)
+        if per_step is not None:
+            self.sizes = [n for n in divisors(per_step) if n <= _MOST]
+        elif batch_is_named:
+            self.sizes = [scenario.job.batch]
+
+    def cooked(self, job: Job, trains: Trained, costs: tuple[Cost, ...]) -> Recipe | None:
+        """Return the recipe at the largest batch that fits, None if none does."""
+        if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.room:
+            return None
+        base, peaks = replace(self.scenario, job=job), dict[int, int]()
+
+        def attempt(batch: int) -> Try:
+            self.tell()
+            there = self._at(base, batch, most=FOLLOWED)
+            replayed = replay(tape := simulate(there.config, there.job, there.platform).tape)
+            peaks[batch] = replayed.peak.reserved_bytes
+            return Try(
+                peaks[batch],
+                model_bytes(replayed.breakdown),
+                fits(tape, replayed.peak, self.room),
+            )
+
+        try:
+            batch = largest_that_fits(self.sizes, attempt, start=self.sizes[0], room=self.room)
+        except VramBudgetError:  # this model cannot be trained so
+            return None
+        if batch is None:
+            return None
+        peak_bytes = peaks[batch] + self.gpu.context_bytes
+        return Recipe(trains, costs, self._at(base, batch).job, peak_bytes)
+
+    def _at(self, base: Scenario, batch: int, *, most: int | None = None) -> Scenario:
+        """Return the job at a batch; `most`: micro-batches that are followed of many."""
+        times = base.job.grad_accum if self.per_step is None else self.per_step // batch
+        return variant(base, batch=batch, grad_accum=times if most is None else min(times, most))

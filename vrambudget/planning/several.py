@@ -1,0 +1,143 @@
+"""The fewest GPUs for a job, and the layouts that fit them.
+
+Their number is doubled until the most frugal layout fits, then whole machines of eight are tried
+between; a layout whose weights, gradients and states alone are too much is not followed at all.
+
+A layout fits if PyTorch runs it on the GPU with NCCL's buffers at their largest beside it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vrambudget.config.job import Job
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Scenario, follow
+from vrambudget.planning.changes import Cost
+from vrambudget.planning.choices import Choice, command, fields_of
+from vrambudget.planning.floor import count_parameters, least_bytes
+from vrambudget.planning.layouts import (
+    GOALS,
+    MACHINE,
+    Goal,
+    Layout,
+    layouts,
+    traffic,
+)
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16
+
+
+def fewest(planner: "Planner", most: int, tell: Callable[[], object]) -> int:
+    """Return the fewest GPUs that do, 0 for none, where one does not.
+
+    Their number is doubled until they do, then whole machines are tried.
+    """
+    fewer, gpus = 1, 2
+    if most == 1:
+        return 0
+    while not planner.can(gpus):
+        tell()
+        if gpus == most:
+            return 0
+        fewer, gpus = gpus, min(2 * gpus, most)
+    between = range(fewer + MACHINE, gpus, MACHINE) if gpus > 2 * MACHINE else range(0)
+    while between:
+        tell()
+        middle = len(between) // 2
+        if planner.can(between[middle]):
+            gpus, between = between[middle], between[:middle]
+        else:
+            between = between[middle + 1 :]
+    return gpus
+
+
+class Planner:
+    """Tries the layouts of one job on GPUs of one kind."""
+
+    def __init__(self, scenario: Scenario, goal: Goal, *, offload: bool) -> None:
+        assert scenario.gpu is not None  # noqa: S101 - the caller looked
+        self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
+        self.offload = offload
+        self.tried: dict[tuple[str, int], Choice | None] = {}
+        self.parameters = count_parameters(scenario)
+
+    def can(self, gpus: int) -> bool:
+        """Return whether any layout fits so many GPUs; of several, the most frugal are tried."""
+        ways = self._ways(gpus)
+        frugal = [layout for layout in ways if layout.is_most_frugal]
+        return any(self._choice(layout) is not None for layout in frugal or reversed(ways))
+
+    def choices(self, gpus: int) -> list[Choice]:
+        """Return the layouts that fit so many GPUs, the cheapest first."""
+        found = (self._choice(layout) for layout in self._ways(gpus))
+        return sorted((choice for choice in found if choice is not None), key=_cost)
+
+    def _ways(self, gpus: int) -> list[Layout]:
+        has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
+        ways = layouts(self.scenario.job, gpus, self.goal, has_bfloat16=has_bfloat16)
+        return [way for way in ways if self.offload or not way.fields.get("cpu_offload")]
+
+    def _choice(self, layout: Layout) -> Choice | None:
+        """Return a layout that fits, None for one that does not or cannot be: tried once."""
+        key = layout.name, layout.gpus
+        if key not in self.tried:
+            try:
+                self.tried[key] = self._tried(layout)
+            except VramBudgetError:  # this model or this job cannot be run so
+                self.tried[key] = None
+        return self.tried[key]
+
+    def _bound(self, layout: Layout) -> int:
+        try:
+            job = self._job(layout)
+        except VramBudgetError:
+            return 0
+        trainable = self.parameters if job.lora_rank is None else 0
+        return least_bytes(job, self.parameters, trainable)
+
+    def _job(self, layout: Layout) -> Job:
+        ranks: dict[str, Any] = {"ranks": layout.gpus}
+        if layout.fields.get("parallel") == "fsdp2":
+            ranks["rank"] = 0  # no other has more
+        values = self.scenario.job.model_dump() | layout.fields | ranks
+        return Job.parse(values).resolve(self.scenario.config.for_job(self.scenario.job))
+
+    def _tried(self, layout: Layout) -> Choice | None:
+        """Return a layout that fits, None for one that does not."""
+        if self._bound(layout) > self.gpu.room_bytes:
+            return None
+        job = self._job(layout)
+        budget = follow(replace(self.scenario, job=job)).budget
+        device, several = budget.device, budget.several
+        assert device is not None  # noqa: S101 - a GPU was named
+        nccl = several.nccl_bytes[1] if several else 0
+        if not device.fits or device.headroom_bytes < nccl:
+            return None
+        moved = traffic(job, budget.parameters.total, budget.parameters.trainable)
+        slower = job.checkpointing != "none" or job.cpu_offload
+        return Choice(
+            layout=layout.name,
+            gpus=layout.gpus,
+            trains=layout.trains,
+            costs=(Cost.SPEED,) * slower + (Cost.NUMERICS,) * (layout.trains != "full"),
+            peak_bytes=device.peak_bytes,
+            left_bytes=device.headroom_bytes - nccl,
+            nccl_bytes=nccl,
+            network_bytes=moved.network_bytes,
+            host_bytes=several.host_bytes if several else 0,
+            copied_bytes=moved.host_bytes,
+            recomputes=job.checkpointing != "none",
+            fields=fields_of(self.scenario, job),
+            command=command(self.scenario, job, layout.gpus),
+        )
+
+
+def _cost(choice: Choice) -> tuple[object, ...]:
+    """Order by what is given up: what is trained, main memory's copies, traffic, recomputation."""
+    return (
+        GOALS["any"].index(choice.trains),
+        choice.copied_bytes,
+        choice.recomputes,
+        choice.network_bytes,
+        choice.peak_bytes,
+    )
