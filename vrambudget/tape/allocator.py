@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vrambudget.errors import TooLargeError
+from vrambudget.tape.counters import Counters
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS, segment_size
 from vrambudget.units import format_bytes
@@ -44,7 +45,7 @@ SIZE_SHIFT = 44
 ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 
 
-class CachingAllocator:
+class CachingAllocator(Counters):
     """One device's allocator; `capacity_bytes` is what the card has for segments, None is endless.
 
     Where `peak_reserved_bytes` on an endless card is within a capacity, the replay on that card is
@@ -52,14 +53,9 @@ class CachingAllocator:
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.num_alloc_retries = 0
-        # Index of the event that took allocated bytes to their peak; None after reset_peaks.
-        self.peak_event: int | None = None
-        self.peak_step = -1  # if that event stands for steps (`vrambudget.tape.steps`), which
+        super().__init__()
         self._capacity = None if capacity_bytes is None else capacity_bytes >> UNIT_BITS
-        self._allocated = self._peak_allocated = 0
-        self._reserved = self._peak_reserved = 0
-        self._requested_bytes = self._peak_requested_bytes = 0
+        self._keeps_cache = False  # also where the card is full
         self._next_address = 0
         self._segments: dict[int, int] = {}  # size by address
         # Segments that came (+size) and went (-size), by address, in bytes.
@@ -70,36 +66,6 @@ class CachingAllocator:
         self.pools = self.new_pools()  # of the stream that is current
         self._by_start: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
-
-    @property
-    def requested_bytes(self) -> int:
-        """Bytes as they were asked for, of all that is allocated now."""
-        return self._requested_bytes
-
-    @property
-    def allocated_bytes(self) -> int:
-        """`torch.cuda.memory_allocated()`."""
-        return self._allocated << UNIT_BITS
-
-    @property
-    def reserved_bytes(self) -> int:
-        """`torch.cuda.memory_reserved()`."""
-        return self._reserved << UNIT_BITS
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        """`torch.cuda.memory_stats()["requested_bytes.all.peak"]`."""
-        return self._peak_requested_bytes
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """`torch.cuda.max_memory_allocated()`."""
-        return self._peak_allocated << UNIT_BITS
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """`torch.cuda.max_memory_reserved()`."""
-        return self._peak_reserved << UNIT_BITS
 
     def block_bytes(self, storage: int) -> int:
         """Return what `storage` counts for in allocated bytes from its allocation to its end."""
@@ -148,12 +114,6 @@ class CachingAllocator:
     def take_over(self, first: int, stop: int, shift: int) -> None:
         """Let storages `first + shift` to `stop + shift` lie where `first` to `stop` did."""
         self._blocks[first + shift : stop + shift] = self._blocks[first:stop]
-
-    def reset_peaks(self) -> None:
-        """Let the peaks be what is there now: `torch.cuda.reset_peak_memory_stats()`."""
-        self._peak_allocated, self._peak_reserved = self._allocated, self._reserved
-        self._peak_requested_bytes = self._requested_bytes
-        self.peak_event = None
 
     def new_pools(self) -> tuple[Any, Any]:
         """Return a stream's pools, the small and the large one, with nothing in them."""
@@ -275,6 +235,8 @@ class CachingAllocator:
         """Return a block that is a whole new segment, or 0 where the card has no room for one."""
         size = segment_size(need)
         if not self._has_room(size):
+            if self._keeps_cache:
+                return 0
             self.empty_cache()
             self.num_alloc_retries += 1
             if not self._has_room(size):

@@ -17,8 +17,12 @@ def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAlloc
         if card is None:
             return streams.StreamAllocator(capacity_bytes)
         return streams.ExpandableStreamAllocator(card, capacity_bytes)
-    if card is None:
+    if card is None and all(mark.steps is None for mark in tape.marks):
         return CachingAllocator(capacity_bytes)
+    if card is None:
+        from vrambudget.tape.two_pools import TwoPools  # noqa: PLC0415
+
+        return TwoPools(capacity_bytes)
     from vrambudget.tape.expandable import ExpandableAllocator  # noqa: PLC0415
 
     return ExpandableAllocator(card, capacity_bytes)

@@ -13,7 +13,6 @@ from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Mark
 from vrambudget.tape.packing import storage_of
-from vrambudget.tape.steps import run_steps
 
 
 def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
@@ -36,6 +35,8 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
         yield mark, allocated[-1]
         here, turn = circles.passed_over(mark.position, number)
         if mark.steps is not None:
+            from vrambudget.tape.quick_steps import run_steps  # noqa: PLC0415 - few tapes have some
+
             run_steps(mark.steps, allocator, tape.sizes, mark.position)
             here = mark.steps.end
 

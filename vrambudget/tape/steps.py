@@ -11,14 +11,12 @@ sizes change from step to step. A replay runs every one of these steps through t
     finals           for each c what the step carries on: i, or CARRIED + c if it is as before
 
 On the tape a stretch of steps is a summary: what grew is there anew, and the old is gone. A reader
-that looks at events alone sees it like that; `run_steps` is for those who want each step.
+that looks at events alone sees it like that; `vrambudget.tape.quick_steps` is for those who want
+each step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-from vrambudget.tape.allocator import CachingAllocator
-from vrambudget.tape.full_card import OutOfDeviceMemoryError
 
 CARRIED = 1 << 40
 
@@ -64,44 +62,17 @@ class Steps:
     after: tuple[int, ...]  # and out of the last; one that keeps its size is the same
 
 
-def run_steps(
-    steps: Steps, allocator: CachingAllocator, sizes: Sequence[int], position: int
-) -> None:
-    """Run all steps, as if at an event of the tape. Raises OutOfDeviceMemoryError."""
-    most = max(len(p.operations) for s in steps.stretches for p in s.patterns)
-    base = len(sizes)
-    banks = 2 + max(p.longest_carry for s in steps.stretches for p in s.patterns)
-    extended = [*sizes, *[0] * (banks * most)]  # storages of as many steps as are alive at once
-    allocator.blocks_for(extended)
-    carried, bank = list(steps.before), 0
-    for number, pattern, now in _each(steps):
-        first = base + bank * most
-        extended[first : first + len(now)] = now
-        before = allocator.peak_allocated_bytes
-        events = [
-            event + first
-            if event >= 0
-            else event - first
-            if event > ~CARRIED
-            else ~carried[~event - CARRIED]
-            for event in pattern.events
-        ]
-        try:
-            allocator.serve(events, extended, position)
-        except OutOfDeviceMemoryError as full:
-            refused = pattern.events[full.event - position]
-            full.event, full.phase = position, phase_of(number)
-            full.operation = pattern.operations[refused]
-            raise
-        if allocator.peak_allocated_bytes > before:
-            allocator.peak_event, allocator.peak_step = position, number
-        carried = [
-            first + final if final < CARRIED else carried[final - CARRIED]
-            for final in pattern.finals
-        ]
-        bank = (bank + 1) % banks
-    for last, storage in zip(carried, steps.after, strict=True):
-        allocator.take_over(last, last + 1, storage - last)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of the steps; those a period apart differ in the sizes at `growing` alone."""
+
+    number: int
+    pattern: Pattern
+    sizes: list[int]
+    growing: list[int]
+    is_inner: (
+        bool  # steps a period before and after it do the same, with no size above the latter's
+    )
 
 
 def phase_of(step: int) -> str:
@@ -109,12 +80,14 @@ def phase_of(step: int) -> str:
     return f"decode {step}"
 
 
-def _each(steps: Steps) -> Iterator[tuple[int, Pattern, list[int]]]:
-    """Yield each step's number, pattern and sizes."""
+def each(steps: Steps) -> Iterator[Step]:
+    """Yield each step; the sizes are the same list, with other numbers, a period later."""
     for stretch in steps.stretches:
         period = len(stretch.patterns)
         sizes = [list(start) for start in stretch.sizes]
         growing = [[i for i, by in enumerate(growth) if by] for growth in stretch.growth]
+        steady = period + 1 + max(pattern.longest_carry for pattern in stretch.patterns)
+        grows = all(by >= 0 for growth in stretch.growth for by in growth)
         for number in range(stretch.count):
             which = number % period
             now = sizes[which]
@@ -122,4 +95,6 @@ def _each(steps: Steps) -> Iterator[tuple[int, Pattern, list[int]]]:
                 growth = stretch.growth[which]
                 for i in growing[which]:
                     now[i] += growth[i]
-            yield stretch.first + number, stretch.patterns[which], now
+            is_inner = grows and steady <= number < stretch.count - period
+            pattern = stretch.patterns[which]
+            yield Step(stretch.first + number, pattern, now, growing[which], is_inner)

@@ -18,7 +18,7 @@ from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
-from vrambudget.tape.steps import run_steps
+from vrambudget.tape.quick_steps import run_steps
 
 ActionKind = Literal[
     "alloc", "free", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"

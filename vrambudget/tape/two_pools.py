@@ -1,0 +1,98 @@
+"""An allocator whose small and large pool can be served one after the other.
+
+No request of one pool looks at the other. Three things join them: counters, the order of segments'
+addresses, which within a pool stays what it is, and a full card, which has both pools' cache given
+back. So a step's requests may be served pool by pool (`begin`, then `end`) where the card has room
+for all of them; where it has not, OutOfDeviceMemoryError comes and `undo` takes the step back.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add
+
+from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, CachingAllocator
+from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS
+
+_FAR_BELOW = 1 << 60  # no peak is reached from there
+
+
+class TwoPools(CachingAllocator):
+    """One device's allocator."""
+
+    small_segments_made = 0
+
+    @property
+    def placed(self) -> list[int]:
+        """The block that each storage got last."""
+        return self._blocks
+
+    @property
+    def free_small(self) -> tuple[int, ...]:
+        """The free blocks of the small pool."""
+        return tuple(self.pools[0])
+
+    def begin(self) -> None:
+        """From here to `end` events come pool by pool."""
+        self._counted = self._allocated, self._requested_bytes, self._reserved, self._peak_reserved
+        if self._capacity is not None:
+            self._had_pools = list(self.pools[0]), list(self.pools[1])
+            self._had = dict(self._by_start), dict(self._by_end), dict(self._segments)
+            self._had_addresses = self._next_address, len(self.segment_changes)
+        self._allocated -= _FAR_BELOW
+        self._requested_bytes -= _FAR_BELOW
+        self._keeps_cache = True
+
+    def end(
+        self,
+        large: Sequence[int],
+        sizes: Sequence[int],
+        beside: Sequence[int],
+        *,
+        small: int,
+        requested: int,
+    ) -> None:
+        """Replay the events of the large pool; those of the small one are served.
+
+        After i of them the small pool had at most `beside[i]` units more than at the beginning, in
+        the end `small`. Both together are asked for `requested` bytes more.
+        """
+        self.serve(large, sizes, 0)
+        blocks = self._blocks
+        changes = [
+            blocks[event] >> SIZE_SHIFT if event >= 0 else -(blocks[~event] >> SIZE_SHIFT)
+            for event in large
+        ]
+        levels = list(accumulate(changes, initial=self._counted[0]))
+        self._peak_allocated = max(self._peak_allocated, *map(add, levels, beside))
+        self._allocated = levels[-1] + small
+        self._requested_bytes = self._counted[1] + requested
+        self._keeps_cache = False
+
+    def undo(self) -> None:
+        """Be as at `begin`, on a card with an end."""
+        self._allocated, self._requested_bytes, self._reserved, self._peak_reserved = self._counted
+        self.pools = self._had_pools
+        self._by_start, self._by_end, self._segments = self._had
+        self._next_address, changes = self._had_addresses
+        del self.segment_changes[changes:]
+        self._keeps_cache = False
+
+    def put_small_pool(self, free: Sequence[int]) -> None:
+        """Let the small pool have these free blocks."""
+        by_start, by_end = self._by_start, self._by_end
+        for block in self.pools[0]:
+            address = block & ADDRESS_MASK
+            del by_start[address], by_end[address + (block >> SIZE_SHIFT)]
+        self.pools[0][:] = free
+        for block in free:
+            address = block & ADDRESS_MASK
+            by_start[address] = by_end[address + (block >> SIZE_SHIFT)] = block
+
+    def _new_segment(self, need: int) -> int:
+        self.small_segments_made += need <= SMALL
+        return super()._new_segment(need)
+
+
+def units(nbytes: int) -> int:
+    """Return a request in units of 512 bytes, rounded up."""
+    return (nbytes + 511) >> UNIT_BITS
