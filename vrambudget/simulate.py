@@ -127,6 +127,8 @@ def _record(
         trainable = sum(p.numel for p in trained)
         paged = _paged_bytes(job, trained)
         del parameters, trained
+        if ranked:
+            ranked.cut(model)
         held = _run(model, config, job, settings, ranked, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
         host_bytes = ranked.host_bytes() if ranked else 0

@@ -17,6 +17,7 @@ READ_AS_ZERO = {"causal_mask": "built"}
 _SAME = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
     *("parameters_as_bucket_view", "no_sync", "replicate"),
+    *("sequence_parallel", "loss_parallel"),
 )
 _RENAMED = {
     "world": "ranks",

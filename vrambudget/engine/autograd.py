@@ -57,6 +57,7 @@ class Node:
 
     __slots__ = (
         "__weakref__",
+        "adds_anew",
         "attributes",
         "backward",
         "edges",
@@ -90,6 +91,7 @@ class Node:
         self.purpose = context.purpose  # what backward makes is for what forward made
         self.module = context.tape.module
         self.attributes: Sequence[Storage] = ()  # as a Python function's ctx: die with the graph
+        self.adds_anew = False  # gradients of a tensor subclass: never added in place
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
         self.hooks: tuple[Callable[[], None], ...] = ()  # called when its gradients have arrived
@@ -205,7 +207,7 @@ def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:
                 if buffer[slot] is None:
                     buffer[slot] = gradient
                 else:
-                    _add_into(buffer, slot)
+                    _add_into(buffer, slot, anew=target.adds_anew)
                 del buffer
             del gradient
             waiting[target] -= 1
@@ -300,13 +302,13 @@ _UNSHARED: list[Tensor | None] = [
 ]
 
 
-def _add_into(buffer: list[Tensor | None], slot: int) -> None:
+def _add_into(buffer: list[Tensor | None], slot: int, *, anew: bool) -> None:
     """Add a second gradient to the first: only a new tensor is an event."""
     is_shared = _references(buffer, slot) != _references(_UNSHARED, 0)
     old = buffer[slot]
     assert old is not None  # noqa: S101 - the caller saw it
     # A view counts as shared: what it is a view of is kept by it (can_accumulate_inplace).
-    if old.is_view or is_shared or not old.is_dense:
+    if anew or old.is_view or is_shared or not old.is_dense:
         context.operation = "add"
         buffer[slot] = empty(old.shape, old.dtype)
 

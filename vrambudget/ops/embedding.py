@@ -48,14 +48,14 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     def backward(dy: Tensor) -> Tensor:
         copy = empty((count,), int64) if must_copy else None
         rows = contiguous(dy)
-        dweight = _dense_gradient(count, shape, dtype)
+        dweight = dense_gradient(count, shape, dtype)
         del rows, copy  # held until the gradient is made
         return dweight
 
     return record("embedding", y, inputs=(weight,), saved=(kept,), backward=backward)
 
 
-def _dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
+def dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
     """Make the gradient [V, C] for `n` indices, and its temporaries."""
     if n <= _MOST_UNSORTED:
         return empty(shape, dtype)

@@ -24,7 +24,8 @@ from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
 from vrambudget.parallel.group import Group
-from vrambudget.parallel.meta import on_meta
+from vrambudget.parallel.meta import on_meta, to_empty
+from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
 _STATES_ON_HOST = {"adamw": 2, "adam": 2, "sgd-momentum": 1, "sgd": 0, "none": 0}
@@ -40,6 +41,9 @@ class Ranked(Protocol):
 
     def building(self) -> AbstractContextManager[None]:
         """Return where the model is built."""
+
+    def cut(self, model: Module) -> None:
+        """Leave a model the rank's part of its parameters, where others have the rest."""
 
     def wrap(self, model: Module, called: Module) -> Module:
         """Return what the loop calls; `called`: the model, or one that is walked once."""
@@ -66,6 +70,8 @@ def ranked(job: Job) -> Ranked | None:
     refuse(job, layout)
     if layout.data == "fsdp2":
         return _FSDP2(job, layout)
+    if layout.tp > 1:
+        return _TensorParallel(job, layout)
     if layout.data in {"ddp", "zero1"}:
         return _DDP(job, layout)
     return None
@@ -78,6 +84,7 @@ def refuse(job: Job, layout: Layout) -> None:
     """Raise NotModelledError for what this layout is not modelled with."""
     cut = layout.tp > 1 or layout.pp > 1
     shards = layout.data in {"fsdp2", "zero1"} or cut
+    mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"optimizer {job.optimizer} of sharded parameters": shards
         and job.optimizer not in _STATES_ON_HOST,
@@ -89,12 +96,55 @@ def refuse(job: Job, layout: Layout) -> None:
         "4-bit weights in shards": job.quant is not None and (layout.data == "fsdp2" or cut),
         "generation on several ranks": job.mode == "generate",
         f"the loop of {job.loop} on several ranks": job.loop != "plain",
-        "tensor parallelism": layout.tp > 1,
+        "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "a pipeline": layout.pp > 1,
     }
     for what, is_asked in problems.items():
         if is_asked:
             raise NotModelledError(f"{what} is not modelled", hint=_REHEARSE)
+    if mixed and job.clip is not None:
+        raise _mixed("clipping by a norm", "leave --clip out")
+    stepped_together = job.optimizer != "none" and job.optimizer_impl != "for-loop"
+    if mixed and layout.data is None and stepped_together and job.mode == "train":
+        raise _mixed(f"{job.optimizer_impl or 'foreach'} {job.optimizer}", "use for-loop")
+
+
+def _mixed(what: str, way_out: str) -> NotModelledError:
+    return NotModelledError(
+        f"{what} is refused by PyTorch for parameters of which some are cut among tp ranks and"
+        " some are not",
+        hint=f"{way_out}, or cut the norms as well (--sequence-parallel, model type titan)",
+    )
+
+
+class _TensorParallel:
+    in_full = False
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self.job = job
+        self.group = Group(layout.tp, (job.rank or 0) % layout.tp)
+
+    def building(self) -> AbstractContextManager[None]:
+        return on_meta()
+
+    def cut(self, model: Module) -> None:
+        _cut(model, self.job, self.group)
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        to_empty(getattr(model, "wrapped", model), lambda _: None)
+        return called
+
+    def micro_batch(self, *, is_last: bool) -> None:
+        pass
+
+    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+        return parameters
+
+    def host_bytes(self) -> int:
+        return 0
+
+    def ranks_differ(self) -> bool:
+        return False
 
 
 class _DDP:
@@ -107,6 +157,9 @@ class _DDP:
 
     def building(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def cut(self, model: Module) -> None:
+        pass
 
     def wrap(self, model: Module, called: Module) -> Module:
         job = self.job
@@ -158,9 +211,14 @@ class _FSDP2:
             wrap=job.fsdp_wrap,
         )
         self.wrapped: FullyShard | None = None
+        self.cuts = Group(layout.tp, (job.rank or 0) % layout.tp)
 
     def building(self) -> AbstractContextManager[None]:
         return on_meta()
+
+    def cut(self, model: Module) -> None:
+        if self.cuts.size > 1:
+            _cut(model, self.job, self.cuts)
 
     def wrap(self, model: Module, called: Module) -> Module:
         root = getattr(model, "wrapped", model)
@@ -190,6 +248,16 @@ class _FSDP2:
         assert self.wrapped is not None  # noqa: S101 - it was
         group = self.sharding.shard
         return any(p.shape[0] % group.size for p in self.wrapped.parameters)
+
+
+def _cut(model: Module, job: Job, group: Group) -> None:
+    with on_meta():
+        parallelize(
+            model,
+            group,
+            sequence_parallel=job.sequence_parallel,
+            loss_parallel=job.loss_parallel,
+        )
 
 
 def _dtype(name: str | None) -> DType | None:

@@ -17,7 +17,11 @@ from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.engine.versions import torch_since
 from vrambudget.ops.reduce import with_partial_sums
-from vrambudget.parallel.dtensor import ShardedTensorParameter, reduced_norms
+from vrambudget.parallel.dtensor import (
+    parts_of_norms,
+    reduced_gradients,
+    whole_norms,
+)
 from vrambudget.training.optimizer_base import by_type
 
 _CHUNK = 65536  # kChunkSize
@@ -30,20 +34,24 @@ def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
         return None
     with no_grad():
         total_norm = _total_norm(with_grad)
-        _clip_coefficient(total_norm.dtype)
+        coefficients = _clip_coefficient(total_norm.dtype)
+        scaled = reduced_gradients(with_grad)  # _foreach_mul_ reads them as sums
+        del scaled, coefficients
     return total_norm
 
 
 def _total_norm(parameters: list[Parameter]) -> Tensor:
     norms: list[Tensor] = []
+    order: list[Parameter] = []
     for group in by_type(parameters):
         norms += _foreach_norm(group)
+        order += group
     dtype = reduce(promote, (norm.dtype for norm in norms))
+    parts = parts_of_norms(order, norms)
     context.operation = "stack"
     stacked = empty((len(norms),), dtype)
-    whole = stacked
-    if isinstance(parameters[0], ShardedTensorParameter):
-        whole = reduced_norms(stacked)
+    del parts
+    whole = whole_norms(parameters, stacked)
     context.operation = "linalg_vector_norm"
     total_norm = empty((), dtype)
     with_partial_sums(whole, (0,))
@@ -51,19 +59,20 @@ def _total_norm(parameters: list[Parameter]) -> Tensor:
 
 
 def _foreach_norm(group: list[Parameter]) -> list[Tensor]:
-    """Return the norms of gradients of one type; a gradient has its parameter's shape and type."""
+    """Return the norms of gradients of one type, which is their parameters'."""
+    sums = reduced_gradients(group)
     context.operation = "_foreach_norm"
-    chunks = [-(-parameter.numel // _CHUNK) for parameter in group]
+    chunks = [-(-p.grad.numel // _CHUNK) for p in group if p.grad is not None]
     compact = torch_since(2, 15)
     begins = empty((len(group) + 1,), int64) if compact else None
     partial = empty((sum(chunks) if compact else len(group) * max(chunks),), float32)
     norms = [empty((), parameter.dtype) for parameter in group]
-    del partial, begins
+    del partial, begins, sums
     return norms
 
 
-def _clip_coefficient(dtype: DType) -> None:
-    """max_norm / (total_norm + 1e-6), at most 1."""
+def _clip_coefficient(dtype: DType) -> tuple[Tensor, Tensor]:
+    """Return max_norm / (total_norm + 1e-6), and it at most 1."""
     context.operation = "add"
     total = empty((), dtype)
     context.operation = "reciprocal"
@@ -72,5 +81,4 @@ def _clip_coefficient(dtype: DType) -> None:
     coefficient = empty((), dtype)
     del reciprocal, total
     context.operation = "clamp"
-    clamped = empty((), dtype)
-    del coefficient, clamped
+    return coefficient, empty((), dtype)

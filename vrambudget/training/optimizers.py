@@ -24,6 +24,7 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.parallel.dtensor import redistributed
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
 
 
@@ -51,6 +52,8 @@ class Adam(Optimizer):
             self._update_together(parameters)
         elif self.implementation == "for-loop":
             self._update_one_by_one(parameters)
+        else:
+            redistributed(parameters)  # those of the kernel's inputs that lie elsewhere
 
     def _new_moments(self, parameter: Parameter) -> Moments:
         on_card = self.implementation == "fused"
@@ -63,6 +66,7 @@ class Adam(Optimizer):
     def _update_together(self, parameters: list[Parameter]) -> None:
         exp_avg_sq_sqrt: list[Tensor] = []
         for group in by_type(parameters):
+            _read_gradients(group)
             context.operation = "_foreach_sqrt"
             # Those of the group before die when the variable is set, so after these are made.
             exp_avg_sq_sqrt = [empty_like(self.moments[p].exp_avg_sq) for p in group]
@@ -71,6 +75,7 @@ class Adam(Optimizer):
     def _update_one_by_one(self, parameters: list[Parameter]) -> None:
         denom: Tensor | None = None
         for parameter in parameters:
+            _read_gradients([parameter])
             context.operation = "sqrt"
             square_root = empty_like(self.moments[parameter].exp_avg_sq)
             context.operation = "div"
@@ -79,6 +84,13 @@ class Adam(Optimizer):
             denom = quotient  # the one of the parameter before dies here
             del quotient
         del denom
+
+
+def _read_gradients(parameters: list[Parameter]) -> None:
+    """Read the gradients as parameters lie: lerp once, addcmul twice at a time."""
+    redistributed(parameters)
+    twice = [redistributed(parameters) for _ in range(2)]
+    del twice
 
 
 class SGD(Optimizer):
@@ -96,13 +108,17 @@ class SGD(Optimizer):
         self.momentum_buffers: dict[Parameter, Tensor] = {}
 
     def _update(self, parameters: list[Parameter]) -> None:
-        if not self.momentum:
-            return
+        if self.momentum:
+            self._make_buffers(parameters)
+        redistributed(parameters)  # add_ to the parameters
+
+    def _make_buffers(self, parameters: list[Parameter]) -> None:
         together = self.implementation == "foreach"
         for group in by_type(parameters) if together else (parameters,):
             for parameter in group:
                 if parameter not in self.momentum_buffers and parameter.grad is not None:
-                    buffer = new_state("sgd.momentum_buffer", parameter.shape, parameter.grad.dtype)
+                    grad = parameter.grad  # its copy, which lies as it does
+                    buffer = new_state("sgd.momentum_buffer", grad.shape, grad.dtype)
                     self.momentum_buffers[parameter] = buffer
 
 

@@ -15,6 +15,7 @@ FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
 MOST_RANKS = 2**20
 
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+_OF_TP = ("sequence_parallel", "loss_parallel")
 _OF_FSDP2 = ("param_dtype", "reduce_dtype", "reshard_after_forward", "replicate", "cpu_offload")
 
 
@@ -40,7 +41,7 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     parallel: str | None = Field(
         None,
         description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
-        " (fully_shard)",
+        " (fully_shard), tp=N (tensor parallel), fsdp2+tp=N",
     )
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
         None, description="the rank to report (default: the one that takes most)"
@@ -83,6 +84,12 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     cpu_offload: bool = Field(
         default=False, description="FSDP2: CPUOffloadPolicy; shards, gradients, states on the host"
     )
+    sequence_parallel: bool = Field(
+        default=False, description="tensor parallel: norms and residuals are cut along the sequence"
+    )
+    loss_parallel: bool = Field(
+        default=False, description="tensor parallel: logits stay cut along the vocabulary"
+    )
 
     @property
     def layout(self) -> Layout:
@@ -102,6 +109,7 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
             yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
         yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})
         yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
+        yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)
 
     def _misplaced(self, names: Iterable[str], what: str, *, belongs: bool) -> Iterable[str]:
         for name in names:

@@ -175,7 +175,11 @@ class ParamGroup:
         with_grad: list[ShardedParameter] = []
         grads: list[Tensor] = []
         for parameter in self.parameters:
-            _take_gradient(parameter, with_grad, grads)
+            gradient = parameter.take_gradient()
+            if gradient is not None:
+                with_grad.append(parameter)
+                grads.append(gradient)
+            del gradient
         self.reshard()
         if not with_grad:
             return
@@ -229,23 +233,6 @@ class ParamGroup:
         for parameter in self.parameters:
             parameter.to_sharded_post_forward()
         self.sharded_state = ShardedState.SHARDED_POST_FORWARD
-
-
-def _take_gradient(
-    parameter: ShardedParameter, with_grad: list[ShardedParameter], grads: list[Tensor]
-) -> None:
-    """Move what autograd computed, or what was accumulated before, into `grads`."""
-    if not parameter.was_unsharded:
-        return
-    if parameter.accumulated_grad is not None:
-        grads.append(parameter.accumulated_grad)
-        parameter.accumulated_grad = None
-    elif parameter.unsharded.grad is not None:
-        grads.append(parameter.unsharded.grad)
-        parameter.unsharded.grad = None
-    else:
-        return
-    with_grad.append(parameter)
 
 
 def _reduce_dtype(parameters: Sequence[ShardedParameter]) -> DType | None:

@@ -12,12 +12,18 @@ Not modelled: shards along other dimensions (shard_placement_fn), extensions (fl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeVar
 
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like, numel
-from vrambudget.parallel.dtensor import ShardedTensorParameter
+from vrambudget.parallel.dtensor import (
+    Placement,
+    ShardedTensorParameter,
+    as_it_lies,
+    placement_of,
+)
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import allocated
 from vrambudget.tape.events import Purpose, Storage
@@ -68,6 +74,11 @@ class ShardedParameter:
         self.padded_numel: int = group.padded(rows) * numel(tuple(rest))
         self.sharded = _parameter(
             ShardedTensorParameter, self.sharded_shape, self.orig_dtype, whole.storage
+        )
+        is_cut = isinstance(whole, ShardedTensorParameter)  # tensor parallel
+        self.gradient = placement_of(whole).gradient
+        self.sharded.placement = Placement(
+            is_replicated=self.gradient == "partial", dimensions=1 + is_cut
         )
         self.sharded.requires_grad = whole.requires_grad
         self.set_on_modules(self.sharded)
@@ -175,6 +186,24 @@ class ShardedParameter:
         if self.accumulated_grad is not None and self.unsharded.grad is not None:
             self.unsharded.grad = None
 
+    def take_gradient(self) -> Tensor | None:
+        """Return what autograd computed, or what was accumulated before, and let it go here.
+
+        A tensor parallel one is redistributed as its parameter lies (_get_grad_inner_tensor).
+        """
+        gradient = self.accumulated_grad
+        if gradient is None and self._unsharded is not None:
+            gradient = self._unsharded.grad
+        if gradient is None:
+            return None
+        if self.gradient != "like it":
+            gradient = as_it_lies(self.shape, gradient)
+        if self.accumulated_grad is not None:
+            self.accumulated_grad = None
+        else:
+            self.unsharded.grad = None
+        return gradient
+
     def set_on_modules(self, parameter: Parameter) -> None:
         """Let the modules have `parameter`."""
         for module, name in self.owners:
@@ -185,9 +214,10 @@ class ShardedParameter:
             self.gathered.release()
 
 
-def _parameter(
-    kind: type[Parameter], shape: tuple[int, ...], dtype: DType, storage: Storage
-) -> Parameter:
+_Kind = TypeVar("_Kind", bound=Parameter)
+
+
+def _parameter(kind: type[_Kind], shape: tuple[int, ...], dtype: DType, storage: Storage) -> _Kind:
     """Return a parameter of a storage that is there already."""
     parameter = kind.__new__(kind)
     Tensor.__init__(parameter, shape, dtype, storage)

@@ -43,6 +43,7 @@ class State:
         self, modules: Sequence[Module], group: ParamGroup | None, policies: Policies
     ) -> None:
         self.modules, self.group, self.policies = modules, group, policies
+        self._styles = {id(module): module.hooks for module in modules}  # tensor parallel: inside
         self.shared = StateContext()
         self.training_state = TrainingState.IDLE
         self._to_run: set[int] = set()
@@ -51,13 +52,19 @@ class State:
         """Run a module's forward with what comes before and after it."""
         if len(self.modules) == 1:
             args, kwargs = self._pre_forward(args, kwargs)
-            return self._post_forward(module.forward(*args, **kwargs))
+            return self._post_forward(self._forward(module, args, kwargs))
         if not self._to_run:  # the first of several
             self._to_run = {id(each) for each in self.modules}
             args, kwargs = self._pre_forward(args, kwargs)
-        output = module.forward(*args, **kwargs)
+        output = self._forward(module, args, kwargs)
         self._to_run.discard(id(module))
         return output if self._to_run else self._post_forward(output)
+
+    def _forward(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        style = self._styles[id(module)]
+        if style is None:
+            return module.forward(*args, **kwargs)
+        return style.call(module, args, kwargs)
 
     def _pre_forward(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
