@@ -19,8 +19,10 @@ from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.planner import site
 from vrambudget.planner.answers import answer
-from vrambudget.planner.commands import command_line, training_arguments
+from vrambudget.planner.commands import command_line
 from vrambudget.planner.server import serving
+from vrambudget.report.tools.script import training_arguments
+from vrambudget.report.tools.words import OPTIMIZERS
 
 SMALL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 100}
 DRAWN = random.Random(1)  # noqa: S311 - the same jobs every time
@@ -136,9 +138,7 @@ def test_training_arguments_are_transformers_own():
     pytest.importorskip("torch")
     from transformers.training_args import OptimizerNames  # noqa: PLC0415 - may be missing
 
-    from vrambudget.planner.commands import _OPTIMIZERS  # noqa: PLC0415 - the table itself
-
-    assert set(_OPTIMIZERS.values()) <= {name.value for name in OptimizerNames}
+    assert set(OPTIMIZERS.values()) <= {name.value for name in OptimizerNames}
     known = set(transformers.TrainingArguments.__dataclass_fields__)
     text = training_arguments(Job(grad_accum=2, checkpointing="full"))
     names = {line.split("=")[0].strip() for line in text.splitlines() if "=" in line}

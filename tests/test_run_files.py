@@ -135,7 +135,8 @@ def test_axolotls_file(file):
     job = job_of(run)
     assert (job["batch"], job["block"], job["grad_accum"]) == (2, 2048, 4)
     assert (job["lora_rank"], job["lora_targets"]) == (32, ("q_proj", "v_proj"))
-    assert (job["quant"], job["double_quant"], job["optimizer"]) == ("nf4", False, "adamw-8bit")
+    assert (job["quant"], job["optimizer"]) == ("nf4", "adamw-8bit")
+    assert "double_quant" not in job  # the default: axolotl's loader quantises the scales, too
     assert (job["checkpointing"], job["precision"]) == ("full", "amp-bf16")
     assert job["clip"] == 1.0  # TrainingArguments' default
     assert run.uncounted == ("packed rows",)

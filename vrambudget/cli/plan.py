@@ -6,7 +6,7 @@ the job that are given stay as they are. Where none fits: the fewest GPUs, and t
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
@@ -14,12 +14,16 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.gpus import Gpu
+from vrambudget.config.job import Job
+from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
 from vrambudget.planning.plan import Plan, Wish, plan_for
 from vrambudget.report.tabular import Column, render_rows
+from vrambudget.report.tools import TOOLS, ToolName
+from vrambudget.report.tools.words import model_id
 from vrambudget.units import format_bytes
 
 _RECIPES = [
@@ -74,6 +78,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--offload", action="store_true", help="also FSDP2 with shards in main memory"
     )
+    parser.add_argument(
+        "--as",
+        dest="tool",
+        choices=get_args(ToolName),
+        help="write the recipe for a tool: a script with transformers' Trainer, or YAML for TRL,"
+        " axolotl or LLaMA-Factory",
+    )
+    parser.add_argument(
+        "--choice", type=int, default=1, metavar="N", help="which recipe to write (default: 1)"
+    )
     add_job_options(parser, without=Ranks)
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -82,11 +96,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 1 if no number of GPUs does."""
     fields = job_fields(args)
+    named = frozenset(fields)
+    wish = Wish(args.goal, args.most, args.offload, named, args.per_step, margin_bytes(args.margin))
+    if args.tool is not None:
+        fields = {"loop": "trainer", **fields}  # all of them are the Trainer, or made of it
+        tool = TOOLS[args.tool]
+        wish = replace(wish, suits=tool.suits, autocast=tool.autocast)
     scenario = resolve(args.model, gpu=args.gpu, **fields)
-    margin = margin_bytes(args.margin)
-    wish = Wish(args.goal, args.most, args.offload, frozenset(fields), args.per_step, margin)
+    if args.tool is not None:
+        model_id(scenario)  # an error where the tool has no such model
     with telling("looking for recipes") as tell:
         found = plan_for(scenario, wish, tell)
+    if args.tool is not None:
+        emit(_written(found, scenario, args), args)
+        return DONE
     output = chosen_format(args)
     if output == "json":
         text = json.dumps(asdict(found), indent=2, ensure_ascii=False)
@@ -97,6 +120,37 @@ def run(args: argparse.Namespace) -> int:
             text = "\n".join([_verdict(found, scenario), "", text, *_rest(found, args.goal)])
     emit(text, args)
     return DONE if found.gpus else DOES_NOT_FIT
+
+
+def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
+    """Return the chosen recipe for the tool of --as. Raises VramBudgetError where there is none."""
+    if args.format is not None:
+        raise VramBudgetError(f"--format {args.format} cannot be combined with --as {args.tool}")
+    if found.gpus != 1:
+        raise VramBudgetError(
+            f"no recipe that {args.tool} has words for fits one {found.gpu}",
+            hint="leave --as out: the plan says how many GPUs it takes",
+        )
+    if not 1 <= args.choice <= len(found.choices):
+        raise VramBudgetError(
+            f"--choice is {args.choice}; there are {len(found.choices)} recipes",
+            hint="leave --as out to see them",
+        )
+    choice = found.choices[args.choice - 1]
+    head = [f"{found.model} on {found.gpu}: {choice.layout}", _room(choice), choice.command]
+    if choice.fields.get("expandable_segments"):
+        head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    if args.tool == "trl":
+        head.append(
+            "counted with all logits at once: SFTTrainer makes them in parts, and needs less"
+        )
+    job = Job.parse({**scenario.job.model_dump(), **choice.fields}).resolve(scenario.config)
+    return TOOLS[args.tool].write(scenario, job, "\n".join(head))
+
+
+def _room(choice: Choice) -> str:
+    held = format_bytes(choice.peak_bytes + min(choice.left_bytes, 0))
+    return f"{held} of the GPU, {format_bytes(max(choice.left_bytes, 0))} left"
 
 
 def _row(choice: Choice) -> dict[str, Any]:

@@ -25,12 +25,13 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow, resolve
 from vrambudget.oom.explain import explain, render_explanation
 from vrambudget.oom.message import parse_oom
-from vrambudget.planner.commands import command_line, python_call, training_arguments
+from vrambudget.planner.commands import command_line, python_call
 from vrambudget.planning.advice import advise_on
 from vrambudget.planning.fit import largest_batch
 from vrambudget.report.html import advice_section, sections
 from vrambudget.report.ledger import ledger
 from vrambudget.report.phrases import verdict
+from vrambudget.report.tools.script import training_arguments
 
 Question = Mapping[str, Any]
 

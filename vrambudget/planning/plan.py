@@ -18,7 +18,7 @@ from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
-from vrambudget.planning.recipes import recipes
+from vrambudget.planning.recipes import Trained, recipes
 from vrambudget.planning.several import Planner, fewest
 
 _MOST_GPUS = 4096
@@ -30,7 +30,7 @@ class Wish:
     """What is to be planned, besides the job; `named`: the job's fields that are to stay.
 
     `per_step`: sequences of one optimizer step, which recipes accumulate to. `suits`: whether a job
-    may be a recipe.
+    may be a recipe. `autocast`: what is trained under autocast where weights are in 16 bits.
     """
 
     goal: Goal = "any"
@@ -40,6 +40,7 @@ class Wish:
     per_step: int | None = None
     margin_bytes: int = 0
     suits: Callable[[Job], bool] = lambda _: True
+    autocast: Collection[Trained] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
         per_step=wish.per_step,
         margin_bytes=wish.margin_bytes,
         suits=wish.suits,
+        autocast=wish.autocast,
         tell=tell,
     )
     planner = Planner(scenario, wish.goal, offload=wish.offload)

@@ -56,17 +56,18 @@ def recipes(
     per_step: int | None = None,
     margin_bytes: int = 0,
     suits: Callable[[Job], bool] = lambda _: True,
+    autocast: Collection[Trained] = (),
     tell: Callable[[], object] = lambda: None,
 ) -> list[Recipe]:
     """Return what fits on the scenario's GPU, what gives up least first.
 
-    `named`: the fields that are to stay. `suits`: whether a job may be a recipe. `tell` is called
-    before each try.
+    `named`: the fields that are to stay. `suits`: whether a job may be a recipe. `autocast`: what
+    is trained under autocast where weights are in 16 bits. `tell` is called before each try.
     """
     kitchen = _Kitchen(scenario, per_step, "batch" in named, margin_bytes, tell)
     found: list[Recipe] = []
     for trains in kinds:
-        *rungs, last = _ladder(scenario, trains, frozenset(named))
+        *rungs, last = _ladder(scenario, trains, frozenset(named), mixed=trains in autocast)
         for rung in (*rungs, [last[-1]]):
             fitting = [
                 recipe
@@ -82,11 +83,11 @@ def recipes(
 
 
 def _ladder(
-    scenario: Scenario, trains: Trained, named: frozenset[str]
+    scenario: Scenario, trains: Trained, named: frozenset[str], *, mixed: bool
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rungs, each a list of fields to set: without and with checkpointing."""
     rungs: list[list[dict[str, Any]]] = []
-    for base in _bases(scenario, trains):
+    for base in _bases(scenario, trains, mixed=mixed):
         ways = [{**base, "checkpointing": way} for way in ("none", "full")]
         kept = [{k: v for k, v in way.items() if k not in named} for way in ways]
         rung = [fields for n, fields in enumerate(kept) if fields not in kept[:n]]
@@ -96,28 +97,32 @@ def _ladder(
     yield [{**rungs[-1][-1], "expandable_segments": True}]
 
 
-def _bases(scenario: Scenario, trains: Trained) -> Iterator[dict[str, Any]]:
+def _bases(scenario: Scenario, trains: Trained, *, mixed: bool) -> Iterator[dict[str, Any]]:
     """Yield what to set besides checkpointing, what gives up least first."""
+    halved: dict[str, Any] = {"precision": "bf16", "weights": None}
+    if mixed:
+        halved = {"precision": "amp-bf16", "weights": "bf16"}
     has_bfloat16 = scenario.platform.compute_capability >= FIRST_WITH_BFLOAT16
     rank = {"lora_rank": scenario.job.lora_rank or LORA_RANK}
     if trains == "full":
-        autocast = "amp-bf16" if has_bfloat16 else "amp-fp16"
-        for precision in (autocast, *(["bf16"] if has_bfloat16 else [])):
+        whole = {"precision": "amp-bf16" if has_bfloat16 else "amp-fp16"}
+        for precision in (whole, *([halved] if has_bfloat16 else [])):
             for optimizer in (_FUSED, _EIGHT_BIT):
-                yield {**_FULL, "precision": precision, **optimizer}
-        yield {**_FULL, "precision": "bf16" if has_bfloat16 else autocast, **_LION}
+                yield {**_FULL, **precision, **optimizer}
+        yield {**_FULL, **(halved if has_bfloat16 else whole), **_LION}
+    elif trains == "qlora":
+        computed = halved["precision"] if has_bfloat16 else "amp-fp16"
+        yield {**rank, "quant": "nf4", "precision": computed, "weights": None}
     elif has_bfloat16:
-        quant = "nf4" if trains == "qlora" else None
-        yield {**rank, "quant": quant, "precision": "bf16", "weights": None}
-    elif trains == "lora":  # PEFT keeps adapters in float32, which GradScaler needs
+        yield {**rank, "quant": None, **halved}
+    else:  # PEFT keeps adapters in float32, which GradScaler needs
         yield {**rank, "quant": None, "precision": "amp-fp16", "weights": "fp16"}
-    else:
-        yield {**rank, "quant": "nf4", "precision": "amp-fp16", "weights": None}
 
 
 def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:
     """Return what a recipe gives up, against a full fine-tune under autocast with AdamW."""
-    same = trains == "full" and fields.get("precision") != "bf16"
+    halved = fields.get("precision") == "bf16" or fields.get("weights") == "bf16"
+    same = trains == "full" and not halved
     same = same and fields.get("optimizer", "adamw") == "adamw"
     slower = fields.get("checkpointing") == "full"
     costs = [Cost.SPEED] * slower + [Cost.NUMERICS] * (not same)

@@ -31,6 +31,8 @@ AXOLOTL: Table = {
     **PEFT,
     **BITSANDBYTES,
     "base_model": Model(),
+    "load_in_4bit": Switch({"quant": "nf4"}),  # loaders/model.py: with double quantisation
+    "bnb_config_kwargs.bnb_4bit_use_double_quant": BITSANDBYTES["bnb_4bit_use_double_quant"],
     "micro_batch_size": Same("batch"),
     "sequence_len": Same("block"),
     "optimizer": Choice("the optimizer", OPTIMIZERS),

@@ -84,6 +84,6 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         fields["lora_targets"] = "all-linear"
     if keys.get("finetuning_type", "lora") != "lora":
         return {name: fields[name] for name in fields if not name.startswith("lora_")}
-    if fields["precision"] == "amp-bf16":  # load_model casts what is trained to float32, no more
-        fields["weights"] = "bf16"
+    if str(fields["precision"]).startswith("amp-"):  # load_model casts what is trained to float32
+        fields["weights"] = str(fields["precision"]).removeprefix("amp-")
     return fields

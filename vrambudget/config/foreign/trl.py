@@ -5,6 +5,7 @@ Source: TRL 1.x, trainer/sft_config.py, trainer/model_config.py, scripts/utils.p
 
 from typing import Any
 
+from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.foreign.hugging_face import (
     BITSANDBYTES,
     LORA_RANK,
@@ -50,7 +51,15 @@ DEFAULTS: dict[str, Any] = {"block": 1024, "checkpointing": "full", "precision":
 
 
 def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with what several keys say together: no adapter without use_peft."""
+    """Return the fields with what several keys say together: no adapter without use_peft.
+
+    Without bf16 and fp16 there is no autocast, and one module in a list is that module
+    (ModelConfig.__post_init__).
+    """
+    if keys.get("bf16") is False and not keys.get("fp16"):
+        fields["precision"] = (fields.get("weights") if "quant" in fields else None) or "fp32"
+    if fields.get("lora_targets") == [ALL_LINEAR]:
+        fields["lora_targets"] = ALL_LINEAR
     if not keys.get("use_peft"):
         return {name: fields[name] for name in fields if not name.startswith("lora_")}
     return {"lora_dropout": 0.05, **fields}
