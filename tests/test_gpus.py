@@ -118,6 +118,14 @@ def test_a_shared_name_takes_the_smaller_card_and_says_so():
     assert gpu.key == "a100-40gb"
     assert "a100-80gb" in gpu.assumed
     assert "rtx-3080-12gb" in find_gpu("RTX 3080").assumed
+    assert find_gpu("RTX 3080").others == ("rtx-3080-12gb",)
+
+
+def test_a_name_of_two_gpus_is_told_with_both_verdicts():
+    notes = vrambudget.estimate("gpt2", batch=6, block=1024, optimizer="sgd", gpu="3080").warnings
+    assert "it fits rtx-3080-12gb" in notes
+    notes = vrambudget.estimate("gpt2", batch=1, block=64, gpu="3080").warnings
+    assert not [note for note in notes if note.startswith("it ")]
 
 
 @pytest.mark.parametrize("sold", [4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 141, 180])

@@ -137,7 +137,9 @@ def test_pytorchs_own_viewer_opens_a_snapshot():
     assert "raise OutOfMemoryError # 3.1GiB requested" in viewer.trace(taken)
 
 
-@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
 def test_the_timeline_is_a_picture(kind, start, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"timeline.{kind}"

@@ -11,6 +11,7 @@ from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.remarks_on_gpu import remarks_on_gpu
 from vrambudget.config.said_by_config import remarks_on_config
 from vrambudget.config.source import Files, FoundModel, find_model, of_files
 from vrambudget.config.versions import (
@@ -217,22 +218,9 @@ def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tup
         *_unchecked_versions(scenario),
         *(scenario.run.notes if scenario.run else ()),
         *_assumptions(scenario, replayed),
-        *_context(scenario.gpu, replayed),
+        *(remarks_on_gpu(scenario.gpu, replayed.peak.reserved_bytes) if scenario.gpu else ()),
         *_not_on_the_tape(scenario, recording),
     )
-
-
-def _context(gpu: Gpu | None, replayed: Replay) -> Iterator[str]:
-    """Say that the CUDA context decides, where what was published of it leads to both verdicts."""
-    if gpu is None:
-        return
-    least, most = gpu.context_range
-    rooms = [gpu.capacity_bytes - context for context in (most, least)]
-    if rooms[0] < replayed.peak.reserved_bytes <= rooms[1]:
-        yield (
-            f"the CUDA context decides: {format_bytes(least)} to {format_bytes(most)} were"
-            f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are counted"
-        )
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from vrambudget.budget import Budget
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
-from vrambudget.cli.output import add_output_options, chosen_format, emit, telling, wants_colour
+from vrambudget.cli.output import (
+    add_output_options,
+    chosen_format,
+    emit,
+    telling,
+    wants_colour,
+    width,
+)
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, Scenario, follow, resolve
@@ -47,7 +54,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_job_options(parser)
     add_output_options(
-        parser, writes="write to FILE; .html, .png, .svg and .pickle draw memory over the steps"
+        parser,
+        writes="write to FILE; .html, .png, .svg, .pdf and .pickle draw memory over the steps",
     )
     parser.set_defaults(run=run)
 
@@ -78,16 +86,17 @@ def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     """Yield what people read: the budget, then what to do next."""
     scenario, budget = followed.scenario, followed.budget
     output = chosen_format(args)
-    yield render(budget, output, colour=wants_colour(args))
+    columns = width(args)
+    yield render(budget, output, colour=wants_colour(args), width=columns)
     if budget.fits:
-        yield f"\n{render_next(_next_step(scenario, budget))}"
+        yield f"\n{render_next(_next_step(scenario, budget), width=columns)}"
     if budget.fits and not args.advise:
         return
     from vrambudget.report.advice import next_step, render_advice  # noqa: PLC0415 - needed last
 
     advice = _advice(followed)
     if not budget.fits:
-        yield f"\n{render_next(next_step(advice))}"
+        yield f"\n{render_next(next_step(advice), width=columns)}"
     yield f"\n{render_advice(advice, markdown=output == 'markdown')}"
 
 

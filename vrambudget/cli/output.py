@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +15,16 @@ from vrambudget.config.source import Run
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.report import FORMATS, Format
+from vrambudget.report.tabular import WIDTH
 
-_SUFFIXES: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "markdown"}
+_SUFFIXES: dict[str, Format] = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".txt": "table",
+    "": "table",
+}
+_NARROWEST, _WIDEST = 40, 120  # columns
 _PATIENCE = 1.0  # seconds without a word
 _ERASE_LINE = "\r\x1b[K"
 
@@ -33,13 +42,38 @@ def chosen_format(args: argparse.Namespace) -> Format:
     if args.format:
         asked: Format = args.format
         return asked
-    return _SUFFIXES.get(args.output.suffix.lower(), "table") if args.output else "table"
+    if args.output is None:
+        return "table"
+    suffix = args.output.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise VramBudgetError(
+            f"no result has the suffix {args.output.suffix!r}",
+            where=str(args.output),
+            hint=f"use {', '.join(filter(None, _SUFFIXES))}, or say --format",
+        )
+    return _SUFFIXES[suffix]
 
 
 def wants_colour(args: argparse.Namespace) -> bool:
-    """Return whether the result goes to a terminal that may show colours (https://no-color.org)."""
-    to_terminal = not args.output and sys.stdout is not None and sys.stdout.isatty()
-    return to_terminal and not os.environ.get("NO_COLOR")
+    """Return whether the result may have colours: on a terminal, or where FORCE_COLOR is set.
+
+    NO_COLOR forbids them (https://no-color.org, https://force-color.org).
+    """
+    if args.output or os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or _is_terminal()
+
+
+def width(args: argparse.Namespace) -> int:
+    """Return how many columns a report has: the terminal's, of an 80-column one elsewhere."""
+    if args.output or not _is_terminal():
+        return WIDTH
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    return min(max(columns, _NARROWEST), _WIDEST)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def emit(parts: str | Iterable[str], args: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "validate": ("vrambudget.cli.validate", "compare predictions with measured records"),
     "fit": ("vrambudget.cli.fit", "find the largest batch or the longest block that fits"),
     "plan": ("vrambudget.cli.plan", "find the fewest GPUs for a job, and how to use them"),
+    "check": ("vrambudget.cli.check", "say whether the jobs of files still fit; for CI"),
     "serve": ("vrambudget.cli.serve", "show how many requests an inference server holds"),
     "sweep": ("vrambudget.cli.sweep", "estimate many settings on many GPUs"),
     "explain": ("vrambudget.cli.explain", "explain an out-of-memory message"),
@@ -25,6 +26,8 @@ COMMANDS = {
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
     "page": ("vrambudget.cli.page", "open a live planner in the browser"),
+    "doctor": ("vrambudget.cli.doctor", "show which extras are here, and what can be rehearsed"),
+    "completion": ("vrambudget.cli.completion", "print a script that completes words on TAB"),
 }
 """name: (module, what it does). A new command is its module and its line here."""
 
@@ -36,6 +39,23 @@ class Parser(argparse.ArgumentParser):
     def option_strings(self) -> Collection[str]:
         """Every spelling of an option."""
         return self._option_string_actions.keys()
+
+    @property
+    def positionals(self) -> Sequence[argparse.Action]:
+        """The arguments that are no options, in order."""
+        return self._get_positional_actions()
+
+    def option(self, word: str) -> argparse.Action | None:
+        """Return the option of this spelling, None where there is none."""
+        return self._option_string_actions.get(word)
+
+    def format_help(self) -> str:
+        """Return the help, which ends with examples of the command."""
+        from vrambudget.cli.examples import EXAMPLES  # noqa: PLC0415 - help alone has them
+
+        examples = EXAMPLES.get(self.prog.removeprefix("vrambudget "), ())
+        lines = "".join(f"  {example}\n" for example in examples)
+        return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
 
     def error(self, message: str) -> NoReturn:
         """Raise VramBudgetError."""

@@ -73,6 +73,7 @@ class Gpu:
     context_kind: Kind
     context_range: tuple[int, int]  # bytes: the lowest and the highest that were published
     assumed: str | None = None  # what the text did not say and was filled in
+    others: tuple[str, ...] = ()  # keys of the other GPUs that the text may mean
 
     @property
     def room_bytes(self) -> int:
@@ -150,8 +151,11 @@ def _by_name(text: str) -> Gpu:
             hint=f"{hint or 'write its memory, such as 11.69GiB;'} `vrambudget gpus` lists all",
         )
     row = min(rows, key=lambda row: row.sold_gb)
-    others = ", ".join(other.key for other in rows if other is not row)
-    return _gpu(row, f"{text.strip()!r} is taken as {row.key} (not {others})" if others else None)
+    others = tuple(other.key for other in rows if other is not row)
+    if not others:
+        return _gpu(row)
+    taken = f"{text.strip()!r} is taken as {row.key} (not {', '.join(others)})"
+    return replace(_gpu(row, taken), others=others)
 
 
 def _is_spelling_of(asked: frozenset[str], row: GpuRow) -> bool:

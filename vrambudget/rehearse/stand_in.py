@@ -156,9 +156,14 @@ def _compile(part: _Part, folder: Path, definitions: tuple[str, ...]) -> None:
     cc(*FLAGS, *objects, rest, *link, "-lpthread", "-ldl")
 
 
+def c_compiler() -> str | None:
+    """Return the system's C compiler, None without one."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 def cc(*arguments: str | Path) -> None:
     """Run the system's C compiler. Raises VramBudgetError without one, or with its complaint."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = c_compiler()
     if compiler is None:
         raise VramBudgetError(
             "no C compiler was found, which the virtual GPU needs once",

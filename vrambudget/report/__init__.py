@@ -6,13 +6,15 @@ render(budget, "table")      table, json, csv or markdown
 from dataclasses import asdict, fields
 
 from vrambudget.budget import Budget, Device, OutOfMemory
-from vrambudget.report.tabular import FORMATS, Format, csv_text
+from vrambudget.report.tabular import FORMATS, WIDTH, Format, csv_text
 
 __all__ = ["FORMATS", "Format", "render"]
 
 
-def render(budget: Budget, output: Format = "table", *, colour: bool = False) -> str:
-    """Return the budget in a format."""
+def render(
+    budget: Budget, output: Format = "table", *, colour: bool = False, width: int = WIDTH
+) -> str:
+    """Return the budget in a format; a table is `width` columns wide."""
     if output == "json":
         return budget.to_json()
     if output == "csv":
@@ -20,7 +22,7 @@ def render(budget: Budget, output: Format = "table", *, colour: bool = False) ->
         return csv_text(list(row), [list(row.values())])
     from vrambudget.report.table import render_table  # noqa: PLC0415 - JSON needs none
 
-    return render_table(budget, colour=colour, markdown=output == "markdown")
+    return render_table(budget, colour=colour, markdown=output == "markdown", width=width)
 
 
 def flat(budget: Budget) -> dict[str, object]:

@@ -1,12 +1,13 @@
 """Pictures, chosen by the suffix of the file. They need a job's tape, not only its budget.
 
 .html      a page: verdict, breakdown, timeline, table; opens anywhere
-.png .svg  the timeline, with matplotlib
+.png .svg .pdf  the timeline, with matplotlib
 .pickle    a snapshot for PyTorch's own memory viewer
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
@@ -15,7 +16,11 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow, resolve
 from vrambudget.files import write_file
 
-SUFFIXES = (".html", ".png", ".svg", ".pickle")
+if TYPE_CHECKING:
+    from vrambudget.report.timeline import Kind
+
+_DRAWN: Mapping[str, "Kind"] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+SUFFIXES = (".html", *_DRAWN, ".pickle")
 
 
 def draw(path: str | Path, model: Any, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
@@ -63,4 +68,4 @@ def _picture(followed: Followed, suffix: str) -> bytes:
         return snapshot_bytes(followed)
     from vrambudget.report.timeline import timeline  # noqa: PLC0415
 
-    return timeline(followed, "svg" if suffix == ".svg" else "png")
+    return timeline(followed, _DRAWN[suffix])

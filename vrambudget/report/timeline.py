@@ -1,4 +1,4 @@
-"""The memory timeline as a PNG or SVG file, with matplotlib (an extra; nothing else needs it)."""
+"""The memory timeline as a PNG, SVG or PDF file, with matplotlib, an extra."""
 
 import io
 from importlib import import_module
@@ -12,6 +12,8 @@ from vrambudget.report.memory_curve import PARTS, MemoryCurve, memory_curve
 from vrambudget.report.phrases import job_text, phase_text, verdict
 from vrambudget.units import bytes_in, format_bytes
 
+Kind = Literal["png", "svg", "pdf"]
+
 _INCHES = (11.0, 5.2)
 _DOTS_PER_INCH = 150
 _CARD_IN_SIGHT = 1.4  # a GPU larger than this many times the peak would flatten the picture
@@ -20,7 +22,7 @@ _INK, _QUIET, _BAD = "#1c2128", "#5a6472", "#b3261e"
 _WIDE = 0.055  # share of the width that a phase needs for its name
 
 
-def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
+def timeline(followed: Followed, kind: Kind) -> bytes:
     """Return the picture. Raises VramBudgetError if matplotlib is missing."""
     budget = followed.budget
     lines = ledger(budget)
@@ -43,7 +45,11 @@ def timeline(followed: Followed, kind: Literal["png", "svg"]) -> bytes:
     return out.getvalue()
 
 
-_UNDATED: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
+_UNDATED: dict[Kind, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 
 
 def _figure() -> Any:
@@ -51,7 +57,7 @@ def _figure() -> Any:
         figure = import_module("matplotlib.figure")
     except ImportError:
         raise VramBudgetError(
-            "a timeline as PNG or SVG needs matplotlib, which is not installed",
+            "a timeline as PNG, SVG or PDF needs matplotlib, which is not installed",
             hint="pip install 'vrambudget[pictures]', or use -o report.html, which needs nothing",
         ) from None
     return figure.Figure(figsize=_INCHES, layout="constrained")

@@ -1,0 +1,46 @@
+"""Examples of each command, which its --help ends with; the tests parse every one."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "estimate": (
+        "vrambudget gpt2 --batch 8 --block 1024 --gpu 12GB",
+        "vrambudget llama-3.1-8b --qlora --checkpointing full --block 2048 --gpu 24GB",
+        "vrambudget path/to/config.json --batch 4 --gpu a100-80gb -o report.html",
+    ),
+    "validate": (
+        "vrambudget validate measured.jsonl",
+        "vrambudget validate tests/records --by family --by card",
+    ),
+    "fit": (
+        "vrambudget fit gpt2 --block 1024 --gpu 12GB",
+        "vrambudget fit qwen2.5-7b --lora --longest-block --gpu 24GB --margin 512MiB",
+    ),
+    "plan": (
+        "vrambudget plan llama-3.1-8b --gpu 24GB --block 2048",
+        "vrambudget plan qwen2.5-7b --gpu 24GB --goal lora --per-step 64",
+        "vrambudget plan llama-3.2-1b --gpu 12GB --as axolotl -o recipe.yaml",
+    ),
+    "check": (
+        "vrambudget check job.toml",
+        "vrambudget check configs/sft.yaml configs/dpo.yaml --gpu 24GB",
+    ),
+    "serve": ("vrambudget serve llama-3.1-8b --gpu h100 --context 8192",),
+    "sweep": (
+        "vrambudget sweep gpt2 --batch 1:64:x2 --precision fp32,amp-bf16 --gpu 12GB 24GB",
+        "vrambudget sweep gpt2 --batch 1:100 --block 8:1024:8 --by requested -o sweep.csv",
+    ),
+    "explain": (
+        "vrambudget explain train.log",
+        "vrambudget explain train.log --model gpt2 --batch 64 --block 1024",
+    ),
+    "measure": ("vrambudget measure gpt2 --batch 2 --block 256 -o measured.jsonl",),
+    "compare": ("vrambudget compare gpt2 --batch 2 --block 256 --gpu t4 --events",),
+    "rehearse": (
+        'vrambudget rehearse --gpu "RTX 3060" -- python train.py --batch_size=64',
+        "vrambudget rehearse --gpu 12GB gpt2 --batch 8",
+    ),
+    "models": ("vrambudget models", "vrambudget models --format csv"),
+    "gpus": ("vrambudget gpus", "vrambudget gpus --format json"),
+    "page": ("vrambudget page", "vrambudget page -o site/"),
+    "doctor": ("vrambudget doctor",),
+    "completion": ('eval "$(vrambudget completion bash)"',),
+}

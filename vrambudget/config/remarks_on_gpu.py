@@ -1,0 +1,22 @@
+"""What a report says of the GPU: what its name left open, and where the CUDA context decides."""
+
+from collections.abc import Iterator
+
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.units import format_bytes
+
+
+def remarks_on_gpu(gpu: Gpu, reserved_bytes: int) -> Iterator[str]:
+    """Yield what decides the verdict and a user may know better, of a job that reserves so much."""
+    least, most = gpu.context_range
+    rooms = [gpu.capacity_bytes - context for context in (most, least)]
+    if rooms[0] < reserved_bytes <= rooms[1]:
+        yield (
+            f"the CUDA context decides: {format_bytes(least)} to {format_bytes(most)} were"
+            f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are counted"
+        )
+    fits = {key: reserved_bytes <= find_gpu(key).room_bytes for key in gpu.others}
+    if any(each != (reserved_bytes <= gpu.room_bytes) for each in fits.values()):
+        yield ", ".join(
+            f"it {'fits' if fit else 'does not fit'} {key}" for key, fit in fits.items()
+        )
