@@ -185,6 +185,9 @@ def is_true(tensor):
 
 def sent(*numbers):
     return torch.tensor(numbers).to("meta")
+
+def filled(*shape):
+    return torch.empty(shape, device="meta").fill_(1)
 """
 
 
@@ -211,6 +214,11 @@ VALUES = {
     "sent(1, 0).to(torch.int32).data": [1, 0],
     "sent(1, 0, 0, 0).float().mean() * 4": 1.0,
     "torch.ones(2).to('meta')": None,  # floating point is not followed
+    "filled(1, 2)": [[1.0, 1.0]],  # but for what may be a mask
+    "(1 - filled(1, 2)).bool().any()": False,
+    "torch.nn.Parameter(filled(1, 2))": [[1.0, 1.0]],
+    "filled(2)": None,
+    "filled(1, 65_537)": None,
     "torch.rand(3, device='meta').argmax()": None,
     "sent(1, 2).new_empty(2)": None,
 }
@@ -251,6 +259,24 @@ print(known(t), is_true(t))
         "None",
         "[3, 3, 3, 3] True",
     ]
+
+
+def test_gradients_are_no_masks():
+    out = follow("""
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+    @staticmethod
+    def backward(ctx, gradient):
+        print(known(filled(2, 2)))
+        return gradient + gradient
+
+x = torch.rand(2, 2, device="meta", requires_grad=True)
+Twice.apply(x).sum().backward()
+print(known(x.grad), known(filled(2, 2)))
+""")
+    assert out.splitlines() == ["None", "None [[1.0, 1.0], [1.0, 1.0]]"]
 
 
 def test_what_is_mixed_with_unknown_integers_counts_them_as_zero_and_is_not_true():

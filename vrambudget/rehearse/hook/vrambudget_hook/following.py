@@ -11,7 +11,7 @@ Autograd's threads inherit the keys.
 
 Runs in the user's Python, 3.9 or later.
 
-Not modelled: floating point, but for up to 4,096 numbers that follow from known integers; what
+Not modelled: floating point, but for tensors of up to 65,536 numbers; what
 copy_ brings from the host to memory of which nothing is known; writes by kernels that PyTorch's
 dispatcher does not see (compiled by Triton or NVRTC).
 """
@@ -68,6 +68,8 @@ class Follower:
         for key in (_BRINGS, _COPIES):
             every.fallback(self.torch.library.fallthrough_kernel, key)
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
+        # A parameter is made of a tensor that Python never saw.
+        aten.impl("detach", self.torch.library.fallthrough_kernel, _FOLLOWED)
         kernels = ((MOVES, self._moving), (FILLS, self._filling), (FINITE, self._agreeing))
         for names, kernel in kernels:
             for name in names:

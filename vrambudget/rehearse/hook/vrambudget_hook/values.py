@@ -21,7 +21,8 @@ from typing import Any
 
 LIMIT = 8 << 20  # bytes of a storage
 FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones are work space
-FLOATS = 4096  # numbers of a floating-point tensor that follows from integers
+FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
+_MASK = 2  # dimensions
 _KEY_SET_WITHIN = 400  # bytes of a TensorImpl in which its dispatch keys are looked for
 
 
@@ -64,9 +65,17 @@ class Values:
 
     def is_worth(self, tensor: Any) -> bool:
         """Tell whether a tensor that is filled is one whose values may decide something."""
-        if tensor.is_floating_point() or type(tensor) not in self.plain:
+        if type(tensor) not in self.plain:
+            return False
+        if tensor.is_floating_point() and not self._may_be_mask(tensor):
             return False
         return bool(tensor.untyped_storage().nbytes() <= FILLED)
+
+    def _may_be_mask(self, tensor: Any) -> bool:
+        """Tell whether numbers may be a mask [B, T]; no weights, no gradients."""
+        is_small = tensor.ndim == _MASK and tensor.numel() <= FLOATS
+        is_tensor = type(tensor) is self.torch.Tensor and not tensor.requires_grad
+        return bool(is_small and is_tensor and self.torch._C._current_graph_task_id() == -1)
 
     def eligible(self, tensor: Any) -> bool:
         """Tell whether a tensor is of a kind that can be known."""
