@@ -90,6 +90,26 @@ def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
     assert not budget.not_modelled
 
 
+def test_layers_that_are_skipped_at_random_are_counted_as_never_skipped():
+    followed()
+    sizes = {"d_model": 32, "vocab_size": 100, "encoder_layers": 2, "decoder_layers": 2}
+    sizes |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    sizes |= {f"{side}_ffn_dim": 64 for side in ("encoder", "decoder")}
+    often, never = (
+        estimate(
+            {"model_type": "m2m_100", **sizes, "encoder_layerdrop": p, "decoder_layerdrop": p},
+            batch=2,
+            block=16,
+            task="seq2seq-lm",
+        )
+        for p in (0.9, 0.0)
+    )
+    assert often.peak == never.peak
+    told = "encoder_layerdrop and decoder_layerdrop: layers skipped at random"
+    assert [told in warning for warning in often.warnings].count(True) == 1
+    assert not any(told in warning for warning in never.warnings)
+
+
 def test_a_model_type_that_nobody_knows_is_refused():
     followed()
     with pytest.raises(NotModelledError, match="'lama' is not modelled"):

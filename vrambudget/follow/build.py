@@ -43,6 +43,15 @@ def image_shape(config: FollowedConfig) -> tuple[int, int, int]:
     return image_shape_of(_configuration(config.keys, config.job))
 
 
+def layers_at_random(config: FollowedConfig) -> list[str]:
+    """Return the keys by which the model would skip layers at random (LayerDrop)."""
+    return _layer_drops(transformers.AutoConfig.for_model(**config.keys))
+
+
+def _layer_drops(own: Any) -> list[str]:
+    return [name for name, value in vars(own).items() if name.endswith("layerdrop") and value]
+
+
 def live_model(config: FollowedConfig, task: Task) -> Live:
     """Return the model that a configuration makes, on the tape."""
     job = config.job
@@ -80,6 +89,8 @@ def _configuration(keys: Mapping[str, Any], job: Job) -> Any:
     if job.dropout is not None:
         for name in filter(lambda name: hasattr(own, name), DROPOUT_FIELDS):
             setattr(own, name, job.dropout)
+    for name in _layer_drops(own):  # a step that skips no layer takes most
+        setattr(own, name, 0.0)
     if job.image_size:
         own.image_size = job.image_size
     if job.experts == "eager":

@@ -60,7 +60,11 @@ class FollowedConfig(ModelConfig):
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is counted."""
+        from vrambudget.follow.build import layers_at_random  # noqa: PLC0415 - it imports torch
+
         yield f"{self.model_type} has no rules of its own: transformers' code was followed"
+        if names := layers_at_random(self):
+            yield f"{' and '.join(names)}: layers skipped at random are counted as never skipped"
 
     def doubts(self) -> Iterator[str]:
         """Yield the operations of the last model built that were counted by results alone."""
