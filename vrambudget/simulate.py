@@ -169,11 +169,11 @@ def _run(
         from vrambudget.inference.scripts import run_script  # noqa: PLC0415 - most jobs train
 
         return run_script(model, config, job, settings, in_full=in_full)
-    loop = counted_loop(job.loop)
     in_full = in_full or (ranked is not None and ranked.in_full)
     run = Run(model, settings, in_full=in_full, ranked=ranked)
     if ranked is not None:
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
+    loop = (ranked and ranked.loop) or counted_loop(job.loop)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
     run.check()
     return held

@@ -17,7 +17,7 @@ READ_AS_ZERO = {"causal_mask": "built"}
 _SAME = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
     *("parameters_as_bucket_view", "no_sync", "replicate"),
-    *("sequence_parallel", "loss_parallel"),
+    *("sequence_parallel", "loss_parallel", "schedule", "microbatches"),
 )
 _RENAMED = {
     "world": "ranks",
@@ -26,6 +26,7 @@ _RENAMED = {
     "reduce": "reduce_dtype",
     "output": "output_dtype",
     "offload": "cpu_offload",
+    "chunks": "stages_per_rank",
     **{name: name for name in _SAME},
 }
 _WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}

@@ -166,13 +166,13 @@ def record_many(
             output.requires_grad, output.node, output.slot = True, node, slot
 
 
-def run_backward(loss: Tensor) -> None:
-    """Fill .grad of every leaf that `loss` depends on (Tensor.backward)."""
+def run_backward(loss: Tensor, gradient: Tensor | None = None) -> None:
+    """Fill .grad of every leaf that `loss` depends on; `gradient`: its own (Tensor.backward)."""
     root = loss.node
     if root is None:
         raise ValueError("the loss does not depend on anything that wants a gradient")
     context.operation = "ones_like"
-    seed = empty_like(loss)  # lives until backward returns: Python's frame holds it
+    seed = empty_like(loss) if gradient is None else gradient  # held until backward returns
     before = context.thread, context.purpose, context.tape.module
     context.thread = "autograd"
     first: list[Tensor | None] = [None] * root.outputs
@@ -267,7 +267,8 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
         else:
             _fit(outgoing, i, edge[2], edge[3])
     grads.clear()
-    node.saved, node.backward = (), None
+    # A region's copy of a weight may be part of several graphs.
+    node.saved, node.backward = (), node.backward if node.name == "to_copy" else None
     return outgoing
 
 

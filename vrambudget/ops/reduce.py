@@ -5,7 +5,7 @@
 Source: aten/src/ATen/native/ReduceOps.cpp; ExpandUtils.h (sum_to); derivatives.yaml (sum, mean).
 """
 
-from vrambudget.dtypes import DType, int64
+from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import record, sums_gradients
 from vrambudget.engine.context import context
@@ -22,10 +22,14 @@ def sum_to_size(x: Tensor, shape: Shape) -> Tensor:
 
 
 def sum_over(x: Tensor, dims: tuple[int, ...], shape: Shape) -> Tensor:
-    """Sum x over `dims` into a new tensor [*shape] (Tensor.sum). Unknown to autograd."""
+    """Sum x over `dims` into a new tensor [*shape] (Tensor.sum). Unknown to autograd.
+
+    Backward inside an autocast region sums into float32 (autocast_mode.h, fp32_set_opt_dtype).
+    """
     context.operation = "sum"
-    y = empty(shape, x.dtype)
-    with_partial_sums(x, dims)
+    dtype = x.dtype if context.autocast is None else float32
+    y = empty(shape, dtype)
+    with_partial_sums(x, dims, dtype)
     return y
 
 

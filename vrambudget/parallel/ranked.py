@@ -1,7 +1,8 @@
 """A job's model, made ready for its ranks: built, cut or wrapped, and told of micro-batches.
 
     ddp, zero1    built on the GPU, then wrapped; the optimizer's states are shared (zero1)
-    fsdp2         built without memory, cut, then materialised
+    fsdp2, tp     built without memory, cut, then materialised
+    pp            the same, and a loop of its own
 
 What a training loop has to know of it is in `Ranked`; a loop of one GPU has none.
 """
@@ -25,8 +26,10 @@ from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import on_meta, to_empty
+from vrambudget.parallel.pipeline.rank import Pipeline
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
+from vrambudget.training.loops import CountedLoop
 
 _STATES_ON_HOST = {"adamw": 2, "adam": 2, "sgd-momentum": 1, "sgd": 0, "none": 0}
 """How often an optimizer has a parameter's size besides the gradient; FSDP2 has no others."""
@@ -38,6 +41,7 @@ class Ranked(Protocol):
     """One rank of a job."""
 
     in_full: bool  # whether every pass and layer has to be walked
+    loop: CountedLoop | None  # the layout's own, in place of the job's
 
     def building(self) -> AbstractContextManager[None]:
         """Return where the model is built."""
@@ -70,6 +74,8 @@ def ranked(job: Job) -> Ranked | None:
     refuse(job, layout)
     if layout.data == "fsdp2":
         return _FSDP2(job, layout)
+    if layout.pp > 1:
+        return Pipeline(job, layout)
     if layout.tp > 1:
         return _TensorParallel(job, layout)
     if layout.data in {"ddp", "zero1"}:
@@ -97,7 +103,12 @@ def refuse(job: Job, layout: Layout) -> None:
         "generation on several ranks": job.mode == "generate",
         f"the loop of {job.loop} on several ranks": job.loop != "plain",
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
-        "a pipeline": layout.pp > 1,
+        "checkpointing under autocast in a pipeline, whose backward runs in the region,": layout.pp
+        > 1
+        and job.precision.startswith("amp")
+        and job.checkpointing != "none",
+        "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
+        "LoRA in a pipeline": layout.pp > 1 and job.lora_rank is not None,
     }
     for what, is_asked in problems.items():
         if is_asked:
@@ -119,6 +130,7 @@ def _mixed(what: str, way_out: str) -> NotModelledError:
 
 class _TensorParallel:
     in_full = False
+    loop: CountedLoop | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
@@ -148,6 +160,8 @@ class _TensorParallel:
 
 
 class _DDP:
+    loop: CountedLoop | None = None
+
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
         self.group = Group(layout.ranks, job.rank or 0)
@@ -193,6 +207,7 @@ class _DDP:
 
 class _FSDP2:
     in_full = True
+    loop: CountedLoop | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job

@@ -10,11 +10,13 @@ from vrambudget.config.settings import Settings, Size
 from vrambudget.errors import VramBudgetError
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
+Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B"]
 FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
 
 MOST_RANKS = 2**20
 
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+_OF_PIPELINES = ("schedule", "microbatches", "stages_per_rank")
 _OF_TP = ("sequence_parallel", "loss_parallel")
 _OF_FSDP2 = ("param_dtype", "reduce_dtype", "reshard_after_forward", "replicate", "cpu_offload")
 
@@ -41,7 +43,7 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     parallel: str | None = Field(
         None,
         description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
-        " (fully_shard), tp=N (tensor parallel), fsdp2+tp=N",
+        " (fully_shard), tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline)",
     )
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
         None, description="the rank to report (default: the one that takes most)"
@@ -90,6 +92,11 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     loss_parallel: bool = Field(
         default=False, description="tensor parallel: logits stay cut along the vocabulary"
     )
+    schedule: Schedule = Field("1F1B", description="pipeline: the order of microbatches")
+    microbatches: Size | None = Field(
+        None, description="pipeline: equal parts of the batch (default: one for each sequence)"
+    )
+    stages_per_rank: Size = Field(1, description="pipeline: stages of each rank, if interleaved")
 
     @property
     def layout(self) -> Layout:
@@ -109,6 +116,7 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
             yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
         yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})
         yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
+        yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=layout.pp > 1)
         yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)
 
     def _misplaced(self, names: Iterable[str], what: str, *, belongs: bool) -> Iterable[str]:
