@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +106,31 @@ def test_records_are_what_estimate_says():
             "headroom_bytes": budget.device.headroom_bytes,
             "fits": budget.fits,
         }
+
+
+@pytest.mark.parametrize("by", ["replay", "requested"])
+def test_an_executor_of_the_callers_spreads_the_work_and_changes_no_record(by):
+    grid = {"gpu": ["T4", "V100"], "precision": ["fp32", "bf16"], "batch": [1, 2, 3], "by": by}
+    context = multiprocessing.get_context("spawn")  # workers that share nothing with this process
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        submitted = []
+
+        class Counting:
+            def submit(self, function, piece):
+                submitted.append(piece)
+                return pool.submit(function, piece)
+
+        assert vrambudget.sweep(SMALL, executor=Counting(), **grid) == vrambudget.sweep(
+            SMALL, **grid
+        )
+    assert submitted
+
+
+def test_a_cluster_of_dask_spreads_a_sweep():
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(processes=False, dashboard_address=None) as client:
+        spread = vrambudget.sweep(SMALL, executor=client.get_executor(), batch=[1, 2], block=[4, 8])
+    assert spread == vrambudget.sweep(SMALL, batch=[1, 2], block=[4, 8])
 
 
 def test_records_come_in_the_order_of_nested_loops():

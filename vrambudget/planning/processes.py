@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -30,9 +30,20 @@ def cpu_count() -> int:
 
 
 def side_by_side(
-    function: Callable[[Piece], Result], pieces: Sequence[Piece]
+    function: Callable[[Piece], Result],
+    pieces: Sequence[Piece],
+    executor: Executor | None = None,
 ) -> Iterator[tuple[Piece, Result]]:
-    """Yield (piece, function(piece)) as they are done."""
+    """Yield (piece, function(piece)) as they are done, by an executor of the caller's if given."""
+    if executor is not None:
+        waiting = {executor.submit(function, piece): piece for piece in pieces}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+        return
     workers = min(cpu_count(), len(pieces))
     if workers < 2 or not _can_fork():  # noqa: PLR2004
         yield from ((piece, function(piece)) for piece in pieces)

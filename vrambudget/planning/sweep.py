@@ -12,10 +12,15 @@ pyarrow accept. Shared work is done once: GPUs with the same kernels share a tap
                      of many thousand points. A point whose requests alone exceed a GPU does not
                      fit there; for the others `fits` is None
 
+    executor         any concurrent.futures.Executor spreads the work, for example over a cluster:
+                     Dask's `client.get_executor()`, mpi4py's `MPIPoolExecutor()`. Its workers need
+                     this package. Without one, processes of this machine do it
+
 Needs NumPy.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from typing import Any, Literal, get_args
 
 from vrambudget.config.gpus import Gpu
@@ -30,7 +35,12 @@ Record = dict[str, Any]
 
 
 def sweep(
-    model: ModelSource, *, gpu: Cards = None, by: By = "replay", **fields: Any
+    model: ModelSource,
+    *,
+    gpu: Cards = None,
+    by: By = "replay",
+    executor: Executor | None = None,
+    **fields: Any,
 ) -> list[Record]:
     """Return a record for every combination; a field of `Job` may have one value or many.
 
@@ -40,10 +50,10 @@ def sweep(
     if by not in get_args(By):
         raise VramBudgetError(f"by is {show(by)}", hint="use 'replay' or 'requested'")
     plan = make_plan(model, gpu, fields)
-    return list(_records(plan, by, _results(plan, by)))
+    return list(_records(plan, by, _results(plan, by, executor)))
 
 
-def _results(plan: SweepPlan, by: By) -> list[list[Any]]:
+def _results(plan: SweepPlan, by: By, executor: Executor | None) -> list[list[Any]]:
     """Return what each point comes to in each setting: an Outcome, or requested bytes."""
     try:
         from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
@@ -55,11 +65,17 @@ def _results(plan: SweepPlan, by: By) -> list[list[Any]]:
     pieces = [
         portion
         for number, setting in enumerate(plan.settings)
-        for portion in work.portions(number, setting, plan.points, replays=by == "replay")
+        for portion in work.portions(
+            number,
+            setting,
+            plan.points,
+            replays=by == "replay",
+            elsewhere=executor is not None,
+        )
     ]
     function: Callable[[Any], list[Any]] = work.replayed if by == "replay" else work.requested
     with progress(len(found) * len(plan.points), "points") as done:
-        for portion, results in side_by_side(function, pieces):
+        for portion, results in side_by_side(function, pieces, executor):
             for index, result in zip(portion.indices.tolist(), results, strict=True):
                 found[portion.number][index] = result
             done(len(portion.indices))

@@ -42,11 +42,16 @@ class Outcome:
 
 
 def portions(
-    number: int, setting: Setting, points: Sequence[tuple[int, int]], *, replays: bool
+    number: int,
+    setting: Setting,
+    points: Sequence[tuple[int, int]],
+    *,
+    replays: bool,
+    elsewhere: bool = False,
 ) -> Iterator[Portion]:
-    """Yield the points (batch, block) of one setting in portions."""
+    """Yield the points (batch, block) of one setting in portions; small ones for others' CPUs."""
     batches, blocks = np.array(points, np.int64).T.copy()
-    most = cpu_count() * (_PORTIONS_PER_CPU if replays else 1)
+    most = len(points) if elsewhere else cpu_count() * (_PORTIONS_PER_CPU if replays else 1)
     least = _REPLAYS_AT_LEAST if replays else _REQUESTS_AT_LEAST
     order = np.argsort(batches * blocks, kind="stable")
     for indices in np.array_split(order, max(1, min(most, len(order) // least))):
