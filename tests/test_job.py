@@ -72,6 +72,13 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"loop": "lightning", "eval_batches": 2}, "not modelled", id="validation"),
         pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
         pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
+        pytest.param({"completion_len": 8}, "for loops 'sft' and 'dpo'", id="completion"),
+        pytest.param({"precompute_ref_log_probs": True}, "for loop 'dpo'", id="reference"),
+        pytest.param({"loop": "sft", "task": "seq-cls"}, "causal language models", id="task"),
+        pytest.param({"loop": "dpo", "attention_mask": "none"}, "always has one", id="mask"),
+        pytest.param({"loop": "sft", "rows": "padded"}, "no padding", id="a row"),
+        pytest.param({"loop": "dpo", "block": 8, "completion_len": 9}, "than the block", id="long"),
+        pytest.param({"loop": "sft", "use_cache": True}, "is off in loop", id="cache"),
     ],
 )
 def test_a_loop_that_no_script_can_have_is_refused(fields, words):
@@ -88,6 +95,8 @@ def test_a_library_s_defaults_stand_where_the_job_says_nothing():
     assert Job.with_defaults({"loop": "trainer", "torch": "2.6"}, {}).optimizer_impl is None
     assert job_of_record(record(loop="trainer")).clip == 1.0
     assert Job.with_defaults({"loop": "lightning"}, {}).model_mode == "eval"
+    sft = Job.with_defaults({"loop": "sft"}, {"checkpointing": "none"})
+    assert (sft.checkpointing, sft.clip) == ("full", 1.0)
 
 
 def test_adapters_of_16_bit_weights_are_trained_under_amp_fp16():

@@ -126,6 +126,11 @@ OPTIONS = {
     "trainer": {"loop": "trainer", "grad_accum": 2, "steps": 4, "precision": "amp-fp16"},
     "trainer evaluating": {"loop": "trainer", "eval_batches": 2, "eval_gather": True},
     "trainer smoothing": {"loop": "trainer", "label_smoothing": 0.1, "eval_batches": 2},
+    "sft": {"loop": "sft", "grad_accum": 2, "steps": 4, "completion_len": 3},
+    "sft evaluating": {"loop": "sft", "eval_batches": 2, "eval_gather": True, "lora_rank": 4},
+    "dpo": {"loop": "dpo", "eval_batches": 2, "eval_first": True, "checkpointing": "none"},
+    "dpo precomputed": {"loop": "dpo", "precompute_ref_log_probs": True, "rows": "padded"},
+    "dpo with adapters": {"loop": "dpo", "lora_rank": 4, "lora_dropout": 0.1, "steps": 4},
     "adapters": {"lora_rank": 4, "precision": "bf16", "checkpointing": "full"},
     "no optimizer": {"optimizer": "none", "steps": 4},
     "evaluation": {"mode": "eval"},
@@ -369,15 +374,16 @@ def test_a_model_that_keeps_something_is_walked_each_time(
 
 # ---- with a virtual GPU -------------------------------------------------------------------------
 
+NOT_EVERYBODYS = {"lightning", "sft", "dpo"}
+"""Loops of libraries that tests do not need."""
+
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 500}
 
 
 @pytest.mark.virtual_gpu
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize(
-    "loop", sorted(set(get_args(LoopName)) - {"lightning"})
-)  # not everybody has it
+@pytest.mark.parametrize("loop", sorted(set(get_args(LoopName)) - NOT_EVERYBODYS))
 def test_a_counted_loop_peaks_where_the_real_one_does(loop: str, mode: str) -> None:
     fields = {"loop": loop, "mode": mode, "batch": 2, "block": 32, "grad_accum": 2, "clip": 1.0}
     record = json.loads(json.dumps(record_of(resolve(TINY, gpu="t4", **fields))))

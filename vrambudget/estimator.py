@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
+from vrambudget.config.loops import remarks_on_loop
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.remarks_on_gpu import remarks_on_gpu
 from vrambudget.config.said_by_config import remarks_on_config
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "a100-80gb"
 """The GPU whose kernels and workspaces are used if none is named."""
-
-_TRAINER_OF = "5.17"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +256,7 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
         )
 
     yield from remarks_on_config(scenario.values, job)
-    if job.loop == "trainer" and as_numbers(job.transformers) != as_numbers(_TRAINER_OF):
-        yield f"loop 'trainer' is the one of transformers {_TRAINER_OF}"
+    yield from remarks_on_loop(job)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
 

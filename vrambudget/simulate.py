@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from vrambudget import dtypes
 from vrambudget.config.fields.generation import INFERENCE
 from vrambudget.config.job import Job
+from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine.alike import stack_layers
@@ -170,7 +171,13 @@ def _run(
 
         return run_script(model, config, job, settings, in_full=in_full)
     in_full = in_full or (ranked is not None and ranked.in_full)
-    run = Run(model, settings, in_full=in_full, ranked=ranked)
+    run = Run(
+        _patched(model, job),
+        settings,
+        in_full=in_full,
+        ranked=ranked,
+        build_reference=partial(_reference, config, job, in_full=in_full),
+    )
     if ranked is not None:
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
     loop = (ranked and ranked.loop) or counted_loop(job.loop)
@@ -179,13 +186,36 @@ def _run(
     return held
 
 
+def _patched(model: Module, job: Job) -> Module:
+    """Give the model the head that TRL's trainers give it; imported here, for most jobs do not."""
+    if job.loop not in TRL_LOOPS:
+        return model
+    from vrambudget.training.fused_head import patched  # noqa: PLC0415
+
+    return patched(model, METRICS[job.loop])
+
+
+def _reference(config: ModelConfig, job: Job, *, in_full: bool) -> Module:
+    """Build the model that DPOTrainer holds the trained one against: its head has no metrics."""
+    from vrambudget.training.fused_head import patched  # noqa: PLC0415
+
+    reference = patched(_build(config, job), ())
+    if not in_full:
+        stack_layers(reference)
+    register(reference, context.tape)
+    reference.eval()
+    return reference
+
+
 def _build(config: ModelConfig, job: Job) -> Module:
     assert job.task is not None  # noqa: S101 - resolved by the caller
-    if job.loop == "trainer" and not config.followed_in:
+    if job.loop in TRAINERS and not config.followed_in:
         raise NotModelledError(
-            f"{config.model_type} in loop 'trainer' is not modelled",
+            f"{config.model_type} in loop {job.loop!r} is not modelled",
             hint="Trainer's loop is counted for the models of transformers; use --loop plain",
         )
+    if job.loop in TRL_LOOPS:
+        _check_trl(config, job)
     if job.attention_mask != "none" and not config.reads_attention_mask:
         raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):
@@ -197,9 +227,24 @@ def _build(config: ModelConfig, job: Job) -> Module:
         from vrambudget.training.kbit import build_quantised  # noqa: PLC0415 - most are not
 
         build = partial(config.build, job.task)
-        return build_quantised(build, double=job.double_quant, prepared=job.mode == "train")
+        prepared = job.mode == "train" and job.loop not in TRL_LOOPS
+        return build_quantised(build, double=job.double_quant, prepared=prepared)
     model: Module = config.build(job.task)
     return model
+
+
+def _check_trl(config: ModelConfig, job: Job) -> None:
+    """Raise NotModelledError for what TRL's trainers do otherwise than is counted here."""
+    what = None
+    if config.has_experts:
+        what = "experts, whose routers' loss is added,"
+    elif as_numbers(job.torch) < (2, 8):
+        what = f"torch {job.torch}, whose products come back as 16 bit,"
+    if what is not None:
+        raise NotModelledError(
+            f"{what} in loop {job.loop!r}: not modelled",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
+        )
 
 
 @runtime_checkable
@@ -229,4 +274,5 @@ def _adapt(model: Module, model_type: str, job: Job) -> None:
             model_type=model_type,
             dropout_p=job.lora_dropout,
             trains_head=job.task == "seq-cls",
+            casts_to=dtypes.bfloat16 if job.quant and job.loop in TRL_LOOPS else None,
         )

@@ -22,7 +22,13 @@ from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
-from vrambudget.config.loops import loop_defaults, problems_of_loop
+from vrambudget.config.fields.trl import Trl
+from vrambudget.config.loops import (
+    TRL_LOOPS,
+    TRL_MAX_LENGTH,
+    loop_defaults,
+    problems_of_loop,
+)
 from vrambudget.config.settings import LARGEST, Settings, canonical
 from vrambudget.config.versions import as_numbers
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -32,6 +38,7 @@ GROUPS: tuple[type[Settings], ...] = (
     Training,
     Script,
     Evaluation,
+    Trl,
     Modules,
     Adapters,
     Generation,
@@ -78,6 +85,7 @@ class Job(
     Generation,
     Adapters,
     Modules,
+    Trl,
     Evaluation,
     Script,
     Training,
@@ -175,7 +183,8 @@ class Job(
                 hint=f"it has {', '.join(config.tasks)}",
             )
         padded = self.padding == "left" if self.mode == "generate" else self.rows == "padded"
-        mask, causal = ("padding", "built") if padded else ("none", "skipped")
+        full = "ones" if self.loop in TRL_LOOPS else "none"  # TRL's collators always make a mask
+        mask, causal = ("padding", "built") if padded else (full, "skipped")
         masks = {
             "attention_mask": self.attention_mask or mask,
             "causal_mask": self.causal_mask or causal,
@@ -190,6 +199,8 @@ class Job(
         block = self.block
         if block is None or task == "image-cls":
             block = config.default_block  # the image's size decides how many patches there are
+            if block is not None and self.loop in TRL_LOOPS:
+                block = min(block, TRL_MAX_LENGTH)
         if block is None:
             raise VramBudgetError("the model has no default sequence length", hint="add --block")
         if config.learned_positions is not None and block > config.learned_positions:

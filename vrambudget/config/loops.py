@@ -25,6 +25,15 @@ _ALSO = {
 }
 """What is a script's own in loops with a library, too."""
 
+TRL_LOOPS = ("sft", "dpo")
+METRICS = {"sft": ("entropy", "is_top1"), "dpo": ("entropy", "mean_logits", "is_top1")}
+"""What TRL's trainers ask of their heads besides log probabilities."""
+
+TRL_MAX_LENGTH = 1024  # SFTConfig.max_length, DPOConfig.max_length
+TRAINERS = ("trainer", *TRL_LOOPS)
+"""transformers' Trainer, and the loops that inherit its own."""
+
+_TRAINER_OF = "5.17"  # of transformers
 _TRAINER_EVAL_BATCH = 8  # TrainingArguments.per_device_eval_batch_size
 _TRAINER_CLIP = 1.0  # TrainingArguments.max_grad_norm
 _FUSED_SINCE = (2, 8)  # of torch: the default optim is adamw_torch_fused
@@ -50,6 +59,8 @@ _PHRASES: tuple[tuple[str, Any, str], ...] = (
     ("model_mode", "eval", "model in eval mode"),
     ("use_cache", True, "keys and values cached"),
     ("eval_gather", True, "logits gathered"),
+    ("precompute_ref_log_probs", True, "the reference precomputed"),
+    ("completion_len", True, "completions"),
 )
 """How a script differs from a plain loop: field, value, words. True stands for any that is set."""
 
@@ -81,11 +92,12 @@ def script_of(job: "Job") -> str:
 def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the loop that `values` name sets by itself.
 
-    Source: transformers/training_args.py (TrainingArguments), 5.17.
+    Source: transformers/training_args.py (TrainingArguments), 5.17; trl/trainer/base_config.py,
+    1.15 and 1.16.
     """
     if values.get("loop") == "lightning":  # as from_pretrained leaves a model
         return {"model_mode": "eval"}
-    if values.get("loop") != "trainer":
+    if values.get("loop") not in TRAINERS:
         return {}
     defaults: dict[str, Any] = {"clip": _TRAINER_CLIP, "use_cache": False}
     torch = values.get("torch") or default_version("torch")
@@ -93,6 +105,8 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         defaults["optimizer_impl"] = "fused"
     if values.get("eval_batches"):
         defaults["eval_batch"] = _TRAINER_EVAL_BATCH
+    if values["loop"] in TRL_LOOPS:
+        defaults["checkpointing"] = "full"
     return defaults
 
 
@@ -107,6 +121,7 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
         yield "label_smoothing is counted for loop 'trainer' (label_smoothing_factor)"
     if job.label_smoothing and job.task == "seq2seq-lm":
         yield "label_smoothing of seq2seq-lm is not modelled: the collator makes decoder_input_ids"
+    yield from _problems_of_trl(job)
     if job.loop == "plain":
         return
     for name, default in _PLAIN_ONLY.items():
@@ -116,8 +131,21 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
         yield f"optimizer is 'none', which loop {job.loop!r} does not train without"
     if job.loop == "lightning" and job.eval_batches:
         yield "eval_batches: validation in loop 'lightning' is not modelled"
-    if job.loop == "trainer":
+    if job.loop in TRAINERS:
         yield from _problems_of_trainer(job)
+
+
+def remarks_on_loop(job: "Job") -> Iterator[str]:
+    """Yield whose loop is counted, and on what, where a user may have another."""
+    if job.loop in TRAINERS and as_numbers(job.transformers) != as_numbers(_TRAINER_OF):
+        yield f"loop {job.loop!r} is the one of transformers {_TRAINER_OF}"
+    if job.loop in TRL_LOOPS:
+        yield f"loop {job.loop!r} is the one of TRL 1.15 and 1.16: earlier ones make more logits"
+    if job.loop == "dpo" and job.completion_len is None:
+        yield (
+            "all tokens but the first count as completions: say how long they are with"
+            " --completion-len"
+        )
 
 
 def _problems_of_trainer(job: "Job") -> Iterator[str]:
@@ -125,11 +153,30 @@ def _problems_of_trainer(job: "Job") -> Iterator[str]:
     if job.mode == "train" and optimizer not in TRAINER_OPTIMIZERS:
         words = f"{job.optimizer} ({job.optimizer_impl or 'default'})"
         known = ", ".join(dict.fromkeys(name for name, _ in TRAINER_OPTIMIZERS))
-        yield f"optimizer {words} is none that loop 'trainer' is modelled with: {known}"
+        yield f"optimizer {words} is none that loop {job.loop!r} is modelled with: {known}"
     if job.optimizer.endswith("8bit") and job.lora_rank is None:
         yield (
-            f"optimizer {job.optimizer} of loop 'trainer' is modelled for adapters only: Trainer"
+            f"optimizer {job.optimizer} of loop {job.loop!r} is modelled for adapters only: Trainer"
             " keeps the states of embeddings in 32 bits; loop 'plain' counts them in 8"
         )
     if job.mode == "train" and job.clip is None:
         yield "clip is None, but Trainer computes the gradients' norm in any case"
+
+
+def _problems_of_trl(job: "Job") -> Iterator[str]:
+    if job.precompute_ref_log_probs and job.loop != "dpo":
+        yield "precompute_ref_log_probs is for loop 'dpo'"
+    if job.loop not in TRL_LOOPS:
+        if job.completion_len is not None:
+            yield "completion_len is for loops 'sft' and 'dpo'"
+        return
+    if job.task not in {None, "causal-lm"}:
+        yield f"task is {job.task!r}; loop {job.loop!r} trains causal language models"
+    if job.block is not None and (job.completion_len or 0) > job.block:
+        yield f"completion_len is {job.completion_len}, which is more than the block, {job.block}"
+    if job.rows == "full" and job.attention_mask == "none":
+        yield f"attention_mask is 'none', but loop {job.loop!r} always has one"
+    if job.rows == "padded" and job.batch == 1 and job.loop == "sft":
+        yield "rows of loop 'sft' are padded to a batch's longest; a batch of one has no padding"
+    if job.use_cache:
+        yield f"use_cache is off in loop {job.loop!r}"

@@ -1,7 +1,7 @@
 """A model in 4 bit, as QLoRA's users load it: bitsandbytes through transformers, prepared by PEFT.
 
     from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True, ...))
-    prepare_model_for_kbit_training(model)        # where the job trains
+    prepare_model_for_kbit_training(model)        # where the job trains, and TRL does not
 
 The checkpoint is made up: tensors of the right shape and type in main memory. Weights are loaded
 and computed with in the job's 16-bit type (float32 for a job without one).
@@ -10,6 +10,9 @@ and computed with in the job's 16-bit type (float32 for a job without one).
 from typing import Any
 
 import torch
+
+UNPREPARED = ("sft", "dpo")
+"""Loops whose trainers take a model as it was loaded."""
 
 _LOADED_AS = {
     "bf16": torch.bfloat16,
@@ -47,7 +50,8 @@ def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
         attn_implementation=job.get("attention", "sdpa"),
         device_map={"": 0},
     )
-    return _prepared(model, job) if job.get("mode", "train") == "train" else model
+    prepares = job.get("mode", "train") == "train" and job.get("loop") not in UNPREPARED
+    return _prepared(model, job) if prepares else model
 
 
 def _prepared(model: Any, job: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from vrambudget.auto_classes import AUTO_CLASSES, built, lora_options
-from vrambudget.measure.loops import real_loop
+from vrambudget.measure.loops import PREPARING, real_loop
 from vrambudget.measure.loops.run import OnPhase, Run
 from vrambudget.measure.quantised import load_quantised
 
@@ -56,7 +56,8 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
         raise ValueError("generation is not measured yet: only estimated")
     if job.get("parallel"):
         raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
-    loop, run = real_loop(job.get("loop", "plain")), Run(model, job, result, on_phase)
+    loop = real_loop(job.get("loop", "plain"))
+    run = Run(model, job, result, on_phase, lambda: build_model(job))
     held = loop.train(run) if job.get("mode", "train") == "train" else loop.evaluate(run)
     result.update(_totals())
     del held  # a script's variables live as long as it does
@@ -105,12 +106,13 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
 def _prepared(model: Any, job: Job) -> Any:
     """Return the model with checkpointing, freezing and adapters, in the usual order."""
     full = job.get("checkpointing", "none") == "full"
-    if full and not job.get("quant"):
+    prepares = job.get("loop") in PREPARING
+    if full and not job.get("quant") and not prepares:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for name, parameter in model.named_parameters():
         if any(name == part or name.startswith(f"{part}.") for part in job.get("freeze", ())):
             parameter.requires_grad_(False)  # noqa: FBT003 - torch's own way
-    if job.get("lora_rank"):
+    if job.get("lora_rank") and not prepares:
         import peft  # noqa: PLC0415 - only LoRA needs it
 
         options = lora_options(

@@ -12,7 +12,7 @@ and CUB's temporary storage, which depends on how many bits the largest index ha
 
 Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp (index_backward),
 cuda/Indexing.cu (index_put_with_sort_kernel, wrapIndexOnce); derivatives.yaml (index, index_add).
-Not modelled: more than two index tensors, boolean masks, deterministic algorithms.
+Not modelled: more than two index tensors, deterministic algorithms. Boolean masks: `masked`.
 """
 
 from vrambudget.dtypes import int64
@@ -79,16 +79,21 @@ def gather_last(x: Tensor, indices: Tensor) -> Tensor:
     return record("gather", y, inputs=(x,), saved=kept, backward=lambda _dy: empty(shape, dtype))
 
 
-def accumulating_buffers(places: int, counts: tuple[int, ...], values: Tensor) -> None:
+def accumulating_buffers(
+    places: int, counts: tuple[int, ...], values: Tensor, indices: list[Tensor] | None = None
+) -> None:
     """Allocate and free what x.index_put_(indices, values, accumulate=True) needs.
 
-    `places`: how many the indices distinguish; `counts`: elements of each index tensor.
+    `places`: how many the indices distinguish; `counts`: elements of each index tensor; `indices`:
+    those that nobody else holds, which go as soon as there are offsets.
     """
     count = counts[0]
     offsets = _offsets(count)
     for more in counts[1:]:
         added = _offsets(more)
         del added
+    if indices is not None:
+        indices.clear()
     rows = contiguous(values)
     sorted_offsets, original_rows = empty((count,), int64), empty((count,), int64)
     positions = empty((count,), int64)

@@ -6,7 +6,7 @@ Not modelled: more than 2**31 elements.
 
 from vrambudget.dtypes import int64
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
 from vrambudget.ops.cub import reduce_bytes, select_bytes
 from vrambudget.ops.shape import contiguous
 
@@ -16,10 +16,17 @@ _COUNT_BYTES = 4
 def nonzero(x: Tensor, count: int) -> tuple[Tensor, ...]:
     """Return the indices of `count` elements of x, a view [count] per dimension of one tensor."""
     rows = contiguous(x)
+    indices = places(x.shape, count)
+    del rows
+    return tuple(indices.viewed((count,), None) for _ in range(x.ndim))
+
+
+def places(shape: Shape, count: int) -> Tensor:
+    """Return where `count` elements of a contiguous tensor are: [dimensions, count]."""
     context.operation = "nonzero"
     found = empty_bytes(_COUNT_BYTES)
-    empty_bytes(reduce_bytes(x.numel))  # freed at once: nobody holds it
-    indices = empty((x.ndim, count), int64)
-    empty_bytes(select_bytes(x.numel))
-    del found, rows
-    return tuple(indices.viewed((count,), None) for _ in range(x.ndim))
+    empty_bytes(reduce_bytes(numel(shape)))  # freed at once: nobody holds it
+    indices = empty((len(shape), count), int64)
+    empty_bytes(select_bytes(numel(shape)))
+    del found
+    return indices

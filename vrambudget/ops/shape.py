@@ -132,8 +132,13 @@ def open_slices(x: Tensor, count: int) -> Tensor:
     if torch_since(2, 11):
         return x
     for _ in range(count):
-        x = _share(x, "slice", x.shape, x.strides, partial(_zeros, x.shape, x.dtype))
+        x = last_elements(x)
     return x
+
+
+def last_elements(x: Tensor) -> Tensor:
+    """Return x[..., -n:] of all n: a slice that autograd follows, for its start is not 0."""
+    return _share(x, "slice", x.shape, x.strides, partial(_zeros, x.shape, x.dtype))
 
 
 def _zeros(shape: Shape, dtype: DType, dy: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
     causal-lm, masked-lm    input_ids [B, T], labels [B, T]
     seq2seq-lm              input_ids [B, T], labels [B, target]
+    in loop dpo             input_ids, attention_mask, completion_mask [2 B, T], labels of none
     seq-cls                 input_ids [B, T], labels [B]
     image-cls               pixel_values [B, channels, height, width], labels [B]
 
@@ -19,6 +20,9 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.ops.creation import made
+
+REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
+"""What precomputing adds to a data set of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ def inputs_of(
             "pixel_values": Input((batch, *image_shape), float32),
             "labels": per_sequence,
         }
+    if job.loop == "dpo":
+        return _pairs(job, batch)
     per_token = Input((batch, job.block), int64)
     labels = per_token
     if job.task == "seq-cls":
@@ -54,6 +60,17 @@ def inputs_of(
     if job.attention_mask != "none":
         return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
     return {"input_ids": per_token, "labels": labels}
+
+
+def _pairs(job: Job, batch: int) -> dict[str, Input]:
+    """Return what DataCollatorForPreference makes of `batch` pairs (trl/trainer/dpo_trainer.py)."""
+    assert job.block is not None  # noqa: S101 - resolved by the caller
+    rows = Input((2 * batch, job.block), int64)
+    inputs = {"input_ids": rows, "attention_mask": rows, "completion_mask": rows}
+    if job.precompute_ref_log_probs:
+        logps = Input((batch,), float32, keeps_dtype=True)
+        inputs |= dict.fromkeys(REFERENCE_COLUMNS, logps)
+    return inputs
 
 
 def on_device(value: Input) -> Tensor:

@@ -15,10 +15,10 @@ _maybe_include_all_linear_layers); bnb.py (Linear4bit.forward); peft_model.py
 Not modelled: DoRA, rsLoRA's other scaling (values only), other modules_to_save.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 
-from vrambudget.dtypes import float32
+from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
@@ -39,6 +39,8 @@ _HEADS = ("classifier", "score")
 class LoraLinear(Module):
     """peft's lora.Linear around a linear layer."""
 
+    disable_adapters = False
+
     def __init__(self, base: Linear | Conv1D, rank: int, dropout_p: float) -> None:
         out_features, features = base.weight.shape
         if isinstance(base, Conv1D):
@@ -55,7 +57,9 @@ class LoraLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        result = self.base_layer(x)
+        result: Tensor = self.base_layer(x)
+        if self.disable_adapters:
+            return result
         result_dtype = result.dtype
         x = to(x, self.lora_A.weight.dtype)
         result = add(result, mul_scalar(self.lora_B(self.lora_A(self.lora_dropout(x)))))
@@ -67,7 +71,9 @@ class LoraLinear4bit(LoraLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        result = self.base_layer(x)
+        result: Tensor = self.base_layer(x)
+        if self.disable_adapters:
+            return result
         result = clone(result)
         converts = context.autocast is None
         if converts:
@@ -123,11 +129,13 @@ def add_lora(
     model_type: str,
     dropout_p: float = 0.0,
     trains_head: bool = False,
+    casts_to: DType | None = None,
 ) -> None:
     """Freeze `model` and put adapters of `rank` around its targets (get_peft_model).
 
     `model_type` decides where PEFT finds experts. `trains_head`: as for task_type SEQ_CLS, where
-    a head takes no adapter and a copy of it is trained.
+    a head takes no adapter and a copy of it is trained. `casts_to`: what TRL casts adapters of
+    4-bit weights to, after PEFT cast them to float32 (trl/trainer/sft_trainer.py).
     """
     for p in model.parameters():
         p.requires_grad = False
@@ -169,9 +177,9 @@ def add_lora(
     if trains_head:
         _train_copies_of_heads(model)
     layers = {layer for adapter in adapters for layer in (adapter.lora_A, adapter.lora_B)}
-    for module in model.modules():  # adapters around one another: the inner one first
-        if isinstance(module, Linear) and module in layers:
-            _cast_to_float32(module)
+    _cast(model, layers, float32)
+    if casts_to is not None:
+        _cast(model, layers, casts_to)
     if context.options.checkpointing:
         make_inputs_require_grads(model)
 
@@ -205,14 +213,15 @@ def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
     return name not in _OUTPUT_EMBEDDINGS if targets == ALL_LINEAR else name in targets
 
 
-def _cast_to_float32(layer: Linear) -> None:
+def _cast(model: Module, layers: Collection[Linear], dtype: DType) -> None:
     """cast_adapter_dtype: 16-bit adapters become float32 once they are on the device."""
-    if layer.weight.dtype is not float32:
-        weight = layer.weight
-        context.operation = "cast_adapter_dtype"
-        cast = empty_like(weight, float32)
-        cast.storage.purpose = Purpose.WEIGHTS
-        weight.dtype, weight.storage = float32, cast.storage
+    for module in model.modules():  # adapters around one another: the inner one first
+        if isinstance(module, Linear) and module in layers and module.weight.dtype is not dtype:
+            weight = module.weight
+            context.operation = "cast_adapter_dtype"
+            cast = empty_like(weight, dtype)
+            cast.storage.purpose = Purpose.WEIGHTS
+            weight.dtype, weight.storage = dtype, cast.storage
 
 
 def make_inputs_require_grads(model: Module) -> None:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from vrambudget.config.settings import Settings, Size
 
 Mode = Literal["train", "eval", "generate", "forward"]
-LoopName = Literal["plain", "accelerate", "lightning", "trainer"]
+LoopName = Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal[
@@ -28,9 +28,10 @@ OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 
 _REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
 UNCOUNTED_LOOPS: Mapping[str, str] = {
-    "sft": "TRL's SFTTrainer, whose loss never makes all logits, is not modelled",
-    "dpo": "TRL's DPOTrainer, whose loss never makes all logits, is not modelled",
     "grpo": "TRL's GRPOTrainer, which generates between steps, is not modelled",
+    "rloo": "TRL's RLOOTrainer, which generates between steps, is not modelled",
+    "kto": "TRL's KTOTrainer, whose batches hold unpaired answers, is not modelled",
+    "reward": "TRL's RewardTrainer, whose head returns one number for a row, is not modelled",
 }
 """Loops that people have and that are refused by name."""
 
@@ -55,8 +56,8 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     )
     loop: Annotated[LoopName, BeforeValidator(counted_loop)] = Field(
         "plain",
-        description="whose training loop: one written by hand, one with accelerate, or"
-        " Lightning's or transformers' Trainer",
+        description="whose training loop: one written by hand, one with accelerate, Lightning's or"
+        " transformers' Trainer, or TRL's SFTTrainer or DPOTrainer",
     )
     precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"

@@ -16,7 +16,7 @@ from vrambudget.config.foreign import (
     torchtune,
     trl,
 )
-from vrambudget.config.foreign.meanings import SAVES, Fields, Model, Table
+from vrambudget.config.foreign.meanings import Fields, Model, Table
 
 Finish = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
@@ -105,7 +105,6 @@ FORMATS = (
         ("dataset_kwargs", "datasets", "model_init_kwargs"),
         ("fsdp_config",),
         finish=trl.finished,
-        always=(f"TRL's SFTTrainer, which makes the logits in parts: {SAVES}",),
     ),
     Format(
         "TrainingArguments",

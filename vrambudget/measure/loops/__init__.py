@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from vrambudget.measure.loops.run import Run
 
-NAMES = ("plain", "accelerate", "lightning", "trainer")
+NAMES = ("plain", "accelerate", "lightning", "trainer", "sft", "dpo")
+PREPARING = ("sft", "dpo")
+"""The loops whose trainers put adapters and checkpointing into the model themselves."""
 
 
 class RealLoop(Protocol):

@@ -23,9 +23,15 @@ class Run:
     """One run of a loop; its settings are a job as records have it."""
 
     def __init__(
-        self, model: Any, settings: Mapping[str, Any], result: dict[str, Any], on_phase: OnPhase
+        self,
+        model: Any,
+        settings: Mapping[str, Any],
+        result: dict[str, Any],
+        on_phase: OnPhase,
+        build: Callable[[], Any],
     ) -> None:
         self.model, self.settings, self.result, self.on_phase = model, settings, result, on_phase
+        self.build = build  # a model like the one that was handed over, before it was prepared
         self._step = 0
         self._is_running = False
 

@@ -22,20 +22,33 @@ _OPTIM = {
 """TrainingArguments.optim by a job's optimizer and its implementation."""
 
 
+MakeTrainer = Callable[[Run, str], Any]
+
+
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what is left of it."""
+    return trained(run, _trainer)
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """Run `Trainer.evaluate`."""
+    return evaluated(run, _trainer)
+
+
+def trained(run: Run, make_trainer: MakeTrainer) -> dict[str, Any]:
+    """Train with a Trainer, and return what is left of it."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
-        trainer = _trainer(run, folder)
+        trainer = make_trainer(run, folder)
         _mark_training(run, trainer)
         trainer.train()
         run.mark("step_end")
         return locals()
 
 
-def evaluate(run: Run) -> dict[str, Any]:
-    """Run `Trainer.evaluate`."""
+def evaluated(run: Run, make_trainer: MakeTrainer) -> dict[str, Any]:
+    """Run a Trainer's `evaluate`."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
-        trainer = _trainer(run, folder)
+        trainer = make_trainer(run, folder)
         _before(trainer, "prediction_step", run.next_step)
         trainer.evaluate()
         run.mark("step_end")
@@ -45,41 +58,66 @@ def evaluate(run: Run) -> dict[str, Any]:
 def _trainer(run: Run, folder: str) -> Any:
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - other loops need none
 
-    job, trains = run.settings, run.settings.get("mode", "train") == "train"
-    steps, times = job.get("steps", 3), job.get("grad_accum", 1)
-    precision = job.get("precision", "fp32")
-    key = (job.get("optimizer", "adamw"), job.get("optimizer_impl"))
-    size = job.get("eval_batch", 8) if trains else job["batch"]
     run.result["trainable"] = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    arguments = TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=job["batch"],
-        per_device_eval_batch_size=size,
-        gradient_accumulation_steps=times,
-        max_steps=steps,
-        max_grad_norm=job.get("clip") or 0.0,
-        optim=_OPTIM[key] if trains else "adamw_torch",
-        bf16=precision == "amp-bf16",
-        fp16=precision == "amp-fp16",
-        use_cache=bool(job.get("use_cache")),
-        label_smoothing_factor=job.get("label_smoothing", 0.0),
-        eval_strategy="steps" if job.get("eval_first") else "no",
-        eval_steps=10**6,
-        eval_on_start=bool(job.get("eval_first")),
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    evaluated = job.get("eval_batches", 0) if trains else steps
-    gathers = job.get("eval_gather")
+    trained_rows, evaluated_rows = counts_of_rows(run)
     return Trainer(
         model=run.model,
-        args=arguments,
-        train_dataset=run.rows(job["batch"] * times * steps),
-        eval_dataset=run.rows(size * evaluated),
-        compute_metrics=(lambda _predictions: {}) if gathers else None,
-        callbacks=[_evaluating(run)],
+        args=TrainingArguments(
+            **arguments(run, folder),
+            use_cache=bool(run.settings.get("use_cache")),
+            label_smoothing_factor=run.settings.get("label_smoothing", 0.0),
+        ),
+        train_dataset=run.rows(trained_rows),
+        eval_dataset=run.rows(evaluated_rows),
+        **others(run),
     )
+
+
+def arguments(run: Run, folder: str) -> dict[str, Any]:
+    """Return the arguments that say what the job says."""
+    job, trains = run.settings, run.settings.get("mode", "train") == "train"
+    precision = job.get("precision", "fp32")
+    key = (job.get("optimizer", "adamw"), job.get("optimizer_impl"))
+    return {
+        "output_dir": folder,
+        "per_device_train_batch_size": job["batch"],
+        "per_device_eval_batch_size": _eval_size(run),
+        "gradient_accumulation_steps": job.get("grad_accum", 1),
+        "max_steps": job.get("steps", 3),
+        "max_grad_norm": job.get("clip") or 0.0,
+        "optim": _OPTIM[key] if trains else "adamw_torch",
+        "bf16": precision == "amp-bf16",
+        "fp16": precision == "amp-fp16",
+        "eval_strategy": "steps" if job.get("eval_first") else "no",
+        "eval_steps": 10**6,
+        "eval_on_start": bool(job.get("eval_first")),
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def others(run: Run) -> dict[str, Any]:
+    """Return what a Trainer gets besides: what lets it evaluate, and gather the logits."""
+    gathers = run.settings.get("eval_gather")
+    return {
+        "compute_metrics": (lambda _predictions: {}) if gathers else None,
+        "callbacks": [_evaluating(run)],
+    }
+
+
+def counts_of_rows(run: Run) -> tuple[int, int]:
+    """Return how many rows are trained on and how many are evaluated."""
+    job, steps = run.settings, run.settings.get("steps", 3)
+    trains = job.get("mode", "train") == "train"
+    count = job.get("eval_batches", 0) if trains else steps
+    return job["batch"] * job.get("grad_accum", 1) * steps, _eval_size(run) * count
+
+
+def _eval_size(run: Run) -> int:
+    trains = run.settings.get("mode", "train") == "train"
+    size: int = run.settings.get("eval_batch", 8) if trains else run.settings["batch"]
+    return size
 
 
 def _evaluating(run: Run) -> Any:

@@ -5,7 +5,7 @@ walked once (`vrambudget.engine.walked_once`), and iterators that notice when a 
 micro-batch, did what the one before it did.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -52,8 +52,11 @@ class Run:
         *,
         in_full: bool = False,
         ranked: "Ranked | None" = None,
+        build_reference: Callable[[], Module] | None = None,
     ) -> None:
-        self.model = self._walked = model if in_full else WalkedOnce(model)
+        self._in_full, self._build_reference = in_full, build_reference
+        self._walks: list[WalkedOnce] = []
+        self.model = self._walked = self._walked_once(model)
         self.settings = settings.job
         self._inputs, self._eval_inputs = settings.inputs, settings.eval_inputs
         self._autocast = settings.autocast
@@ -77,19 +80,19 @@ class Run:
                 self._ranked.micro_batch(is_last=number == count - 1)
             yield number
 
-    def batches(self) -> Iterator[dict[str, Tensor]]:
+    def batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """Yield batches on the device, as a data loader hands them over."""
         while True:
-            yield _on_device(self._inputs)
+            yield _on_device(self._inputs, without)
 
     def eval_steps(self) -> Iterator[int]:
         """Yield the numbers of an evaluation's batches."""
         return _noticing(self.settings.eval_batches or 0)
 
-    def eval_batches(self) -> Iterator[dict[str, Tensor]]:
+    def eval_batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """Yield batches of an evaluation on the device."""
         while True:
-            yield _on_device(self._eval_inputs)
+            yield _on_device(self._eval_inputs, without)
 
     def evaluates_before(self, step: int) -> bool:
         """Whether an evaluation comes before a step: the third; or the first, too."""
@@ -131,10 +134,22 @@ class Run:
         """Return a gradient scaler, which does nothing where none is needed."""
         return GradScaler(enabled=self._autocast is dtypes.float16)
 
+    def make_reference(self) -> Module:
+        """Return the model that a job's own is held against, its weights allocated."""
+        assert self._build_reference is not None  # noqa: S101 - loops with references get one
+        return self._walked_once(self._build_reference())
+
+    def _walked_once(self, model: Module) -> Module:
+        if self._in_full:
+            return model
+        walked = WalkedOnce(model)
+        self._walks.append(walked)
+        return walked
+
     def check(self) -> None:
         """Raise CannotRepeatError where the job has to be walked in full."""
-        if isinstance(self._walked, WalkedOnce):
-            self._walked.check()
+        for walked in self._walks:
+            walked.check()
 
     @property
     def counts_items(self) -> bool:
@@ -155,9 +170,9 @@ class Run:
         context.tape.mark(self._step, phase)
 
 
-def _on_device(inputs: Mapping[str, Input]) -> dict[str, Tensor]:
+def _on_device(inputs: Mapping[str, Input], without: Collection[str]) -> dict[str, Tensor]:
     with made_for(Purpose.INPUTS):
-        return {name: on_device(value) for name, value in inputs.items()}
+        return {name: on_device(x) for name, x in inputs.items() if name not in without}
 
 
 def _noticing(count: int) -> Iterator[int]:

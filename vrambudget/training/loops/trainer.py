@@ -11,8 +11,9 @@ Not modelled: logging within the steps that are counted (TrainingArguments.loggi
 checkpoints that are saved, torch_compile, several GPUs.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.context import no_grad
@@ -20,6 +21,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.ops.fill import mul_number_
 from vrambudget.ops.reduce import count_true
 from vrambudget.ops.shape import cat
@@ -32,23 +34,56 @@ from vrambudget.training.scaler import GradScaler
 Batch = dict[str, Tensor]
 
 
+class ComputeLoss(Protocol):
+    """`compute_loss` of a kind of Trainer."""
+
+    def __call__(
+        self,
+        run: Run,
+        inputs: Batch,
+        num_items_in_batch: Tensor | None,
+        *,
+        return_outputs: bool = False,
+    ) -> tuple[Tensor, Outputs | None]:
+        """Return the loss, and the outputs if asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a trainer that inherits Trainer's loop does its own way."""
+
+    compute_loss: ComputeLoss
+    prediction_step: Callable[[Run, Batch], tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]]
+    counts_labels: bool = True  # else the loss is divided by the number of micro-batches
+
+
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what Trainer's variables hold at the end (`_run_epoch`)."""
+    return trained(run, _OWN)
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """Run `Trainer.evaluate`, whose batches are the steps."""
+    return evaluated(run, _OWN)
+
+
+def trained(run: Run, kind: Kind) -> dict[str, Any]:
+    """Train as a kind of Trainer does (`_run_epoch`)."""
     model = run.model
     optimizer = run.make_grouped_optimizer()
     scaler = run.make_scaler()
     tr_loss = made("to_device", (), float32)
     if run.evaluates_before(0):
-        _evaluation_loop(run, run.eval_steps(), run.eval_batches())
+        _evaluation_loop(run, kind, run.eval_steps(), run.eval_batches())
     batches = run.batches()
     grad_norm = None
     for step in run.steps():
         run.mark("forward")
-        batch_samples, num_items_in_batch = _get_batch_samples(run, batches)
+        batch_samples, num_items_in_batch = _get_batch_samples(run, kind, batches)
         for i in run.micro_batches():
             run.mark("forward")
             inputs = batch_samples[i]
-            tr_loss_step = _training_step(run, inputs, num_items_in_batch, scaler)
+            tr_loss_step = _training_step(run, kind, inputs, num_items_in_batch, scaler)
             _look_for_nan(tr_loss_step)  # then it is added to tr_loss in place
         grad_norm = None
         run.mark("optimizer_step")
@@ -58,19 +93,22 @@ def train(run: Run) -> dict[str, Any]:
         scaler.update()
         optimizer.zero_grad()
         if run.evaluates_before(step + 1):
-            _evaluation_loop(run, run.eval_steps(), run.eval_batches())
+            _evaluation_loop(run, kind, run.eval_steps(), run.eval_batches())
     return locals()
 
 
-def evaluate(run: Run) -> dict[str, Any]:
-    """Run `Trainer.evaluate`, whose batches are the steps."""
-    _evaluation_loop(run, run.steps(), run.batches())
+def evaluated(run: Run, kind: Kind) -> dict[str, Any]:
+    """Evaluate as a kind of Trainer does."""
+    _evaluation_loop(run, kind, run.steps(), run.batches())
     return locals()
 
 
-def _get_batch_samples(run: Run, batches: Iterator[Batch]) -> tuple[list[Batch], Tensor]:
+def _get_batch_samples(
+    run: Run, kind: Kind, batches: Iterator[Batch]
+) -> tuple[list[Batch], Tensor | None]:
     batch_samples = [next(batches) for _ in range(run.settings.grad_accum)]
-    return batch_samples, _get_num_items_in_batch(run, batch_samples)
+    counted = _get_num_items_in_batch(run, batch_samples) if kind.counts_labels else None
+    return batch_samples, counted
 
 
 def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
@@ -87,18 +125,21 @@ def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
 
 
 def _training_step(
-    run: Run, inputs: Batch, num_items_in_batch: Tensor, scaler: GradScaler
+    run: Run, kind: Kind, inputs: Batch, num_items_in_batch: Tensor | None, scaler: GradScaler
 ) -> Tensor:
     run.model.train()
-    loss, _ = _compute_loss(run, inputs, num_items_in_batch)
+    loss, _ = kind.compute_loss(run, inputs, num_items_in_batch)
+    if num_items_in_batch is None:
+        loss = mul_scalar(loss)  # divided by the number of micro-batches, be it one
     run.mark("backward")
     backward(loss, scaler)
     return loss.detach()
 
 
 def _compute_loss(
-    run: Run, inputs: Batch, num_items_in_batch: Tensor, *, return_outputs: bool = False
+    run: Run, inputs: Batch, num_items_in_batch: Tensor | None, *, return_outputs: bool = False
 ) -> tuple[Tensor, Outputs | None]:
+    assert num_items_in_batch is not None  # noqa: S101 - Trainer counts labels
     inputs, labels = dict(inputs), None
     if run.settings.label_smoothing:
         labels = inputs.pop("labels")
@@ -124,15 +165,15 @@ def _look_for_nan(loss: Tensor) -> None:
     del size, is_infinite
 
 
-def _evaluation_loop(run: Run, steps: Iterator[int], batches: Iterator[Batch]) -> None:
+def _evaluation_loop(run: Run, kind: Kind, steps: Iterator[int], batches: Iterator[Batch]) -> None:
     run.model.eval()
     losses = logits = labels = all_losses = all_labels = None
     all_preds: tuple[Tensor, ...] | None = None
     for _ in steps:
         run.mark("evaluation")
         inputs = next(batches)
-        losses, logits, labels = _prediction_step(run, inputs)
-        losses = made("repeat", inputs["labels"].shape[:1], float32)
+        losses, logits, labels = kind.prediction_step(run, inputs)
+        losses = made("repeat", (run.settings.eval_batch or run.settings.batch,), float32)
         all_losses = _added(all_losses, losses)
         if logits is not None and labels is not None:
             _pad_across_processes(labels)
@@ -178,3 +219,6 @@ def _all_added(before: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tu
     if before is None:
         return new
     return tuple(_added(x, y) for x, y in zip(before, new, strict=True))
+
+
+_OWN = Kind(_compute_loss, _prediction_step)

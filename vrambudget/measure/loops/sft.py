@@ -1,0 +1,35 @@
+"""TRL's SFTTrainer itself; `vrambudget.training.loops.sft` counts it."""
+
+from typing import Any
+
+from vrambudget.measure.loops import trainer
+from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.trl_parts import Rows, rows_of, trl_arguments
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Train, and return what is left of it."""
+    return trainer.trained(run, _trainer)
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """Run `SFTTrainer.evaluate`."""
+    return trainer.evaluated(run, _trainer)
+
+
+def _trainer(run: Run, folder: str) -> Any:
+    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - other loops need none
+
+    made = SFTTrainer(
+        model=run.model,
+        args=SFTConfig(**trl_arguments(run, folder)),
+        **rows_of(run, _row),
+    )
+    run.result["trainable"] = sum(p.numel() for p in made.model.parameters() if p.requires_grad)
+    return made
+
+
+def _row(prompt: int, completion: int, _second: int) -> Rows:
+    """Return a row: tokens, and labels of the completion's."""
+    tokens = [0] * (prompt + completion)
+    return {"input_ids": tokens, "labels": [-100] * prompt + [0] * completion}

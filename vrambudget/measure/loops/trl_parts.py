@@ -1,0 +1,78 @@
+"""What TRL's trainers are given: arguments, adapters, a tokenizer of three words, data sets."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vrambudget.auto_classes import lora_options
+from vrambudget.measure.loops import trainer
+from vrambudget.measure.loops.run import Run
+
+WORD, END = "w", "<end>"
+
+Rows = dict[str, Any]
+
+
+def trl_arguments(run: Run, folder: str) -> dict[str, Any]:
+    """Return the arguments that say what the job says; rows are as long as they are."""
+    return {
+        **trainer.arguments(run, folder),
+        "gradient_checkpointing": run.settings.get("checkpointing", "none") == "full",
+        "max_length": None,
+        "train_sampling_strategy": "sequential",  # a batch's first row is its longest
+    }
+
+
+def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
+    """Return what a trainer gets besides its model and arguments.
+
+    `row` makes one of the tokens of its prompt, of its completion, and of a second one. Where rows
+    have padding, all but the first of a batch, and all second completions, are a token shorter.
+    """
+    from datasets import Dataset  # noqa: PLC0415 - TRL's own requirement
+
+    job = run.settings
+    trained, evaluated = trainer.counts_of_rows(run)
+    length, padded = job["block"], job.get("rows") == "padded"
+    completion = min(job.get("completion_len") or length, length - 1)
+
+    def dataset(count: int, batch: int) -> Any:
+        shorter = [int(padded and i % batch > 0) for i in range(count)]
+        sizes = [(completion - less, completion - int(padded)) for less in shorter]
+        return Dataset.from_list([row(length - completion, *both) for both in sizes])
+
+    sizes = trainer.arguments(run, "")
+    return {
+        "train_dataset": dataset(trained, sizes["per_device_train_batch_size"]),
+        "eval_dataset": dataset(evaluated, sizes["per_device_eval_batch_size"])
+        if evaluated
+        else None,
+        "processing_class": _tokenizer(),
+        "peft_config": _lora_config(run),
+        **trainer.others(run),
+    }
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - transformers' own requirement
+    from tokenizers.models import WordLevel  # noqa: PLC0415
+    from tokenizers.pre_tokenizers import WhitespaceSplit  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    words = Tokenizer(WordLevel({WORD: 0, END: 1, "<pad>": 2}, unk_token=WORD))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END, pad_token="<pad>")  # noqa: S106 - no password
+
+
+def _lora_config(run: Run) -> Any:
+    job = run.settings
+    if not job.get("lora_rank"):
+        return None
+    import peft  # noqa: PLC0415 - only LoRA needs it
+
+    options = lora_options(
+        job.get("task", "causal-lm"),
+        rank=job["lora_rank"],
+        targets=job.get("lora_targets", "all-linear"),
+        dropout=job.get("lora_dropout") or 0.0,
+    )
+    return peft.LoraConfig(**options)

@@ -1,0 +1,245 @@
+"""TRL's head for causal language models: log probabilities of labels, and no logits [B, T, V].
+
+    hidden      [N, H]   the states whose next label counts, kept
+    mm_buf      [min(N, 4096), 32768]   the tile of logits that a product goes to; comes and goes
+    log_z, entropy [N]   float32, kept
+
+Forward multiplies 4,096 tokens at a time by 32,768 rows of the head's weight, each part of both
+cast to autocast's type, and folds each tile into running sums by a kernel of Triton's. Backward
+multiplies again, and adds to gradients [N, H] and [V, H] that are float32 whatever the types are.
+
+Source: trl/kernels/chunked_logprob.py (ChunkedLogProbFunction), trl/trainer/utils.py
+(add_fused_lm_head), 1.15 and 1.16.
+Not modelled: torch before 2.8, whose products cannot add 16-bit factors to a float32 matrix; a
+Python without Triton; experts, whose routers' loss is added; heads in float32, temperatures.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vrambudget.config.job import Job
+from vrambudget.dtypes import DType, bool_, float32, int64
+from vrambudget.engine.autograd import keep, record_many
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
+from vrambudget.models.parts.causal_lm import LanguageModel
+from vrambudget.models.parts.layers import Linear
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import div_by_scalar, neg
+from vrambudget.ops.masked import index_mask, masked_scatter
+from vrambudget.ops.reduce import count_true, sum_all
+from vrambudget.ops.shape import slice_dim
+from vrambudget.ops.workspaces import addmm_workspace, cublas_workspace
+from vrambudget.tape.events import Purpose
+from vrambudget.training.loops.run import Run
+from vrambudget.training.lora import LoraLinear
+
+_TOKENS = 4096  # TOKEN_CHUNK_SIZE
+_ROWS = 32768  # _CHUNKED_LOGPROB_CHUNK_SIZE
+
+
+@dataclass(slots=True)
+class FusedOutputs:
+    """FusedCausalLMOutput: fields [B, T-1], zero where no label counts."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    mean_logits: Tensor | None
+    is_top1: Tensor | None
+    label_mask: Tensor
+    backbone_outputs: Tensor | None  # held by the patched forward until the loss is there
+    loss: Tensor | None = None
+
+
+class FusedHead(Module):
+    """A model that `add_fused_lm_head` patched: called as before, or for its log probabilities."""
+
+    def __init__(self, model: LanguageModel, metrics: Collection[str] = ()) -> None:
+        self.patched: Any = model
+        self.metrics = metrics
+        self.is_named_for_causal_lm = getattr(model, "is_named_for_causal_lm", True)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor | None = None,
+        *,
+        counted: int = 0,
+        adapters: bool = True,
+    ) -> FusedOutputs | Outputs:
+        """[B, T] -> logits [B, T, V] without labels, else what the head says of `counted` labels.
+
+        `adapters`: off for the reference of a model with adapters (TRL's use_adapter).
+        """
+        if labels is None:
+            outputs: Outputs = self.patched(
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+            )
+            return outputs
+        wrapped = () if adapters else [m for m in self.modules() if isinstance(m, LoraLinear)]
+        for adapter in wrapped:
+            adapter.disable_adapters = True
+        try:
+            return self._fused_forward(input_ids, attention_mask, labels, counted)
+        finally:
+            for adapter in wrapped:
+                adapter.disable_adapters = False
+
+    def _fused_forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, counted: int
+    ) -> FusedOutputs:
+        backbone_outputs: Tensor = getattr(self.patched, self.patched.base_model_prefix)(
+            input_ids, attention_mask
+        )
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            hidden_states = slice_dim(backbone_outputs, 1, backbone_outputs.shape[1] - 1)
+            B, T = labels.shape
+            mask = made("ne", (B, T - 1), bool_)
+            per_token = self._chunked(
+                index_mask(hidden_states, mask, counted),
+                index_mask(labels.viewed((B, T - 1), (T, 1)), mask, counted),
+            )
+            log_probs, entropy, mean_logits, is_top1 = _scattered(per_token, mask)
+            del per_token
+            assert log_probs is not None  # noqa: S101 - always computed
+            held = backbone_outputs.detach()
+            return FusedOutputs(log_probs, entropy, mean_logits, is_top1, mask, held)
+
+    def _chunked(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor | None, ...]:
+        """_ChunkedLogProbFunction: [N, H], [N] -> four of [N]; its gradient is the first's."""
+        weight: Tensor = self.patched.lm_head.weight
+        dtype = hidden.dtype if context.autocast is None else context.autocast.dtype
+        inputs = keep(hidden), keep(weight), keep(targets)
+        log_z, outputs = self._folded(hidden, weight, dtype)
+        entropy = outputs[1]
+        kept = (*inputs, keep(log_z), keep(entropy))
+        shapes = hidden.shape, weight.shape
+        dtypes = hidden.dtype, weight.dtype, dtype
+        needs = hidden.requires_grad, weight.requires_grad
+
+        def backward(grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+            del grad
+            return _head_gradients(shapes, dtypes, needs)
+
+        followed = [x for x in (outputs[0], entropy) if x is not None]
+        record_many("head", followed, inputs=(hidden, weight), saved=kept, backward=backward)
+        return outputs
+
+    def _folded(
+        self, hidden: Tensor, weight: Tensor, dtype: DType
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        N = hidden.shape[0]
+        sums = [made("full", (N,), float32) for _ in range(7)]
+        mm_buf = made("empty", (min(N, _TOKENS), _ROWS), dtype)
+        for tokens in _parts(N, _TOKENS):
+            hidden_chunk = _cast((tokens, hidden.shape[1]), hidden.dtype, dtype)
+            for rows in _parts(weight.shape[0], _ROWS):
+                w_chunk = _cast((rows, weight.shape[1]), weight.dtype, dtype)
+                cublas_workspace()
+                del w_chunk
+        vector = partial(made, shape=(N,), dtype=float32)
+        logarithm = vector("log")
+        log_z = vector("add")
+        del logarithm
+        logprobs = vector("sub")
+        entropy = mean_logits = is_top1 = None
+        if "entropy" in self.metrics:
+            quotient = vector("div")
+            entropy = vector("sub")
+            del quotient
+        if "mean_logits" in self.metrics:
+            mean_logits = vector("div")
+        if "is_top1" in self.metrics:
+            is_highest, is_first = made("ge", (N,), bool_), made("gt", (N,), bool_)
+            is_top1 = made("and", (N,), bool_)
+            del is_highest, is_first
+        del sums, mm_buf, hidden_chunk
+        return log_z, (logprobs, entropy, mean_logits, is_top1)
+
+
+def patched(model: Module, metrics: Collection[str]) -> FusedHead:
+    """Return the model with its head patched. Raises NotModelledError if there is no such head."""
+    if not (isinstance(model, LanguageModel) and isinstance(model.lm_head, Linear)):
+        raise NotModelledError("TRL's loops need a language model whose head has no adapter")
+    return FusedHead(model, metrics)
+
+
+def fused(
+    run: Run, model: Module, inputs: Mapping[str, Tensor], *, adapters: bool = True
+) -> FusedOutputs:
+    """Return what a patched model that accelerate prepared says of its labels.
+
+    Its loss is made here: nobody asks for its gradient, so its graph goes with the outputs.
+    """
+    rows, _ = inputs["labels"].shape
+    counted = counted_labels(run.settings, rows)
+    with run.autocast():
+        outputs: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
+        negative = neg(sum_all(outputs.log_probs))
+        outputs.loss = div_by_scalar(negative, _at_least_one(outputs.label_mask))
+        outputs.backbone_outputs = None
+    return outputs
+
+
+def counted_labels(job: Job, rows: int) -> int:
+    """Return how many labels of a batch count; where rows are padded, the first is the longest."""
+    assert job.block is not None  # noqa: S101 - resolved by the caller
+    completion = min(job.completion_len or job.block, job.block - 1)
+    return rows * completion - (rows - 1 if job.rows == "padded" else 0)
+
+
+def _scattered(outputs: tuple[Tensor | None, ...], mask: Tensor) -> list[Tensor | None]:
+    return [None if x is None else masked_scatter(x, mask) for x in outputs]
+
+
+def _at_least_one(mask: Tensor) -> Tensor:
+    """mask.sum().clamp(min=1)."""
+    count = count_true(mask)
+    clamped = made("clamp", (), int64)
+    del count
+    return clamped
+
+
+def _head_gradients(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    dtypes: tuple[DType, DType, DType],
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    (N, H), (V, _) = shapes
+    hidden_dtype, weight_dtype, dtype = dtypes
+    grad_hidden = made("zeros", shapes[0], float32) if needs[0] else None
+    grad_weight = made("zeros", shapes[1], float32) if needs[1] else None
+    mm_buf = made("empty", (min(N, _TOKENS), _ROWS), dtype)
+    for tokens in _parts(N, _TOKENS):
+        hidden_chunk = _cast((tokens, H), hidden_dtype, dtype)
+        for rows in _parts(V, _ROWS):
+            w_chunk = _cast((rows, H), weight_dtype, dtype)
+            cublas_workspace()
+            if any(needs):
+                addmm_workspace()
+    given = _as(grad_hidden, hidden_dtype), _as(grad_weight, weight_dtype)
+    del grad_hidden, grad_weight, mm_buf, hidden_chunk, w_chunk  # held until here
+    return given
+
+
+def _as(gradient: Tensor | None, dtype: DType) -> Tensor | None:
+    if gradient is None or gradient.dtype is dtype:
+        return gradient
+    return made("to_copy", gradient.shape, dtype)
+
+
+def _cast(shape: tuple[int, int], source: DType, dtype: DType) -> Tensor | None:
+    """Return a part in the type that is computed in: a copy, unless it is its own."""
+    return None if source is dtype else made("to_copy", shape, dtype)
+
+
+def _parts(count: int, size: int) -> Iterator[int]:
+    """Yield the sizes of the parts of `size` that `count` is divided into."""
+    for start in range(0, count, size):
+        yield min(size, count - start)
