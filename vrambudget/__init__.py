@@ -8,7 +8,28 @@ No module has the name of a public function, which it would hide once imported.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what editors and type checkers read
+    from vrambudget.budget import Budget as Budget
+    from vrambudget.cli.magic import load_ipython_extension as load_ipython_extension
+    from vrambudget.config.gpus import find_gpu as find_gpu
+    from vrambudget.errors import DoesNotFit as DoesNotFit
+    from vrambudget.errors import NotModelledError as NotModelledError
+    from vrambudget.errors import VramBudgetError as VramBudgetError
+    from vrambudget.estimator import estimate as estimate
+    from vrambudget.integrations.lightning import lightning_callback as lightning_callback
+    from vrambudget.integrations.preflight import preflight as preflight
+    from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
+    from vrambudget.planning.advice import advise as advise
+    from vrambudget.planning.batch_finder import (
+        find_executable_batch_size as find_executable_batch_size,
+    )
+    from vrambudget.planning.fit import max_batch as max_batch
+    from vrambudget.planning.fit import max_block as max_block
+    from vrambudget.planning.plan import plan as plan
+    from vrambudget.planning.sweep import sweep as sweep
+    from vrambudget.report.pictures import draw as draw
 
 __version__ = "0.1.0"
 

@@ -5,7 +5,7 @@ config  ->  job  ->  tape (simulate)  ->  replay  ->  budget
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
@@ -39,6 +39,7 @@ from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
     from vrambudget.config.foreign.run_file import RunFile
+    from vrambudget.config.job_fields import RunFields
 
 DEFAULT_GPU = "a100-80gb"
 """The GPU whose kernels and workspaces are used if none is named."""
@@ -86,15 +87,24 @@ class Followed:
         return gpu.room_bytes if gpu else None
 
 
-def estimate(model: Any = None, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
-    """Return what a job takes; `fields` are those of `Job`, or `config`, files of a run.
+def estimate(
+    model: Any = None,
+    *,
+    gpu: str | Gpu | None = None,
+    inputs: Any = None,
+    loss: Any = None,
+    **fields: "Unpack[RunFields]",
+) -> Budget:
+    """Return what a job takes, in bytes; `fields` are those of `Job`, or `config`, files of a run.
 
     `model` names one (ModelSource), or is a live torch module, whose own code is followed:
     `inputs` are then tensors by name or in order, `loss` a function of outputs and inputs.
 
     Raises VramBudgetError for a model, a field or a GPU that makes no sense.
     """
-    return estimate_scenario(resolve(model, gpu=gpu, **fields))
+    of_module = {"inputs": inputs, "loss": loss}
+    given = {name: value for name, value in of_module.items() if value is not None}
+    return estimate_scenario(resolve(model, gpu=gpu, **given, **fields))
 
 
 def resolve(

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
@@ -28,6 +28,9 @@ from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import fits, replay
+
+if TYPE_CHECKING:
+    from vrambudget.config.job_fields import RunFields
 
 _COSTS = tuple(Cost)
 _NAMED = 5  # tensors
@@ -67,7 +70,9 @@ class Advice:
     largest: tuple[Held, ...]
 
 
-def advise(model: ModelSource, *, gpu: str | Gpu | None = None, **fields: Any) -> Advice:
+def advise(
+    model: ModelSource, *, gpu: str | Gpu | None = None, **fields: "Unpack[RunFields]"
+) -> Advice:
     """Return what would help a job; `fields` are those of `Job`.
 
     Raises VramBudgetError for a model, a field or a GPU that makes no sense.

@@ -10,12 +10,15 @@ batch that is predicted to fit; if that crashes all the same, accelerate continu
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.fit import max_batch
+
+if TYPE_CHECKING:
+    from vrambudget.config.job_fields import RunFields
 
 
 def find_executable_batch_size(
@@ -24,7 +27,7 @@ def find_executable_batch_size(
     model: ModelSource,
     gpu: str | Gpu = "auto",
     margin: int | str = 0,
-    **fields: Any,
+    **fields: "Unpack[RunFields]",
 ) -> Callable[..., Any]:
     """Return accelerate's decorator, or the decorated function; the rest as for `max_batch`.
 

@@ -9,7 +9,7 @@ longer sequence.
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST, show
@@ -21,6 +21,9 @@ from vrambudget.planning.variants import variant
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import fits, replay
 from vrambudget.units import parse_bytes
+
+if TYPE_CHECKING:
+    from vrambudget.config.job_fields import RunFields
 
 What = Literal["batch", "block"]
 _QUARTERS = range(1, 7)  # the curve goes from a quarter of the answer to one and a half
@@ -51,7 +54,7 @@ def max_batch(
     *,
     gpu: str | Gpu = "auto",
     margin: int | str = 0,
-    **fields: Any,
+    **fields: "Unpack[RunFields]",
 ) -> int:
     """Return the largest batch that fits, 0 if none does; `margin`: bytes, or a text as "512MiB".
 
@@ -65,7 +68,7 @@ def max_block(
     *,
     gpu: str | Gpu = "auto",
     margin: int | str = 0,
-    **fields: Any,
+    **fields: "Unpack[RunFields]",
 ) -> int:
     """Return the longest block that fits, 0 if none does; for the rest see `max_batch`."""
     scenario = resolve(model, gpu=gpu, **fields)

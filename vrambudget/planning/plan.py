@@ -7,7 +7,7 @@ the fewest GPUs for which any layout fits, then every layout that fits them, the
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
@@ -20,6 +20,9 @@ from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
 from vrambudget.planning.recipes import Trained, recipes
 from vrambudget.planning.several import Planner, fewest
+
+if TYPE_CHECKING:
+    from vrambudget.config.job_fields import RunFields
 
 _MOST_GPUS = 4096
 _MOST_PER_STEP = 2**16
@@ -63,7 +66,7 @@ def plan(
     offload: bool = False,
     per_step: int | None = None,
     margin: int | str = 0,
-    **fields: Any,
+    **fields: "Unpack[RunFields]",
 ) -> Plan:
     """Return the best recipe for `model` on such a GPU and the next ones, or the fewest GPUs.
 

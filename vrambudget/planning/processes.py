@@ -2,7 +2,7 @@
 
 Elsewhere, in a process that may have no children, and for a single piece, they run one after the
 other: a child that is not forked imports its parent's script, which must then be written for that.
-The progress bar is tqdm's, on stderr, if that is a terminal and tqdm is installed.
+The progress bar is tqdm's, on stderr, if that is a terminal; without tqdm it is a percentage.
 """
 
 import multiprocessing
@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from vrambudget.errors import VramBudgetError
+
+_ERASE_LINE = "\r\x1b[K"
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -89,7 +91,28 @@ def progress(total: int, unit: str) -> Iterator[Callable[[int], Any]]:
     try:
         from tqdm import tqdm  # noqa: PLC0415 - an extra
     except ImportError:
-        yield lambda _: None
+        with _percentage(total, unit) as done:
+            yield done
         return
     with tqdm(total=total, unit=f" {unit}", file=sys.stderr, disable=None, leave=False) as bar:
         yield bar.update
+
+
+@contextmanager
+def _percentage(total: int, unit: str) -> Iterator[Callable[[int], Any]]:
+    """Yield what `progress` yields, with a line of text on a terminal."""
+    is_seen, so_far = sys.stderr is not None and sys.stderr.isatty(), 0
+
+    def done(more: int) -> None:
+        nonlocal so_far
+        so_far += more
+        if is_seen:
+            sys.stderr.write(f"\r{so_far:,} of {total:,} {unit}: {100 * so_far // total} %")
+            sys.stderr.flush()
+
+    try:
+        yield done
+    finally:
+        if is_seen:
+            sys.stderr.write(_ERASE_LINE)
+            sys.stderr.flush()

@@ -16,12 +16,12 @@ pyarrow accept. Shared work is done once: GPUs with the same kernels share a tap
                      Dask's `client.get_executor()`, mpi4py's `MPIPoolExecutor()`. Its workers need
                      this package. Without one, processes of this machine do it
 
-Needs NumPy.
+NumPy makes it faster, and is needed for requested bytes alone.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
@@ -29,6 +29,9 @@ from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.processes import progress, side_by_side
 from vrambudget.planning.sweep_plan import Cards, Place, SweepPlan, make_plan
+
+if TYPE_CHECKING:
+    from vrambudget.config.sweep_fields import SweepFields
 
 By = Literal["replay", "requested"]
 Record = dict[str, Any]
@@ -40,7 +43,7 @@ def sweep(
     gpu: Cards = None,
     by: By = "replay",
     executor: Executor | None = None,
-    **fields: Any,
+    **fields: "Unpack[SweepFields]",
 ) -> list[Record]:
     """Return a record for every combination; a field of `Job` may have one value or many.
 
@@ -55,31 +58,43 @@ def sweep(
 
 def _results(plan: SweepPlan, by: By, executor: Executor | None) -> list[list[Any]]:
     """Return what each point comes to in each setting: an Outcome, or requested bytes."""
-    try:
-        from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
-    except ImportError as error:
-        raise VramBudgetError(
-            "a sweep needs NumPy", hint="pip install 'vrambudget[sweep]'"
-        ) from error
     found: list[list[Any]] = [[None] * len(plan.points) for _ in plan.settings]
-    pieces = [
-        portion
-        for number, setting in enumerate(plan.settings)
-        for portion in work.portions(
-            number,
-            setting,
-            plan.points,
-            replays=by == "replay",
-            elsewhere=executor is not None,
-        )
-    ]
-    function: Callable[[Any], list[Any]] = work.replayed if by == "replay" else work.requested
+    pieces, function = _work(plan, by, elsewhere=executor is not None)
     with progress(len(found) * len(plan.points), "points") as done:
         for portion, results in side_by_side(function, pieces, executor):
-            for index, result in zip(portion.indices.tolist(), results, strict=True):
+            for index, result in zip(map(int, portion.indices), results, strict=True):
                 found[portion.number][index] = result
             done(len(portion.indices))
     return found
+
+
+def _work(
+    plan: SweepPlan, by: By, *, elsewhere: bool
+) -> tuple[list[Any], Callable[[Any], list[Any]]]:
+    """Return the portions of the work, and what is done with each: without NumPy point by point."""
+    numbered = list(enumerate(plan.settings))
+    try:
+        from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
+    except ImportError as error:
+        if by == "requested":
+            raise VramBudgetError(
+                "a sweep by requested bytes needs NumPy",
+                hint="pip install 'vrambudget[sweep]', or leave by='requested' (--by) out",
+            ) from error
+        from vrambudget.planning import sweep_alone  # noqa: PLC0415 - where NumPy is missing
+
+        return [
+            portion
+            for number, setting in numbered
+            for portion in sweep_alone.portions(number, setting, plan.points)
+        ], sweep_alone.replayed
+    return [
+        portion
+        for number, setting in numbered
+        for portion in work.portions(
+            number, setting, plan.points, replays=by == "replay", elsewhere=elsewhere
+        )
+    ], (work.replayed if by == "replay" else work.requested)
 
 
 def _records(plan: SweepPlan, by: By, found: list[list[Any]]) -> Iterator[Record]:

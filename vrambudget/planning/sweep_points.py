@@ -9,13 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vrambudget.budget import Peak
-from vrambudget.config.gpus import Gpu
 from vrambudget.planning.processes import cpu_count
 from vrambudget.planning.shared_tape import Sizes, shared_tapes
+from vrambudget.planning.sweep_outcome import Outcome, outcome
 from vrambudget.planning.sweep_plan import Setting
-from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import fits, replay
 
 _REPLAYS_AT_LEAST = 32  # in a portion: a walk costs about as much as two replays
 _REQUESTS_AT_LEAST = 16384
@@ -31,14 +28,6 @@ class Portion:
     indices: Sizes
     batches: Sizes
     blocks: Sizes
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A point's peaks, and whether it fits on each of the setting's GPUs."""
-
-    peak: Peak
-    fits: tuple[bool, ...]
 
 
 def portions(
@@ -63,7 +52,7 @@ def replayed(portion: Portion) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     for shared in shared_tapes(portion.setting.scenario, portion.batches, portion.blocks):
         for index, tape in shared.at_points():
-            outcomes[index] = _outcome(tape, portion.setting.cards)
+            outcomes[index] = outcome(tape, portion.setting.cards)
     return [outcomes[index] for index in range(len(outcomes))]
 
 
@@ -74,8 +63,3 @@ def requested(portion: Portion) -> list[int]:
         peaks[shared.indices] = shared.requested_peaks()
     requested_bytes: list[int] = peaks.tolist()
     return requested_bytes
-
-
-def _outcome(tape: Tape, cards: tuple[Gpu, ...]) -> Outcome:
-    peak = replay(tape).peak
-    return Outcome(peak, tuple(fits(tape, peak, card.room_bytes) for card in cards))

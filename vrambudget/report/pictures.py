@@ -7,7 +7,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
@@ -17,13 +17,16 @@ from vrambudget.estimator import Followed, follow, resolve
 from vrambudget.files import write_file
 
 if TYPE_CHECKING:
+    from vrambudget.config.job_fields import RunFields
     from vrambudget.report.timeline import Kind
 
 _DRAWN: Mapping[str, "Kind"] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 SUFFIXES = (".html", *_DRAWN, ".pickle")
 
 
-def draw(path: str | Path, model: Any, *, gpu: str | Gpu | None = None, **fields: Any) -> Budget:
+def draw(
+    path: str | Path, model: Any, *, gpu: str | Gpu | None = None, **fields: "Unpack[RunFields]"
+) -> Budget:
     """Estimate as `vrambudget.estimate` does, and also write the picture that `path` names.
 
     Raises VramBudgetError for an unknown suffix, or if the file cannot be written.

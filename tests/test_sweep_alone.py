@@ -1,0 +1,67 @@
+"""Sweeps where NumPy is not installed: the same records, point by point."""
+
+import io
+import sys
+
+import pytest
+
+import vrambudget
+from vrambudget.cli import main
+from vrambudget.errors import VramBudgetError
+from vrambudget.planning.processes import progress
+
+SMALL = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 50}
+GRID = {"batch": [1, 3, 2], "block": [8, 16], "precision": ["fp32", "amp-bf16"]}
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Hide NumPy, as a plain install does not have it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "numpy"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("sweep_points", "shared_tape", "size_vector"):
+        monkeypatch.delitem(sys.modules, f"vrambudget.planning.{name}", raising=False)
+        monkeypatch.delattr(f"vrambudget.planning.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_sweep_needs_no_numpy():
+    records = vrambudget.sweep(SMALL, gpu=["RTX 3060", "T4"], **GRID)
+    assert len(records) == 24
+    for record in records[::5]:
+        keys = ("batch", "block", "precision")
+        point = {key: record[key] for key in keys}
+        budget = vrambudget.estimate(SMALL, gpu=record["gpu"], **point)
+        assert record["peak_reserved_bytes"] == budget.peak.reserved_bytes
+        assert record["fits"] is budget.fits
+
+
+def test_the_records_are_those_with_numpy(request):
+    pytest.importorskip("numpy")
+    with_numpy = vrambudget.sweep(SMALL, gpu=["RTX 3060", "T4"], **GRID)
+    request.getfixturevalue("plain")
+    assert vrambudget.sweep(SMALL, gpu=["RTX 3060", "T4"], **GRID) == with_numpy
+
+
+@pytest.mark.usefixtures("plain")
+def test_requested_bytes_alone_are_numpy_s(capsys):
+    with pytest.raises(VramBudgetError, match="needs NumPy"):
+        vrambudget.sweep(SMALL, by="requested", **GRID)
+    assert main(["sweep", "gpt2", "--batch", "1,2", "--block", "8", "--by", "requested"]) == 2
+    assert "--by" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_a_percentage_on_a_terminal_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress(4, "points") as done:
+        done(1)
+        done(2)
+        assert "3 of 4 points: 75 %" in sys.stderr.getvalue()
+    assert sys.stderr.getvalue().endswith("\x1b[K")

@@ -1,0 +1,213 @@
+"""The fields of a job as types, so that editors complete and check them: `**fields: Unpack[...]`.
+
+Made by tests/job_fields.py from the fields of `Job`. All are optional.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class JobFields(TypedDict, total=False):
+    """What `estimate` and its kin take of a job."""
+
+    batch: int
+    """Sequences per forward pass on this GPU."""
+    block: int | None
+    """Tokens per sequence (default: the model's own limit, at most 4096)."""
+    task: Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"] | None
+    """What the model is trained for, which decides its head (default: the family's own)."""
+    target_len: int | None
+    """Tokens per target sequence for seq2seq-lm (default: the block)."""
+    image_size: int | None
+    """Pixels along each side of an image (default: the model's own)."""
+    rows: Literal["full", "padded"]
+    """What the rows of a batch hold: one sequence that fills the block, or one with padding and the
+    tokenizer's mask.
+    """
+    attention_mask: Literal["none", "ones", "padding"] | None
+    """The mask that the model is called with (default: none for full rows; ones: a tokenizer's mask
+    for full rows).
+    """
+    causal_mask: Literal["built", "skipped"] | None
+    """Whether transformers builds the causal mask for sdpa, which it decides from values that it
+    reads back (default: what a real GPU answers for these rows).
+    """
+    mode: Literal["train", "eval", "generate", "forward"]
+    """Train, evaluate under no_grad, generate, or forward: a forward pass without labels."""
+    loop: Literal["plain", "accelerate", "lightning", "trainer"]
+    """Whose training loop: one written by hand, one with accelerate, or Lightning's or
+    transformers' Trainer.
+    """
+    precision: Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
+    """Autocast (amp-...), or the dtype of the weights themselves."""
+    weights: Literal["fp32", "bf16", "fp16"] | None
+    """Dtype of the weights where it is not the precision's own: bf16 weights under autocast, as
+    from_pretrained loads them.
+    """
+    optimizer: Literal[
+        "adamw",
+        "adam",
+        "sgd",
+        "sgd-momentum",
+        "adafactor",
+        "muon",
+        "lion",
+        "lion-8bit",
+        "adamw-8bit",
+        "paged-adamw-8bit",
+        "none",
+    ]
+    """Optimizer of torch.optim, or of bitsandbytes (lion, ...-8bit)."""
+    optimizer_impl: Literal["foreach", "fused", "for-loop"] | None
+    """The optimizer's implementation (default: PyTorch's default)."""
+    clip: float | None
+    """Clip the gradients' norm at this value (default: no clipping)."""
+    grad_accum: int
+    """Forward and backward passes for each optimizer step."""
+    steps: int
+    """Optimizer steps to simulate; the peak settles by the third."""
+    label_smoothing: float
+    """Label smoothing of the loss: Trainer's label_smoothing_factor."""
+    zero_grad: Literal["none", "zeros", "late"]
+    """Gradients after a step: set to none; kept and zeroed (set_to_none=False); or set to none
+    late, between forward and backward.
+    """
+    forward_returns: Literal["outputs", "loss"]
+    """What the loop gets of a forward pass: the model's outputs, or, from a function that returns
+    it, the loss alone.
+    """
+    keep_outputs: bool
+    """The loop's variables hold the last outputs while the next forward runs."""
+    model_mode: Literal["train", "eval"]
+    """The mode that the model trains in: eval has no dropout and no checkpointing."""
+    eval_batches: int | None
+    """Evaluate that many batches after the second step (default: none)."""
+    eval_batch: int | None
+    """Sequences per batch of the evaluation (default: the loop's own)."""
+    eval_first: bool
+    """Evaluate before the first step, too."""
+    eval_gather: bool
+    """Keep the logits of all batches on the GPU and concatenate them."""
+    attention: Literal["sdpa", "eager"]
+    """Attention implementation."""
+    experts: Literal["grouped_mm", "eager"]
+    """How transformers runs a mixture of experts."""
+    routing: Literal["uniform", "worst"]
+    """How tokens spread over experts, if that decides memory (--experts eager): uniform, or the
+    worse of uniform and all tokens to the same few experts.
+    """
+    checkpointing: Literal["none", "full", "selective-2"]
+    """Full: keep only each layer's input, and run the layer again in backward; selective-2: of
+    every second layer (torchtitan).
+    """
+    use_cache: bool
+    """The model caches keys and values in training too, as config.use_cache does."""
+    dropout: float | None
+    """Dropout probability everywhere (default: the model's own)."""
+    lora_rank: int | None
+    """Train LoRA adapters of this rank instead of the weights, as PEFT does."""
+    lora_targets: str | Sequence[str]
+    """Modules that get an adapter: all-linear, or names, for example q_proj,v_proj."""
+    lora_dropout: float
+    """Dropout probability of the adapters' inputs."""
+    freeze: str | Sequence[str]
+    """Modules or parameters that are not trained, for example transformer.wte."""
+    quant: Literal["nf4"] | None
+    """4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA)."""
+    double_quant: bool
+    """Quantise the scales of 4-bit blocks too, as QLoRA does."""
+    prompt: int | None
+    """Tokens of each prompt for --mode generate (default: 1024, or what the model has positions for
+    besides the new tokens).
+    """
+    new: int
+    """Tokens to generate: max_new_tokens."""
+    cache: Literal["dynamic", "none"]
+    """Cache_implementation of keys and values; none: use_cache=False."""
+    sample: bool
+    """Draw tokens: do_sample=True."""
+    temperature: float
+    """Divides the logits before tokens are drawn."""
+    top_k: int
+    """Draw from so many of the most probable tokens; 0: from all."""
+    top_p: float
+    """Draw from the most probable tokens that together reach this probability."""
+    num_beams: int
+    """Beams of each prompt: num_beams."""
+    num_return: int
+    """Answers to each prompt: num_return_sequences."""
+    padding: Literal["none", "left"]
+    """Left: prompts of different lengths, filled up with padding."""
+    prefill_chunk: int | None
+    """Tokens of the prompt for each forward pass: prefill_chunk_size."""
+    logits_to_keep: int
+    """Logits of so many last tokens with --mode forward; 0: of all."""
+    ranks: int | None
+    """GPUs, one process each; --batch is that of each (--gpu 8xh100 says both)."""
+    parallel: str | None
+    """How they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2 (fully_shard), tp=N
+    (tensor parallel), fsdp2+tp=N, pp=N (pipeline).
+    """
+    rank: int | None
+    """The rank to report (default: the one that takes most)."""
+    bucket_cap_mb: int | None
+    """DDP: MiB of gradients in a bucket (default: 25, and 1 in the first)."""
+    gradient_as_bucket_view: bool
+    """DDP: gradients lie in the buckets."""
+    static_graph: bool
+    """DDP: the graph never changes."""
+    find_unused_parameters: bool
+    """DDP: look for parameters that got no gradient."""
+    parameters_as_bucket_view: bool
+    """ZeroRedundancyOptimizer: parameters lie in buckets of each rank."""
+    no_sync: bool
+    """Accumulate without reducing: no_sync(), set_requires_gradient_sync(False)."""
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None
+    """FSDP2, MixedPrecisionPolicy: the type to gather and compute in."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None
+    """FSDP2, MixedPrecisionPolicy: the type that gradients are reduced in."""
+    output_dtype: Literal["fp32", "bf16", "fp16"] | None
+    """FSDP2, MixedPrecisionPolicy: the type of a module's outputs."""
+    reshard_after_forward: bool | int | str | None
+    """FSDP2: true, false, or a number of ranks to reshard to (default: true for layers, false for
+    the root).
+    """
+    fsdp_wrap: Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
+    """FSDP2: what fully_shard is called on besides the model itself."""
+    replicate: int
+    """FSDP2: copies of the shards (HSDP)."""
+    cpu_offload: bool
+    """FSDP2: CPUOffloadPolicy; shards, gradients, states on the host."""
+    sequence_parallel: bool
+    """Tensor parallel: norms and residuals are cut along the sequence."""
+    loss_parallel: bool
+    """Tensor parallel: logits stay cut along the vocabulary."""
+    schedule: Literal["GPipe", "1F1B", "Interleaved1F1B"]
+    """Pipeline: the order of microbatches."""
+    microbatches: int | None
+    """Pipeline: equal parts of the batch (default: one for each sequence)."""
+    stages_per_rank: int
+    """Pipeline: stages of each rank, if interleaved."""
+    expandable_segments: bool
+    """Run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)."""
+    torch: str
+    """The version of PyTorch whose rules are followed; name the CUDA of a build that is not PyPI's:
+    2.11+cu128.
+    """
+    transformers: str
+    """The version of transformers whose modelling code is followed."""
+    batch_size: int
+    """Batch, as other tools call it."""
+    seq_len: int | None
+    """Block, as other tools call it."""
+    sequence_length: int | None
+    """Block, as other tools call it."""
+    gradient_accumulation_steps: int
+    """Grad_accum, as other tools call it."""
+
+
+class RunFields(JobFields, total=False):
+    """A job's fields, and files that say how a model is trained."""
+
+    config: str | Path | Sequence[str | Path]

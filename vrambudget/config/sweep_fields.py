@@ -1,0 +1,156 @@
+"""The fields of a job as types, each with one value or with many: what `sweep` takes.
+
+Made by tests/job_fields.py from the fields of `Job`; `JobFields` says what each is.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypedDict
+
+
+class SweepFields(TypedDict, total=False):
+    """The fields of a job, each with one value or with many."""
+
+    batch: int | Iterable[int]
+    block: int | Iterable[int | None] | None
+    task: (
+        Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
+        | Iterable[Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"] | None]
+        | None
+    )
+    target_len: int | Iterable[int | None] | None
+    image_size: int | Iterable[int | None] | None
+    rows: Literal["full", "padded"] | Iterable[Literal["full", "padded"]]
+    attention_mask: (
+        Literal["none", "ones", "padding"]
+        | Iterable[Literal["none", "ones", "padding"] | None]
+        | None
+    )
+    causal_mask: Literal["built", "skipped"] | Iterable[Literal["built", "skipped"] | None] | None
+    mode: (
+        Literal["train", "eval", "generate", "forward"]
+        | Iterable[Literal["train", "eval", "generate", "forward"]]
+    )
+    loop: (
+        Literal["plain", "accelerate", "lightning", "trainer"]
+        | Iterable[Literal["plain", "accelerate", "lightning", "trainer"]]
+    )
+    precision: (
+        Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
+        | Iterable[Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]]
+    )
+    weights: (
+        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
+    )
+    optimizer: (
+        Literal[
+            "adamw",
+            "adam",
+            "sgd",
+            "sgd-momentum",
+            "adafactor",
+            "muon",
+            "lion",
+            "lion-8bit",
+            "adamw-8bit",
+            "paged-adamw-8bit",
+            "none",
+        ]
+        | Iterable[
+            Literal[
+                "adamw",
+                "adam",
+                "sgd",
+                "sgd-momentum",
+                "adafactor",
+                "muon",
+                "lion",
+                "lion-8bit",
+                "adamw-8bit",
+                "paged-adamw-8bit",
+                "none",
+            ]
+        ]
+    )
+    optimizer_impl: (
+        Literal["foreach", "fused", "for-loop"]
+        | Iterable[Literal["foreach", "fused", "for-loop"] | None]
+        | None
+    )
+    clip: float | Iterable[float | None] | None
+    grad_accum: int | Iterable[int]
+    steps: int | Iterable[int]
+    label_smoothing: float | Iterable[float]
+    zero_grad: Literal["none", "zeros", "late"] | Iterable[Literal["none", "zeros", "late"]]
+    forward_returns: Literal["outputs", "loss"] | Iterable[Literal["outputs", "loss"]]
+    keep_outputs: bool | Iterable[bool]
+    model_mode: Literal["train", "eval"] | Iterable[Literal["train", "eval"]]
+    eval_batches: int | Iterable[int | None] | None
+    eval_batch: int | Iterable[int | None] | None
+    eval_first: bool | Iterable[bool]
+    eval_gather: bool | Iterable[bool]
+    attention: Literal["sdpa", "eager"] | Iterable[Literal["sdpa", "eager"]]
+    experts: Literal["grouped_mm", "eager"] | Iterable[Literal["grouped_mm", "eager"]]
+    routing: Literal["uniform", "worst"] | Iterable[Literal["uniform", "worst"]]
+    checkpointing: (
+        Literal["none", "full", "selective-2"] | Iterable[Literal["none", "full", "selective-2"]]
+    )
+    use_cache: bool | Iterable[bool]
+    dropout: float | Iterable[float | None] | None
+    lora_rank: int | Iterable[int | None] | None
+    lora_targets: str | Sequence[str] | Iterable[str | Sequence[str]]
+    lora_dropout: float | Iterable[float]
+    freeze: str | Sequence[str] | Iterable[str | Sequence[str]]
+    quant: Literal["nf4"] | Iterable[Literal["nf4"] | None] | None
+    double_quant: bool | Iterable[bool]
+    prompt: int | Iterable[int | None] | None
+    new: int | Iterable[int]
+    cache: Literal["dynamic", "none"] | Iterable[Literal["dynamic", "none"]]
+    sample: bool | Iterable[bool]
+    temperature: float | Iterable[float]
+    top_k: int | Iterable[int]
+    top_p: float | Iterable[float]
+    num_beams: int | Iterable[int]
+    num_return: int | Iterable[int]
+    padding: Literal["none", "left"] | Iterable[Literal["none", "left"]]
+    prefill_chunk: int | Iterable[int | None] | None
+    logits_to_keep: int | Iterable[int]
+    ranks: int | Iterable[int | None] | None
+    parallel: str | Iterable[str | None] | None
+    rank: int | Iterable[int | None] | None
+    bucket_cap_mb: int | Iterable[int | None] | None
+    gradient_as_bucket_view: bool | Iterable[bool]
+    static_graph: bool | Iterable[bool]
+    find_unused_parameters: bool | Iterable[bool]
+    parameters_as_bucket_view: bool | Iterable[bool]
+    no_sync: bool | Iterable[bool]
+    param_dtype: (
+        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
+    )
+    reduce_dtype: (
+        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
+    )
+    output_dtype: (
+        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
+    )
+    reshard_after_forward: bool | int | str | Iterable[bool | int | str | None] | None
+    fsdp_wrap: (
+        Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
+        | Iterable[Literal["blocks", "root", "torchtitan", "torchtitan-2024"]]
+    )
+    replicate: int | Iterable[int]
+    cpu_offload: bool | Iterable[bool]
+    sequence_parallel: bool | Iterable[bool]
+    loss_parallel: bool | Iterable[bool]
+    schedule: (
+        Literal["GPipe", "1F1B", "Interleaved1F1B"]
+        | Iterable[Literal["GPipe", "1F1B", "Interleaved1F1B"]]
+    )
+    microbatches: int | Iterable[int | None] | None
+    stages_per_rank: int | Iterable[int]
+    expandable_segments: bool | Iterable[bool]
+    torch: str | Iterable[str]
+    transformers: str | Iterable[str]
+    batch_size: int | Iterable[int]
+    seq_len: int | Iterable[int | None] | None
+    sequence_length: int | Iterable[int | None] | None
+    gradient_accumulation_steps: int | Iterable[int]
