@@ -21,6 +21,7 @@ from vrambudget.config.versions import BASELINE, CHECKED
 from vrambudget.models import model_types
 
 NEEDS_CUDA_TORCH = {"rehearse", "compare", "measure"}
+COMPILES = "--compile"  # for as long as PyTorch's compiler takes
 SERVES = {"page"}  # until it is interrupted; or downloads a wheel
 NEEDS = {
     "sweep": "numpy",
@@ -58,7 +59,8 @@ def _runs(command: str) -> bool:
         w for w in words if w.endswith((".json", ".jsonl")) and words[words.index(w) - 1] != "-o"
     ]
     own = all(word == "path/to/config.json" or (pages.ROOT / word).exists() for word in files)
-    return words[0] not in NEEDS_CUDA_TORCH | SERVES and "auto" not in words and own
+    slow = NEEDS_CUDA_TORCH | SERVES
+    return words[0] not in slow and not {"auto", COMPILES} & set(words) and own
 
 
 def _outputs() -> list[object]:

@@ -121,8 +121,13 @@ def resolve(
         count, named = count_of_gpus(named)
         fields = {"ranks": count, **fields} if count > 1 else fields
     defaults = {**known.job_defaults, **found.job_defaults}
+    if fields.get("compile"):
+        from vrambudget.compiled.config import compiler_version  # noqa: PLC0415 - few jobs compile
+
+        defaults["torch"] = compiler_version()
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     card = None if named is None else find_gpu(named)
+    known = compiling(known, found.values) if job.compile else known
     return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
 
 
@@ -136,6 +141,13 @@ def _of_module(
     job = Job.with_defaults(fields, known.job_defaults)
     card = None if gpu is None else find_gpu(gpu)
     return Scenario(known.model_type, known, job.resolve(known.for_job(job)), card)
+
+
+def compiling(known: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration of a model that is compiled."""
+    from vrambudget.compiled.config import compiled_config  # noqa: PLC0415 - few jobs compile
+
+    return compiled_config(known, keys)
 
 
 def _config_of(found: FoundModel) -> ModelConfig:

@@ -57,6 +57,10 @@ def simulate(
 
     `shown`: a decoding step that is to be on the tape itself; most are not.
     """
+    if job.compile:
+        from vrambudget.compiled.padding import fullest  # noqa: PLC0415 - few jobs compile
+
+        return fullest(config, lambda known: simulate_routed(known, job, platform, "uniform"))
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())

@@ -28,7 +28,7 @@ from vrambudget.config.record import check_keys, job_of_record
 from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario
+from vrambudget.estimator import Scenario, compiling
 from vrambudget.models import config_class
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -229,6 +229,8 @@ def _task(record: Mapping[str, Any]) -> Scenario:
     found = find_model(record.get("model", ""))
     config = load_config(found.values, config_class, where=found.where)
     job = job_of_record(record)
+    if job.compile:
+        config = compiling(config, found.values)
     gpu = find_gpu(str(record.get("card") or record["measured"].get("device", "")))
     return Scenario(found.name, config, job.resolve(config.for_job(job)), gpu)
 

@@ -126,6 +126,8 @@ def _next_step(scenario: Scenario, budget: Budget) -> str:
         return "name a GPU, for example --gpu 12GB, to see whether it fits"
     if scenario.job.mode == "generate":
         return _next_of_generation(scenario, budget)
+    if scenario.job.compile:  # each batch would be compiled
+        return "`vrambudget fit` with the same options finds the largest batch"
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
 
     batch, _ = largest_batch(scenario)

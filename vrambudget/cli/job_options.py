@@ -31,6 +31,10 @@ SWITCHES = {
         "--use-cache",
         "the model caches keys and values in training too: config.use_cache, transformers' default",
     ),
+    "compile": (
+        "--compile",
+        "the model runs under torch.compile; needs torch: pip install 'vrambudget[torch]'",
+    ),
     "double_quant": ("--no-double-quant", "keep the scales of 4-bit blocks in float32"),
     "expandable_segments": (
         "--expandable-segments",

@@ -7,7 +7,7 @@ under `no_grad`. The loop's variables hold the last outputs while the next forwa
 
 The model (`ModelConfig`) and the GPU also decide memory; they are not part of a job.
 
-Not modelled: data loaders that prefetch onto the GPU, `torch.compile`.
+Not modelled: data loaders that prefetch onto the GPU.
 """
 
 from collections.abc import Iterable, Mapping

@@ -40,7 +40,7 @@ def knows(model_type: str) -> bool:
 def image_shape(config: FollowedConfig) -> tuple[int, int, int]:
     """Return channels, height and width of the images that the model reads."""
     assert config.job is not None  # noqa: S101 - the caller saw it
-    return image_shape_of(_configuration(config.keys, config.job))
+    return image_shape_of(configuration(config.keys, config.job))
 
 
 def layers_at_random(config: FollowedConfig) -> list[str]:
@@ -58,7 +58,7 @@ def live_model(config: FollowedConfig, task: Task) -> Live:
     assert job is not None  # noqa: S101 - a model is built for a job
     transformers.logging.set_verbosity_error()
     kernels.unchecked.clear()
-    own = _configuration(config.keys, job)
+    own = configuration(config.keys, job)
     make = getattr(transformers, AUTO_CLASSES[task]).from_config
     dtype = TORCH_DTYPE[context.options.dtype]
     mode = Following()
@@ -67,22 +67,24 @@ def live_model(config: FollowedConfig, task: Task) -> Live:
             with torch.device(CARD):
                 module = built(make, own, attention=job.attention, dtype=dtype)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _unbuilt(config, task, error) from error
+            raise unbuilt(config.model_type, task, error) from error
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Live(module, mode, values_of(job, config.image_shape), loss_of_outputs)
 
 
-def _unbuilt(config: FollowedConfig, task: Task, error: Exception) -> NotModelledError:
+def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
+    """Return the error for a model that transformers does not build."""
     first = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     return NotModelledError(
-        f"transformers builds no {config.model_type} for {task}: {first}",
+        f"transformers builds no {model_type} for {task}: {first}",
         hint="another --task may be what it is for",
     )
 
 
-def _configuration(keys: Mapping[str, Any], job: Job) -> Any:
+def configuration(keys: Mapping[str, Any], job: Job) -> Any:
+    """Return transformers' configuration of a job's model."""
     own = transformers.AutoConfig.for_model(**keys)
     if own.model_type == "t5":  # its configuration names neither
         own.decoder_start_token_id, own.pad_token_id = 0, 0

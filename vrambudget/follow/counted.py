@@ -33,7 +33,8 @@ _PAIRS = (
 TORCH_DTYPE = dict(_PAIRS)
 """torch's dtype of ours."""
 
-_DTYPE = {theirs: ours for ours, theirs in _PAIRS}
+DTYPE = {theirs: ours for ours, theirs in _PAIRS}
+"""Ours of torch's, where there is one."""
 
 
 class Counted(torch.Tensor):
@@ -72,9 +73,9 @@ def counted(v: Tensor, known: Any = None, base: Counted | None = None) -> Counte
 
 def dtype_of(theirs: torch.dtype) -> DType:
     """Return our dtype of torch's. Raises NotModelledError for exotic ones."""
-    if theirs not in _DTYPE:
+    if theirs not in DTYPE:
         raise NotModelledError(f"tensors of type {theirs} are not followed")
-    return _DTYPE[theirs]
+    return DTYPE[theirs]
 
 
 def meta_of(v: Tensor) -> torch.Tensor:

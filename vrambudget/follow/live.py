@@ -5,7 +5,7 @@ engine's modules (paths on the tape, freezing, counting) finds the same names as
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,9 +17,11 @@ from vrambudget.errors import NotModelledError, TooLargeError
 from vrambudget.follow.counted import Counted, counted
 from vrambudget.follow.mode import REHEARSE, Following
 from vrambudget.follow.patches import running
+from vrambudget.follow.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.training.freeze import freeze
 
+T = TypeVar("T")
 Loss = Callable[[Any, Mapping[str, Any]], Any]
 """From a module's outputs and its batch to the loss."""
 
@@ -35,11 +37,17 @@ class Live(Module):
 
     def _attach(self) -> None:
         """Make the shadows of the module as it is now."""
-        numbers: dict[int, Module] = {}
-        _shadow(self, self._module, self._mode, {}, numbers)
-        self._mode.shadows = numbers
+        self._mode.shadows = shadow(self, self._module, self._parameter_of)
         head = getattr(self._module, "get_output_embeddings", lambda: None)()
         self._mode.head = id(head) if head is not None else 0
+
+    def _parameter_of(self, weight: torch.Tensor) -> Parameter | None:
+        """Return a counted parameter's tensor, from now on one that the engine knows as such."""
+        ours = self._mode.counted_of(weight)
+        if ours is None:
+            return None
+        ours.v = as_parameter(ours.v)
+        return ours.v
 
     def adapt(self, job: Job) -> None:
         """Freeze parameters and let PEFT put its adapters in, as the job says."""
@@ -64,7 +72,7 @@ class Live(Module):
             outputs, loss = self._called(given)
             context.purpose = before
         del given
-        tensors = _tensors_in(outputs)
+        tensors = tensors_in(outputs, Counted)
         logits = next((x for x in tensors if x is not loss), loss)
         others = tuple(x.v for x in tensors if x is not loss and x is not logits)
         if logits is None:
@@ -88,45 +96,13 @@ class Live(Module):
             ) from error
 
 
-def _shadow(
-    shadow: Module,
-    module: torch.nn.Module,
-    mode: Following,
-    parameters: dict[int, Parameter],
-    numbers: dict[int, Module],
-) -> None:
-    numbers[id(module)] = shadow
-    for name, weight in module._parameters.items():  # noqa: SLF001 - their order, shared ones too
-        ours = None if weight is None else mode.counted_of(weight)
-        if ours is not None:
-            if id(ours) not in parameters:
-                parameters[id(ours)] = _parameter(ours)
-            setattr(shadow, name, parameters[id(ours)])
-    for name, child in module.named_children():
-        below = Module()
-        setattr(shadow, name, below)
-        _shadow(below, child, mode, parameters, numbers)
-
-
-def _parameter(ours: Counted) -> Parameter:
-    """Let a counted parameter's tensor be one that the engine knows as a parameter."""
-    v = ours.v
-    if isinstance(v, Parameter):
-        return v
-    parameter = Parameter.__new__(Parameter)
-    Tensor.__init__(parameter, v.shape, v.dtype, v.storage, v.strides)
-    parameter.requires_grad = v.requires_grad
-    ours.v = parameter
-    return parameter
-
-
-def _tensors_in(value: Any) -> list[Counted]:
-    """Return the counted tensors in a module's outputs, each once."""
-    found: dict[int, Counted] = {}
+def tensors_in(value: Any, kind: type[T]) -> list[T]:
+    """Return the tensors of a kind in a module's outputs, each once."""
+    found: dict[int, T] = {}
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, Counted):
+        if isinstance(item, kind):
             found.setdefault(id(item), item)
         elif isinstance(item, Mapping):
             stack += reversed([*item.values()])

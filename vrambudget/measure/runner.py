@@ -56,6 +56,8 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
         raise ValueError("generation is not measured yet: only estimated")
     if job.get("parallel"):
         raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
+    if job.get("compile") and job.get("loop", "plain") == "plain":  # Trainer compiles by itself
+        model = torch.compile(model)
     loop = real_loop(job.get("loop", "plain"))
     run = Run(model, job, result, on_phase, lambda: build_model(job))
     held = loop.train(run) if job.get("mode", "train") == "train" else loop.evaluate(run)

@@ -36,3 +36,8 @@ class Modules(Settings, defer_build=True, title="model"):
     dropout: Probability | None = Field(
         None, description="dropout probability everywhere (default: the model's own)"
     )
+    compile: bool = Field(
+        default=False,
+        description="the model runs under torch.compile: PyTorch's own compiler is followed, which"
+        " needs torch (pip install 'vrambudget[torch]')",
+    )

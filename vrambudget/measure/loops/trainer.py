@@ -65,6 +65,7 @@ def _trainer(run: Run, folder: str) -> Any:
         args=TrainingArguments(
             **arguments(run, folder),
             use_cache=bool(run.settings.get("use_cache")),
+            torch_compile=bool(run.settings.get("compile")),
             label_smoothing_factor=run.settings.get("label_smoothing", 0.0),
         ),
         train_dataset=run.rows(trained_rows),

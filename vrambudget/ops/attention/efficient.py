@@ -51,9 +51,7 @@ def efficient_attention(
         rows = -(-Sq // _LOGSUMEXP_ALIGNMENT) * _LOGSUMEXP_ALIGNMENT
         logsumexp = empty((B, H, rows), float32)
         kept += (keep(logsumexp),)
-    if dtype is not float32 and max(D, Dv) > _WIDEST_IN_REGISTERS:
-        accumulator = empty((B, Sq, H, Dv), float32)
-        del accumulator
+    forward_buffers(q.shape, Dv, dtype)
     kept += (keep(out, when=wanted),)
     bias_shape = bias.shape if bias is not None and bias.requires_grad else None
 
@@ -61,10 +59,18 @@ def efficient_attention(
         dy = contiguous(heads_last(dy))
         dq, dk, dv = (empty(s, dtype) for s in ((B, Sq, H, D), (B, Sk, H, D), (B, Sk, H, Dv)))
         dbias = None if bias_shape is None else _bias_gradient(bias_shape, dtype)
-        _backward_temporaries((B, H, Sq, D), Sk, Dv, dtype, dropout)
+        backward_buffers((B, H, Sq, D), Sk, Dv, dtype, dropout)
         return heads_last(dq), heads_last(dk), heads_last(dv), dbias
 
     return record("efficient_attention", out, inputs=inputs, saved=kept, backward=backward)
+
+
+def forward_buffers(q: Shape, Dv: int, dtype: DType) -> None:
+    """Allocate and free what forward makes besides its results."""
+    B, H, Sq, D = q
+    if dtype is not float32 and max(D, Dv) > _WIDEST_IN_REGISTERS:
+        accumulator = empty((B, Sq, H, Dv), float32)
+        del accumulator
 
 
 def _rng_state(dropout: float) -> list[Tensor]:
@@ -81,7 +87,8 @@ def _bias_gradient(shape: Shape, dtype: DType) -> Tensor:
     return Tensor(shape, dtype, whole.storage, whole.actual_strides())
 
 
-def _backward_temporaries(q: Shape, Sk: int, Dv: int, dtype: DType, dropout: float) -> None:
+def backward_buffers(q: Shape, Sk: int, Dv: int, dtype: DType, dropout: float) -> None:
+    """Allocate and free what backward makes besides gradients."""
     B, H, Sq, D = q
     tile = backward_tile(context.platform, dtype, max(D, Dv), dropout=bool(dropout))
     delta = empty((B, H, Sq), float32) if tile.makes_delta else _delta(B, H, Sq, Dv, dtype)

@@ -18,7 +18,7 @@ Not modelled: deterministic algorithms, nested tensors.
 
 import math
 
-from vrambudget.dtypes import float32, int64
+from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty
@@ -48,30 +48,37 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     q_layout, k_layout, v_layout = (Layout.of(heads_last(x)) for x in (q, k, v))
     out = heads_last(q_layout.empty())
     logsumexp = empty((B, H, Sq), float32)
-    accumulators = [] if dropout else _split_accumulators(q.shape, k.shape)
+    accumulators = [] if dropout else split_accumulators(q.shape, k.shape)
     rng_state = _rng_state(dropout)
     del accumulators
     kept_results = tuple(keep(x, when=wanted) for x in (out, logsumexp, *rng_state))
     out_layout = Layout.of(heads_last(out))
     out_is_contiguous = heads_last(out).is_contiguous
-    rows = -(-Sq // _ROWS) * _ROWS
 
     def backward(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dy = contiguous(heads_last(dy))
         out_copy = None if out_is_contiguous else empty(out_layout.shape, out_layout.dtype)
         dq, dk, dv = q_layout.empty(), k_layout.empty(), v_layout.empty()
-        softmax_d = empty((B, H, rows), float32)
-        dq_accum = empty((B, rows, H, _rounded(D)), float32)
-        if k_layout.shape[2] != H:
-            expanded = (B, k_layout.shape[1], H, D)
-            dk_expanded, dv_expanded = empty(expanded, dk.dtype), empty(expanded, dv.dtype)
-            del dk_expanded, dv_expanded
-        del dq_accum, softmax_d, out_copy
+        backward_buffers((B, H, Sq, D), (k_layout.shape[2], k_layout.shape[1]), dk.dtype)
+        del out_copy
         return heads_last(dq), heads_last(dk), heads_last(dv)
 
     return record(
         "flash_attention", out, inputs=(q, k, v), saved=kept + kept_results, backward=backward
     )
+
+
+def backward_buffers(q: Shape, k: tuple[int, int], dtype: DType) -> None:
+    """Allocate and free what backward makes besides gradients; k: its heads and its length."""
+    (B, H, Sq, D), (Hk, Sk) = q, k
+    rows = -(-Sq // _ROWS) * _ROWS
+    softmax_d = empty((B, H, rows), float32)
+    dq_accum = empty((B, rows, H, _rounded(D)), float32)
+    if Hk != H:
+        expanded = (B, Sk, H, D)
+        dk_expanded, dv_expanded = empty(expanded, dtype), empty(expanded, dtype)
+        del dk_expanded, dv_expanded
+    del dq_accum, softmax_d
 
 
 def _rng_state(dropout: float) -> list[Tensor]:
@@ -87,7 +94,7 @@ def _rng_state(dropout: float) -> list[Tensor]:
     return [rng_state, unused]
 
 
-def _split_accumulators(q: Shape, k: Shape) -> list[Tensor]:
+def split_accumulators(q: Shape, k: Shape) -> list[Tensor]:
     """Return what the blocks that share a query row meet in."""
     (B, H, Sq, D), (_, Hk, Sk, _) = q, k
     if Sq == 1 and Hk < H:  # the query heads of a group are run as rows of one head

@@ -1,0 +1,19 @@
+"""`torch.compile`, followed: PyTorch's own compiler runs for a card that is not there.
+
+    dispatch.py    what PyTorch's C++ is told of tensors on the card
+    card.py        the card that torch.cuda and Inductor ask about
+    python_ops.py  operations whose C++ asks what only a card could answer
+    attention.py   which kernel scaled_dot_product_attention takes, and what it is called with
+    inductor.py    Inductor's wrappers run; its kernels are neither built nor launched
+    births.py      storages of fake tensors, on the tape
+    hidden.py      what kernels allocate besides what the wrapper shows
+    model.py       a compiled module, as the engine's loops call it
+    build.py       the module of a configuration
+    config.py      the configuration of a job that is compiled
+
+Dynamo, AOTAutograd (with its min-cut partitioner) and Inductor are PyTorch's, of the version that
+is installed. Only what would touch a card is answered here, by Python functions that stand in for
+PyTorch's while a model is built or called, and are taken back after it.
+
+This package needs torch; nothing in it needs a GPU, weights or memory for them.
+"""

@@ -1,0 +1,92 @@
+"""Storages of fake tensors on the tape: each is one of the engine's while it lives.
+
+PyTorch itself decides how long: the storage of a fake tensor on the card has no data, but the same
+references as on a card. What the compiler makes while it traces is none of the job's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch._guards import CompileContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.hidden import buffers, copied, on_host
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor
+from vrambudget.follow.counted import DTYPE, TORCH_DTYPE, dtype_of
+from vrambudget.tape.events import Storage
+
+_CALLED = {"empty_strided": "compiled_code"}  # the buffers of Inductor's wrappers
+
+
+class CardMode(FakeTensorMode):
+    """The fake mode of a job: what runs in it, runs on the card."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # a cached result would be born before its inputs die
+        self._is_quiet = False
+        self._storages: dict[int, tuple[Any, Storage]] = {}
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; note what it made."""
+        if self._is_quiet or CompileContext.try_get() is not None:
+            return super().dispatch(func, types, args, kwargs)
+        name = func.__name__.split(".")[0]
+        context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))
+        copies = copied(name, args)
+        result = super().dispatch(func, types, args, kwargs)
+        elsewhere = set(map(id, on_host(name, result)))
+        for x in tree_leaves(result):
+            if isinstance(x, FakeTensor) and id(x) not in elsewhere:
+                self._note(x)
+        buffers(func, name, args, result)
+        del copies
+        return result
+
+    def _note(self, x: FakeTensor) -> None:
+        if x.fake_device.type != CARD.type:
+            return
+        storage = x.untyped_storage()
+        if storage._cdata not in self._storages:
+            dtype = DTYPE.get(x.dtype)  # random states are of a type of their own
+            content = None if dtype is None else (tuple(x.shape), dtype)
+            ours = Storage(
+                context.tape, storage.nbytes(), context.purpose, context.operation, content
+            )
+            self._bind(storage, ours)
+
+    def _bind(self, storage: Any, ours: Storage) -> None:
+        key, storages = storage._cdata, self._storages
+        storages[key] = (weakref.ref(storage, lambda _: storages.pop(key)), ours)
+
+    def storage_of(self, x: torch.Tensor) -> Storage:
+        """Return the storage on the tape of a fake tensor."""
+        return self._storages[x.untyped_storage()._cdata][1]
+
+    def tensor_of(self, x: torch.Tensor) -> Tensor:
+        """Return the engine's tensor of a fake one."""
+        strides = None if x.is_contiguous() else tuple(x.stride())
+        return Tensor(tuple(x.shape), dtype_of(x.dtype), self.storage_of(x), strides)
+
+    def fake_of(self, v: Tensor) -> torch.Tensor:
+        """Return a fake tensor that holds the storage of one of the engine's."""
+        self._is_quiet = True
+        try:
+            with self:
+                x = torch.empty_strided(
+                    v.shape, v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
+                )
+        finally:
+            self._is_quiet = False
+        self._bind(x.untyped_storage(), v.storage)
+        return x
+
+    def alive_since(self, first: int) -> list[int]:
+        """Return the storages from number `first` on that live."""
+        return [ours.index for _, ours in self._storages.values() if ours.index >= first]

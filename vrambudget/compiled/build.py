@@ -1,0 +1,83 @@
+"""The module of a job on the fake card: built from its configuration, or a live one laid down."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vrambudget.auto_classes import AUTO_CLASSES, built
+from vrambudget.compiled.births import CardMode
+from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.model import Compiled, on_card
+from vrambudget.config.job import Job
+from vrambudget.engine.context import context, made_for
+from vrambudget.follow import kernels
+from vrambudget.follow.build import configuration, unbuilt
+from vrambudget.follow.counted import TORCH_DTYPE
+from vrambudget.follow.live import loss_of_outputs
+from vrambudget.tape.events import Purpose
+
+
+def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled:
+    """Return the model that a configuration's keys make, on the fake card."""
+    kernels.unchecked.clear()
+    mode = CardMode()
+    with on_card(mode), made_for(Purpose.WEIGHTS):
+        if keys.get("model_type") == "nanogpt":
+            module = _nanogpt(keys, job)
+        else:
+            module = _from_transformers(keys, job)
+    return Compiled(module, mode, loss_of_outputs, pads=pads)
+
+
+def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:
+    import transformers  # noqa: PLC0415 - nanoGPT needs none
+
+    transformers.logging.set_verbosity_error()
+    assert job.task is not None  # noqa: S101 - resolved by the caller
+    make = getattr(transformers, AUTO_CLASSES[job.task]).from_config
+    dtype = TORCH_DTYPE[context.options.dtype]
+    try:
+        with torch.device(CARD):
+            module = built(make, configuration(keys, job), attention=job.attention, dtype=dtype)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise unbuilt(str(keys["model_type"]), job.task, error) from error
+    module.config.use_cache = job.use_cache
+    if job.checkpointing == "full":
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return module
+
+
+def _nanogpt(keys: Mapping[str, Any], job: Job) -> Any:
+    from vrambudget.measure.nanogpt import GPT  # noqa: PLC0415 - only this model needs it
+
+    sizes = {**keys, "block_size": job.block, "dropout": job.dropout or 0.0}
+    with torch._C._DisableTorchDispatch(), torch.device("meta"):
+        module = GPT(sizes).to(TORCH_DTYPE[context.options.dtype])
+    lay_down(module)
+    return module
+
+
+def lay_down(module: torch.nn.Module) -> None:
+    """Move a module's tensors to the card as `module.to("cuda")` does, one after the other.
+
+    Source: torch/nn/modules/module.py (_apply): children first, then a module's own.
+    """
+    _lay(module, {})
+
+
+def _lay(module: torch.nn.Module, moved: dict[int, Any]) -> None:
+    for child in module.children():
+        _lay(child, moved)
+    for own in (module._parameters, module._buffers):
+        for name, x in own.items():
+            if x is not None:
+                if id(x) not in moved:
+                    moved[id(x)] = _on_card(x)
+                own[name] = moved[id(x)]
+
+
+def _on_card(x: Any) -> Any:
+    y = torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device=CARD)
+    is_parameter = isinstance(x, torch.nn.Parameter)
+    return torch.nn.Parameter(y, requires_grad=x.requires_grad) if is_parameter else y

@@ -1,0 +1,108 @@
+"""The configuration of a job that is compiled: the model's keys, and what its family says of it.
+
+This is all that an estimate sees of it. Building the model imports torch, whose installed version
+compiles; the rules around it are those of the job's version.
+
+Not modelled: torch.compile's modes and options, dynamic shapes, several GPUs, generation, 4-bit
+weights, Lightning's and accelerate's loops.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from pydantic import Field, create_model
+
+from vrambudget.compiled.findings import findings
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.versions import default_version, installed_version, plain_version
+from vrambudget.errors import NotModelledError
+
+CHECKED = ("2.11", "2.13")
+"""Versions of torch whose compiler was held against rehearsals, the oldest first."""
+
+_PLATFORMS = ("linux",)
+_COUNTED: Mapping[str, tuple[Any, ...]] = {
+    "mode": ("train", "eval"),
+    "loop": ("plain",),
+    "ranks": (None, 1),
+    "quant": (None,),
+}
+"""What a compiled job may be: field and values."""
+
+REHEARSE = "`vrambudget rehearse` runs compiled jobs, on Linux with PyTorch's CUDA build"
+
+
+class CompiledConfig(ModelConfig):
+    """What a family's configuration has besides, for a job with `compile`: see compiled_config."""
+
+    keys: Mapping[str, Any] = Field(default_factory=dict, description="as they were found")
+    job: Job | None = Field(None, description="what decides how the model is built")
+    pads: bool = Field(default=False, description="what pad_mm's benchmark says")
+
+    def for_job(self, job: Job) -> Self:
+        """Return the configuration with the job that its model is built for."""
+        return super().for_job(job).model_copy(update={"job": job})
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the compiler told."""
+        yield from findings.notes()
+
+    def doubts(self) -> Iterator[str]:
+        """Yield the operations that were counted by their results alone."""
+        from vrambudget.follow import kernels  # noqa: PLC0415 - it imports torch
+
+        yield from kernels.doubts()
+
+    def build(self, task: Task) -> Any:
+        """Return the model with the head for `task`, its weights allocated."""
+        job = self.job
+        assert job is not None  # noqa: S101 - a model is built for a job
+        if not job.compile:
+            return super().build(task)
+        _refuse(job)
+        from vrambudget.compiled.build import compiled_model  # noqa: PLC0415 - it imports torch
+
+        return compiled_model(self.keys, job, pads=self.pads)
+
+
+def compiled_config(plain: ModelConfig, keys: Mapping[str, Any]) -> CompiledConfig:
+    """Return a family's configuration for a job that is compiled."""
+    kind = type(plain)
+    made = create_model(f"Compiled{kind.__name__}", __base__=(CompiledConfig, kind))
+    found: CompiledConfig = made.model_construct(**dict(plain), keys=dict(keys))  # type: ignore[assignment]
+    return found
+
+
+def compiler_version() -> str:
+    """Return the version of torch that a compiled job runs, where it names none: its compiler's."""
+    named = os.environ.get("VRAMBUDGET_TORCH")
+    return named or plain_version(installed_version("torch")) or default_version("torch")
+
+
+def _refuse(job: Job) -> None:
+    """Raise NotModelledError where PyTorch's compiler cannot run, or was not checked."""
+    if importlib.util.find_spec("torch") is None:
+        raise NotModelledError(
+            "torch.compile is followed by PyTorch's own compiler, and torch is not installed",
+            hint=f"pip install 'vrambudget[torch]'; {REHEARSE}",
+        )
+    if not sys.platform.startswith(_PLATFORMS):
+        raise NotModelledError(f"torch.compile is not followed on {sys.platform}", hint=REHEARSE)
+    installed = plain_version(installed_version("torch")) or "of an unknown version"
+    if installed.partition("+")[0] not in CHECKED:
+        raise NotModelledError(
+            f"torch {installed} is installed, whose compiler was not checked",
+            hint=f"checked are {' and '.join(CHECKED)}; {REHEARSE}",
+        )
+    for name, counted in _COUNTED.items():
+        value = getattr(job, name)
+        if value not in counted:
+            raise NotModelledError(
+                f"{name} is {value!r}, which is not modelled for a compiled model", hint=REHEARSE
+            )
+    findings.compiler, findings.rules = installed, job.torch

@@ -1,0 +1,144 @@
+"""What PyTorch's C++ is told of fake tensors on the card, so that its autograd runs without one.
+
+C++ asks a fake tensor for its device through Python (`prim.device`). Told "cuda", autograd looks
+for streams and a device count, which a build without CUDA has not, nor one without a card. Told
+"xla", it runs on the caller's thread without streams, and autocast takes the tensor as one of
+CUDA's (`is_autocast_eligible`). Python code goes on seeing cuda:0.
+
+Autograd asks each device type for its guard. PyTorch has none for XLA by itself, so its own
+guard of the type meta, which does nothing, is registered for it, by PyTorch's own function.
+
+Source: torch/csrc/autograd/input_metadata.cpp, input_buffer.cpp; aten/src/ATen/autocast_mode.h;
+aten/src/ATen/DeviceAccelerator.cpp; c10/core/impl/DeviceGuardImplInterface.h (registerDeviceGuard);
+torch/_subclasses/fake_tensor.py, functional_tensor.py.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from vrambudget.compiled.config import REHEARSE
+from vrambudget.errors import NotModelledError
+
+CARD = torch.device("cuda:0")
+_TOLD = torch.device("xla:0")
+
+_XLA, _META = 9, 14  # of c10::DeviceType
+_DEVICE_TYPES = 22
+_REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_DEVICE = torch.ops.prim.device.default
+
+
+@contextmanager
+def told_of_the_card() -> Iterator[None]:
+    """Let C++ see tensors on the card as said above inside."""
+    _register_guard()
+    multithreading = torch.autograd.is_multithreading_enabled()
+    torch.autograd.set_multithreading_enabled(False)
+    try:
+        with ExitStack() as stack:
+            for change in _changes():
+                stack.enter_context(change)
+            yield
+    finally:
+        torch.autograd.set_multithreading_enabled(multithreading)
+
+
+def _changes() -> Iterator[Any]:
+    handlers: Any = fake_tensor._DISPATCH_META_HANDLERS
+    yield patch.dict(handlers, {_DEVICE: _told(handlers[_DEVICE])})
+    asked = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and _is_on_card(args[0]):
+            return _TOLD
+        return asked(cls, func, types, args, kwargs or {})
+
+    yield patch.object(FakeTensor, "__torch_dispatch__", classmethod(dispatch))
+    for mode in (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode):
+        own = mode.__torch_dispatch__
+        yield patch.object(mode, "__torch_dispatch__", _on_card(own))
+    yield patch.object(FunctionalTensor, "device", property(_functional_device), create=True)
+    for kind in (FakeTensor, FunctionalTensor):
+        for name, device in (("is_cuda", CARD), ("is_xla", _TOLD)):
+            answer = property(functools.partial(_is_on, device.type))
+            yield patch.object(kind, name, answer, create=True)
+    make = torch.Tensor._make_wrapper_subclass
+    yield patch.object(torch.Tensor, "_make_wrapper_subclass", staticmethod(_made(make)))
+    yield patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None, create=True)
+
+
+def _told(asked: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda args: _TOLD if _is_on_card(args[0]) else asked(args)
+
+
+def _is_on_card(x: Any) -> bool:
+    return (
+        isinstance(x, FakeTensor)
+        and x.fake_device.type == CARD.type
+        and not x.fake_mode.in_kernel_invocation
+    )
+
+
+def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a mode's dispatch to which a device that C++ read off a tensor is the card."""
+
+    @functools.wraps(own)
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and device.type == _TOLD.type:
+            kwargs = {**kwargs, "device": CARD}
+        return own(mode, func, types, args, kwargs)
+
+    return dispatch
+
+
+def _is_on(device_type: str, x: Any) -> bool:
+    return bool(x.device.type == device_type)
+
+
+def _functional_device(x: Any) -> torch.device:
+    return torch._from_functional_tensor(x.elem).device
+
+
+def _made(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the maker of wrappers: a functional tensor has the card's dispatch keys."""
+    place, asks = 7, 11  # of `device` and `dispatch_device`
+
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is FunctionalTensor and args[place - 1].type == _TOLD.type:
+            given = [*args]
+            given[place - 1], given[asks - 1] = CARD, True
+            args = tuple(given)
+        return make(cls, *args, **kwargs)
+
+    return made
+
+
+@functools.cache
+def _register_guard() -> None:
+    """Register the guard of meta for XLA, once. Raises NotModelledError where it cannot be."""
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    if not library.exists():
+        raise NotModelledError(
+            f"torch.compile is not followed with this build of PyTorch: no {library}",
+            hint=REHEARSE,
+        )
+    c10 = ctypes.CDLL(str(library))
+    guards = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
+    if not guards[_XLA]:
+        register = getattr(c10, _REGISTER)
+        register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
+        register(_XLA, guards[_META])

@@ -1,0 +1,45 @@
+"""What the compiler told of the job that was followed last, for its report."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vrambudget.units import format_bytes
+
+
+@dataclass(slots=True)
+class Findings:
+    """Graph breaks, and what pad_mm's benchmark decides."""
+
+    compiler: str = ""  # the version of torch that compiled
+    rules: str = ""  # the version of torch that the job names
+    padded: tuple[int, int] | None = None  # peak bytes requested without and with padding
+    asked: set[str] = field(default_factory=set)  # products that the benchmark decides about
+    breaks: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget what was told of another job."""
+        self.padded = None
+        self.asked.clear()
+        self.breaks.clear()
+
+    def notes(self) -> Iterator[str]:
+        """Yield what a user should know."""
+        yield f"compiled by PyTorch {self.compiler}'s own compiler"
+        if self.compiler != self.rules:
+            yield (
+                f"the job names torch {self.rules}, but torch {self.compiler} is installed and"
+                " compiles: what it fuses and keeps may differ"
+            )
+        if self.padded is not None:
+            plain, padded = self.padded
+            yield (
+                "PyTorch benchmarks on the card whether to pad matrix products:"
+                f" {format_bytes(plain)} requested if it does not, {format_bytes(padded)} if it"
+                " does; the larger is counted"
+            )
+        for line in self.breaks:
+            yield f"graph break: {line}"
+
+
+findings = Findings()
+"""Of the job that was followed last."""

@@ -1,0 +1,164 @@
+"""Inductor compiles, and its wrappers run: what they allocate and free is what a card would see.
+
+A wrapper is a Python function that allocates buffers, launches kernels and drops buffers. Here it
+allocates fake tensors, and kernels are neither built nor launched. Matrix products and operations
+that Inductor leaves to PyTorch run on fake tensors.
+
+Source: torch/_inductor/codecache.py (PyCodeCache), codegen/wrapper.py (write_header),
+async_compile.py, scheduler.py (create_backend), constant_folding.py, fx_passes/pad_mm.py.
+"""
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._inductor import codecache, compile_fx, config, scheduler
+from torch._inductor.codegen import triton as triton_codegen
+from torch._inductor.constant_folding import ConstantFolder
+from torch._inductor.fx_passes import joint_graph, pad_mm
+from torch.utils import _triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.findings import findings
+from vrambudget.compiled.hidden import product
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_LAUNCHING = ("triton", "torch._inductor.runtime")
+
+
+@contextmanager
+def without_kernels(*, pads: bool) -> Iterator[None]:
+    """Let Inductor compile without Triton or a card.
+
+    `pads`: what its benchmark, which only a card can run, says of all of them.
+    """
+
+    def should_pad(key: str) -> bool:
+        findings.asked.add(key)
+        return pads
+
+    cache = codecache.PyCodeCache
+    with ExitStack() as stack:
+        stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
+        for target, name, new in (
+            (cache, "load_by_key_path", classmethod(_load)),
+            (scheduler, "has_triton", lambda: True),
+            (pad_mm, "get_cached_should_pad", should_pad),
+            (pad_mm, "has_triton", lambda: True),
+            (compile_fx, "get_input_idxs_to_check", lambda *_: ()),  # of alignment: none lies odd
+        ):
+            stack.enter_context(patch.object(target, name, new))
+        for folder in (ConstantFolder, joint_graph.UniformValueConstantFolder):
+            if "_deduce_value" in vars(folder):
+                stack.enter_context(patch.object(folder, "_deduce_value", _on_cpu(folder)))
+        for module in (_triton, codecache, triton_codegen):
+            for name in ("triton_hash_with_backend", "triton_backend", "triton_key"):
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, lambda: "none"))
+        yield
+
+
+def _load(_cache: Any, key: str, path: str, *_: Any, **given: Any) -> ModuleType:
+    """Return a wrapper as a module, its allocations fake and its kernels nothing."""
+    module = ModuleType(f"wrapper_{key}")
+    module.__file__ = path
+    names = vars(module)
+    names["__builtins__"] = {**vars(builtins), "__import__": _imported}
+    exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)  # noqa: S102 - Inductor's own code
+    names.update(_ALLOCATIONS)
+    names["extern_kernels"] = _Extern(names["extern_kernels"])
+    names.update(given.get("attrs") or {})
+    return module
+
+
+class _Nothing:
+    """A kernel, or a module that has kernels: every call does nothing."""
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+
+_NOTHING = _Nothing()
+
+
+def _imported(name: str, *given: Any) -> Any:
+    """Import for a wrapper: what launches kernels is nothing."""
+    if name.startswith(_LAUNCHING) or name == "torch._inductor.async_compile":
+        return _NOTHING
+    if name == "torch._C" and len(given) > 2 and given[2]:  # noqa: PLR2004 - names from it
+        return _NOTHING
+    return builtins.__import__(name, *given)
+
+
+def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=CARD)
+
+
+def _reinterpret(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return torch.as_strided(x, size, stride, x.storage_offset() + offset)
+
+
+def _unchecked(*_: Any) -> None:
+    """Check nothing: strides of fake tensors are PyTorch's own."""
+
+
+_ALLOCATIONS = {
+    "empty_strided_cuda": _empty,
+    "reinterpret_tensor": _reinterpret,
+    "assert_size_stride": _unchecked,
+    "assert_alignment": _unchecked,
+}
+
+
+class _Extern:
+    """Inductor's extern_kernels: products write into buffers, others run on fake tensors."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._kernels, name)
+        return _product(name, kernel) if name in _PRODUCTS else kernel
+
+
+def _product(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        product(name, args)
+        out = kwargs.get("out")
+        return kernel(*args, **kwargs) if out is None else out
+
+    return run
+
+
+class _OnCpu(TorchDispatchMode):
+    """Makes on the CPU what would be made on the card: numbers that Inductor folds."""
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation with the CPU in the card's place."""
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        args = tuple(torch.device("cpu") if isinstance(a, torch.device) else a for a in args)
+        return func(*args, **kwargs)
+
+
+def _on_cpu(folder: Any) -> Callable[..., Any]:
+    own = folder._deduce_value
+
+    def deduce(self: Any, node: Any) -> Any:
+        on_cpu: Any = _OnCpu
+        with on_cpu():
+            return own(self, node)
+
+    return deduce

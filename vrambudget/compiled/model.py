@@ -1,0 +1,164 @@
+"""A compiled module, as the engine's loops call it.
+
+To the engine it is one operation: its forward makes what PyTorch's compiled code makes on the fake
+card, keeps what autograd keeps, and its backward is PyTorch's own.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from vrambudget.compiled.births import CardMode
+from vrambudget.compiled.card import named
+from vrambudget.compiled.config import REHEARSE
+from vrambudget.compiled.dispatch import told_of_the_card
+from vrambudget.compiled.findings import findings
+from vrambudget.compiled.inductor import without_kernels
+from vrambudget.compiled.python_ops import in_python
+from vrambudget.config.job import Job
+from vrambudget.engine.autograd import record
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.errors import NotModelledError
+from vrambudget.follow.counted import TORCH_DTYPE
+from vrambudget.follow.live import Loss, tensors_in
+from vrambudget.follow.shadows import as_parameter, shadow
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.tape.events import Purpose
+from vrambudget.training.freeze import freeze
+
+
+@contextmanager
+def on_card(mode: CardMode) -> Iterator[None]:
+    """Run PyTorch's code inside as on the job's card, compiled or not."""
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about fake tensors
+        stack.enter_context(told_of_the_card())
+        stack.enter_context(named(context.platform))
+        stack.enter_context(in_python())
+        stack.enter_context(mode)
+        yield
+
+
+class Compiled(Module):
+    """A torch module on the fake card; `forward` calls it compiled."""
+
+    def __init__(self, module: torch.nn.Module, mode: CardMode, loss: Loss, *, pads: bool) -> None:
+        self._module, self._mode, self._loss, self._pads = module, mode, loss, pads
+        self._ours: dict[int, Parameter] = {}
+        self._attach()
+        self._compiled: Callable[..., Any] | None = None
+
+    def _attach(self) -> None:
+        shadow(self, self._module, self._parameter_of)
+
+    def _parameter_of(self, weight: torch.Tensor) -> Parameter:
+        """Return the engine's parameter of a fake one, the same each time."""
+        found = self._ours.get(id(weight))
+        if found is None:
+            v = self._mode.tensor_of(weight)
+            v.requires_grad = weight.requires_grad
+            found = self._ours[id(weight)] = as_parameter(v)
+        return found
+
+    def adapt(self, job: Job) -> None:
+        """Freeze parameters and let PEFT put its adapters in, as the job says."""
+        freeze(self, job.freeze)
+        if job.lora_rank is None:
+            return
+        from vrambudget.follow.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
+
+        with on_card(self._mode):
+            self._module = with_lora(self._module, job)
+        for name in [name for name, value in vars(self).items() if isinstance(value, Module)]:
+            delattr(self, name)
+        self._attach()
+
+    def forward(self, **batch: Tensor) -> Outputs:
+        """Call the module as a loop does; its outputs' tensors are the engine's."""
+        self._module.train(self.training)
+        weights = list(self._module.parameters())
+        for weight in weights:
+            weight.requires_grad_(self._parameter_of(weight).requires_grad)
+        first = len(context.tape.sizes)
+        with on_card(self._mode), without_kernels(pads=self._pads), self._under_way():
+            outputs, loss = self._called(batch)
+        tensors = tensors_in(outputs, torch.Tensor)
+        logits = next((x for x in tensors if x is not loss), loss)
+        if logits is None:
+            raise NotModelledError(f"{type(self._module).__name__} returns no tensor")
+        others = tuple(
+            self._mode.tensor_of(x) for x in tensors if x is not loss and x is not logits
+        )
+        self._say_purposes(first, logits)
+        ours = self._mode.tensor_of(logits)
+        if not context.grad_enabled:
+            return Outputs(ours, ours, others)
+        graph = _Graph(self._mode, loss, [w for w in weights if w.requires_grad])
+        inputs = [self._parameter_of(w) for w in graph.weights]
+        result = self._mode.tensor_of(loss)
+        record("compiled", result, inputs=inputs, backward=graph.backward)
+        return Outputs(result, ours, others)
+
+    def _called(self, batch: Mapping[str, Tensor]) -> tuple[Any, Any]:
+        """Return outputs and loss. Raises NotModelledError where PyTorch's code itself fails."""
+        if self._compiled is None:
+            torch.compiler.reset()
+            counters.clear()
+            self._compiled = torch.compile(self._module)
+        given = {name: self._mode.fake_of(v) for name, v in batch.items()}
+        try:
+            if all(name.isdigit() for name in given):  # inputs in order
+                outputs = self._compiled(*given.values())
+            else:
+                outputs = self._compiled(**given)
+            findings.breaks = [reason.splitlines()[0] for reason in counters["graph_break"]]
+            return outputs, self._loss(outputs, given) if context.grad_enabled else None
+        except NotModelledError:
+            raise
+        except Exception as error:
+            first = str(error).strip().splitlines()
+            raise NotModelledError(
+                f"{type(self._module).__name__} does not compile: "
+                f"{first[0] if first else type(error).__name__}",
+                hint=REHEARSE,
+            ) from error
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Let torch be under the engine's autocast and no_grad inside."""
+        region = context.autocast
+        cast: Any = nullcontext()
+        if region is not None:
+            cast = torch.autocast("cuda", TORCH_DTYPE[region.dtype], cache_enabled=region.caches)
+        with torch.set_grad_enabled(context.grad_enabled), cast:
+            yield
+
+    def _say_purposes(self, first: int, logits: torch.Tensor) -> None:
+        """Name what the forward pass left: saved tensors, and the logits."""
+        purposes = context.tape.purposes
+        for index in self._mode.alive_since(first):
+            if purposes[index] is Purpose.TEMPORARIES:
+                purposes[index] = Purpose.ACTIVATIONS
+        self._mode.storage_of(logits).purpose = Purpose.LOGITS_AND_LOSS
+
+
+class _Graph:
+    """What PyTorch's autograd keeps of a forward pass, until its backward ran."""
+
+    def __init__(self, mode: CardMode, loss: torch.Tensor, weights: list[torch.Tensor]) -> None:
+        self.mode, self.weights = mode, weights
+        self._loss = [loss]
+
+    def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the weights."""
+        with on_card(self.mode), without_kernels(pads=False):
+            gradients: Any = torch.autograd.grad(
+                [self._loss.pop()], self.weights, [self.mode.fake_of(dy)], allow_unused=True
+            )
+        return tuple(None if g is None else self.mode.tensor_of(g) for g in gradients)

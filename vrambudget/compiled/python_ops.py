@@ -1,0 +1,83 @@
+"""Operations of aten whose C++ reads a tensor's device: in Python, where it is the card.
+
+    to           compares devices: what is on the card already is not copied to it
+    linear       fuses the bias of a batch of rows for all devices but XLA
+    attention    see attention.py
+
+Source: aten/src/ATen/native/TensorConversions.cpp (to_impl), Linear.cpp (linear).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from vrambudget.compiled.attention import attend
+from vrambudget.compiled.dispatch import CARD
+
+aten = torch.ops.aten
+_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
+_MATRIX = 2
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Let PyTorch's Python dispatcher, which tracing uses, take these inside."""
+    with ExitStack() as stack:
+        for op, function in _FUNCTIONS.items():
+            stack.enter_context(patch.dict(op.py_kernels, {_KEY: function}))
+            op._dispatch_cache.clear()
+        try:
+            yield
+        finally:
+            for op in _FUNCTIONS:
+                op._dispatch_cache.clear()
+
+
+def _moved(x: Any, device: Any, dtype: Any, *rest: Any, **options: Any) -> Any:
+    """Return x on a device and of a dtype: x itself where it is so, unless a copy is asked for."""
+    names = ("non_blocking", "copy", "memory_format")
+    options = {**dict(zip(names, rest, strict=False)), **options}
+    options.pop("pin_memory", None)
+    copy = options.pop("copy", False)
+    device = x.device if device is None else torch.device(device)
+    if device.type in ("cuda", "xla"):  # within a kernel it is meta
+        device = CARD
+    dtype = dtype or x.dtype
+    lies_as = options.get("memory_format") or torch.preserve_format
+    lies = lies_as is torch.preserve_format or x.is_contiguous(memory_format=lies_as)
+    if x.device == device and x.dtype is dtype and lies and not copy:
+        return x
+    if x.device != device:
+        options["device"] = device
+    return aten._to_copy(x, dtype=dtype, **options)
+
+
+def _to_layout(x: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    return _moved(x, device, dtype, **options)
+
+
+def _to_other(x: Any, other: Any, *rest: Any, **options: Any) -> Any:
+    return _moved(x, other.device, other.dtype, *rest, **options)
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    if bias is None:
+        return torch.matmul(x, weight.t())
+    if x.dim() == _MATRIX:
+        return torch.addmm(bias, x, weight.t())
+    if x.dim() > _MATRIX and bias.dim() == 1 and x.is_contiguous():
+        y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
+        return y.view(*x.shape[:-1], y.shape[-1])
+    return torch.matmul(x, weight.t()) + bias
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    aten.to.device: _moved,
+    aten.to.dtype_layout: _to_layout,
+    aten.to.other: _to_other,
+    aten.linear.default: _linear,
+    aten.scaled_dot_product_attention.default: attend,
+}
