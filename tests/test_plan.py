@@ -190,6 +190,14 @@ def test_a_recipe_whose_cache_outgrows_the_gpu_is_told(capsys):
     assert "returns its cache" in told
 
 
+def test_a_model_given_as_a_dict_is_a_file_in_commands():
+    tiny = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
+    (choice, *_) = vrambudget.plan(tiny, gpu="24GB", block=64, batch=2, goal="full").choices
+    assert choice.command.startswith("vrambudget config.json --gpu ")
+    (choice, *_) = vrambudget.plan("gpt2", gpu="24GB", block=64, batch=2, goal="full").choices
+    assert choice.command.startswith("vrambudget gpt2 --gpu ")
+
+
 def test_more_than_the_most_is_said(capsys):
     words = ["plan", "gpt2-xl", "--gpu", "1GiB", "--block", "64", "--goal", "full"]
     assert main([*words, "--most", "2"]) == 1

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
 from vrambudget.estimator import Scenario
 from vrambudget.planning.changes import told
@@ -69,10 +70,19 @@ def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
     }
 
 
+def _word(scenario: Scenario) -> str:
+    """Return what names a model on the command line; a dict would have to lie in a file first."""
+    name = scenario.model
+    if name != scenario.values.get("model_type"):
+        return name
+    is_card = name in card_names() and load_card(name).config == scenario.values
+    return name if is_card else "config.json"
+
+
 def command(scenario: Scenario, job: Job, gpus: int) -> str:
     """Return the command that estimates this job."""
     assert scenario.gpu is not None  # noqa: S101 - a plan has one
     card = scenario.gpu.key or f"{scenario.gpu.capacity_bytes}B"
     several = f"{gpus}x" if gpus > 1 else ""
-    words = [scenario.model, "--gpu", f"{several}{card}", *told(fields_of(scenario, job))]
+    words = [_word(scenario), "--gpu", f"{several}{card}", *told(fields_of(scenario, job))]
     return f"vrambudget {shlex.join(words)}"
