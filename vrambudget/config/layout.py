@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
-DATA_PARALLEL = ("ddp", "zero1", "fsdp2")
+DATA_PARALLEL = ("ddp", "zero1", "fsdp2", "fsdp1")
 CUTS = ("tp", "pp")
 
 NOT_MODELLED = {
-    "fsdp1": "FullyShardedDataParallel",
-    "fsdp": "FullyShardedDataParallel; fully_shard is 'fsdp2'",
+    "fsdp": "that word (FullyShardedDataParallel is 'fsdp1', fully_shard 'fsdp2')",
     "zero2": "DeepSpeed's ZeRO-2",
     "zero3": "DeepSpeed's ZeRO-3",
     "deepspeed": "DeepSpeed",
@@ -96,7 +95,7 @@ def _checked(text: str, ranks: int | None, data: str | None, tp: int, pp: int) -
             f"a pipeline together with {data or 'tensor parallelism'} is not modelled",
             hint=_REHEARSE,
         )
-    if tp > 1 and data in {"ddp", "zero1"}:
+    if tp > 1 and data in {"ddp", "zero1", "fsdp1"}:
         raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=_REHEARSE)
     return Layout(ranks, data, tp, pp)
 

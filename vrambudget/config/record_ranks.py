@@ -18,6 +18,7 @@ _SAME = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
     *("parameters_as_bucket_view", "no_sync", "replicate"),
     *("sequence_parallel", "loss_parallel", "schedule", "microbatches"),
+    *("use_orig_params", "forward_prefetch"),
 )
 _RENAMED = {
     "world": "ranks",
@@ -27,6 +28,7 @@ _RENAMED = {
     "output": "output_dtype",
     "offload": "cpu_offload",
     "chunks": "stages_per_rank",
+    "strategy": "sharding_strategy",
     **{name: name for name in _SAME},
 }
 _WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}
@@ -42,6 +44,8 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp)}
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
+    if method == "fsdp1":
+        values.pop("limit_all_gathers", None)  # it delays the CPU, and decides no size
     for key, value in values.items():
         if key not in _RENAMED:
             raise NotModelledError(f"parallel.{key} is not known: what it changes is not modelled")
@@ -52,7 +56,7 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
 def _layout(method: object, world: int, tp: int | None) -> str:
     if method in {"tp", "pp"}:
         return f"{method}={tp or world}"
-    if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp2"}:
+    if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:
         raise NotModelledError(f"parallel.method {method!r} is not modelled")
     return f"{method}+tp={tp}" if tp else method
 

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from vrambudget import dtypes
 from vrambudget.engine.checkpoint import Holder
-from vrambudget.engine.context import context, no_grad
+from vrambudget.engine.context import context, no_grad, on_stream
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_like
 from vrambudget.tape.events import Purpose, Storage, Tape
 
@@ -57,7 +57,7 @@ class Node:
 
     __slots__ = (
         "__weakref__",
-        "adds_anew",
+        "adds_on",
         "attributes",
         "backward",
         "edges",
@@ -91,7 +91,7 @@ class Node:
         self.purpose = context.purpose  # what backward makes is for what forward made
         self.module = context.tape.module
         self.attributes: Sequence[Storage] = ()  # as a Python function's ctx: die with the graph
-        self.adds_anew = False  # gradients of a tensor subclass: never added in place
+        self.adds_on: int | None = None  # a stream: gradients are added there, never in place
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
         self.hooks: tuple[Callable[[], None], ...] = ()  # called when its gradients have arrived
@@ -207,7 +207,7 @@ def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:
                 if buffer[slot] is None:
                     buffer[slot] = gradient
                 else:
-                    _add_into(buffer, slot, anew=target.adds_anew)
+                    _add_into(buffer, slot, target.adds_on)
                 del buffer
             del gradient
             waiting[target] -= 1
@@ -295,23 +295,23 @@ def _references(tensors: list[Tensor | None], i: int) -> tuple[int, int]:
     return sys.getrefcount(x), sys.getrefcount(x.storage)
 
 
-# What the interpreter itself adds to these counts is its own affair: up to Python 3.13 a local that
-# is passed on is one more reference, from 3.14 on it is borrowed. So no number stands here: counts
-# are held against those of a tensor that nobody shares, taken by the same code at the same moment.
+# What the interpreter adds to these counts is its own affair (from Python 3.14 on locals are lent),
+# so they are held against those of a tensor that nobody shares, taken by the same code.
 _UNSHARED: list[Tensor | None] = [
     Tensor((), dtypes.float32, Storage(Tape(), 4, Purpose.TEMPORARIES, "unshared"))
 ]
 
 
-def _add_into(buffer: list[Tensor | None], slot: int, *, anew: bool) -> None:
+def _add_into(buffer: list[Tensor | None], slot: int, on: int | None) -> None:
     """Add a second gradient to the first: only a new tensor is an event."""
     is_shared = _references(buffer, slot) != _references(_UNSHARED, 0)
     old = buffer[slot]
     assert old is not None  # noqa: S101 - the caller saw it
     # A view counts as shared: what it is a view of is kept by it (can_accumulate_inplace).
-    if anew or old.is_view or is_shared or not old.is_dense:
+    if on is not None or old.is_view or is_shared or not old.is_dense:
         context.operation = "add"
-        buffer[slot] = empty(old.shape, old.dtype)
+        with on_stream(context.stream if on is None else on):
+            buffer[slot] = empty(old.shape, old.dtype)
 
 
 def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:

@@ -1,6 +1,7 @@
 """A job's model, made ready for its ranks: built, cut or wrapped, and told of micro-batches.
 
     ddp, zero1    built on the GPU, then wrapped; the optimizer's states are shared (zero1)
+    fsdp1         built on the GPU, wrapped layer by layer
     fsdp2, tp     built without memory, cut, then materialised
     pp            the same, and a loop of its own
 
@@ -21,6 +22,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
+from vrambudget.parallel.fsdp1.rank import FSDP1
 from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
@@ -29,6 +31,7 @@ from vrambudget.parallel.meta import on_meta, to_empty
 from vrambudget.parallel.pipeline.rank import Pipeline
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
+from vrambudget.training.clip import Clips
 from vrambudget.training.loops import CountedLoop
 
 _STATES_ON_HOST = {"adamw": 2, "adam": 2, "sgd-momentum": 1, "sgd": 0, "none": 0}
@@ -42,6 +45,7 @@ class Ranked(Protocol):
 
     in_full: bool  # whether every pass and layer has to be walked
     loop: CountedLoop | None  # the layout's own, in place of the job's
+    clips: Clips | None  # the library's own, in place of clip_grad_norm_
 
     def building(self) -> AbstractContextManager[None]:
         """Return where the model is built."""
@@ -74,6 +78,8 @@ def ranked(job: Job) -> Ranked | None:
     refuse(job, layout)
     if layout.data == "fsdp2":
         return _FSDP2(job, layout)
+    if layout.data == "fsdp1":
+        return FSDP1(job, layout)
     if layout.pp > 1:
         return Pipeline(job, layout)
     if layout.tp > 1:
@@ -89,7 +95,7 @@ _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script 
 def refuse(job: Job, layout: Layout) -> None:
     """Raise NotModelledError for what this layout is not modelled with."""
     cut = layout.tp > 1 or layout.pp > 1
-    shards = layout.data in {"fsdp2", "zero1"} or cut
+    shards = layout.data in {"fsdp1", "fsdp2", "zero1"} or cut
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"optimizer {job.optimizer} of sharded parameters": shards
@@ -99,9 +105,11 @@ def refuse(job: Job, layout: Layout) -> None:
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
-        "4-bit weights in shards": job.quant is not None and (layout.data == "fsdp2" or cut),
+        "4-bit weights in shards": job.quant is not None
+        and (layout.data in {"fsdp1", "fsdp2"} or cut),
         "generation on several ranks": job.mode == "generate",
         f"the loop of {job.loop} on several ranks": job.loop != "plain",
+        "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "checkpointing under autocast in a pipeline, whose backward runs in the region,": layout.pp
         > 1
@@ -131,6 +139,7 @@ def _mixed(what: str, way_out: str) -> NotModelledError:
 class _TensorParallel:
     in_full = False
     loop: CountedLoop | None = None
+    clips: Clips | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
@@ -161,6 +170,7 @@ class _TensorParallel:
 
 class _DDP:
     loop: CountedLoop | None = None
+    clips: Clips | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
@@ -208,6 +218,7 @@ class _DDP:
 class _FSDP2:
     in_full = True
     loop: CountedLoop | None = None
+    clips: Clips | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job

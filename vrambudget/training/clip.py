@@ -9,7 +9,7 @@ Source: torch/nn/utils/clip_grad.py; aten/src/ATen/native/cuda/ForeachReduceOp.c
 Not modelled: foreach=False, norms other than 2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from vrambudget.dtypes import DType, float32, int64, promote
@@ -23,6 +23,9 @@ from vrambudget.parallel.dtensor import (
     whole_norms,
 )
 from vrambudget.training.optimizer_base import by_type
+
+Clips = Callable[[Sequence[Parameter]], object]
+"""Clips gradients by their norm."""
 
 _CHUNK = 65536  # kChunkSize
 

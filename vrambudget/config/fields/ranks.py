@@ -10,15 +10,18 @@ from vrambudget.config.settings import Settings, Size
 from vrambudget.errors import VramBudgetError
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
+Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP"]
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B"]
 FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
 
 MOST_RANKS = 2**20
 
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+_OF_FSDP1 = ("sharding_strategy", "use_orig_params", "forward_prefetch")
+_OF_MIXED = ("param_dtype", "reduce_dtype")
 _OF_PIPELINES = ("schedule", "microbatches", "stages_per_rank")
 _OF_TP = ("sequence_parallel", "loss_parallel")
-_OF_FSDP2 = ("param_dtype", "reduce_dtype", "reshard_after_forward", "replicate", "cpu_offload")
+_OF_FSDP2 = ("reshard_after_forward", "replicate", "cpu_offload", "output_dtype", "fsdp_wrap")
 
 
 def _reshard(value: Any) -> Any:
@@ -43,7 +46,8 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     parallel: str | None = Field(
         None,
         description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
-        " (fully_shard), tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline)",
+        " (fully_shard), fsdp1 (FullyShardedDataParallel), tp=N (tensor parallel), fsdp2+tp=N,"
+        " pp=N (pipeline)",
     )
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
         None, description="the rank to report (default: the one that takes most)"
@@ -86,6 +90,15 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     cpu_offload: bool = Field(
         default=False, description="FSDP2: CPUOffloadPolicy; shards, gradients, states on the host"
     )
+    sharding_strategy: Strategy = Field(
+        "FULL_SHARD", description="FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward"
+    )
+    use_orig_params: bool = Field(
+        default=False, description="FSDP 1: the optimizer steps parts of the original parameters"
+    )
+    forward_prefetch: bool = Field(
+        default=False, description="FSDP 1: gather the next layer before this one computes"
+    )
     sequence_parallel: bool = Field(
         default=False, description="tensor parallel: norms and residuals are cut along the sequence"
     )
@@ -116,6 +129,9 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
             yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
         yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})
         yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
+        yield from self._misplaced(_OF_FSDP1, "FSDP 1", belongs=layout.data == "fsdp1")
+        shards = layout.data in {"fsdp1", "fsdp2"}
+        yield from self._misplaced(_OF_MIXED, "FSDP", belongs=shards)
         yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=layout.pp > 1)
         yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)
 

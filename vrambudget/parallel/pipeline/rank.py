@@ -15,6 +15,7 @@ from vrambudget.parallel.pipeline.cut import Piece, pieces_of
 from vrambudget.parallel.pipeline.loop import train
 from vrambudget.parallel.pipeline.schedules import Schedule
 from vrambudget.parallel.pipeline.stage import Stage
+from vrambudget.training.clip import Clips
 from vrambudget.training.loops import CountedLoop
 from vrambudget.training.loops.run import Run
 
@@ -23,6 +24,7 @@ class Pipeline:
     """A rank's stages, and the loop that runs them. Raises VramBudgetError."""
 
     in_full = True
+    clips: Clips | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job, self.ranks, self.rank = job, layout.pp, job.rank or 0

@@ -14,7 +14,6 @@ from vrambudget.engine.context import no_grad
 from vrambudget.engine.tensor import Parameter
 from vrambudget.ops.elementwise import mul_scalar
 from vrambudget.ops.shape import cat
-from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.loops.run import Run
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.scaler import GradScaler
@@ -73,7 +72,7 @@ def _step(
     """Clip, step, and zero the gradients."""
     if run.settings.clip is not None:
         scaler.unscale(optimizer)
-        clip_grad_norm(parameters)
+        run.clip(parameters)
     if optimizer is not None:
         scaler.step(optimizer)
         scaler.update()

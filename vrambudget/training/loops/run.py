@@ -21,6 +21,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.repeats import Place, place_of, repeats
+from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
@@ -118,6 +119,11 @@ class Run:
                 optimizer.cleared = parameters
             return optimizer
         return make_optimizer(name, implementation, parameters, outer)
+
+    def clip(self, parameters: Sequence[Parameter]) -> None:
+        """Clip the gradients by their norm."""
+        clip = (self._ranked and self._ranked.clips) or clip_grad_norm
+        clip(parameters)
 
     def make_grouped_optimizer(self) -> Optimizer:
         """Return the job's optimizer as Trainer makes it, of two parameter groups."""

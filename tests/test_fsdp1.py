@@ -1,0 +1,76 @@
+"""FSDP 1: flat parameters, what lives when. Records of whole jobs: test_records.py."""
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.simulate import simulate
+
+SMALL = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
+MIXED = {"precision": "fp32", "param_dtype": "bf16", "reduce_dtype": "fp32"}
+
+
+def small(**fields):
+    return estimate(SMALL, gpu="a100-80gb", block=32, parallel="fsdp1", **{"ranks": 4, **fields})
+
+
+def tape_of(**fields):
+    told = {"block": 32, "parallel": "fsdp1", "ranks": 4, "rank": 0, **fields}
+    scenario = resolve(SMALL, gpu="a100-80gb", **told)
+    return simulate(scenario.config, scenario.job, scenario.platform).tape
+
+
+def sizes(operation, **fields):
+    tape = tape_of(**fields)
+    return {size for i, size in enumerate(tape.sizes) if tape.operations[i] == operation}
+
+
+def test_a_flat_parameter_is_gathered_padded_in_the_type_to_compute_in():
+    layer = 12 * 64 * 64 + 13 * 64
+    assert -(-layer // 5) * 5 * 2 in sizes("padded_unsharded_flat_param", ranks=5, **MIXED)
+    assert -(-layer // 5) * 5 * 4 in sizes("full_precision_flat_param", ranks=5, **MIXED)
+
+
+def test_streams_besides_the_default_one_gather_cast_and_reduce():
+    assert {e.stream for e in tape_of(**MIXED).read()} == {0, 1, 2, 3}
+    assert {e.stream for e in tape_of().read()} == {0, 1, 2}
+
+
+def test_layers_that_stay_gathered_take_more():
+    full, kept = (small(sharding_strategy=s) for s in ("FULL_SHARD", "SHARD_GRAD_OP"))
+    assert full.peak.requested_bytes < kept.peak.requested_bytes
+
+
+def test_ranks_have_parts_of_different_original_parameters_but_even_shards():
+    flat, parts = small(), small(use_orig_params=True)
+    assert flat.several is not None
+    assert parts.several is not None
+    assert len(flat.several.peaks) == 1
+    assert [peak.rank for peak in parts.several.peaks] == [0, 1, 2, 3]
+
+
+def test_a_layer_is_gathered_before_the_one_below_it_computes_if_told():
+    plain = small(forward_prefetch=False).peak.requested_bytes
+    assert small(forward_prefetch=True).peak.requested_bytes >= plain
+
+
+def test_evaluation_gives_all_layers_back():
+    budget = small(mode="eval")
+    assert budget.breakdown["gathered weights"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"no_sync": True, "grad_accum": 2}, "no_sync"),
+        ({"lora_rank": 4}, "LoRA with FSDP 1"),
+        ({"reshard_after_forward": True}, "a setting of FSDP2"),
+        ({"parallel": "fsdp2", "use_orig_params": True}, "a setting of FSDP 1"),
+        ({"parallel": "fsdp1+tp=2"}, "tensor parallelism with fsdp1"),
+        ({"parallel": "fsdp"}, "FullyShardedDataParallel is 'fsdp1'"),
+    ],
+)
+def test_what_is_not_modelled_or_misplaced_is_refused_by_name(fields, says):
+    with pytest.raises(VramBudgetError, match=says):
+        estimate(SMALL, gpu="a100-80gb", block=32, **{"parallel": "fsdp1", "ranks": 4, **fields})
