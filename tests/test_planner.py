@@ -18,7 +18,7 @@ from vrambudget.cli.parser import parse
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.planner import site
-from vrambudget.planner.answers import answer
+from vrambudget.planner.answers import answer, choices
 from vrambudget.planner.commands import command_line
 from vrambudget.planner.server import serving
 from vrambudget.report.tools.script import training_arguments
@@ -104,7 +104,7 @@ def test_what_makes_no_sense_is_an_answer_too(question, words):
 
 
 def test_every_field_of_a_job_can_be_chosen():
-    groups = asked("choices")["groups"]
+    groups = choices()["groups"]
     fields = {field["name"]: field for group in groups for field in group["fields"]}
     assert set(fields) == set(Job.model_fields)
     assert fields["batch"]["kind"] == "whole"
@@ -166,6 +166,7 @@ def test_the_folder_holds_all_that_the_page_loads(tmp_path, folders):
     assert settings["pyodide"] == "pyodide/"
     for name in (*settings["archives"], "planner.css", "planner.js", "worker.js"):
         assert (tmp_path / "site" / name).stat().st_size > 0
+    assert json.loads((tmp_path / "site" / "choices.json").read_text()) == choices()
     assert (tmp_path / "site" / "pyodide" / "pyodide.mjs").read_bytes() == b"runtime"
     assert "http:" not in text
     assert "https:" not in text

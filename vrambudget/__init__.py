@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.errors import NotModelledError as NotModelledError
     from vrambudget.errors import VramBudgetError as VramBudgetError
     from vrambudget.estimator import estimate as estimate
+    from vrambudget.integrations.explore import explore as explore
     from vrambudget.integrations.lightning import lightning_callback as lightning_callback
     from vrambudget.integrations.preflight import preflight as preflight
     from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
@@ -42,6 +43,7 @@ _HOMES = {
     "VramBudgetCallback": "vrambudget.integrations.trainer",
     "draw": "vrambudget.report.pictures",
     "estimate": "vrambudget.estimator",
+    "explore": "vrambudget.integrations.explore",
     "find_executable_batch_size": "vrambudget.planning.batch_finder",
     "find_gpu": "vrambudget.config.gpus",
     "lightning_callback": "vrambudget.integrations.lightning",
@@ -62,6 +64,7 @@ __all__ = [
     "advise",
     "draw",
     "estimate",
+    "explore",
     "find_executable_batch_size",
     "find_gpu",
     "lightning_callback",

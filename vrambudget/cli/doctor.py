@@ -26,6 +26,7 @@ _EXTRAS = (
     ("sweep", "tqdm", "a progress bar"),
     ("sweep", "pyarrow", "Parquet"),
     ("pictures", "matplotlib", "PNG, SVG and PDF"),
+    ("notebook", "ipywidgets", "sliders: vrambudget.explore()"),
     ("yaml", "pyyaml", "YAML files of a run"),
     ("gpu", "nvidia-ml-py", "--gpu auto"),
     ("torch", "torch", "live modules, measuring"),

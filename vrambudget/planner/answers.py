@@ -1,13 +1,14 @@
 """What the planner's page asks, and the answers, as JSON; it runs in the browser's worker.
 
-    {"ask": "choices"}                                       what can be chosen
     {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    the verdict and the commands
     {"ask": "drawing", ...}                                  the report's sections of the same job
     {"ask": "advice", ...}                                   what would help
     {"ask": "largest", ...}                                  the largest batch
     {"ask": "explain", "log": ...}                           what an out-of-memory message means
 
-An answer to what makes no sense is {"error": ..., "hint": ...}.
+An answer to what makes no sense is {"error": ..., "hint": ...}. What can be chosen needs no Python:
+`choices` is written beside the page. What the first verdict needs is imported at once, the rest
+when it is asked for.
 """
 
 import json
@@ -23,11 +24,7 @@ from vrambudget.config.gpus import all_gpus
 from vrambudget.config.job import GROUPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow, resolve
-from vrambudget.oom.explain import explain, render_explanation
-from vrambudget.oom.message import parse_oom
 from vrambudget.planner.commands import command_line, python_call
-from vrambudget.planning.advice import advise_on
-from vrambudget.planning.fit import largest_batch
 from vrambudget.report.html import advice_section, sections
 from vrambudget.report.ledger import ledger
 from vrambudget.report.phrases import verdict
@@ -45,8 +42,8 @@ def answer(question: str) -> str:
         return json.dumps({"error": error.message, "hint": error.hint})
 
 
-def _choices(question: Question) -> dict[str, Any]:
-    del question
+def choices() -> dict[str, Any]:
+    """Return the models, the GPUs, and how each field of a job can be set."""
     cards = map(load_card, card_names())
     return {
         "models": [{"name": card.name, "title": card.title} for card in cards],
@@ -111,20 +108,26 @@ def _follow(asked: str) -> Followed:
 
 
 def _advice(question: Question) -> dict[str, Any]:
+    from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - the first verdict needs none
+
     return {"body": advice_section(advise_on(_followed(question)))}
 
 
 def _largest(question: Question) -> dict[str, Any]:
+    from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - likewise
+
     return {"batch": largest_batch(_followed(question).scenario)[0]}
 
 
 def _explain(question: Question) -> dict[str, Any]:
+    from vrambudget.oom.explain import explain, render_explanation  # noqa: PLC0415 - likewise
+    from vrambudget.oom.message import parse_oom  # noqa: PLC0415
+
     text = render_explanation(explain(parse_oom(question["log"])))
     return {"body": f"<pre>{escape(text)}</pre>"}
 
 
 _ANSWERS: Mapping[str, Callable[[Question], dict[str, Any]]] = {
-    "choices": _choices,
     "estimate": _estimate,
     "drawing": _drawing,
     "advice": _advice,

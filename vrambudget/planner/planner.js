@@ -95,16 +95,18 @@ function slider(field) {
   const box = make("div", { className: "slider" }, label, range, number);
   if (field.name === "batch") {
     const button = make("button", { type: "button", textContent: "largest that fits" });
-    button.onclick = async () => {
-      at("state").textContent = "searching the largest batch ...";
-      const found = await thinker().ask("largest", { ...state });
-      if (!found) return;
-      at("state").textContent = found.error ?? (found.batch ? "" : "not even one sequence fits");
-      if (found.batch) set(field, found.batch);
-    };
+    button.onclick = largest;
     box.append(button);
   }
   return box;
+}
+
+async function largest() {
+  at("state").textContent = "searching the largest batch ...";
+  const found = await thinker().ask("largest", { ...state });
+  if (!found) return;
+  at("state").textContent = found.error ?? (found.batch ? "" : "not even one sequence fits");
+  if (found.batch) set({ name: "batch" }, found.batch);
 }
 
 function control(field) {
@@ -206,7 +208,14 @@ async function changed() {
   clearTimeout(later);
   const question = structuredClone(state);
   const begun = performance.now();
-  const found = await quick.ask("estimate", question);
+  let found;
+  try {
+    found = await quick.ask("estimate", question);
+  } catch (error) {
+    tell({ error: `Python did not start: ${error.message}`,
+      hint: "The page needs WebAssembly and, the first time, its runtime's address." }, begun);
+    return;
+  }
   if (!found) return;
   tell(found, begun);
   if (found.error) return;
@@ -215,6 +224,7 @@ async function changed() {
   at("answer").innerHTML = drawing.body;
   at("answer").classList.remove("stale");
   timeline(drawing.curve);
+  dragged(drawing.curve);
   at("answer").dataset.drawn = Math.round(performance.now() - begun);
   later = setTimeout(() => advise(question), 400);
 }
@@ -262,13 +272,7 @@ function commands(texts) {
 }
 
 async function start() {
-  try {
-    build(await quick.ask("choices", {}));
-  } catch (error) {
-    tell({ error: `Python did not start: ${error.message}`,
-      hint: "The page needs WebAssembly and, the first time, its runtime's address." }, 0);
-    return;
-  }
+  build(await (await fetch("choices.json")).json());
   read();
   fill();
   changed();

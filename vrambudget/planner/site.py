@@ -1,6 +1,7 @@
 """The planner as a folder of static files: any web server can host it, and nothing leaves the page.
 
     index.html, planner.js, planner.css    the page, with the report's own drawing code
+    choices.json                           models, GPUs and fields, there before Python is
     worker.js                              Python and the package, away from the page's thread
     packages.zip                           this package and the pure ones it needs, as installed
     pydantic_core-*.whl                    its build for WebAssembly, from PyPI or a given folder
@@ -27,6 +28,7 @@ from pathlib import Path
 from vrambudget.config.cards import cards_folder
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
+from vrambudget.planner.answers import choices
 from vrambudget.report.html import beside, style
 
 PYODIDE = "314.0.7"
@@ -56,8 +58,9 @@ def write_site(folder: Path, *, pyodide: Path | None = None, wheels: Path | None
     for name, text in {
         "index.html": page,
         "planner.css": style() + _text("planner.css"),
-        "planner.js": beside("page.js") + _text("planner.js"),
+        "planner.js": beside("page.js") + _text("drag.js") + _text("planner.js"),
         "worker.js": _text("worker.js"),
+        "choices.json": json.dumps(choices()),
     }.items():
         write_file(folder / name, text.encode(), "planner")
     write_file(folder / "packages.zip", packages(), "planner")

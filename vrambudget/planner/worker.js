@@ -5,8 +5,8 @@ let answer = null;
 async function start({ pyodide: place, archives }) {
   const base = new URL(place, location.href).href;
   const { loadPyodide } = await import(new URL("pyodide.mjs", base).href);
-  const python = await loadPyodide({ indexURL: base });
   const fetched = archives.map(async (name) => (await fetch(name)).arrayBuffer());
+  const python = await loadPyodide({ indexURL: base });
   const [packages, ...wheels] = await Promise.all(fetched);
   const folder = python.runPython("import site; site.getsitepackages()[0]");
   python.unpackArchive(packages, "zip", { extractDir: folder });

@@ -8,12 +8,11 @@ import json
 from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from vrambudget import __version__
 from vrambudget.budget import Budget
 from vrambudget.estimator import Followed
-from vrambudget.planning.advice import Advice, advise_on
-from vrambudget.report.advice import next_step, options_table
 from vrambudget.report.bar import bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug
 from vrambudget.report.ledger import Ledger, ledger
@@ -21,6 +20,9 @@ from vrambudget.report.memory_curve import PARTS, MemoryCurve, memory_curve
 from vrambudget.report.phrases import job_text, moments, notes, phase_text, verdict
 from vrambudget.report.plot import plot
 from vrambudget.units import bytes_in
+
+if TYPE_CHECKING:
+    from vrambudget.planning.advice import Advice
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -47,7 +49,7 @@ def page(followed: Followed) -> str:
     """Return the page."""
     budget = followed.budget
     body, data = sections(followed)
-    told = advice_section(advise_on(followed)) if budget.fits is False else ""
+    told = _advice(followed) if budget.fits is False else ""
     footer = f"<footer>Predicted by vrambudget {__version__}; no GPU was used.</footer>"
     return _PAGE.format(
         title=escape(f"{budget.model}: {_headline(budget, ledger(budget))}"),
@@ -117,8 +119,16 @@ def _table(lines: Ledger) -> str:
     )
 
 
-def advice_section(advice: Advice) -> str:
+def _advice(followed: Followed) -> str:
+    from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - most pages have none
+
+    return advice_section(advise_on(followed))
+
+
+def advice_section(advice: "Advice") -> str:
     """Return the section that says what would help."""
+    from vrambudget.report.advice import next_step, options_table  # noqa: PLC0415 - likewise
+
     head, rows = options_table(advice)
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     return (

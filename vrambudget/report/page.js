@@ -1,5 +1,7 @@
 "use strict";
-// Points at moments of the timeline and shows one step alone. Everything else is in the page.
+// Points at moments of the timeline, zooms into it and shows one step alone. Everything else is in
+// the page.
+const DRAG = 6; // pixels: less is a click
 function timeline(curve) {
   const figure = document.getElementById("timeline");
   const cursor = document.getElementById("cursor");
@@ -82,20 +84,63 @@ function timeline(curve) {
     show(shown);
   }
 
-  function point(event) {
+  const point = (event) => show(columnAt(event));
+  const columnAt = (event) => {
     const box = figure.getBoundingClientRect();
     const column = view[0] + Math.floor((event.clientX - box.left) / box.width * (view[1] - view[0]));
-    show(Math.min(Math.max(column, view[0]), view[1] - 1));
-  }
+    return Math.min(Math.max(column, view[0]), view[1] - 1);
+  };
+
+  // Dragging along the picture zooms into what was dragged over; a double click, or Escape, leaves.
+  const band = element("div", null);
+  band.id = "band";
+  figure.append(band);
+  let start = null; // where a drag began: a column and a pixel
+  const isDrag = (event) => start !== null && Math.abs(event.clientX - start.x) > DRAG;
+  const whole = () => {
+    view = [0, curve.columns.length];
+    place();
+  };
+  figure.addEventListener("pointerdown", (event) => {
+    if (event.button === 0) start = { column: columnAt(event), x: event.clientX };
+  });
+  figure.addEventListener("pointermove", (event) => {
+    if (!isDrag(event)) return;
+    if (!figure.hasPointerCapture(event.pointerId)) figure.setPointerCapture(event.pointerId);
+    const [from, to] = [start.column, columnAt(event)].sort((a, b) => a - b);
+    band.style.display = "block";
+    band.style.left = `${100 * share(from)}%`;
+    band.style.width = `${100 * (share(to + 1) - share(from))}%`;
+  });
+  let zoomed = false; // the click that ends a drag pins nothing
+  figure.addEventListener("pointerup", (event) => {
+    zoomed = isDrag(event);
+    if (zoomed) {
+      const [from, to] = [start.column, columnAt(event)].sort((a, b) => a - b);
+      view = [from, to + 1];
+      pinned = false;
+      place();
+    }
+    start = null;
+    band.style.display = "none";
+  });
+  figure.addEventListener("pointercancel", () => {
+    start = null;
+    band.style.display = "none";
+  });
+  figure.addEventListener("dblclick", whole);
+
   let pinned = false; // a click or a tap keeps its moment until the next one
   figure.addEventListener("pointermove", (event) => pinned || point(event));
   figure.addEventListener("pointerleave", () => pinned || show(curve.peak));
   figure.addEventListener("click", (event) => {
+    if (zoomed) return;
     pinned = !pinned || event.pointerType === "touch";
     point(event);
   });
   figure.tabIndex = 0;
   figure.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") whole();
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (move) {
       show(Math.min(Math.max(shown + move, view[0]), view[1] - 1));

@@ -14,7 +14,7 @@ from vrambudget.units import bytes_in, format_bytes
 
 _HEIGHT = 4000  # of the drawing, in its own units
 _AIR = 1.04  # above the highest line
-_CARD_IN_SIGHT = 1.4  # a GPU larger than this many times the peak would flatten the picture
+_CARD_IN_SIGHT = 2  # a GPU larger than this many times the peak would flatten the picture
 _TICKS = 6
 
 
@@ -31,7 +31,7 @@ def plot(drawn: MemoryCurve, unit: str, room_bytes: int | None) -> str:
         )
     )
     return (
-        f'<div id="zoom">{_buttons(drawn)}<span>dashed: reserved</span></div>'
+        f'<div id="zoom">{_buttons(drawn)}<span>dashed: reserved; drag: zoom</span></div>'
         f'<figure id="timeline" data-columns="{count}">'
         f'<svg viewBox="0 0 {count} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
         f"{''.join(_areas(drawn, top))}{_reserved(drawn, top)}{_borders(drawn)}</svg>"
