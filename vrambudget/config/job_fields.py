@@ -35,9 +35,9 @@ class JobFields(TypedDict, total=False):
     """
     mode: Literal["train", "eval", "generate", "forward"]
     """Train, evaluate under no_grad, generate, or forward: a forward pass without labels."""
-    loop: Literal["plain", "accelerate", "lightning", "trainer"]
-    """Whose training loop: one written by hand, one with accelerate, or Lightning's or
-    transformers' Trainer.
+    loop: Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]
+    """Whose training loop: one written by hand, one with accelerate, Lightning's or transformers'
+    Trainer, or TRL's SFTTrainer or DPOTrainer.
     """
     precision: Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
     """Autocast (amp-...), or the dtype of the weights themselves."""
@@ -89,6 +89,14 @@ class JobFields(TypedDict, total=False):
     """Evaluate before the first step, too."""
     eval_gather: bool
     """Keep the logits of all batches on the GPU and concatenate them."""
+    completion_len: int | None
+    """Tokens of each row that sft and dpo train on, at its end: the completion (default: all but
+    the first).
+    """
+    precompute_ref_log_probs: bool
+    """Dpo: compute the reference's log probabilities before training, which then needs no reference
+    model.
+    """
     attention: Literal["sdpa", "eager"]
     """Attention implementation."""
     experts: Literal["grouped_mm", "eager"]

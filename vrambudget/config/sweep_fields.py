@@ -31,8 +31,8 @@ class SweepFields(TypedDict, total=False):
         | Iterable[Literal["train", "eval", "generate", "forward"]]
     )
     loop: (
-        Literal["plain", "accelerate", "lightning", "trainer"]
-        | Iterable[Literal["plain", "accelerate", "lightning", "trainer"]]
+        Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]
+        | Iterable[Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]]
     )
     precision: (
         Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
@@ -88,6 +88,8 @@ class SweepFields(TypedDict, total=False):
     eval_batch: int | Iterable[int | None] | None
     eval_first: bool | Iterable[bool]
     eval_gather: bool | Iterable[bool]
+    completion_len: int | Iterable[int | None] | None
+    precompute_ref_log_probs: bool | Iterable[bool]
     attention: Literal["sdpa", "eager"] | Iterable[Literal["sdpa", "eager"]]
     experts: Literal["grouped_mm", "eager"] | Iterable[Literal["grouped_mm", "eager"]]
     routing: Literal["uniform", "worst"] | Iterable[Literal["uniform", "worst"]]
