@@ -51,15 +51,15 @@ MEANT = {  # (tool, job) that the tool has no words for
 }
 
 
-def scenario_of(job):
-    return resolve("llama-3.2-1b", block=512, loop="trainer", gpu="24GB", **job)
+def scenario_of(job, tool="trainer"):
+    return resolve("llama-3.2-1b", block=512, loop=TOOLS[tool].loop, gpu="24GB", **job)
 
 
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("tool", FILES)
 def test_a_file_is_read_back_as_the_job_that_it_was_written_for(tool, name, tmp_path):
     pytest.importorskip("yaml")
-    scenario = scenario_of(JOBS[name])
+    scenario = scenario_of(JOBS[name], tool)
     if not TOOLS[tool].suits(scenario.job):
         assert (tool, name) in MEANT
         return

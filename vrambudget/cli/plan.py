@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     named = frozenset(fields)
     wish = Wish(args.goal, args.most, args.offload, named, args.per_step, margin_bytes(args.margin))
     if args.tool is not None:
-        fields = {"loop": "trainer", **fields}  # all of them are the Trainer, or made of it
         tool = TOOLS[args.tool]
+        fields = {"loop": tool.loop, **fields}
         wish = replace(wish, suits=tool.suits, autocast=tool.autocast)
     scenario = resolve(args.model, gpu=args.gpu, **fields)
     if args.tool is not None:
@@ -140,10 +140,6 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     head = [f"{found.model} on {found.gpu}: {choice.layout}", _room(choice), choice.command]
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    if args.tool == "trl":
-        head.append(
-            "counted with all logits at once: SFTTrainer makes them in parts, and needs less"
-        )
     job = Job.parse({**scenario.job.model_dump(), **choice.fields}).resolve(scenario.config)
     return TOOLS[args.tool].write(scenario, job, "\n".join(head))
 

@@ -113,6 +113,10 @@ class JobFields(TypedDict, total=False):
     """The model caches keys and values in training too, as config.use_cache does."""
     dropout: float | None
     """Dropout probability everywhere (default: the model's own)."""
+    compile: bool
+    """The model runs under torch.compile: PyTorch's own compiler is followed, which needs torch
+    (pip install 'vrambudget[torch]').
+    """
     lora_rank: int | None
     """Train LoRA adapters of this rank instead of the weights, as PEFT does."""
     lora_targets: str | Sequence[str]

@@ -98,6 +98,7 @@ class SweepFields(TypedDict, total=False):
     )
     use_cache: bool | Iterable[bool]
     dropout: float | Iterable[float | None] | None
+    compile: bool | Iterable[bool]
     lora_rank: int | Iterable[int | None] | None
     lora_targets: str | Sequence[str] | Iterable[str | Sequence[str]]
     lora_dropout: float | Iterable[float]

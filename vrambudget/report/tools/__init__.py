@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from vrambudget.config.fields.training import LoopName
 from vrambudget.config.job import Job
 from vrambudget.estimator import Scenario
 from vrambudget.planning.recipes import Trained
@@ -34,17 +35,19 @@ _ADAPTERS: frozenset[Trained] = frozenset(("lora", "qlora"))
 class Tool:
     """How a tool's recipes are looked for, and written.
 
-    `autocast`: what it trains under autocast where the weights are in 16 bits.
+    `autocast`: what it trains under autocast where the weights are in 16 bits. `loop`: whose loop
+    it runs.
     """
 
     write: Callable[[Scenario, Job, str], str]
     suits: Callable[[Job], bool]
     autocast: frozenset[Trained] = frozenset()
+    loop: LoopName = "trainer"
 
 
 TOOLS: Mapping[ToolName, Tool] = {
     "trainer": Tool(script, suits_trainer),
-    "trl": Tool(trl, suits_trl),
+    "trl": Tool(trl, suits_trl, loop="sft"),
     "axolotl": Tool(axolotl, suits_axolotl, _ADAPTERS | {"full"}),
     "llamafactory": Tool(llama_factory, suits_llama_factory, _ADAPTERS),
 }
