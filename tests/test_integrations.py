@@ -305,6 +305,10 @@ def test_lightnings_callback_predicts_and_measures(model, tmp_path):
     trainer.fit(Module(), loader)
     assert callback.budget.job["optimizer_impl"] == "foreach"
     assert callback.budget.job["clip"] == 0.5
+    assert (callback.budget.job["loop"], callback.budget.job["model_mode"]) == (
+        "lightning",
+        "train",
+    )
     assert callback.measured == MEASURED
 
 

@@ -69,7 +69,11 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"label_smoothing": 0.1}, "for loop 'trainer'", id="smoothing"),
         pytest.param({"loop": "trainer", "zero_grad": "late"}, "library decides", id="library"),
         pytest.param({"loop": "accelerate", "zero_grad": "late"}, "library decides", id="also"),
-        pytest.param({"loop": "lightning", "eval_batches": 2}, "not modelled", id="validation"),
+        pytest.param(
+            {"loop": "lightning", "eval_batches": 2, "eval_gather": True},
+            "keeps no outputs",
+            id="validation",
+        ),
         pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
         pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
         pytest.param({"completion_len": 8}, "for loops 'sft' and 'dpo'", id="completion"),

@@ -69,7 +69,8 @@ def test_a_file_is_read_back_as_the_job_that_it_was_written_for(tool, name, tmp_
     assert file.read_text().startswith("# a\n# head\n")
     again = resolve(file)
     job, read = scenario.job.model_dump(include=SAID), again.job.model_dump(include=SAID)
-    assert read == job
+    loop = "sft" if tool == "trl" else "trainer"  # TRL's own loop needs less
+    assert read == {**job, "loop": loop}
     assert again.model == "llama-3.2-1b"
     assert not [note for note in again.run.notes if "not known here" in note]
 

@@ -129,8 +129,8 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
             yield f"{name} is for loop 'plain'; in loop {job.loop!r} the library decides"
     if job.optimizer == "none" and job.mode == "train":
         yield f"optimizer is 'none', which loop {job.loop!r} does not train without"
-    if job.loop == "lightning" and job.eval_batches:
-        yield "eval_batches: validation in loop 'lightning' is not modelled"
+    if job.loop == "lightning" and job.eval_gather:
+        yield "eval_gather is a script's own in loop 'lightning', whose validation keeps no outputs"
     if job.loop in TRAINERS:
         yield from _problems_of_trainer(job)
 

@@ -3,7 +3,8 @@
     Trainer(callbacks=[lightning_callback(batch=8, block=1024)])
 
 It expects a model of transformers as the LightningModule's `self.model`, or under the given name;
-precision, clipping, accumulation and the optimizer are Lightning's own.
+precision, clipping, accumulation, the optimizer and the model's mode are those that are there, and
+Lightning's own loop is counted.
 
 Not modelled: several optimizers; what training_step keeps on the module.
 """
@@ -40,8 +41,11 @@ def lightning_callback(
                 f"the LightningModule has no attribute {model!r}",
                 hint="name the attribute that holds it: lightning_callback(model=...)",
             )
-        told = {**_fields(trainer), "batch": batch, "block": block}
-        return Reading(live, next(iter(trainer.optimizers), None), told)
+        mode = "train" if live.training else "eval"  # Lightning leaves a model's mode as it is
+        told = {**_fields(trainer), "batch": batch, "block": block, "model_mode": mode}
+        validates = trainer.enable_validation and "eval_batches" not in fields
+        doubts = ("validation between steps, without eval_batches",) if validates else ()
+        return Reading(live, next(iter(trainer.optimizers), None), told, doubts)
 
     class VramBudgetLightningCallback(_callback_class()):  # type: ignore[misc] # known when used
         """Predicts when training starts, measures after three steps."""
@@ -74,7 +78,7 @@ def _fields(trainer: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "grad_accum": trainer.accumulate_grad_batches,
         "clip": trainer.gradient_clip_val or None,
-        "forward_returns": "loss",  # training_step returns the loss
+        "loop": "lightning",
     }
     if (precision := _PRECISIONS.get(str(trainer.precision))) is not None:
         fields["precision"] = precision

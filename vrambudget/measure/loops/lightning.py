@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from vrambudget.measure.loops.run import Run
 
+_EVALUATED_BEFORE = 3  # as config.job has it, which these files do not import
 _PRECISIONS = {"amp-bf16": "bf16-mixed", "amp-fp16": "16-mixed"}
 
 
@@ -18,7 +19,11 @@ def train(run: Run) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer, module = _trainer(run, folder), _module(run)
         run.model.train(mode=job.get("model_mode", "train") == "train")
-        trainer.fit(module, _loader(run, job["batch"] * times * steps))
+        loaders = [_loader(run, job["batch"] * times * steps, job["batch"])]
+        if job.get("eval_batches"):
+            size = job.get("eval_batch", job["batch"])
+            loaders.append(_loader(run, size * job["eval_batches"], size))
+        trainer.fit(module, *loaders)
         return locals()
 
 
@@ -27,13 +32,13 @@ def evaluate(run: Run) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer, module = _trainer(run, folder), _module(run)
         count = run.settings["batch"] * run.settings.get("steps", 3)
-        trainer.validate(module, _loader(run, count), verbose=False)
+        trainer.validate(module, _loader(run, count, run.settings["batch"]), verbose=False)
         return locals()
 
 
-def _loader(run: Run, count: int) -> Any:
+def _loader(run: Run, count: int, size: int) -> Any:
     rows: Any = run.rows(count)
-    return DataLoader(rows, batch_size=run.settings["batch"])
+    return DataLoader(rows, batch_size=size)
 
 
 def _trainer(run: Run, folder: str) -> Any:
@@ -45,6 +50,9 @@ def _trainer(run: Run, folder: str) -> Any:
         devices=1,
         precision=_PRECISIONS.get(job.get("precision", "fp32"), "32-true"),
         max_steps=job.get("steps", 3),
+        num_sanity_val_steps=job["eval_batches"] if job.get("eval_first") else 0,
+        val_check_interval=(_EVALUATED_BEFORE - 1) * job.get("grad_accum", 1),
+        check_val_every_n_epoch=None,
         accumulate_grad_batches=job.get("grad_accum", 1),
         gradient_clip_val=job.get("clip"),
         logger=False,
@@ -55,7 +63,7 @@ def _trainer(run: Run, folder: str) -> Any:
     )
 
 
-def _module(run: Run) -> Any:
+def _module(run: Run) -> Any:  # noqa: C901 - a class, and what marks its phases
     from lightning.pytorch import LightningModule  # noqa: PLC0415
 
     class Module(LightningModule):
@@ -69,7 +77,7 @@ def _module(run: Run) -> Any:
 
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             del batch_idx
-            run.next_step()
+            run.mark("evaluation") if trains else run.next_step()
             return self.model(**batch)["loss"]
 
         def on_before_backward(self, loss: Any) -> None:
@@ -83,11 +91,14 @@ def _module(run: Run) -> Any:
             run.mark("step_end")
 
         def on_validation_end(self) -> None:
-            run.mark("step_end")
+            if not trains:
+                run.mark("step_end")
+            elif not self.trainer.sanity_checking:  # one evaluation is enough
+                self.trainer.val_check_batch = float("inf")
 
         def configure_optimizers(self) -> Any:
             return run.make_optimizer([p for p in self.parameters() if p.requires_grad])
 
-    times = run.settings.get("grad_accum", 1)
+    times, trains = run.settings.get("grad_accum", 1), run.settings.get("mode", "train") == "train"
     torch.set_float32_matmul_precision("highest")
     return Module()

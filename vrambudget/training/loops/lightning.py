@@ -9,9 +9,10 @@
 A model of from_pretrained is in eval mode, which Lightning leaves as it is: no dropout.
 
 Source: lightning/pytorch/loops/optimization/automatic.py (Closure, ClosureResult),
-loops/training_epoch_loop.py (advance), plugins/precision/amp.py (MixedPrecision), 2.6.
+loops/training_epoch_loop.py (advance), loops/evaluation_loop.py, plugins/precision/amp.py
+(MixedPrecision), 2.6.
 Not modelled: precision "bf16-true" and "16-true", which cast the model's buffers, too (16-bit
-weights run with "32-true" here, which leaves them); validation between steps, logging, manual
+weights run with "32-true" here, which leaves them); logging, outputs that validation keeps, manual
 optimization, several GPUs.
 """
 
@@ -38,12 +39,22 @@ def train(run: Run) -> dict[str, Any]:
     scaler = run.make_scaler()
     batches = run.batches()
     model.train(mode=settings.model_mode == "train")
+    evaluates, first = run.settings.evaluates, run.settings.eval_first
+    if first:
+        _look_for_length(1)
+        _validate(run)
     _look_for_length(2)
-    for _ in run.steps():
+    if evaluates and not first:
+        _look_for_length(1)
+    for step in run.steps():
         for i in run.micro_batches():
             run.mark("forward")
             is_last = i == settings.grad_accum - 1
             _advance(run, next(batches), optimizer, scaler, is_first=i == 0, is_last=is_last)
+        if run.evaluates_before(step + 1):
+            optimizer.zero_grad()  # on_validation_model_zero_grad
+            _validate(run)
+            model.train(mode=settings.model_mode == "train")
     return locals()
 
 
@@ -60,6 +71,18 @@ def evaluate(run: Run) -> dict[str, Any]:
             loss = model(**batch).loss
         del batch, loss
     return locals()
+
+
+def _validate(run: Run) -> None:
+    """Run validation_step, which returns the loss, on all batches."""
+    run.model.eval()
+    batches = run.eval_batches()
+    for _ in run.eval_steps():
+        run.mark("evaluation")
+        batch = next(batches)
+        with no_grad(), run.autocast(caches=False):
+            loss = run.model(**batch).loss
+        del batch, loss
 
 
 def _look_for_length(times: int) -> None:
