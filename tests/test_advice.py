@@ -193,3 +193,12 @@ def test_a_huge_batch_is_searched_in_few_steps_and_accumulated_within_limits():
     advice = vrambudget.advise("gpt2", batch=10**6, block=16, mode="eval", gpu="12GB")
     (option,) = (o for o in advice.options if "--batch" in o.options)
     assert option.fits
+
+
+def test_advice_shows_itself_as_text_as_html_and_as_records():
+    advised = vrambudget.advise("gpt2", batch=64, block=64, gpu="4GB")
+    assert str(advised).startswith("what would help")
+    assert "<h2>What would help</h2>" in advised._repr_html_()
+    assert [each["options"] for each in advised.records()] == [
+        option.options for option in advised.options
+    ]

@@ -230,3 +230,15 @@ def test_a_plan_for_several_gpus_is_printed_with_commands_that_run(capsys):
 def test_what_no_plan_is_for_is_an_error(fields, words):
     with pytest.raises(VramBudgetError, match=words):
         vrambudget.plan(LAYERS, gpu="12GB", block=64, **fields)
+
+
+def test_a_plan_shows_itself_as_text_as_html_and_as_records(capsys):
+    found = vrambudget.plan("gpt2", gpu="1500MiB", block=64, goal="lora")
+    assert main(["plan", "gpt2", "--gpu", "1500MiB", "--block", "64", "--goal", "lora"]) == 0
+    assert str(found) == capsys.readouterr().out.rstrip()
+    html = found._repr_html_()
+    assert all(choice.layout in html for choice in found.choices)
+    records = found.records()
+    assert [record["layout"] for record in records] == [each.layout for each in found.choices]
+    plain = (str, int, bool)
+    assert all(isinstance(value, plain) for record in records for value in record.values())

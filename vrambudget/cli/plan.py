@@ -7,13 +7,12 @@ the job that are given stay as they are. Where none fits: the fewest GPUs, and t
 import argparse
 import json
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling
 from vrambudget.config.fields.ranks import Ranks
-from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
@@ -21,27 +20,10 @@ from vrambudget.planning.choices import Choice
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
 from vrambudget.planning.plan import Plan, Wish, plan_for
-from vrambudget.report.tabular import Column, render_rows
+from vrambudget.report.plan import render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
 from vrambudget.units import format_bytes
-
-_RECIPES = [
-    Column("layout", "trains"),
-    Column("batch", "batch", "right"),
-    Column("grad_accum", "times", "right"),
-    Column("peak_bytes", "of the GPU", "right", format_bytes),
-    Column("left_bytes", "left", "right", lambda n: format_bytes(max(n, 0))),
-    Column("costs", "costs", "left", ", ".join),
-]
-_LAYOUTS = [
-    Column("layout", "layout"),
-    Column("peak_bytes", "of each GPU", "right", format_bytes),
-    Column("left_bytes", "left", "right", format_bytes),
-    Column("network_bytes", "sent in a step", "right", format_bytes),
-    Column("recomputes", "recomputes", "left", lambda again: "forward" if again else "-"),
-    Column("host_bytes", "main memory", "right", format_bytes),
-]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -114,10 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if output == "json":
         text = json.dumps(asdict(found), indent=2, ensure_ascii=False)
     else:
-        columns = _RECIPES if found.gpus == 1 else _LAYOUTS
-        text = render_rows(columns, [_row(choice) for choice in found.choices], output)
-        if output != "csv":
-            text = "\n".join([_verdict(found, scenario), "", text, *_rest(found, args.goal)])
+        text = render_plan(found, output)
     emit(text, args)
     return DONE if found.gpus else DOES_NOT_FIT
 
@@ -147,36 +126,3 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
 def _room(choice: Choice) -> str:
     held = format_bytes(choice.peak_bytes + min(choice.left_bytes, 0))
     return f"{held} of the GPU, {format_bytes(max(choice.left_bytes, 0))} left"
-
-
-def _row(choice: Choice) -> dict[str, Any]:
-    sizes = {name: choice.fields.get(name, 1) for name in ("batch", "grad_accum")}
-    held = {"peak_bytes": choice.peak_bytes + min(choice.left_bytes, 0)} if choice.gpus == 1 else {}
-    return {**asdict(choice), **sizes, **held}
-
-
-def _verdict(found: Plan, scenario: Scenario) -> str:
-    if not found.gpus:
-        return f"{found.model} does not fit on {found.most} x {found.gpu}"
-    tokens = f"{scenario.job.block} tokens a sequence"
-    if found.gpus > 1:
-        return (
-            f"{found.model} needs {found.gpus} x {found.gpu}, at {tokens};"
-            " what fits, the cheapest first"
-        )
-    assert isinstance(scenario.gpu, Gpu)  # noqa: S101 - a plan has one
-    room = format_bytes(scenario.gpu.capacity_bytes)
-    return f"{found.model} on {found.gpu}, {room}, {tokens}: what fits, the best first"
-
-
-def _rest(found: Plan, goal: Goal) -> list[str]:
-    if not found.choices:
-        return []
-    nccl = format_bytes(found.choices[0].nccl_bytes)
-    notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
-    if any(each.left_bytes <= 0 for each in found.choices):
-        notes += ["left 0 B: PyTorch fills the GPU, and returns its cache where it needs more"]
-    if found.gpus == 1 and goal == "any" and found.choices[0].trains != "full":
-        notes += ["all weights do not fit: `--goal full` finds how many GPUs they take"]
-    commands = (f"  {each.command}" for each in found.choices)
-    return ["", *notes, "the report of each:", *commands]

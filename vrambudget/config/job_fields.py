@@ -158,8 +158,8 @@ class JobFields(TypedDict, total=False):
     ranks: int | None
     """GPUs, one process each; --batch is that of each (--gpu 8xh100 says both)."""
     parallel: str | None
-    """How they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2 (fully_shard), tp=N
-    (tensor parallel), fsdp2+tp=N, pp=N (pipeline).
+    """How they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2 (fully_shard), fsdp1
+    (FullyShardedDataParallel), tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline).
     """
     rank: int | None
     """The rank to report (default: the one that takes most)."""
@@ -191,6 +191,12 @@ class JobFields(TypedDict, total=False):
     """FSDP2: copies of the shards (HSDP)."""
     cpu_offload: bool
     """FSDP2: CPUOffloadPolicy; shards, gradients, states on the host."""
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"]
+    """FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward."""
+    use_orig_params: bool
+    """FSDP 1: the optimizer steps parts of the original parameters."""
+    forward_prefetch: bool
+    """FSDP 1: gather the next layer before this one computes."""
     sequence_parallel: bool
     """Tensor parallel: norms and residuals are cut along the sequence."""
     loss_parallel: bool

@@ -142,6 +142,11 @@ class SweepFields(TypedDict, total=False):
     )
     replicate: int | Iterable[int]
     cpu_offload: bool | Iterable[bool]
+    sharding_strategy: (
+        Literal["FULL_SHARD", "SHARD_GRAD_OP"] | Iterable[Literal["FULL_SHARD", "SHARD_GRAD_OP"]]
+    )
+    use_orig_params: bool | Iterable[bool]
+    forward_prefetch: bool | Iterable[bool]
     sequence_parallel: bool | Iterable[bool]
     loss_parallel: bool | Iterable[bool]
     schedule: (

@@ -10,9 +10,9 @@ The largest tensors that are alive at the peak are named, to show what the chang
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
@@ -68,6 +68,21 @@ class Advice:
     device_peak_bytes: int
     options: tuple[Option, ...]
     largest: tuple[Held, ...]
+
+    def __str__(self) -> str:
+        """Return the tables that a report ends with."""
+        from vrambudget.report.advice import render_advice  # noqa: PLC0415 - reports know advice
+
+        return render_advice(self)
+
+    def _repr_html_(self) -> str:
+        from vrambudget.report.html import advice_section  # noqa: PLC0415 - likewise
+
+        return advice_section(self)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat record for each option, as pandas and polars accept them; bytes as int."""
+        return [{**asdict(option), "words": "; ".join(option.words)} for option in self.options]
 
 
 def advise(

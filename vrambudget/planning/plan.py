@@ -6,8 +6,8 @@ the fewest GPUs for which any layout fits, then every layout that fits them, the
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
@@ -52,9 +52,37 @@ class Plan:
 
     model: str
     gpu: str
+    capacity_bytes: int  # of one GPU
+    block: int  # tokens of a sequence
+    goal: Goal
     gpus: int
     most: int
     choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        """Return the table that the command line prints."""
+        from vrambudget.report.plan import render_plan  # noqa: PLC0415 - reports know plans
+
+        return render_plan(self)
+
+    def _repr_html_(self) -> str:
+        from vrambudget.report.plan import plan_html  # noqa: PLC0415 - likewise
+
+        return plan_html(self)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat record for each choice, as pandas and polars accept them; bytes as int."""
+        return [
+            {
+                "model": self.model,
+                "gpu": self.gpu,
+                **{k: v for k, v in asdict(choice).items() if k not in ("fields", "costs")},
+                "costs": ", ".join(choice.costs),
+                "batch": choice.fields.get("batch", 1),
+                "block": self.block,
+            }
+            for choice in self.choices
+        ]
 
 
 def plan(
@@ -99,7 +127,16 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
     planner = Planner(scenario, wish.goal, offload=wish.offload)
     gpus = 1 if alone else fewest(planner, wish.most, tell)
     choices = [of_recipe(scenario, recipe) for recipe in alone] or planner.choices(gpus)
-    return Plan(scenario.model, scenario.gpu.name, gpus, wish.most, tuple(choices))
+    return Plan(
+        model=scenario.model,
+        gpu=scenario.gpu.name,
+        capacity_bytes=scenario.gpu.capacity_bytes,
+        block=scenario.job.block or 1,
+        goal=wish.goal,
+        gpus=gpus,
+        most=wish.most,
+        choices=tuple(choices),
+    )
 
 
 def _check(scenario: Scenario, wish: Wish) -> None:

@@ -1,0 +1,86 @@
+"""A plan as text, as HTML, and as rows for pandas or polars."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from typing import Any
+
+from vrambudget.planning.choices import Choice
+from vrambudget.planning.plan import Plan
+from vrambudget.report.tabular import Column, Format, render_rows
+from vrambudget.units import format_bytes
+
+_RECIPES = [
+    Column("layout", "trains"),
+    Column("batch", "batch", "right"),
+    Column("grad_accum", "times", "right"),
+    Column("peak_bytes", "of the GPU", "right", format_bytes),
+    Column("left_bytes", "left", "right", lambda n: format_bytes(max(n, 0))),
+    Column("costs", "costs", "left", ", ".join),
+]
+_LAYOUTS = [
+    Column("layout", "layout"),
+    Column("peak_bytes", "of each GPU", "right", format_bytes),
+    Column("left_bytes", "left", "right", format_bytes),
+    Column("network_bytes", "sent in a step", "right", format_bytes),
+    Column("recomputes", "recomputes", "left", lambda again: "forward" if again else "-"),
+    Column("host_bytes", "main memory", "right", format_bytes),
+]
+
+
+def render_plan(found: Plan, output: Format = "table") -> str:
+    """Return a plan as a table, CSV or Markdown."""
+    table = render_rows(_columns(found), [_row(choice) for choice in found.choices], output)
+    return table if output == "csv" else "\n".join([_verdict(found), "", table, *_rest(found)])
+
+
+def plan_html(found: Plan) -> str:
+    """Return a plan as an HTML fragment."""
+    columns = _columns(found)
+    head = "".join(f"<th>{escape(column.heading)}</th>" for column in columns)
+    rows = "".join(_html_row(columns, _row(choice), choice.command) for choice in found.choices)
+    return (
+        f"<p><b>{escape(_verdict(found))}</b></p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _html_row(columns: Sequence[Column], row: dict[str, Any], command: str) -> str:
+    cells = "".join(f"<td>{escape(column.show(row[column.key]))}</td>" for column in columns)
+    return f'<tr title="{escape(command)}">{cells}</tr>'
+
+
+def _columns(found: Plan) -> list[Column]:
+    return _RECIPES if found.gpus == 1 else _LAYOUTS
+
+
+def _row(choice: Choice) -> dict[str, Any]:
+    sizes = {name: choice.fields.get(name, 1) for name in ("batch", "grad_accum")}
+    held = {"peak_bytes": choice.peak_bytes + min(choice.left_bytes, 0)} if choice.gpus == 1 else {}
+    return {**asdict(choice), **sizes, **held}
+
+
+def _verdict(found: Plan) -> str:
+    if not found.gpus:
+        return f"{found.model} does not fit on {found.most} x {found.gpu}"
+    tokens = f"{found.block} tokens a sequence"
+    if found.gpus > 1:
+        return (
+            f"{found.model} needs {found.gpus} x {found.gpu}, at {tokens};"
+            " what fits, the cheapest first"
+        )
+    room = format_bytes(found.capacity_bytes)
+    return f"{found.model} on {found.gpu}, {room}, {tokens}: what fits, the best first"
+
+
+def _rest(found: Plan) -> list[str]:
+    if not found.choices:
+        return []
+    nccl = format_bytes(found.choices[0].nccl_bytes)
+    notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
+    if any(each.left_bytes <= 0 for each in found.choices):
+        notes += ["left 0 B: PyTorch fills the GPU, and returns its cache where it needs more"]
+    if found.gpus == 1 and found.goal == "any" and found.choices[0].trains != "full":
+        notes += ["all weights do not fit: `--goal full` finds how many GPUs they take"]
+    commands = (f"  {each.command}" for each in found.choices)
+    return ["", *notes, "the report of each:", *commands]
