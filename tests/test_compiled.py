@@ -12,8 +12,13 @@ import pytest
 import vrambudget
 from vrambudget.budget import Budget
 from vrambudget.cli import main
-from vrambudget.compiled import config
+from vrambudget.compiled import cache, config
+from vrambudget.config.job import Job
+from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError
+from vrambudget.estimator import resolve
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "tests" / "records" / "compiled" / "compiled.jsonl"
@@ -28,13 +33,29 @@ SMALL = {
 JOB = {"batch": 8, "block": 256, "precision": "amp-bf16", "optimizer_impl": "fused", "clip": None}
 
 
-@pytest.fixture(scope="module")
-def small() -> Budget:
+def needs_a_compiler() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     if sys.platform != "linux":
         pytest.skip("PyTorch's compiler is followed on Linux")
-    with warnings.catch_warnings():
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return the cache that these tests keep what was compiled in."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(folder, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+@pytest.fixture(scope="module")
+def small(folder) -> Budget:
+    needs_a_compiler()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         warnings.simplefilter("ignore")  # PyTorch's own
         return vrambudget.estimate(SMALL, gpu="A100", compile=True, **JOB)
 
@@ -72,6 +93,77 @@ def test_what_stood_in_for_a_card_is_taken_back(small):
 
 def test_the_report_names_the_compiler(small):
     assert any("own compiler" in warning for warning in small.warnings)
+
+
+def test_the_same_question_is_not_compiled_again(small, monkeypatch):
+    from vrambudget.compiled import build  # noqa: PLC0415 - it imports torch
+
+    monkeypatch.setattr(build, "compiled_model", None)
+    assert vrambudget.estimate(SMALL, gpu="A100", compile=True, **JOB) == small
+
+
+def test_another_question_has_another_place_in_the_cache():
+    job = Job.parse({"batch": 8, "block": 256, "compile": True})
+    other = job.model_copy(update={"batch": 9})
+    place = cache.place_of(SMALL, job, Platform())
+    assert place == cache.place_of(dict(SMALL), job, Platform())
+    assert place != cache.place_of(SMALL, other, Platform())
+    assert place != cache.place_of({**SMALL, "n_layer": 3}, job, Platform())
+    assert place != cache.place_of(SMALL, job, Platform(multiprocessors=28))
+
+
+def test_a_tape_comes_back_from_the_cache_as_it_was(tmp_path):
+    scenario = resolve("nanogpt", block=64, gpu="A100")
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    place = tmp_path / "kept" / "tape.json"
+    cache.keep(place, tape, {"parameters": 7})
+    found = cache.kept(place)
+    assert found is not None
+    assert found[1] == {"parameters": 7}
+    assert replay(found[0]) == replay(tape)
+    assert found[0].contents == tape.contents
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"tape": {}, "findings": {}}'])
+def test_a_broken_file_in_the_cache_is_as_none(tmp_path, text):
+    place = tmp_path / "tape.json"
+    place.write_text(text)
+    assert cache.kept(place) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_live_module_that_was_compiled_is_followed_compiled():
+    needs_a_compiler()
+    import torch  # noqa: PLC0415
+
+    module = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU())
+    weight = module[0].weight
+    budget = vrambudget.estimate(
+        torch.compile(module),
+        inputs=[torch.zeros(64, 256)],
+        loss=lambda outputs, _inputs: outputs.float().mean(),
+        gpu="A100",
+        optimizer="sgd",
+    )
+    assert budget.job["compile"]
+    assert budget.parameters.total == 256 * 512 + 512
+    assert budget.breakdown["activations"] > 0
+    assert module[0].weight is weight
+    assert weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "eager"}, {"mode": "max-autotune"}, {"dynamic": True}],
+    ids=["backend", "mode", "dynamic"],
+)
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_module_that_was_compiled_in_another_way_is_refused(options):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    compiled = torch.compile(torch.nn.Linear(2, 2), **options)
+    with pytest.raises(NotModelledError, match="is not modelled"):
+        vrambudget.estimate(compiled, inputs=[torch.zeros(2, 2)])
 
 
 def refused(**fields):
@@ -125,16 +217,17 @@ def test_a_refused_job_ends_with_a_line_and_not_a_traceback(monkeypatch, capsys)
 def test_nothing_of_the_compiler_is_loaded_without_it():
     code = "import vrambudget, sys; vrambudget.estimate('gpt2'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not [name for name in done.stdout.split() if name.startswith("vrambudget.compiled")]
+    loaded = {name for name in done.stdout.split() if name.startswith("vrambudget.compiled.")}
+    assert loaded <= {"vrambudget.compiled.asked"}
 
 
 CHECK = """
 import json, sys
 from pathlib import Path
 from vrambudget.config.record import read_records
-from vrambudget.compiled import padding
+from vrambudget.compiled import simulated
 from vrambudget.validate import validate
-padding.fullest = lambda config, simulated: simulated(config)  # a virtual card's benchmark
+simulated.fullest = lambda config, *others: others[2](config)  # a virtual card's benchmark
 for check in validate(read_records(Path(sys.argv[1]))):
     print(json.dumps([check.id, check.problem, {c: check.error(c) for c in check.predicted}]))
 """

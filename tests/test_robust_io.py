@@ -14,8 +14,7 @@ import pytest
 
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import append_line, read_file, write_file
-from vrambudget.rehearse.stand_in import cache_folder
+from vrambudget.files import append_line, cache_folder, read_file, write_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="devices and shells of Linux")
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}

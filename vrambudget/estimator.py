@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
+from vrambudget.compiled.asked import compiler_defaults, compiling, original
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.loops import remarks_on_loop
@@ -112,6 +113,8 @@ def resolve(
 ) -> Scenario:
     """Return the scenario that `estimate` would do; `config` are files of a run."""
     if hasattr(model, "named_parameters"):
+        if (inner := original(model)) is not None:
+            model, fields = inner, {"compile": True, **fields}
         return _of_module(model, gpu=gpu, **fields)
     found = find_model(of_files(model, config))
     run = found.run
@@ -120,11 +123,7 @@ def resolve(
     if isinstance(named, str):
         count, named = count_of_gpus(named)
         fields = {"ranks": count, **fields} if count > 1 else fields
-    defaults = {**known.job_defaults, **found.job_defaults}
-    if fields.get("compile"):
-        from vrambudget.compiled.config import compiler_version  # noqa: PLC0415 - few jobs compile
-
-        defaults["torch"] = compiler_version()
+    defaults = {**known.job_defaults, **found.job_defaults, **compiler_defaults(fields)}
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     card = None if named is None else find_gpu(named)
     known = compiling(known, found.values) if job.compile else known
@@ -137,17 +136,11 @@ def _of_module(
     """Return the scenario of a live module."""
     from vrambudget.follow.module import module_config  # noqa: PLC0415 - it imports torch
 
-    known = module_config(module, inputs, loss)
-    job = Job.with_defaults(fields, known.job_defaults)
+    known: ModelConfig = module_config(module, inputs, loss)
+    job = Job.with_defaults(fields, {**known.job_defaults, **compiler_defaults(fields)})
+    known = compiling(known, {}) if job.compile else known
     card = None if gpu is None else find_gpu(gpu)
     return Scenario(known.model_type, known, job.resolve(known.for_job(job)), card)
-
-
-def compiling(known: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model that is compiled."""
-    from vrambudget.compiled.config import compiled_config  # noqa: PLC0415 - few jobs compile
-
-    return compiled_config(known, keys)
 
 
 def _config_of(found: FoundModel) -> ModelConfig:

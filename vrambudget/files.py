@@ -77,6 +77,13 @@ def named_by(variable: str, folder: str) -> Path:
         raise
 
 
+def cache_folder() -> Path:
+    """Return the user's cache for vrambudget."""
+    variable = os.environ.get("XDG_CACHE_HOME")
+    base = named_by("XDG_CACHE_HOME", variable) if variable else home_of(Path("~/.cache"))
+    return base / "vrambudget"
+
+
 def _replace(target: Path, data: bytes) -> None:
     if target.exists() and not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, "it is read-only")

@@ -58,9 +58,11 @@ def simulate(
     `shown`: a decoding step that is to be on the tape itself; most are not.
     """
     if job.compile:
-        from vrambudget.compiled.padding import fullest  # noqa: PLC0415 - few jobs compile
+        from vrambudget.compiled.simulated import fullest  # noqa: PLC0415 - few jobs compile
 
-        return fullest(config, lambda known: simulate_routed(known, job, platform, "uniform"))
+        simulated = partial(simulate_routed, job=job, platform=platform, routing="uniform")
+        compiled: Recording = fullest(config, job, platform, simulated, Recording)
+        return compiled
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from vrambudget.compiled.asked import compiling
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.loops import SCRIPT_KEYS, script_of
 from vrambudget.config.model_config import load_config
@@ -28,7 +29,7 @@ from vrambudget.config.record import check_keys, job_of_record
 from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, compiling
+from vrambudget.estimator import Scenario
 from vrambudget.models import config_class
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape

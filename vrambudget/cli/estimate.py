@@ -88,9 +88,9 @@ def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     output = chosen_format(args)
     columns = width(args)
     yield render(budget, output, colour=wants_colour(args), width=columns)
-    if budget.fits:
+    if budget.fits or scenario.job.compile:
         yield f"\n{render_next(_next_step(scenario, budget), width=columns)}"
-    if budget.fits and not args.advise:
+    if (budget.fits or scenario.job.compile) and not args.advise:
         return
     from vrambudget.report.advice import next_step, render_advice  # noqa: PLC0415 - needed last
 
@@ -126,8 +126,9 @@ def _next_step(scenario: Scenario, budget: Budget) -> str:
         return "name a GPU, for example --gpu 12GB, to see whether it fits"
     if scenario.job.mode == "generate":
         return _next_of_generation(scenario, budget)
-    if scenario.job.compile:  # each batch would be compiled
-        return "`vrambudget fit` with the same options finds the largest batch"
+    if scenario.job.compile:  # each change is compiled, which takes a while
+        other = "" if budget.fits else ", `--advise` what would help"
+        return f"`vrambudget fit` with the same options finds the largest batch{other}"
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
 
     batch, _ = largest_batch(scenario)

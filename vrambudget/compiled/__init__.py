@@ -2,6 +2,10 @@
 
     dispatch.py    what PyTorch's C++ is told of tensors on the card
     card.py        the card that torch.cuda and Inductor ask about
+    asked.py       whether a job is compiled; imports nothing else here
+    simulated.py   a job, simulated; twice where padding decides
+    cache.py       what was compiled once, kept
+    findings.py    what the compiler told, for the report
     python_ops.py  operations whose C++ asks what only a card could answer
     attention.py   which kernel scaled_dot_product_attention takes, and what it is called with
     inductor.py    Inductor's wrappers run; its kernels are neither built nor launched

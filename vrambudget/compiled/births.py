@@ -35,7 +35,8 @@ class CardMode(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; note what it made."""
-        if self._is_quiet or CompileContext.try_get() is not None:
+        is_asked = func is torch.ops.prim.device.default
+        if is_asked or self._is_quiet or CompileContext.try_get() is not None:
             return super().dispatch(func, types, args, kwargs)
         name = func.__name__.split(".")[0]
         context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))

@@ -11,10 +11,12 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.model import Compiled, on_card
 from vrambudget.config.job import Job
 from vrambudget.engine.context import context, made_for
+from vrambudget.errors import NotModelledError
 from vrambudget.follow import kernels
 from vrambudget.follow.build import configuration, unbuilt
 from vrambudget.follow.counted import TORCH_DTYPE
-from vrambudget.follow.live import loss_of_outputs
+from vrambudget.follow.live import Loss, loss_of_outputs
+from vrambudget.follow.module import copied
 from vrambudget.tape.events import Purpose
 
 
@@ -28,6 +30,20 @@ def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled
         else:
             module = _from_transformers(keys, job)
     return Compiled(module, mode, loss_of_outputs, pads=pads)
+
+
+def compiled_module(module: Any, loss: Loss | None, job: Job, *, pads: bool) -> Compiled:
+    """Return a live module, laid down on the fake card; the module itself stays as it is."""
+    kernels.unchecked.clear()
+    mode = CardMode()
+    copy = copied(module)
+    with on_card(mode), made_for(Purpose.WEIGHTS):
+        lay_down(copy)
+    if job.checkpointing == "full":
+        if not hasattr(copy, "gradient_checkpointing_enable"):
+            raise NotModelledError(f"{type(module).__name__} has no switch for checkpointing")
+        copy.gradient_checkpointing_enable({"use_reentrant": False})
+    return Compiled(copy, mode, loss or loss_of_outputs, pads=pads)
 
 
 def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:

@@ -54,9 +54,7 @@ class CompiledConfig(ModelConfig):
 
     def doubts(self) -> Iterator[str]:
         """Yield the operations that were counted by their results alone."""
-        from vrambudget.follow import kernels  # noqa: PLC0415 - it imports torch
-
-        yield from kernels.doubts()
+        yield from findings.doubts
 
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task`, its weights allocated."""
@@ -65,9 +63,12 @@ class CompiledConfig(ModelConfig):
         if not job.compile:
             return super().build(task)
         _refuse(job)
-        from vrambudget.compiled.build import compiled_model  # noqa: PLC0415 - it imports torch
+        from vrambudget.compiled import build  # noqa: PLC0415 - it imports torch
 
-        return compiled_model(self.keys, job, pads=self.pads)
+        module = getattr(self, "module", None)
+        if module is not None:
+            return build.compiled_module(module, getattr(self, "loss", None), job, pads=self.pads)
+        return build.compiled_model(self.keys, job, pads=self.pads)
 
 
 def compiled_config(plain: ModelConfig, keys: Mapping[str, Any]) -> CompiledConfig:

@@ -1,7 +1,8 @@
 """What the compiler told of the job that was followed last, for its report."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from vrambudget.units import format_bytes
 
@@ -15,12 +16,29 @@ class Findings:
     padded: tuple[int, int] | None = None  # peak bytes requested without and with padding
     asked: set[str] = field(default_factory=set)  # products that the benchmark decides about
     breaks: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)  # what was counted by its result alone
 
     def begin(self) -> None:
         """Forget what was told of another job."""
         self.padded = None
         self.asked.clear()
-        self.breaks.clear()
+        self.breaks, self.doubts = [], []
+
+    def told(self) -> dict[str, Any]:
+        """Return all that is told, as plain data."""
+        return {
+            "compiler": self.compiler,
+            "rules": self.rules,
+            "padded": self.padded,
+            "breaks": self.breaks,
+            "doubts": self.doubts,
+        }
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Tell what was told before."""
+        self.compiler, self.rules = told["compiler"], told["rules"]
+        self.padded = told["padded"] and tuple(told["padded"])
+        self.breaks, self.doubts = told["breaks"], told["doubts"]
 
     def notes(self) -> Iterator[str]:
         """Yield what a user should know."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.engine.versions import torch_since
 from vrambudget.follow import kernels
@@ -60,6 +61,7 @@ def buffers(func: Any, name: str, args: Sequence[Any], result: Any) -> None:
 
 def product(name: str, args: Sequence[Any]) -> None:
     """Allocate what a matrix product that writes into a buffer allocates."""
+    context.operation = name
     if name in ("bmm", "baddbmm"):
         bmm_workspace(args[-2].shape[2])
     elif name == "addmm" and args[0].dim() == 1:  # a bias

@@ -4,6 +4,7 @@ To the engine it is one operation: its forward makes what PyTorch's compiled cod
 card, keeps what autograd keeps, and its backward is PyTorch's own.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -38,6 +39,8 @@ def on_card(mode: CardMode) -> Iterator[None]:
     """Run PyTorch's code inside as on the job's card, compiled or not."""
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch, about fake tensors
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
         stack.enter_context(told_of_the_card())
         stack.enter_context(named(context.platform))
         stack.enter_context(in_python())

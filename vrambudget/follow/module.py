@@ -107,7 +107,7 @@ class ModuleConfig(ModelConfig):
         kernels.unchecked.clear()
         mode = Following()
         laid_down(self.module, mode)
-        module = _copied(self.module)
+        module = copied(self.module)
         if self.job.checkpointing == "full":
             if not hasattr(module, "gradient_checkpointing_enable"):
                 raise NotModelledError(f"{self.model_type} has no switch for checkpointing")
@@ -151,7 +151,7 @@ def _batch_of(inputs: Mapping[str, torch.Tensor]) -> int:
     return int(first.shape[0]) if first.dim() and first.shape[0] else 1
 
 
-def _copied(module: Any) -> Any:
+def copied(module: Any) -> Any:
     """Return a copy of a module's modules, with the module's own tensors."""
     tensors = {id(x): x for x in (*module.parameters(), *module.buffers())}
     try:

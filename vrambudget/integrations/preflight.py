@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.budget import Budget
+from vrambudget.compiled.asked import original
 from vrambudget.config.gpus import Gpu
 from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
@@ -67,6 +68,8 @@ def predict(
     A live model that its configuration does not describe, or that is no model of transformers, is
     followed: its own code runs.
     """
+    if (inner := original(model)) is not None:
+        model, fields = inner, {"compile": True, **fields}
     at_hand = {"batch": batch, "block": block, "optimizer": optimizer, "gpu": gpu, **fields}
     if not is_live(model):
         return _by_rules(model, **at_hand)

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 from vrambudget.config.gpus import Gpu
+from vrambudget.files import cache_folder
 from vrambudget.rehearse import card
 from vrambudget.rehearse.hook.vrambudget_hook.launch import ranks_environment
-from vrambudget.rehearse.stand_in import cache_folder
 
 HOOK = Path(__file__).parent / "hook"
 GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill

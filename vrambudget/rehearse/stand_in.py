@@ -11,7 +11,6 @@ disturb each other. Only what this user built, unchanged since, is loaded (`priv
 """
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import home_of, named_by
+from vrambudget.files import cache_folder
 from vrambudget.rehearse.elf import c_names, read_library
 from vrambudget.rehearse.private_cache import is_whole, make_private, seal
 from vrambudget.rehearse.torch_build import TorchBuild
@@ -57,13 +56,6 @@ class _Part:
     functions: frozenset[str]
     answer: int = 0  # of the functions that are accepted and do nothing
     version_node: str | None = None  # PyTorch binds to e.g. cudaMalloc@libcudart.so.13
-
-
-def cache_folder() -> Path:
-    """Return the user's cache for vrambudget."""
-    variable = os.environ.get("XDG_CACHE_HOME")
-    base = named_by("XDG_CACHE_HOME", variable) if variable else home_of(Path("~/.cache"))
-    return base / "vrambudget"
 
 
 def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:

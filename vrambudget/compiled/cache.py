@@ -1,0 +1,102 @@
+"""What was compiled once, kept in the user's cache: the same question again takes milliseconds.
+
+A file is named by a digest of all that decides: the model's keys, the job, the platform, the
+installed versions of torch and transformers, and this package's own code. It holds a tape and what
+the compiler told, as JSON. A file that cannot be read is as none; a folder that cannot be written
+to keeps nothing.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vrambudget import dtypes
+from vrambudget.compiled.findings import findings
+from vrambudget.config.job import Job
+from vrambudget.config.versions import installed_version
+from vrambudget.engine.context import Platform
+from vrambudget.errors import VramBudgetError
+from vrambudget.files import cache_folder, read_file, write_file
+from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.marks import Mark
+
+_PACKAGE = Path(__file__).parents[1]
+_MOST_BYTES = 256 * 2**20
+_DTYPES = {d.name: d for d in vars(dtypes).values() if isinstance(d, dtypes.DType)}
+
+
+def place_of(keys: Mapping[str, Any], job: Job, platform: Platform) -> Path:
+    """Return the file that this job's recording is kept in. Raises VramBudgetError."""
+    decides = {
+        "keys": dict(keys),
+        "job": job.model_dump(mode="json"),
+        "platform": asdict(platform),
+        "torch": installed_version("torch"),
+        "transformers": installed_version("transformers"),
+        "peft": installed_version("peft"),
+        "code": _own_code(),
+    }
+    text = json.dumps(decides, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return cache_folder() / "torch_compile" / f"{digest}.json"
+
+
+@cache
+def _own_code() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def kept(place: Path) -> tuple[Tape, dict[str, int]] | None:
+    """Return the tape and the numbers that a file holds, and let `findings` be what it tells."""
+    if not place.exists():
+        return None
+    with suppress(VramBudgetError, ValueError, KeyError, TypeError):
+        found = json.loads(read_file(place, "kept tape", _MOST_BYTES))
+        tape = _tape(found["tape"])
+        findings.take(found["findings"])
+        return tape, {name: int(value) for name, value in found["numbers"].items()}
+    return None
+
+
+def keep(place: Path, tape: Tape, numbers: Mapping[str, int]) -> None:
+    """Keep a tape, its numbers and `findings`."""
+    found = {"tape": _plain(tape), "numbers": dict(numbers), "findings": findings.told()}
+    with suppress(VramBudgetError, OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_file(place, json.dumps(found).encode(), "kept tape")
+
+
+def _plain(tape: Tape) -> dict[str, Any]:
+    return {
+        "events": tape.events,
+        "sizes": tape.sizes,
+        "purposes": tape.purposes,
+        "operations": tape.operations,
+        "contents": [c and (c[0], c[1].name) for c in tape.contents],
+        "modules": tape.modules,
+        "paths": tape.paths,
+        "marks": [(m.position, m.step, m.phase, m.resets_allocator, m.period) for m in tape.marks],
+        "laid": tape.laid,
+        "expandable_on_bytes": tape.expandable_on_bytes,
+        "is_plain": tape.is_plain,
+    }
+
+
+def _tape(found: Mapping[str, Any]) -> Tape:
+    values = dict(found)
+    values["purposes"] = [Purpose(p) for p in found["purposes"]]
+    values["contents"] = [c and (tuple(c[0]), _DTYPES[c[1]]) for c in found["contents"]]
+    values["laid"] = [tuple(stretch) for stretch in found["laid"]]
+    values["marks"] = [
+        Mark(position, step, phase, resets_allocator=resets, period=period)
+        for position, step, phase, resets, period in found["marks"]
+    ]
+    return Tape(**values)

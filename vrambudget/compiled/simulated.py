@@ -1,0 +1,47 @@
+"""A compiled job, simulated: once if it was never asked before, and twice where padding decides.
+
+PyTorch benchmarks on the card whether to pad matrix products: both ways are simulated, and the
+larger counts.
+
+Source: torch/_inductor/fx_passes/pad_mm.py (should_pad).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from vrambudget.compiled import cache
+from vrambudget.compiled.findings import findings
+from vrambudget.config.job import Job
+from vrambudget.engine.context import Platform
+
+_NUMBERS = ("parameters", "trainable", "paged_bytes")
+
+
+def fullest(
+    config: Any, job: Job, platform: Platform, simulated: Callable[[Any], Any], recording: Any
+) -> Any:
+    """Return the recording of the larger peak; `recording` makes one of a tape that was kept."""
+    if not config.keys:  # a live module: what it is made of is not known by name
+        return _compiled(config, simulated)
+    place = cache.place_of(config.keys, job, platform)
+    found = cache.kept(place)
+    if found is not None:
+        tape, numbers = found
+        return recording(tape, **numbers)
+    made = _compiled(config, simulated)
+    cache.keep(place, made.tape, {name: getattr(made, name) for name in _NUMBERS})
+    return made
+
+
+def _compiled(config: Any, simulated: Callable[[Any], Any]) -> Any:
+    findings.begin()
+    plain = simulated(config)
+    from vrambudget.follow import kernels  # noqa: PLC0415 - torch is imported by now
+
+    findings.doubts = list(kernels.doubts())
+    if not findings.asked:
+        return plain
+    padded = simulated(config.model_copy(update={"pads": True}))
+    without, within = (recording.tape.peak_requested_bytes() for recording in (plain, padded))
+    findings.padded = (without, within) if without != within else None
+    return padded if within > without else plain
