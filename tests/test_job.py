@@ -76,6 +76,8 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         ),
         pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
         pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
+        pytest.param({"rows": "packed"}, "rehearse --gpu GPU", id="packed"),
+        pytest.param({"block": "128:1024"}, "--block 1024 counts the longest", id="lengths"),
         pytest.param({"completion_len": 8}, "for loops 'sft' and 'dpo'", id="completion"),
         pytest.param({"precompute_ref_log_probs": True}, "for loop 'dpo'", id="reference"),
         pytest.param({"loop": "sft", "task": "seq-cls"}, "causal language models", id="task"),

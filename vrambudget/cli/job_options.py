@@ -4,13 +4,15 @@ An option that is not given is absent from the result, so that a model card's de
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from vrambudget.config.fields.batches import counted_rows, one_length
 from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.settings import Settings
@@ -75,8 +77,8 @@ def add_job_options(
                 )
             else:
                 how = reads(_reading(field))
-                if name == "loop":
-                    how["type"] = _counted_loop
+                if name in _REFUSING and how.get("type") in {None, int}:
+                    how["type"] = partial(_refusing, name, how.get("type", str))
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
 
 
@@ -100,12 +102,24 @@ def with_files(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _counted_loop(word: str) -> str:
-    """Return a loop's name; say of one that is refused by name what to do."""
+_REFUSING: Mapping[str, Callable[[Any], Any]] = {
+    "loop": counted_loop,
+    "rows": counted_rows,
+    "block": one_length,
+}
+"""Options with values that are refused by name, and what refuses them."""
+
+
+def _refusing(name: str, kind: Callable[[str], Any], word: str) -> Any:
+    """Return what a word says; say of one that is refused by name what to do."""
     try:
-        return str(counted_loop(word))
+        known = _REFUSING[name](word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    try:
+        return kind(known)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid {kind.__name__} value: {word!r}") from None
 
 
 def _spellings(name: str) -> list[str]:

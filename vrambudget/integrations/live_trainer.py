@@ -32,7 +32,10 @@ def read_trainer(args: Any, given: Mapping[str, Any], *, block: int | None) -> R
         if getattr(args, name, None):
             raise NotModelledError(what)
     if type(trainer).__module__.partition(".")[0] == "trl":
-        raise NotModelledError(f"TRL's {type(trainer).__name__}, which has a loss of its own")
+        raise NotModelledError(
+            f"TRL's {type(trainer).__name__}, which has a loss of its own (`vrambudget MODEL --loop"
+            " sft` and `--loop dpo` count two of them)"
+        )
     batch = int(args.per_device_train_batch_size)
     fields: dict[str, Any] = {
         "batch": batch,

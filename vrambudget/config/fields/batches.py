@@ -1,9 +1,9 @@
 """What goes through the model: how many sequences, how long, and what their rows hold."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from vrambudget.config.settings import Settings, Size
 
@@ -12,12 +12,35 @@ Rows = Literal["full", "padded"]
 AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]
 
+_REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
+
+
+def counted_rows(value: Any) -> Any:
+    """Return what rows hold. Raises ValueError for what is refused by name."""
+    if value == "packed":
+        raise ValueError(
+            "rows of several sequences are not modelled: their masks depend on where each ends;"
+            f" {_REHEARSE}"
+        )
+    return value
+
+
+def one_length(value: Any) -> Any:
+    """Return the length of rows. Raises ValueError for several, which are refused by name."""
+    shortest, colon, longest = str(value).partition(":")
+    if colon and shortest.isdecimal() and longest.isdecimal():
+        raise ValueError(
+            f"lengths that change from batch to batch are not modelled: --block {longest} counts"
+            f" the longest, without what they fragment; {_REHEARSE}"
+        )
+    return value
+
 
 class Batches(Settings, defer_build=True, title="batches"):
     """What goes through the model in one forward pass."""
 
     batch: Size = Field(1, description="sequences per forward pass on this GPU")
-    block: Size | None = Field(
+    block: Annotated[Size | None, BeforeValidator(one_length)] = Field(
         None, description="tokens per sequence (default: the model's own limit, at most 4096)"
     )
     task: Task | None = Field(
@@ -31,7 +54,7 @@ class Batches(Settings, defer_build=True, title="batches"):
     image_size: Size | None = Field(
         None, description="pixels along each side of an image (default: the model's own)"
     )
-    rows: Rows = Field(
+    rows: Annotated[Rows, BeforeValidator(counted_rows)] = Field(
         "full",
         description="what the rows of a batch hold: one sequence that fills the block, or one"
         " with padding and the tokenizer's mask",
