@@ -21,11 +21,12 @@ from dataclasses import dataclass, replace
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Tensor
+from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.inference.processors import Processor, processors_of
 from vrambudget.inference.settings import GenerateSettings, Marker
 from vrambudget.models.parts.anew import Anew
 from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.masks import PREPARED, Masks, causal_mask, sliding_window_mask
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.reduce import with_partial_sums
@@ -40,9 +41,15 @@ class ModelInputs:
     """What prepare_inputs_for_generation hands the model."""
 
     input_ids: Tensor
-    attention_mask: Tensor
+    attention_mask: Tensor | Masks | None  # [B, tokens so far], or what is built of it
     position_ids: Tensor | None
     past_key_values: Cache | None
+
+    def tensors(self) -> Iterator[Tensor | None]:
+        """Yield all of them but the cache's."""
+        masks = self.attention_mask
+        yield from (self.input_ids, self.position_ids)
+        yield from masks.values() if isinstance(masks, dict) else (masks,)
 
 
 class Sampling:
@@ -107,7 +114,7 @@ class Sampling:
         inputs = self.model_inputs
         held = (
             *(self.attention_mask, self.position_ids),
-            *((inputs.input_ids, inputs.attention_mask, inputs.position_ids) if inputs else ()),
+            *(inputs.tensors() if inputs else ()),
             *(getattr(self, name) for name in (*self.growing, *self.constant)),
         )
         yield from (x for x in held if x is not None)
@@ -122,7 +129,7 @@ class Sampling:
             alone = 0 if self.cache is not None else tokens
             self.model_inputs = ModelInputs(
                 new.longer(inputs.input_ids, alone),
-                new.longer(inputs.attention_mask, tokens),
+                self._grown(inputs.attention_mask, tokens, new),
                 new.longer(inputs.position_ids, alone),
                 self.cache,
             )
@@ -133,6 +140,13 @@ class Sampling:
             setattr(self, name, new.longer(getattr(self, name), 0))
         if self.cache is not None:
             self.cache.grow(tokens, new)
+
+    @staticmethod
+    def _grown(mask: Tensor | Masks | None, tokens: int, new: Anew) -> Tensor | Masks | None:
+        if isinstance(mask, dict):
+            return {kind: new.longer(each, 0) for kind, each in mask.items()}
+        is_built = mask is not None and mask.ndim == PREPARED
+        return new.longer(mask, 0 if is_built else tokens)
 
     def at(self, tokens: int) -> Sampling:
         """Return the same loop so many steps later, with tensors on the current tape."""
@@ -168,7 +182,23 @@ class Sampling:
         positions = self.position_ids
         if positions is not None and positions.shape[1] != ids.shape[1]:
             positions = clone(narrowed(positions, 1, ids.shape[1]))
-        return ModelInputs(ids, self.attention_mask, positions, self.cache)
+        masks: Tensor | Masks | None = self.attention_mask
+        if self.cache is not None and self.cache.is_static:
+            masks = self._masks(ids, positions)
+        return ModelInputs(ids, masks, positions, self.cache)
+
+    def _masks(self, ids: Tensor, positions: Tensor | None) -> Tensor | Masks | None:
+        """create_masks_for_generate, ahead of a forward pass that could be compiled."""
+        like, padding = empty((*ids.shape, 0), context.options.dtype), self.attention_mask
+        masks: Masks = {}
+        for window in self.settings.windows:
+            if window is None:
+                masks["full_attention"] = causal_mask(like, positions, padding, self.cache)
+            else:
+                masks["sliding_attention"] = sliding_window_mask(
+                    like, positions, window, padding, self.cache
+                )
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _forward(self, inputs: ModelInputs) -> Outputs:
         outputs: Outputs = self.model(

@@ -1,10 +1,13 @@
 """The scripts of inference by a job's mode: one that generates, one that calls the model."""
 
+from functools import partial
+
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine.module import Module
 from vrambudget.errors import NotModelledError
 from vrambudget.inference import forward, generate
+from vrambudget.inference.caches import cache_of, windows_of
 from vrambudget.inference.settings import GenerateSettings
 from vrambudget.training.loops.run import LoopSettings
 
@@ -43,7 +46,8 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
         batch=job.batch,
         prompt=job.prompt,
         new=job.new,
-        new_cache=config.new_cache if job.cache == "dynamic" else lambda: None,
+        new_cache=partial(cache_of, job.cache, config.new_cache, job.prompt + job.new - 1),
+        windows=windows_of(config.new_cache()),
         answers=max(job.num_return, job.num_beams),
         num_beams=job.num_beams,
         sample=job.sample,

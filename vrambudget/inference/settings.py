@@ -18,6 +18,7 @@ class GenerateSettings:
     prompt: int
     new: int
     new_cache: Callable[[], Cache | None]
+    windows: tuple[int | None, ...]  # of kinds of layers, None: all tokens
     answers: int = 1  # rows that each prompt is repeated to: num_beams, num_return_sequences
     num_beams: int = 1
     sample: bool = False

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from vrambudget.config.settings import Settings, Size
 
-CacheKind = Literal["dynamic", "none"]
+CacheKind = Literal["dynamic", "static", "none"]
 Padding = Literal["none", "left"]
 
 USUAL_PROMPT = 1024
@@ -75,3 +75,5 @@ class Generation(Settings, defer_build=True, title="generation"):
             yield "num_beams with sample is not modelled"
         if self.prefill_chunk is not None and self.cache == "none":
             yield "prefill_chunk needs a cache, and cache is 'none'"
+        if self.prefill_chunk is not None and self.cache == "static":
+            yield "prefill_chunk with a static cache is not modelled: the passes are compiled"

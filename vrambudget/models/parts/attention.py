@@ -19,7 +19,15 @@ from vrambudget.ops.attention import scaled_dot_product_attention
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import add, mul_scalar, tanh
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import contiguous, expand, open_slices, reshape, transpose, unsqueeze
+from vrambudget.ops.shape import (
+    contiguous,
+    expand,
+    narrowed,
+    open_slices,
+    reshape,
+    transpose,
+    unsqueeze,
+)
 from vrambudget.ops.softmax import softmax
 
 Attended = tuple[Tensor, Tensor | None]
@@ -97,13 +105,16 @@ def _sdpa(
     if groups > 1 and not enable_gqa:
         key = repeat_kv(key, groups)
         value = repeat_kv(value, groups)
+    is_causal = is_causal and mask is None and query.shape[2] > 1
+    if is_causal and key.shape[2] > query.shape[2]:  # a prompt, in a static cache
+        key, value = (narrowed(x, 2, query.shape[2]) for x in (key, value))
     output = scaled_dot_product_attention(
         query,
         key,
         value,
         mask=mask,
         dropout=dropout_p,
-        is_causal=is_causal and mask is None and query.shape[2] > 1,
+        is_causal=is_causal,
         enable_gqa=enable_gqa,
     )
     return contiguous(transpose(output, 1, 2))

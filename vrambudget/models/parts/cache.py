@@ -11,11 +11,11 @@ Not modelled: cropping (assisted decoding), linear-attention layers.
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vrambudget.config.model_config import ModelConfig
-from vrambudget.dtypes import DType, int64
+from vrambudget.dtypes import DType, bool_, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -148,6 +148,7 @@ class Cache:
     """Cache: one layer's keys and values for each layer of a decoder."""
 
     layers: Sequence[CacheLayer]
+    is_static: bool = False  # is_compileable: of layers whose length is fixed
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Take the keys and values [B, Hkv, T, D] of a layer's new tokens."""
@@ -173,12 +174,15 @@ class Cache:
     def reorder(self) -> None:
         """reorder_cache: keys and values of each layer in another order of rows."""
         for layer in self.layers:
+            if self.is_static and not layer.is_sliding:
+                has_tokens = made("gt", (), bool_)  # its length is on the device
+                del has_tokens
             layer.keys = layer.keys and _reordered(layer.keys)
             layer.values = layer.values and _reordered(layer.values)
 
     def copy(self) -> "Cache":
         """Return a cache that holds the same tensors."""
-        return Cache([copy(layer) for layer in self.layers])
+        return replace(self, layers=[copy(layer) for layer in self.layers])
 
     def layer_for_mask(self, *, is_sliding: bool) -> CacheLayer:
         """Return the first layer of the kind that a mask is for (create_causal_mask)."""

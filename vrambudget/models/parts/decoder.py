@@ -12,7 +12,6 @@ Not modelled: tensor parallelism.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import ClassVar, Literal
 
 from vrambudget.config.fields.batches import Task
@@ -25,7 +24,7 @@ from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.decoder_layers import Attention, Norm, RMSNorm
 from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, Linear
-from vrambudget.models.parts.masks import causal_mask, positions, sliding_window_mask
+from vrambudget.models.parts.masks import Masks, causal_mask, positions, sliding_window_mask
 from vrambudget.models.parts.rotary import RotaryEmbedding
 from vrambudget.models.parts.rotary_config import RotaryConfig
 from vrambudget.ops.elementwise import (
@@ -55,7 +54,7 @@ class Model(Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Masks | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
@@ -63,8 +62,11 @@ class Model(Module):
         inputs_embeds = self.embed_tokens(input_ids)
         if position_ids is None:
             position_ids = positions(input_ids.shape[1])
-        mask_of = partial(self._mask, inputs_embeds, position_ids, attention_mask, past_key_values)
-        masks: dict[str, Tensor | None] = {kind: mask_of(kind) for kind in self.config.mask_kinds}
+        if isinstance(attention_mask, dict):
+            masks: Masks = attention_mask
+        else:
+            given = inputs_embeds, position_ids, attention_mask, past_key_values
+            masks = {kind: self._mask(*given, kind) for kind in self.config.mask_kinds}
         hidden_states = inputs_embeds
         rotary = self.rotary_emb(position_ids, inputs_embeds.dtype)
         if self.scales_embeddings:

@@ -25,10 +25,15 @@ from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.reduce import count_true, with_partial_sums
 from vrambudget.ops.scan import cumsum
-from vrambudget.ops.shape import expand, view
+from vrambudget.ops.shape import expand, narrowed, view
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk] to what broadcasts to [B,1,Sq,Sk]."""
+Masks = dict[str, Tensor | None]
+"""By what a layer attends to: "full_attention", "sliding_attention"."""
+
+
+PREPARED = 4  # dimensions of a mask that `generate` built
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class _Span:
     keys: int
     first_query: int = 0
     first_key: int = 0
+    is_static: bool = False  # the keys are those that a static cache has room for
 
     @classmethod
     def of(
@@ -50,7 +56,7 @@ class _Span:
             return cls(queries, queries if padding is None else padding.shape[-1])
         layer = past.layer_for_mask(is_sliding=is_sliding)
         keys, first_key = layer.mask_sizes(queries)
-        return cls(queries, keys, layer.seen, first_key)
+        return cls(queries, keys, layer.seen, first_key, past.is_static)
 
 
 def positions(length: int) -> Tensor:
@@ -79,6 +85,8 @@ def causal_mask(
 
     A model without position ids does not check for packed rows, nor does one with a padding mask.
     """
+    if padding is not None and padding.ndim == PREPARED:
+        return padding
     span = _Span.of(embeddings, padding, past, is_sliding=False)
     if padding is not None:
         return _padded_mask(embeddings, padding, _not_after, span)
@@ -87,12 +95,14 @@ def causal_mask(
 
 def sliding_window_mask(
     embeddings: Tensor,
-    position_ids: Tensor,
+    position_ids: Tensor | None,
     window: int,
     padding: Tensor | None = None,
     past: Cache | None = None,
 ) -> Tensor | None:
     """create_sliding_window_causal_mask: each token sees itself and the window - 1 before it."""
+    if padding is not None and padding.ndim == PREPARED:
+        return padding
     function = and_masks(_within_window, _not_after)
     span = _Span.of(embeddings, padding, past, is_sliding=True)
     if padding is not None:
@@ -131,9 +141,20 @@ def _padded_mask(
 ) -> Tensor | None:
     """Return the mask for padding [B, tokens so far], None where sdpa needs none."""
     padding = made("to_dtype", padding.shape, bool_)
-    if context.options.attention == "sdpa" and _needs_no_mask(padding, span, window):
+    mask = _mask_of_tokens(embeddings.shape[0], padding, function, span, window=window)
+    return None if mask is None else _for_attention(mask, embeddings)
+
+
+def _mask_of_tokens(
+    batch: int, padding: Tensor, function: MaskFunction, span: _Span, *, window: int | None
+) -> Tensor | None:
+    """sdpa_mask: a static cache's keys go on behind the padding mask."""
+    if span.keys + span.first_key > padding.shape[-1]:  # prepare_padding_mask
+        padding = made("pad", (padding.shape[0], span.keys + span.first_key), bool_)
+    may_skip = context.options.attention == "sdpa" and not (span.is_static and span.queries == 1)
+    if may_skip and _needs_no_mask(padding, span, window):
         return None
-    return _built(embeddings, and_masks(function, _is_token(padding)), span)
+    return _sdpa_mask(batch, span, and_masks(function, _is_token(padding)))
 
 
 def _needs_no_mask(padding: Tensor | None, span: _Span, window: int | None) -> bool:
@@ -150,7 +171,21 @@ def _needs_no_mask(padding: Tensor | None, span: _Span, window: int | None) -> b
         return False
     if span.queries in {1, span.keys} and (padding is None or _all_ones(padding)):
         return True
-    return not span.first_query and (padding is None or _all_ones(padding))
+    if span.first_query:
+        return False
+    if padding is None:
+        return True
+    prompt = narrowed(padding, 1, span.queries)
+    return _all_ones(prompt) and _no_ones_after(padding, span.queries)
+
+
+def _no_ones_after(padding: Tensor, queries: int) -> bool:
+    """Return whether a static cache's room behind the prompt is padding, which is read back."""
+    rest = padding.shape[-1] - queries
+    if rest:
+        inverted = made("bitwise_not", (padding.shape[0], rest), bool_)
+        return _all_ones(inverted)
+    return True
 
 
 def _all_ones(mask: Tensor) -> bool:
@@ -163,7 +198,11 @@ def _all_ones(mask: Tensor) -> bool:
 
 def _built(embeddings: Tensor, function: MaskFunction, span: _Span) -> Tensor:
     """Return the mask of all rows [B, 1, T, S] in the embeddings' dtype."""
-    mask = _sdpa_mask(embeddings.shape[0], span, function)
+    return _for_attention(_sdpa_mask(embeddings.shape[0], span, function), embeddings)
+
+
+def _for_attention(mask: Tensor, embeddings: Tensor) -> Tensor:
+    """Return a bool mask as the job's attention takes it."""
     return _additive(mask, embeddings.dtype) if context.options.attention == "eager" else mask
 
 

@@ -1,0 +1,26 @@
+"""Which cache of keys and values `generate` makes for its `cache_implementation`.
+
+Source: generation/utils.py of transformers 5.17 (_prepare_cache_for_generation).
+"""
+
+from collections.abc import Callable
+
+from vrambudget.config.fields.generation import CacheKind
+from vrambudget.models.parts.cache import Cache, SlidingLayer
+
+
+def cache_of(kind: CacheKind, dynamic: Callable[[], Cache], length: int) -> Cache | None:
+    """Return an empty cache; `length`: tokens that it will hold."""
+    if kind == "none":
+        return None
+    if kind == "static":
+        from vrambudget.models.parts.static_cache import static_cache  # noqa: PLC0415
+
+        return static_cache(dynamic(), length)
+    return dynamic()
+
+
+def windows_of(cache: Cache) -> tuple[int | None, ...]:
+    """Return the windows of its layers, each once; None for layers that see all tokens."""
+    windows = (layer.window if isinstance(layer, SlidingLayer) else None for layer in cache.layers)
+    return tuple(dict.fromkeys(windows))
