@@ -196,7 +196,8 @@ def _checked(name: str, source: str, record: Mapping[str, Any], *, as_plain: boo
     tape = simulate(counted.config, counted.job, counted.platform).tape
     if "oom" in facts:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
-    along = _by_part(tape, facts) if scenario.job.mode == "generate" else ()
+    is_one_call = scenario.job.mode == "generate" and scenario.job.calls == 1
+    along = _by_part(tape, facts) if is_one_call else ()
     predicted, measured = _peaks(replay(tape), facts, along)
     rounding = _bytes(record, "rounding_bytes", "") if "rounding_bytes" in record else 0
     return Check(

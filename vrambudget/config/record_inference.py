@@ -17,7 +17,7 @@ from vrambudget.errors import NotModelledError
 
 KEYS = frozenset(
     {
-        *("kind", "decoding", "chunk", "auto", "grad", "return_scores", "repeat", "timeout"),
+        *("kind", "decoding", "chunk", "auto", "grad", "repeat", "timeout"),
         *("mask", "pool"),
     }
 )
@@ -25,12 +25,8 @@ KEYS = frozenset(
 
 _MODES = {"generate": "generate", "forward": "forward"}
 _TASKS = {"causal-lm": "causal-lm", "seq2seq-lm": "seq2seq-lm", "seq-cls": "seq-cls"}
-_RENAMED = {"chunk": "prefill_chunk"}
-_REFUSED = {
-    "return_scores": "scores that are returned",
-    "repeat": "a second call of generate",
-    "pool": "pooled embeddings",
-}
+_RENAMED = {"chunk": "prefill_chunk", "repeat": "calls"}
+_REFUSED = {"pool": "pooled embeddings"}
 
 
 def is_inference(record: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.ordering import topk
 from vrambudget.ops.sampling import topk_of_rows
-from vrambudget.ops.shape import cat
+from vrambudget.ops.shape import cat, clone
 from vrambudget.ops.softmax import log_softmax
 
 
@@ -73,6 +73,10 @@ class BeamSearch(Sampling):
         B, K, _ = self.running_sequences.shape
         self.logits = made("to_copy", (rows, vocabulary), float32)
         self.log_probs = log_softmax(self.logits)
+        if self.settings.return_logits:
+            self.kept.append(clone(self.logits))
+        if self.settings.return_scores:
+            self.kept.append(clone(self.log_probs))
         outputs.clear()  # del model_outputs
         self.log_probs = made("add", (B, K, vocabulary), float32)
         self._continue(self.log_probs.viewed((B, K * vocabulary), None))
@@ -87,6 +91,15 @@ class BeamSearch(Sampling):
         self.length += 1
         self._early_stop()
         _any_goes_on()
+
+    def keep_last(self) -> None:
+        """Do nothing: copies are kept."""
+
+    def returned(self) -> object:
+        """Return what `generate` returns: the best ids, or all else that was asked for."""
+        if self.kept:
+            return self.sequences, self.beam_scores, self.beam_indices, self.kept, self.cache
+        return self.sequences
 
     def _continue(self, log_probs: Tensor) -> None:
         """_get_top_k_continuations."""

@@ -7,6 +7,7 @@ Source: generation/utils.py of transformers 5.17 (generate).
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.autocast import autocast
@@ -26,20 +27,34 @@ from vrambudget.tape.steps import Steps, Stretch, phase_of
 _FEWEST = 8  # decoding steps: fewer are all walked
 
 
-def run(model: Module, settings: GenerateSettings, *, in_full: bool = False) -> Tensor:
+def run(model: Module, settings: GenerateSettings, *, in_full: bool = False) -> object:
     """Generate, and return what the script is left with."""
     model.eval()
     shape = settings.batch, settings.prompt
     with made_for(Purpose.INPUTS):
         input_ids, attention_mask = (made("to_device", shape, int64) for _ in range(2))
     with no_grad(), autocast(settings.autocast):
-        out = generate(model, settings, input_ids, attention_mask, in_full=in_full)
-    context.tape.mark(_step(settings), Phase.STEP_END)
+        for call in range(settings.calls):
+            if call:
+                context.tape.mark(2 * call, "setup")
+            settings = replace(settings, first_step=2 * call)
+            out = _generate_once(model, settings, input_ids, attention_mask, in_full=in_full)
     return out
 
 
-def _step(settings: GenerateSettings) -> int:
-    return 1 if settings.new > 1 else 0
+def _generate_once(
+    model: Module,
+    settings: GenerateSettings,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    in_full: bool,
+) -> object:
+    options = context.options  # experts run in another way while tokens are decoded
+    out = generate(model, settings, input_ids, attention_mask, in_full=in_full)
+    context.options = options
+    context.tape.mark(settings.first_step + (settings.new > 1), Phase.STEP_END)
+    return out
 
 
 def generate(
@@ -49,7 +64,7 @@ def generate(
     attention_mask: Tensor,
     *,
     in_full: bool,
-) -> Tensor:
+) -> object:
     """GenerationMixin.generate, whose variables hold the prompt's masks to its end."""
     tape = context.tape
     tokens = [made("to_device", (), int64) for _ in range(1 + settings.begins_with_token)]
@@ -62,21 +77,21 @@ def generate(
         position_ids = position_ids and _repeated(position_ids, settings.answers)
     kind = Sampling if settings.num_beams == 1 else BeamSearch
     loop = kind(model, settings, input_ids, attention_mask, position_ids)
-    loop.prefill(lambda phase: tape.mark(0, phase))
+    loop.prefill(lambda phase: tape.mark(settings.first_step, phase))
     if settings.new > 1:
-        tape.mark(0, Phase.STEP_END)
+        tape.mark(settings.first_step, Phase.STEP_END)
     decode(loop, settings, in_full=in_full)
     del tokens
-    return loop.input_ids
+    return loop.returned()
 
 
 def decode(loop: Sampling, settings: GenerateSettings, *, in_full: bool) -> None:
     """Run all decoding steps: the first, the last and the one to be shown are walked."""
-    tape, last = context.tape, settings.new - 1
+    tape, last, number = context.tape, settings.new - 1, settings.first_step + 1
 
     def walk(steps: range) -> None:
         for step in steps:
-            loop.decode(lambda phase: tape.mark(1, phase), phase_of(step))
+            loop.decode(lambda phase: tape.mark(number, phase), phase_of(step))
 
     done = 0
     for shown in sorted({min(1, last), last} | ({settings.shown} if settings.shown else set())):
@@ -100,6 +115,7 @@ def _skip_to(
         there: list[Sampling] = []
         return walked(
             carried=lambda: storages_of(there[0].tensors()),
+            kept=lambda: storages_of(there[0].kept),
             grow=lambda: there.append(loop.at(step - done - 1)),
             step=lambda: there[0].decode(lambda _: None, ""),
         )
@@ -121,9 +137,11 @@ def skip(loop: Sampling, stretches: tuple[Stretch, ...], phase: str, steps: int)
     numbers = tuple(storage.index for storage in before)
     del before
     loop.grow(steps, Anew(everything=False))
+    loop.keep(steps)
     after = tuple(storage.index for storage in storages_of(loop.tensors()))
+    number = loop.settings.first_step + 1
     tape.marks.append(
-        Mark(position, 1, phase, steps=Steps(len(tape.events), stretches, numbers, after))
+        Mark(position, number, phase, steps=Steps(len(tape.events), stretches, numbers, after))
     )
 
 

@@ -79,6 +79,7 @@ class Sampling:
         self.position_ids = position_ids
         self.cache: Cache | None = settings.new_cache()
         self.model_inputs: ModelInputs | None = None
+        self.kept: list[Tensor] = []  # scores and logits of each step, to be returned
         self.start(settings)
 
     def start(self, settings: GenerateSettings) -> None:
@@ -151,9 +152,37 @@ class Sampling:
     def at(self, tokens: int) -> Sampling:
         """Return the same loop so many steps later, with tensors on the current tape."""
         other = copy(self)
-        other.cache = self.cache and self.cache.copy()
+        other.cache, other.kept = self.cache and self.cache.copy(), []
         other.grow(tokens, Anew(everything=True))
+        other.keep_last()
         return other
+
+    def keep_last(self) -> None:
+        """Keep what the last step returned, where a variable of the loop is that, too."""
+        scores, logits = self.next_token_scores, self.next_token_logits
+        if scores is not None and logits is not None:
+            self._keep_returned(scores, logits)
+
+    def keep(self, steps: int) -> None:
+        """Hold what so many further steps will have returned, as one tensor."""
+        returns = self.settings.return_scores, self.settings.return_logits
+        if any(returns) and steps:
+            rows, vocabulary = self.kept[0].shape
+            storages = len({id(x.storage) for x in self.kept[: sum(returns)]})
+            self.kept.append(made("scores", (steps * storages, rows, vocabulary), float32))
+
+    def returned(self) -> object:
+        """Return what `generate` returns: ids alone, or with all else that was asked for."""
+        if self.settings.return_scores or self.settings.return_logits:
+            return self.input_ids, self.kept, self.cache
+        return self.input_ids
+
+    def _keep_returned(self, scores: Tensor, logits: Tensor) -> None:
+        """output_scores and output_logits, with return_dict_in_generate."""
+        if self.settings.return_scores:
+            self.kept.append(scores)
+        if self.settings.return_logits:
+            self.kept.append(logits)
 
     def _prefill(self, mark: Marker) -> Outputs:
         chunk, length = self.settings.prefill_chunk, self.input_ids.shape[1]
@@ -220,6 +249,7 @@ class Sampling:
         for process in self.processors:
             scores = process(scores)
         self.next_token_scores = scores
+        self._keep_returned(scores, self.next_token_logits)
         if self.settings.sample:
             self.probs = softmax(scores)
             self.next_tokens = multinomial(self.probs)

@@ -27,6 +27,10 @@ class GenerateSettings:
     top_p: float = 1.0
     prefill_chunk: int | None = None
     autocast: DType | None = None
+    calls: int = 1  # of generate, one after the other
+    first_step: int = 0  # the number of this call's prefill among the job's steps
+    return_scores: bool = False
+    return_logits: bool = False
     shown: int | None = None  # a decoding step that has to be on the tape
     padded: bool = False  # prompts are: masks are built
     begins_with_token: bool = True  # the model's configuration names a bos_token_id

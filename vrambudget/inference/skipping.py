@@ -30,10 +30,16 @@ class Unsteady(Exception):  # noqa: N818 - no error: the steps have to be walked
 
 
 def walked(
-    carried: Callable[[], list[Storage]], grow: Callable[[], None], step: Callable[[], None]
+    carried: Callable[[], list[Storage]],
+    kept: Callable[[], list[Storage]],
+    grow: Callable[[], None],
+    step: Callable[[], None],
 ) -> Walked:
-    """Walk one step on a tape of its own; `grow` makes the state that it begins in."""
-    tape, kept = context.tape, dict(context.workspaces)
+    """Walk one step on a tape of its own; `grow` makes the state that it begins in.
+
+    What is `kept` stays to the end, besides what each step carries to the next.
+    """
+    tape, workspaces = context.tape, dict(context.workspaces)
     context.tape = own = Tape(paths=tape.paths)
     try:
         grow()
@@ -52,12 +58,13 @@ def walked(
                 finals.append(storage.index - first)
         names = _named(events, first, before)
         left = {e for e in names if e >= 0} - {~e for e in names if e < 0}
-        if left != {f for f in finals if f < CARRIED}:
+        stays = {storage.index - first for storage in kept() if storage.tape is own}
+        if left != {f for f in finals if f < CARRIED} | stays:
             raise Unsteady
         pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
         return Walked(pattern, tuple(own.sizes[first:]))
     finally:
-        context.tape, context.workspaces = tape, kept
+        context.tape, context.workspaces = tape, workspaces
 
 
 def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:

@@ -47,6 +47,13 @@ class Generation(Settings, defer_build=True, title="generation"):
     prefill_chunk: Size | None = Field(
         None, description="tokens of the prompt for each forward pass: prefill_chunk_size"
     )
+    return_scores: bool = Field(
+        default=False, description="keep the scores of each new token: output_scores=True"
+    )
+    return_logits: bool = Field(
+        default=False, description="keep the logits of each new token: output_logits=True"
+    )
+    calls: Size = Field(1, description="calls of generate, one after the other")
 
     logits_to_keep: Annotated[int, Field(ge=0)] = Field(
         0, description="logits of so many last tokens with --mode forward; 0: of all"
@@ -71,6 +78,10 @@ class Generation(Settings, defer_build=True, title="generation"):
                 f"num_return is {self.num_return}; without sample there are as many answers as"
                 f" beams, {self.num_beams}: generate refuses more"
             )
+        if self.num_beams > 1 and self.calls > 1:
+            yield "calls with num_beams is not modelled: how long the best answers are decides"
+        if self.calls > 1 and (self.return_scores or self.return_logits):
+            yield "calls with return_scores or return_logits is not modelled"
         if self.num_beams > 1 and self.sample:
             yield "num_beams with sample is not modelled"
         if self.prefill_chunk is not None and self.cache == "none":

@@ -12,7 +12,6 @@ Transformers 4.57 does not check: without a padding mask, it treats rows as pack
 keys and values nothing does.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,14 +20,20 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.mask_functions import (
+    MaskFunction,
+    and_masks,
+    anywhere,
+    is_token,
+    not_after,
+    same_sequence,
+    within_window,
+)
 from vrambudget.ops.creation import arange, made
-from vrambudget.ops.elementwise import broadcast
 from vrambudget.ops.reduce import count_true, with_partial_sums
 from vrambudget.ops.scan import cumsum
 from vrambudget.ops.shape import expand, narrowed, view
 
-MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From batch [B,1,1,1], query [1,1,Sq,1], key [1,1,1,Sk] to what broadcasts to [B,1,Sq,Sk]."""
 Masks = dict[str, Tensor | None]
 """By what a layer attends to: "full_attention", "sliding_attention"."""
 
@@ -89,8 +94,8 @@ def causal_mask(
         return padding
     span = _Span.of(embeddings, padding, past, is_sliding=False)
     if padding is not None:
-        return _padded_mask(embeddings, padding, _not_after, span)
-    return _unpadded_mask(embeddings, None if past else position_ids, _not_after, span)
+        return _padded_mask(embeddings, padding, not_after, span)
+    return _unpadded_mask(embeddings, None if past else position_ids, not_after, span)
 
 
 def sliding_window_mask(
@@ -103,7 +108,7 @@ def sliding_window_mask(
     """create_sliding_window_causal_mask: each token sees itself and the window - 1 before it."""
     if padding is not None and padding.ndim == PREPARED:
         return padding
-    function = and_masks(_within_window, _not_after)
+    function = and_masks(within_window, not_after)
     span = _Span.of(embeddings, padding, past, is_sliding=True)
     if padding is not None:
         return _padded_mask(embeddings, padding, function, span, window=window)
@@ -128,7 +133,7 @@ def bidirectional_mask(
         return None
     attended = embeddings if attended is None else attended
     span = _Span(embeddings.shape[1], attended.shape[1])
-    return _built(attended, and_masks(_anywhere, _is_token(padding)), span)
+    return _built(attended, and_masks(anywhere, is_token(padding)), span)
 
 
 def _padded_mask(
@@ -154,7 +159,7 @@ def _mask_of_tokens(
     may_skip = context.options.attention == "sdpa" and not (span.is_static and span.queries == 1)
     if may_skip and _needs_no_mask(padding, span, window):
         return None
-    return _sdpa_mask(batch, span, and_masks(function, _is_token(padding)))
+    return _sdpa_mask(batch, span, and_masks(function, is_token(padding)))
 
 
 def _needs_no_mask(padding: Tensor | None, span: _Span, window: int | None) -> bool:
@@ -219,7 +224,7 @@ def _unpadded_mask(
     if position_ids is not None:
         packed = _packed_sequence_mask(expand(position_ids, *embeddings.shape[:2]))
     if packed is not None:
-        function = and_masks(function, _same_sequence(packed))
+        function = and_masks(function, same_sequence(packed))
     elif context.options.attention == "sdpa" and _needs_no_mask(None, span, window):
         return None
     return _built(embeddings, function, span)
@@ -243,54 +248,6 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
     return None if context.options.full_rows else indices
 
 
-def _not_after(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    del batch
-    return made("le", (1, 1, query.shape[2], key.shape[3]), bool_)
-
-
-def _anywhere(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    del batch, key
-    return made("ge", query.shape, bool_)
-
-
-def _within_window(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    del batch
-    oldest = made("sub", query.shape, int64)
-    seen = made("gt", (1, 1, query.shape[2], key.shape[3]), bool_)  # key > query - window
-    del oldest
-    return seen
-
-
-def _same_sequence(packed: Tensor) -> MaskFunction:
-    def same(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        # packed at (batch, query) against packed at (batch, key)
-        of_query = _indexed(packed, batch.shape[0], query.shape[2])
-        of_key = _indexed(packed, batch.shape[0], key.shape[3])
-        equal = made("eq", (batch.shape[0], 1, query.shape[2], key.shape[3]), bool_)
-        del of_query, of_key
-        return equal
-
-    return same
-
-
-def _is_token(padding: Tensor) -> MaskFunction:
-    def token(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        del query
-        rows = _indexed(padding, batch.shape[0], key.shape[3])
-        return view(rows, batch.shape[0], 1, 1, key.shape[3])
-
-    return token
-
-
-def _indexed(packed: Tensor, batch: int, length: int) -> Tensor:
-    """packed[b, t]: an index tensor that must be expanded to the other's shape is copied first."""
-    rows = made("index", (batch, length), int64) if length > 1 else None
-    columns = made("index", (batch, length), int64) if batch > 1 else None
-    result = made("index", (batch, length), packed.dtype)
-    del rows, columns
-    return result
-
-
 def _sdpa_mask(batch: int, span: _Span, function: MaskFunction) -> Tensor:
     """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
     length, keys = span.queries, span.keys
@@ -308,23 +265,6 @@ def _sdpa_mask(batch: int, span: _Span, function: MaskFunction) -> Tensor:
     mask = function(*index)
     del head_arange
     return expand(mask, batch, 1, length, keys)
-
-
-def and_masks(*functions: MaskFunction) -> MaskFunction:
-    """Return the mask of what all functions allow, starting from True; each `&` is a new tensor.
-
-    Before 5.0, under vmap, the True is as many as there are queries.
-    """
-
-    def every(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        result = made("new_ones", () if transformers_since(5, 0) else query.shape, bool_)
-        for function in functions:
-            part = function(batch, query, key)
-            result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
-            del part
-        return result
-
-    return every
 
 
 def _offset_arange(length: int) -> Tensor:
