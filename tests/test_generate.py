@@ -104,6 +104,9 @@ SHORT = [
     pytest.param({"prompt": 20, "new": 30, "cache": "none"}, id="no cache"),
     pytest.param({"prompt": 20, "new": 30, "num_beams": 3}, id="beams"),
     pytest.param({"prompt": 20, "new": 30, "precision": "amp-bf16"}, id="autocast"),
+    pytest.param({"prompt": 20, "new": 40, "cache": "static"}, id="static"),
+    pytest.param({"prompt": 20, "new": 40, "return_scores": True}, id="scores"),
+    pytest.param({"prompt": 20, "new": 30, "sample": True, "return_logits": True}, id="logits"),
     pytest.param({"prompt": 200, "new": 40, "batch": 16}, id="large blocks"),
 ]
 WINDOW = {
@@ -189,3 +192,61 @@ def test_beams_cannot_be_sampled_here():
 def test_what_comes_next_is_told_from_the_holes_that_a_growing_cache_leaves(options, words, capsys):
     assert main(["gpt2", "--mode", "generate", "--prompt", "16", "--gpu", "12GB", *options]) == 0
     assert words in capsys.readouterr().out
+
+
+def test_a_static_cache_has_room_for_all_tokens_from_the_prompt_on():
+    tape = tape_of("gpt2", prompt=16, new=5, batch=2, cache="static")
+    start = next(mark.position for mark in tape.marks if mark.phase == "decode 1")
+    room = 16 + 5 - 1  # the last token is not run through the model
+    lengths = 12 * 8  # how many tokens each layer has, on the device
+    assert cached_at(tape, start - 1) == room * 2 * 12 * 2 * 768 * 2 + lengths
+
+
+def test_returned_scores_stay_to_the_end():
+    tape, bare = (tape_of("gpt2", prompt=16, new=20, return_scores=kept) for kept in (True, False))
+    last = [mark.position for mark in tape.marks][-1]
+    scores = 20 * 50257 * 4
+    alive = sum(tape.sizes[i] for i in tape.alive_at(last - 1))
+    without = sum(bare.sizes[i] for i in bare.alive_at(bare.marks[-1].position - 1))
+    cache = 12 * 2 * (16 + 19) * 768 * 2  # it is returned, too
+    assert alive - without == scores + cache
+
+
+def test_a_second_call_begins_beside_the_first_answer():
+    tape = tape_of("gpt2", prompt=16, new=3, calls=2)
+    assert phases(tape).count("prefill") == 2
+    second = [mark.position for mark in tape.marks if mark.phase == "setup"][-1]
+    answer = (16 + 3) * 8
+    assert answer in {tape.sizes[i] for i in tape.alive_at(second - 1)}
+
+
+def test_a_model_without_a_head_makes_hidden_states_and_no_logits():
+    tape = tape_of_forward("bert-base-uncased", task="embed", block=32, batch=2, pool="mean")
+    shapes = {c[0] for c in tape.contents if c}
+    assert (2, 32, 768) in shapes
+    assert not {shape for shape in shapes if shape[-1:] == (30522,)}
+
+
+def test_a_forward_pass_with_a_graph_keeps_what_backward_would_need():
+    kept, dropped = (
+        estimate_forward("gpt2", block=256, batch=4, with_grad=grad) for grad in (True, False)
+    )
+    assert kept.peak.requested_bytes > 2 * dropped.peak.requested_bytes
+
+
+def estimate_forward(model, **fields):
+    return vrambudget.estimate(model, gpu=GPU, mode="forward", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"mode": "train", "task": "embed"}, "task is 'embed'", id="training"),
+        pytest.param({"mode": "forward", "pool": "mean"}, "pool is 'mean'", id="no embeddings"),
+        pytest.param({"mode": "generate", "with_grad": True}, "with_grad", id="no forward"),
+        pytest.param({"mode": "generate", "calls": 2, "num_beams": 2}, "calls with", id="beams"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        resolve("gpt2", **fields)

@@ -12,6 +12,7 @@ AUTO_CLASSES: Mapping[str, str] = {
     "seq-cls": "AutoModelForSequenceClassification",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-cls": "AutoModelForImageClassification",
+    "embed": "AutoModel",
 }
 """The classes whose `from_config` builds a model."""
 

@@ -238,13 +238,18 @@ def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tup
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
-    """Yield what bitsandbytes does besides what is counted."""
+    """Yield what bitsandbytes or a compiler does besides what is counted."""
     if recording.paged_bytes:
         yield (
             f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"
             " and leave the GPU when it is full: not counted"
         )
     job = scenario.job
+    if job.mode == "generate" and job.cache == "static":
+        yield (
+            "by default generate compiles a static cache's steps with CUDA graphs, whose pools come"
+            " on top: counted with disable_compile=True"
+        )
     if job.quant is None:
         return
     from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED  # noqa: PLC0415 - most jobs have none

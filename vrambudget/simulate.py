@@ -126,7 +126,7 @@ def _record(
         elif not ranked:
             context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
             _adapt(model, config.model_type, job)
-        if not in_full and not ranked:
+        if not in_full and not ranked and not job.with_grad:  # graphs die as they are
             stack_layers(model)
         parameters = register(model, tape)
         total = sum(p.numel for p in parameters)
@@ -235,7 +235,9 @@ def _build(config: ModelConfig, job: Job) -> Module:
         build = partial(config.build, job.task)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
         return build_quantised(build, double=job.double_quant, prepared=prepared)
-    model: Module = config.build(job.task)
+    model: Module = config.body() if job.task == "embed" else config.build(job.task)
+    if model is None:
+        raise NotModelledError(f"{config.model_type} without a head is not modelled")
     return model
 
 

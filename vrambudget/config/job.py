@@ -134,6 +134,12 @@ class Job(
             yield from self._problems_of_muon()
         if self.quant is not None and self.mode == "train" and self.lora_rank is None:
             yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
+        if self.task == "embed" and self.mode != "forward":
+            yield f"task is 'embed': a model without a head has no {self.mode}; use mode forward"
+        if self.pool != "none" and (self.task != "embed" or self.with_grad):
+            yield f"pool is {self.pool!r}, which needs task 'embed', and no with_grad"
+        if self.with_grad and self.mode != "forward":
+            yield f"with_grad is a forward pass's; mode is {self.mode!r}"
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
         if self.use_cache and self.mode == "generate":
@@ -177,7 +183,7 @@ class Job(
         family has no head for.
         """
         task = self.task or config.tasks[0]
-        if task not in config.tasks:
+        if task not in config.tasks and task != "embed":
             raise NotModelledError(
                 f"task {task!r} is not modelled for this architecture",
                 hint=f"it has {', '.join(config.tasks)}",

@@ -166,6 +166,10 @@ class ModelConfig(Settings):
         """Return the model with the head for `task` (one of `tasks`), its weights allocated."""
         raise NotImplementedError
 
+    def body(self) -> Any:
+        """Return the model without a head, its weights allocated; None where it is not modelled."""
+        return None
+
     def new_cache(self) -> Any:
         """Return an empty cache of keys and values; None for a model that keeps none."""
         return None

@@ -18,15 +18,16 @@ from vrambudget.errors import NotModelledError
 KEYS = frozenset(
     {
         *("kind", "decoding", "chunk", "auto", "grad", "repeat", "timeout"),
-        *("mask", "pool"),
+        *("mask",),
     }
 )
 """Keys that such records have besides those of a job."""
 
 _MODES = {"generate": "generate", "forward": "forward"}
-_TASKS = {"causal-lm": "causal-lm", "seq2seq-lm": "seq2seq-lm", "seq-cls": "seq-cls"}
+_TASKS = {name: name for name in ("causal-lm", "seq2seq-lm", "seq-cls")} | {"model": "embed"}
 _RENAMED = {"chunk": "prefill_chunk", "repeat": "calls"}
-_REFUSED = {"pool": "pooled embeddings"}
+
+_ENCODERS = frozenset({"bert", "roberta", "distilbert"})
 
 
 def is_inference(record: Mapping[str, Any]) -> bool:
@@ -44,19 +45,21 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
         raise NotModelledError(f"a record of kind {show(kind)} is not modelled")
     if not isinstance(auto, str) or auto not in _TASKS:
         raise NotModelledError(f"generation with auto {show(auto)} is not modelled")
-    if missing := [what for key, what in _REFUSED.items() if record.get(key)]:
-        raise NotModelledError(f"{' and '.join(missing)}: not modelled")
     fields: dict[str, Any] = {"mode": _MODES[kind], "task": _TASKS[auto]}
     fields |= {name: record[key] for key, name in _RENAMED.items() if key in record}
     if kind == "forward":
-        if record.get("grad") == "grad":
-            raise NotModelledError("a forward pass that keeps its graph is not modelled")
-        if auto != "causal-lm" and record.get("mask", True):
+        if record.get("padding", "none") != "none" or _is_encoder(record.get("model")):
             fields["causal_mask"] = "built"  # its script answers for decoders; zeros say padding
         return fields | {
             "block": record["prompt"],
+            "padding": "none",  # of prompts to be continued; here the masks say it
             "attention_mask": "ones" if record.get("mask", True) else "none",
-            "use_cache": record.get("use_cache", False),
+            "use_cache": record.get("use_cache", auto != "causal-lm"),
+            "with_grad": record.get("grad") == "grad",
         }
     fields["sample"] = record.get("decoding") == "sample"
     return fields
+
+
+def _is_encoder(model: object) -> bool:
+    return isinstance(model, Mapping) and model.get("model_type") in _ENCODERS

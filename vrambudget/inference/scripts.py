@@ -32,6 +32,8 @@ def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
         batches=job.steps,
         keep_outputs=job.keep_outputs,
         logits_to_keep=job.logits_to_keep,
+        with_grad=job.with_grad,
+        pool=job.pool,
     )
 
 

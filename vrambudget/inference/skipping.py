@@ -58,8 +58,8 @@ def walked(
                 finals.append(storage.index - first)
         names = _named(events, first, before)
         left = {e for e in names if e >= 0} - {~e for e in names if e < 0}
-        stays = {storage.index - first for storage in kept() if storage.tape is own}
-        if left != {f for f in finals if f < CARRIED} | stays:
+        stays = {storage.index - first for storage in kept()}  # below 0: those of steps before
+        if left != {f for f in (*finals, *stays) if 0 <= f < CARRIED}:
             raise Unsteady
         pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
         return Walked(pattern, tuple(own.sizes[first:]))

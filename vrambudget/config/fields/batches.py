@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from vrambudget.config.settings import Settings, Size
 
-Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
+Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
 Rows = Literal["full", "padded"]
 AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]
@@ -45,8 +45,8 @@ class Batches(Settings, defer_build=True, title="batches"):
     )
     task: Task | None = Field(
         None,
-        description="what the model is trained for, which decides its head"
-        " (default: the family's own)",
+        description="what the model is for, which decides its head (default: the family's own);"
+        " embed: without a head, for --mode forward",
     )
     target_len: Size | None = Field(
         None, description="tokens per target sequence for seq2seq-lm (default: the block)"

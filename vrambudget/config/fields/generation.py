@@ -9,6 +9,7 @@ from vrambudget.config.settings import Settings, Size
 
 CacheKind = Literal["dynamic", "static", "none"]
 Padding = Literal["none", "left"]
+Pool = Literal["none", "mean", "cls", "last"]
 
 USUAL_PROMPT = 1024
 INFERENCE = ("generate", "forward")
@@ -57,6 +58,12 @@ class Generation(Settings, defer_build=True, title="generation"):
 
     logits_to_keep: Annotated[int, Field(ge=0)] = Field(
         0, description="logits of so many last tokens with --mode forward; 0: of all"
+    )
+    with_grad: bool = Field(
+        default=False, description="--mode forward without torch.no_grad(): the graph is kept"
+    )
+    pool: Pool = Field(
+        "none", description="embeddings made of hidden states, with --mode forward --task embed"
     )
 
     @model_validator(mode="before")

@@ -15,6 +15,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.versions import transformers_since
+from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.encoder import EncoderConfig
 from vrambudget.models.parts.encoder_model import (
     EncoderEmbeddings,
@@ -135,6 +136,10 @@ class BertConfig(EncoderConfig):
     vocab_size: Size = 30522
 
     followed_in = ("4.57", "5.17")
+
+    def body(self) -> EncoderBody:
+        """Return the model without a head, its weights allocated."""
+        return EncoderBody(Model(self, Embeddings(self), pooler=True))
 
     def build(self, task: Task) -> BertForMaskedLM | BertForSequenceClassification:
         """Return the model, its weights allocated."""

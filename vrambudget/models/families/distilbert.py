@@ -16,6 +16,7 @@ from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended
+from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.encoder import attend_both_ways, heads
 from vrambudget.models.parts.encoder_model import PositionBuffers, tie_decoder
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
@@ -226,6 +227,10 @@ class DistilBertConfig(ModelConfig):
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
+
+    def body(self) -> EncoderBody:
+        """Return the model without a head, its weights allocated."""
+        return EncoderBody(Model(self))
 
     def build(self, task: Task) -> DistilBertForMaskedLM | DistilBertForSequenceClassification:
         """Return the model, its weights allocated."""

@@ -21,6 +21,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
 from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
@@ -271,6 +272,10 @@ class GPT2Config(ModelConfig):
     def new_cache(self) -> Cache:
         """Return an empty cache of keys and values."""
         return dynamic_cache([None] * self.num_hidden_layers)
+
+    def body(self) -> DecoderBody:
+        """Return the model without a head, its weights allocated."""
+        return DecoderBody(self, Transformer(self))
 
     def build(self, task: Task) -> GPT2LMHeadModel | SequenceClassifier:
         """Return the model, its weights allocated."""

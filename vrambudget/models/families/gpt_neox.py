@@ -15,6 +15,7 @@ from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
 from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
@@ -201,6 +202,10 @@ class GPTNeoXConfig(RotaryConfig):
     def new_cache(self) -> Cache:
         """Return an empty cache of keys and values."""
         return dynamic_cache([None] * self.num_hidden_layers)
+
+    def body(self) -> DecoderBody:
+        """Return the model without a head, its weights allocated."""
+        return DecoderBody(self, Model(self))
 
     def build(self, task: Task) -> GPTNeoXForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""

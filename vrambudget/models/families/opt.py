@@ -18,6 +18,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
 from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
@@ -289,6 +290,10 @@ class OPTConfig(ModelConfig):
     def new_cache(self) -> Cache:
         """Return an empty cache of keys and values."""
         return dynamic_cache([None] * self.num_hidden_layers)
+
+    def body(self) -> DecoderBody:
+        """Return the model without a head, its weights allocated."""
+        return DecoderBody(self, OPTModel(self))
 
     def build(self, task: Task) -> OPTForCausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""

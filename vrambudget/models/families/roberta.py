@@ -18,6 +18,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.versions import transformers_since
+from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.encoder import EncoderConfig
 from vrambudget.models.parts.encoder_model import (
     EncoderEmbeddings,
@@ -169,6 +170,10 @@ class RobertaConfig(EncoderConfig):
                 f"max_position_embeddings is {self.max_position_embeddings}; the first"
                 f" {self.pad_token_id + 1} are padding's (pad_token_id + 1), and none is left"
             )
+
+    def body(self) -> EncoderBody:
+        """Return the model without a head, its weights allocated."""
+        return EncoderBody(Model(self, Embeddings(self), pooler=True))
 
     def build(self, task: Task) -> RobertaForMaskedLM | RobertaForSequenceClassification:
         """Return the model, its weights allocated."""

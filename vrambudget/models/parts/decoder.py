@@ -19,6 +19,7 @@ from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
 from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
@@ -183,6 +184,10 @@ class DecoderConfig(RotaryConfig):
     def layer(self) -> CheckpointedLayer:
         """Return one layer, its weights allocated; families say of which parts."""
         raise NotImplementedError
+
+    def body(self) -> DecoderBody:
+        """Return the model without a head, its weights allocated."""
+        return DecoderBody(self, Model(self))
 
     def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
