@@ -78,12 +78,36 @@ def test_answers_that_would_all_be_the_same_are_refused():
         resolve("gpt2", mode="generate", num_return=2)
 
 
-@pytest.mark.parametrize(
-    "model", [{"model_type": "bert"}, {"model_type": "t5"}], ids=["bert", "t5"]
-)
-def test_generation_with_other_models_is_refused_by_name(model):
+def test_generation_with_other_models_is_refused_by_name():
     with pytest.raises(NotModelledError, match="generation with"):
-        vrambudget.estimate(model, mode="generate", prompt=8, new=2, gpu=GPU, task=None)
+        vrambudget.estimate({"model_type": "bert"}, mode="generate", prompt=8, new=2, gpu=GPU)
+
+
+T5 = {"model_type": "t5", "num_layers": 6, "num_decoder_layers": 2, "vocab_size": 99}
+
+
+def test_an_encoder_runs_once_and_its_keys_and_values_stay_as_they_are():
+    tape = tape_of(T5, prompt=16, new=4, batch=2)
+    starts = [mark.position for mark in tape.marks if mark.phase.startswith("decode")]
+    token = 2 * 2 * 2 * 512 * 2  # keys and values, decoder layers, rows, width, bytes
+    assert [cached_at(tape, at - 1) for at in starts] == [(16 + k) * token for k in (1, 2, 3)]
+    setup = [mark.position for mark in tape.marks if mark.phase in {"setup", "prefill"}]
+    encoded = [tape.path_of(e.storage) for e in tape.read(*setup) if e.change > 0]
+    assert any(path.startswith("encoder.block.5") for path in encoded)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_beams": 3}, {"cache": "none"}], ids=str)
+def test_steps_of_a_decoder_that_are_found_take_what_walked_ones_take(fields, monkeypatch):
+    found = tape_of(T5, prompt=16, new=40, batch=2, **fields)
+    monkeypatch.setattr("vrambudget.inference.generate._FEWEST", 1000)
+    in_full = tape_of(T5, prompt=16, new=40, batch=2, **fields)
+    assert any(mark.steps for mark in found.marks)
+    assert peaks_by_part(found) == peaks_by_part(in_full)
+
+
+def test_a_static_cache_of_an_encoder_decoder_is_refused():
+    with pytest.raises(NotModelledError, match="static cache of an encoder-decoder"):
+        tape_of(T5, prompt=16, new=4, cache="static")
 
 
 def test_the_largest_prompt_of_a_card_is_searched_with_the_answer_as_it_is():

@@ -57,6 +57,8 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
             "use_cache": record.get("use_cache", auto != "causal-lm"),
             "with_grad": record.get("grad") == "grad",
         }
+    if auto == "seq2seq-lm":
+        fields["causal_mask"] = "built"  # of the encoder's states: zeros say padding
     fields["sample"] = record.get("decoding") == "sample"
     return fields
 

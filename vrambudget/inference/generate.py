@@ -15,8 +15,9 @@ from vrambudget.engine.context import context, made_for, no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.beam_search import BeamSearch
-from vrambudget.inference.sampling import Sampling, positions_of
-from vrambudget.inference.settings import GenerateSettings
+from vrambudget.inference.model_inputs import positions_of
+from vrambudget.inference.sampling import Sampling
+from vrambudget.inference.settings import EncoderDecoder, GenerateSettings
 from vrambudget.inference.skipping import Planner, Unsteady, Walked, walked
 from vrambudget.models.parts.anew import Anew
 from vrambudget.ops.creation import made
@@ -68,15 +69,25 @@ def generate(
     """GenerationMixin.generate, whose variables hold the prompt's masks to its end."""
     tape = context.tape
     tokens = [made("to_device", (), int64) for _ in range(1 + settings.begins_with_token)]
-    if settings.batch > 1:
+    position_ids: Tensor | None = None
+    encoded: Tensor | None = None
+    if isinstance(model, EncoderDecoder):
+        encoded = model.encode(input_ids, attention_mask)
+        input_ids = _start(settings.batch)
+        settings = replace(settings, prompt=1)
+    elif settings.batch > 1:
         _look_for_right_padding(settings.batch)
-    position_ids = positions_of(attention_mask) if settings.takes_positions else None
+    if settings.takes_positions and encoded is None:
+        position_ids = positions_of(attention_mask)
     if settings.answers > 1:
         input_ids = _repeated(input_ids, settings.answers)
         attention_mask = _repeated(attention_mask, settings.answers)
         position_ids = position_ids and _repeated(position_ids, settings.answers)
+        encoded = encoded and _repeated(encoded, settings.answers)
     kind = Sampling if settings.num_beams == 1 else BeamSearch
     loop = kind(model, settings, input_ids, attention_mask, position_ids)
+    loop.encoder_states = encoded
+    del encoded
     loop.prefill(lambda phase: tape.mark(settings.first_step, phase))
     if settings.new > 1:
         tape.mark(settings.first_step, Phase.STEP_END)
@@ -155,6 +166,14 @@ def _look_for_right_padding(batch: int) -> None:
     is_padding = made("eq", (batch,), bool_)
     found = made("any", (), bool_)
     del found, is_padding
+
+
+def _start(batch: int) -> Tensor:
+    """_prepare_decoder_input_ids_for_generation: the token that a decoder starts with."""
+    ones = made("ones", (batch, 1), int64)
+    ids = made("mul", ones.shape, int64)
+    del ones
+    return ids
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:

@@ -16,40 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.inference.model_inputs import ModelInputs, next_positions, with_ones, with_tokens
 from vrambudget.inference.processors import Processor, processors_of
-from vrambudget.inference.settings import GenerateSettings, Marker
+from vrambudget.inference.settings import EncoderDecoder, GenerateSettings, Marker
 from vrambudget.models.parts.anew import Anew
-from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.cache import AnyCache, Cache
 from vrambudget.models.parts.masks import PREPARED, Masks, causal_mask, sliding_window_mask
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.ops.creation import arange, made
+from vrambudget.ops.creation import made
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.sampling import argmax, multinomial
-from vrambudget.ops.scan import cumsum
-from vrambudget.ops.shape import cat, clone, narrowed
+from vrambudget.ops.shape import clone, narrowed
 from vrambudget.ops.softmax import softmax
-
-
-@dataclass(slots=True)
-class ModelInputs:
-    """What prepare_inputs_for_generation hands the model."""
-
-    input_ids: Tensor
-    attention_mask: Tensor | Masks | None  # [B, tokens so far], or what is built of it
-    position_ids: Tensor | None
-    past_key_values: Cache | None
-
-    def tensors(self) -> Iterator[Tensor | None]:
-        """Yield all of them but the cache's."""
-        masks = self.attention_mask
-        yield from (self.input_ids, self.position_ids)
-        yield from masks.values() if isinstance(masks, dict) else (masks,)
 
 
 class Sampling:
@@ -77,7 +61,8 @@ class Sampling:
         self.processors: list[Processor] = processors_of(settings)
         self.input_ids, self.attention_mask = input_ids, attention_mask
         self.position_ids = position_ids
-        self.cache: Cache | None = settings.new_cache()
+        self.cache: AnyCache | None = settings.new_cache()
+        self.encoder_states: Tensor | None = None
         self.model_inputs: ModelInputs | None = None
         self.kept: list[Tensor] = []  # scores and logits of each step, to be returned
         self.start(settings)
@@ -124,13 +109,14 @@ class Sampling:
 
     def grow(self, tokens: int, new: Anew) -> None:
         """Become what it will be after so many more steps; `new` makes tensors."""
-        self.attention_mask = new.longer(self.attention_mask, tokens)
+        further = tokens if self.encoder_states is None else 0  # tokens of the mask
+        self.attention_mask = new.longer(self.attention_mask, further)
         self.position_ids = new.longer(self.position_ids, tokens)
         if (inputs := self.model_inputs) is not None:
             alone = 0 if self.cache is not None else tokens
             self.model_inputs = ModelInputs(
                 new.longer(inputs.input_ids, alone),
-                self._grown(inputs.attention_mask, tokens, new),
+                self._grown(inputs.attention_mask, further, new),
                 new.longer(inputs.position_ids, alone),
                 self.cache,
             )
@@ -212,25 +198,35 @@ class Sampling:
         if positions is not None and positions.shape[1] != ids.shape[1]:
             positions = clone(narrowed(positions, 1, ids.shape[1]))
         masks: Tensor | Masks | None = self.attention_mask
-        if self.cache is not None and self.cache.is_static:
-            masks = self._masks(ids, positions)
+        if isinstance(self.cache, Cache) and self.cache.is_static:
+            masks = self._masks(ids, positions, self.cache)
         return ModelInputs(ids, masks, positions, self.cache)
 
-    def _masks(self, ids: Tensor, positions: Tensor | None) -> Tensor | Masks | None:
+    def _masks(self, ids: Tensor, positions: Tensor | None, past: Cache) -> Tensor | Masks | None:
         """create_masks_for_generate, ahead of a forward pass that could be compiled."""
         like, padding = empty((*ids.shape, 0), context.options.dtype), self.attention_mask
         masks: Masks = {}
         for window in self.settings.windows:
             if window is None:
-                masks["full_attention"] = causal_mask(like, positions, padding, self.cache)
+                masks["full_attention"] = causal_mask(like, positions, padding, past)
             else:
                 masks["sliding_attention"] = sliding_window_mask(
-                    like, positions, window, padding, self.cache
+                    like, positions, window, padding, past
                 )
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _forward(self, inputs: ModelInputs) -> Outputs:
-        outputs: Outputs = self.model(
+        outputs: Outputs
+        if self.encoder_states is not None and isinstance(self.model, EncoderDecoder):
+            outputs = self.model.decode(
+                inputs.input_ids,
+                self.encoder_states,
+                inputs.attention_mask,
+                cache=inputs.past_key_values,
+                use_cache=self.cache is not None,
+            )
+            return outputs
+        outputs = self.model(
             inputs.input_ids,
             attention_mask=inputs.attention_mask,
             position_ids=inputs.position_ids,
@@ -256,15 +252,17 @@ class Sampling:
         else:
             self.next_tokens = argmax(scores)
         del scores
-        self.input_ids = _with_tokens(self.input_ids, self.next_tokens)
+        self.input_ids = with_tokens(self.input_ids, self.next_tokens)
         self._stop()
 
     def lengthen_inputs(self) -> None:
-        """_update_model_kwargs_for_generation."""
+        """_update_model_kwargs_for_generation: an encoder's mask stays as it is."""
+        if self.encoder_states is not None:
+            return
         before = self.position_ids
         if before is not None:
-            self.position_ids = _next_positions(before)
-        self.attention_mask = _with_ones(self.attention_mask)
+            self.position_ids = next_positions(before)
+        self.attention_mask = with_ones(self.attention_mask)
         del before  # held until here
 
     def _stop(self) -> None:
@@ -282,32 +280,3 @@ class Sampling:
         with_partial_sums(self.unfinished_sequences, (0,), accumulator=int64.itemsize)
         is_zero = made("eq", (), bool_)
         del largest, is_zero
-
-
-def _with_tokens(input_ids: Tensor, tokens: Tensor) -> Tensor:
-    return cat([input_ids, tokens.viewed((tokens.shape[0], 1), None)], dim=-1)
-
-
-def _with_ones(attention_mask: Tensor) -> Tensor:
-    ones = made("new_ones", (attention_mask.shape[0], 1), int64)
-    return cat([attention_mask, ones], dim=-1)
-
-
-def _next_positions(position_ids: Tensor) -> Tensor:
-    rows = position_ids.shape[0], 1
-    offset = arange(1)
-    following = made("add", rows, int64)
-    del offset
-    following = made("add", rows, int64)
-    return cat([position_ids, following], dim=-1)
-
-
-def positions_of(attention_mask: Tensor) -> Tensor:
-    """_prepare_position_ids_for_generation: [B, T]."""
-    counts = cumsum(attention_mask, int64)
-    position_ids = made("sub", attention_mask.shape, int64)
-    del counts
-    is_padding = made("eq", attention_mask.shape, bool_)
-    filled = made("masked_fill", attention_mask.shape, int64)
-    del is_padding, position_ids
-    return filled

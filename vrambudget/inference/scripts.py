@@ -38,10 +38,10 @@ def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
 
 
 def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
-    if config.new_cache() is None or job.task != "causal-lm":
+    if config.new_cache() is None or job.task not in {"causal-lm", "seq2seq-lm"}:
         raise NotModelledError(
             f"generation with {config.model_type} for {job.task} is not modelled",
-            hint="decoders of transformers with a language modelling head are",
+            hint="decoders of transformers with a language modelling head are, and T5",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
     return GenerateSettings(

@@ -2,9 +2,31 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from vrambudget.dtypes import DType
-from vrambudget.models.parts.cache import Cache
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.cache import AnyCache
+from vrambudget.models.parts.outputs import Outputs
+
+
+@runtime_checkable
+class EncoderDecoder(Protocol):
+    """A model whose decoder reads what its encoder made of the prompt."""
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B, S] -> [B, S, C]."""
+
+    def decode(  # noqa: D102 - as a model's forward pass
+        self,
+        decoder_input_ids: Tensor,
+        hidden_states: Tensor,
+        attention_mask: Any,
+        *,
+        cache: Any,
+        use_cache: bool,
+    ) -> Outputs: ...
+
 
 Marker = Callable[[str], None]
 """Note that a phase begins."""
@@ -17,7 +39,7 @@ class GenerateSettings:
     batch: int
     prompt: int
     new: int
-    new_cache: Callable[[], Cache | None]
+    new_cache: Callable[[], AnyCache | None]
     windows: tuple[int | None, ...]  # of kinds of layers, None: all tokens
     answers: int = 1  # rows that each prompt is repeated to: num_beams, num_return_sequences
     num_beams: int = 1

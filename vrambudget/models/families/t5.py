@@ -18,115 +18,17 @@ from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, Linear
+from vrambudget.models.parts.cache import EncoderDecoderCache
+from vrambudget.models.parts.layers import Dropout, Embedding, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.masks import bidirectional_mask, causal_mask
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.models.parts.t5_attention import Attention, AttentionSizes, Cache
-from vrambudget.models.parts.t5_layers import FeedForwardSizes, LayerFF, Norm, clamp_bound, clamped
+from vrambudget.models.parts.t5_attention import Attention, AttentionSizes
+from vrambudget.models.parts.t5_block import Block
+from vrambudget.models.parts.t5_layers import FeedForwardSizes, Norm
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import ACTIVATIONS, add, mul_scalar
+from vrambudget.ops.elementwise import ACTIVATIONS, mul_scalar
 from vrambudget.tape.events import Purpose
-
-Attended = tuple[Tensor, Tensor, Tensor | None]
-"""Hidden states, the position bias, and eager attention's weights."""
-
-
-class LayerSelfAttention(Module):
-    """T5LayerSelfAttention."""
-
-    def __init__(self, config: "T5Config", *, is_decoder: bool, has_bias: bool) -> None:
-        self.SelfAttention = Attention(
-            config.attention, is_decoder=is_decoder, is_causal=is_decoder, has_bias=has_bias
-        )
-        self.layer_norm = Norm(config.hidden_size)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None,
-        position_bias: Tensor | None,
-        cache: Cache | None,
-    ) -> Attended:
-        """[B, T, C] -> [B, T, C]."""
-        normed_hidden_states = self.layer_norm(hidden_states)
-        attention_output, position_bias, weights = self.SelfAttention(
-            normed_hidden_states, mask=mask, position_bias=position_bias, cache=cache
-        )
-        attention_output = add(hidden_states, self.dropout(attention_output))
-        del normed_hidden_states  # held until here
-        return attention_output, position_bias, weights
-
-
-class LayerCrossAttention(Module):
-    """T5LayerCrossAttention."""
-
-    def __init__(self, config: "T5Config") -> None:
-        self.EncDecAttention = Attention(config.attention, is_decoder=True, is_causal=False)
-        self.layer_norm = Norm(config.hidden_size)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Tensor,
-        mask: Tensor | None,
-        position_bias: Tensor | None,
-        cache: Cache | None,
-    ) -> Attended:
-        """[B, T, C], [B, S, C] -> [B, T, C]."""
-        normed_hidden_states = self.layer_norm(hidden_states)
-        attention_output, position_bias, weights = self.EncDecAttention(
-            normed_hidden_states,
-            mask=mask,
-            key_value_states=key_value_states,
-            position_bias=position_bias,
-            cache=cache,
-        )
-        layer_output = add(hidden_states, self.dropout(attention_output))
-        del normed_hidden_states, attention_output  # held until here
-        return layer_output, position_bias, weights
-
-
-class Block(CheckpointedLayer):
-    """T5Block."""
-
-    def __init__(self, config: "T5Config", *, is_decoder: bool, is_first: bool) -> None:
-        attention = LayerSelfAttention(config, is_decoder=is_decoder, has_bias=is_first)
-        cross = [LayerCrossAttention(config)] if is_decoder else []
-        self.layer = [attention, *cross, LayerFF(config.feed_forward)]
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None,
-        position_bias: Tensor | None,
-        encoder_hidden_states: Tensor | None,
-        encoder_decoder_position_bias: Tensor | None,
-        *,
-        encoder_mask: Tensor | None,
-        cache: Cache | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """[B, T, C] -> [B, T, C] and both position biases."""
-        hidden_states, self_bias, _ = self.layer[0](hidden_states, mask, position_bias, cache)
-        bound = clamp_bound(hidden_states)  # held until the next or the end
-        hidden_states = clamped(hidden_states, bound)
-        cross_bias = None
-        if encoder_hidden_states is not None:
-            hidden_states, cross_bias, _ = self.layer[1](
-                hidden_states,
-                encoder_hidden_states,
-                encoder_mask,
-                encoder_decoder_position_bias,
-                cache,
-            )
-            bound = clamp_bound(hidden_states)
-            hidden_states = clamped(hidden_states, bound)
-        hidden_states = self.layer[-1](hidden_states)
-        bound = clamp_bound(hidden_states)
-        hidden_states = clamped(hidden_states, bound)
-        return hidden_states, self_bias, cross_bias
 
 
 class Stack(Module):
@@ -135,7 +37,14 @@ class Stack(Module):
     def __init__(self, config: "T5Config", *, is_decoder: bool, layers: int) -> None:
         self.is_decoder = is_decoder
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.block = [Block(config, is_decoder=is_decoder, is_first=i == 0) for i in range(layers)]
+        self.block = [
+            Block(config.attention, config.feed_forward, is_decoder=is_decoder, is_first=i == 0)
+            for i in range(layers)
+        ]
+        for index, block in enumerate(self.block):
+            for attention in (m for part in block.layer for m in part.children()):
+                if isinstance(attention, Attention):
+                    attention.layer_idx = index
         self.final_layer_norm = Norm(config.hidden_size)
         self.dropout = Dropout(config.dropout_rate)
 
@@ -145,13 +54,18 @@ class Stack(Module):
         attention_mask: Tensor | None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Cache | None]:
+        cache: EncoderDecoderCache | None = None,
+        *,
+        use_cache: bool = True,
+    ) -> tuple[Tensor, EncoderDecoderCache | None]:
         """[B, T] -> [B, T, C] and what was cached."""
         inputs_embeds = self.embed_tokens(input_ids)  # held until this returns
         caches = not (context.options.checkpointing and self.training)
-        cache = Cache() if self.is_decoder and caches else None
+        past = None if cache is None else cache.self_attention
+        if self.is_decoder and caches and use_cache and cache is None:
+            cache = EncoderDecoderCache.of(len(self.block))
         if self.is_decoder:
-            mask = causal_mask(inputs_embeds, None, attention_mask)
+            mask = causal_mask(inputs_embeds, None, attention_mask, past)
         else:
             mask = bidirectional_mask(inputs_embeds, attention_mask)
         encoder_mask = bidirectional_mask(
@@ -189,13 +103,33 @@ class T5ForConditionalGeneration(Module):
         self.encoder.embed_tokens.weight = self.shared.weight
         self.decoder.embed_tokens.weight = self.shared.weight
 
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B, S] -> [B, S, C]."""
+        hidden_states: Tensor = self.encoder(input_ids, attention_mask)[0]
+        return hidden_states
+
     def forward(
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, S], [B, T] -> loss and logits [B, T, V]."""
         hidden_states, _ = self.encoder(input_ids, attention_mask)
         decoder_input_ids = _shift_right(labels)
-        decoder_outputs = self.decoder(decoder_input_ids, None, hidden_states, attention_mask)
+        return self.decode(decoder_input_ids, hidden_states, attention_mask, labels)
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None = None,
+        *,
+        cache: EncoderDecoderCache | None = None,
+        use_cache: bool = True,
+    ) -> Outputs:
+        """[B, T] and the encoder's [B, S, C] -> loss and logits [B, T, V]."""
+        decoder_outputs = self.decoder(
+            decoder_input_ids, None, hidden_states, attention_mask, cache, use_cache=use_cache
+        )
         sequence_output, cache = decoder_outputs
         if self.config.tie_word_embeddings:
             sequence_output = mul_scalar(sequence_output)
@@ -296,6 +230,10 @@ class T5Config(ModelConfig):
         if self.activation not in ACTIVATIONS:
             known = ", ".join(f"{name}, gated-{name}" for name in sorted(ACTIVATIONS))
             yield f"feed_forward_proj is {self.feed_forward_proj!r}; it should be one of {known}"
+
+    def new_cache(self) -> EncoderDecoderCache:
+        """Return an empty cache of keys and values."""
+        return EncoderDecoderCache.of(self.decoder_layers)
 
     def build(self, task: Task) -> T5ForConditionalGeneration:
         """Return the model, its weights allocated."""

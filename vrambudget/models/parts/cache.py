@@ -190,6 +190,50 @@ class Cache:
         return next(kind, self.layers[0])
 
 
+@dataclass(slots=True)
+class EncoderDecoderCache:
+    """EncoderDecoderCache: a decoder's own keys and values, and those of the encoder's states.
+
+    The latter are made once, in the first pass.
+    """
+
+    self_attention: Cache
+    cross_attention: Cache
+    is_static: bool = False
+
+    @classmethod
+    def of(cls, layers: int) -> "EncoderDecoderCache":
+        """Return an empty cache for so many layers of a decoder."""
+        return cls(dynamic_cache([None] * layers), dynamic_cache([None] * layers))
+
+    @property
+    def layers(self) -> Sequence[CacheLayer]:
+        """Those of the decoder's own tokens."""
+        return self.self_attention.layers
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what all layers hold."""
+        yield from self.self_attention.tensors()
+        yield from self.cross_attention.tensors()
+
+    def grow(self, tokens: int, new: Anew) -> None:
+        """Become what it will be after so many more tokens of the decoder, one by one."""
+        self.self_attention.grow(tokens, new)
+        self.cross_attention.grow(0, new)
+
+    def reorder(self) -> None:
+        """reorder_cache of both."""
+        self.self_attention.reorder()
+        self.cross_attention.reorder()
+
+    def copy(self) -> "EncoderDecoderCache":
+        """Return a cache that holds the same tensors."""
+        return EncoderDecoderCache(self.self_attention.copy(), self.cross_attention.copy())
+
+
+AnyCache = Cache | EncoderDecoderCache
+
+
 class CachesKeysAndValues(Module):
     """A decoder with a head, which makes a cache where its caller gives none and wants one."""
 

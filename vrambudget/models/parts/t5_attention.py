@@ -15,34 +15,21 @@ Source: T5Attention, integrations/sdpa_attention.py (create_position_bias_mask),
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.cache import EncoderDecoderCache
 from vrambudget.models.parts.layers import Embedding, Linear
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import add, mul_scalar, where_scalar
 from vrambudget.ops.linear import matmul
-from vrambudget.ops.shape import cat, contiguous, permute, reshape, transpose, unsqueeze, view
+from vrambudget.ops.shape import contiguous, permute, reshape, transpose, unsqueeze, view
 from vrambudget.ops.softmax import softmax
-
-
-@dataclass
-class Cache:
-    """EncoderDecoderCache: the keys and values of every attention."""
-
-    states: list[Tensor] = field(default_factory=list)
-
-    def update(self, key: Tensor, value: Tensor) -> Sequence[Tensor]:
-        """Append to what is cached (nothing): copies in the order [B, H, T, D]."""
-        keys = cat([key], 2)
-        values = cat([value], 2)
-        self.states += [keys, values]
-        return keys, values
 
 
 @dataclass(frozen=True)
@@ -58,6 +45,8 @@ class AttentionSizes:
 
 class Attention(Module):
     """T5Attention."""
+
+    layer_idx = 0
 
     def __init__(
         self, sizes: AttentionSizes, *, is_decoder: bool, is_causal: bool, has_bias: bool = False
@@ -77,21 +66,32 @@ class Attention(Module):
         mask: Tensor | None,
         key_value_states: Tensor | None = None,
         position_bias: Tensor | None,
-        cache: Cache | None,
+        cache: EncoderDecoderCache | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """[B, Sq, C], [B, Sk, C] -> [B, Sq, C], the bias, and eager attention's weights."""
         query = self._heads(self.q(hidden_states))
-        current_states = hidden_states if key_value_states is None else key_value_states
-        key = self._heads(self.k(current_states))
-        value = self._heads(self.v(current_states))
-        if cache is not None:
-            key, value = cache.update(key, value)
+        key, value = self._keys_and_values(hidden_states, key_value_states, cache)
         if position_bias is None:
             position_bias = self._bias(query, key.shape[2])
         output, weights = self._attend(query, key, value, mask, position_bias)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.o(output)
         return output, position_bias, weights
+
+    def _keys_and_values(
+        self, hidden_states: Tensor, encoded: Tensor | None, cache: EncoderDecoderCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of all tokens so far, or of the encoder's states."""
+        states = hidden_states if encoded is None else encoded
+        if cache is None:
+            return self._heads(self.k(states)), self._heads(self.v(states))
+        own = cache.self_attention if encoded is None else cache.cross_attention
+        layer = own.layers[self.layer_idx]
+        if encoded is not None and layer.keys is not None and layer.values is not None:
+            return layer.keys, layer.values  # is_updated
+        key = self._heads(self.k(states))
+        value = self._heads(self.v(states))
+        return layer.update(key, value)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, H * D] -> [B, H, T, D]."""
