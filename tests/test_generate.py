@@ -106,7 +106,7 @@ def test_steps_of_a_decoder_that_are_found_take_what_walked_ones_take(fields, mo
 
 
 def test_a_static_cache_of_an_encoder_decoder_is_refused():
-    with pytest.raises(NotModelledError, match="static cache of an encoder-decoder"):
+    with pytest.raises(NotModelledError, match="cache 'static' of an encoder-decoder"):
         tape_of(T5, prompt=16, new=4, cache="static")
 
 
@@ -274,3 +274,18 @@ def estimate_forward(model, **fields):
 def test_what_does_not_go_together_is_refused(fields, words):
     with pytest.raises(VramBudgetError, match=words):
         resolve("gpt2", **fields)
+
+
+def test_an_offloaded_cache_has_one_layer_on_the_device_and_the_next_one():
+    tape = tape_of({"model_type": "gpt2", "n_layer": 6}, prompt=64, new=4, cache="offloaded")
+    token = 2 * 768 * 2  # keys and values of one layer
+    starts = [mark.position for mark in tape.marks if mark.phase.startswith("decode")]
+    assert [cached_at(tape, at - 1) for at in starts] == [(64 + k) * token for k in range(3)]
+    fetched = {e.stream for e in tape.read() if e.change > 0 and e.stream}
+    assert fetched == {1}
+
+
+def test_a_static_cache_under_autocast_is_refused_where_generate_fails():
+    model = {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99}
+    with pytest.raises(NotModelledError, match="static cache takes values of"):
+        tape_of(model, prompt=8, new=2, cache="static", precision="amp-bf16")

@@ -7,21 +7,28 @@ from collections.abc import Callable
 
 from vrambudget.config.fields.generation import CacheKind
 from vrambudget.errors import NotModelledError
-from vrambudget.models.parts.cache import AnyCache, EncoderDecoderCache, SlidingLayer
+from vrambudget.models.parts.cache import AnyCache, Cache, EncoderDecoderCache, SlidingLayer
 
 
 def cache_of(kind: CacheKind, dynamic: Callable[[], AnyCache], length: int) -> AnyCache | None:
     """Return an empty cache; `length`: tokens that it will hold."""
     if kind == "none":
         return None
+    if kind == "offloaded":
+        from vrambudget.models.parts.offloaded_cache import OffloadedCache  # noqa: PLC0415
+
+        return OffloadedCache(_of_a_decoder(dynamic(), kind).layers)
     if kind == "static":
         from vrambudget.models.parts.static_cache import static_cache  # noqa: PLC0415
 
-        like = dynamic()
-        if isinstance(like, EncoderDecoderCache):
-            raise NotModelledError("a static cache of an encoder-decoder is not modelled")
-        return static_cache(like, length)
+        return static_cache(_of_a_decoder(dynamic(), kind), length)
     return dynamic()
+
+
+def _of_a_decoder(cache: AnyCache, kind: str) -> Cache:
+    if isinstance(cache, EncoderDecoderCache):
+        raise NotModelledError(f"cache {kind!r} of an encoder-decoder is not modelled")
+    return cache
 
 
 def windows_of(cache: AnyCache) -> tuple[int | None, ...]:

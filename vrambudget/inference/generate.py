@@ -104,6 +104,7 @@ def decode(loop: Sampling, settings: GenerateSettings, *, in_full: bool) -> None
         for step in steps:
             loop.decode(lambda phase: tape.mark(number, phase), phase_of(step))
 
+    in_full = in_full or (loop.cache is not None and loop.cache.is_walked)
     done = 0
     for shown in sorted({min(1, last), last} | ({settings.shown} if settings.shown else set())):
         if in_full or shown - done < _FEWEST:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from vrambudget.config.settings import Settings, Size
 
-CacheKind = Literal["dynamic", "static", "none"]
+CacheKind = Literal["dynamic", "static", "offloaded", "none"]
 Padding = Literal["none", "left"]
 Pool = Literal["none", "mean", "cls", "last"]
 

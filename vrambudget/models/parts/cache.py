@@ -149,6 +149,7 @@ class Cache:
 
     layers: Sequence[CacheLayer]
     is_static: bool = False  # is_compileable: of layers whose length is fixed
+    is_walked: bool = False  # steps do not repeat one another: each has to be walked
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Take the keys and values [B, Hkv, T, D] of a layer's new tokens."""
@@ -200,6 +201,7 @@ class EncoderDecoderCache:
     self_attention: Cache
     cross_attention: Cache
     is_static: bool = False
+    is_walked: bool = False
 
     @classmethod
     def of(cls, layers: int) -> "EncoderDecoderCache":

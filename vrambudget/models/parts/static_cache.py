@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from vrambudget.dtypes import DType, int64
 from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.anew import Anew
 from vrambudget.models.parts.cache import Cache, SlidingLayer
 from vrambudget.ops.creation import arange, made
@@ -59,6 +60,11 @@ class StaticLayer:
                 self.keys = _zeros(key, self.length, key.dtype)
                 self.values = _zeros(value, self.length, key.dtype)
                 self.cumulative_length = made("to_device", (), int64)
+        if value.dtype is not self.values.dtype:
+            raise NotModelledError(
+                f"a static cache takes values of {self.values.dtype}, and they are {value.dtype}",
+                hint="generate fails there: load the weights in 16 bit instead of under autocast",
+            )
         return self.keys, self.values
 
 
