@@ -15,8 +15,10 @@ class JobFields(TypedDict, total=False):
     """Sequences per forward pass on this GPU."""
     block: int | None
     """Tokens per sequence (default: the model's own limit, at most 4096)."""
-    task: Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"] | None
-    """What the model is trained for, which decides its head (default: the family's own)."""
+    task: Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"] | None
+    """What the model is for, which decides its head (default: the family's own); embed: without a
+    head, for --mode forward.
+    """
     target_len: int | None
     """Tokens per target sequence for seq2seq-lm (default: the block)."""
     image_size: int | None
@@ -135,7 +137,7 @@ class JobFields(TypedDict, total=False):
     """
     new: int
     """Tokens to generate: max_new_tokens."""
-    cache: Literal["dynamic", "none"]
+    cache: Literal["dynamic", "static", "offloaded", "none"]
     """Cache_implementation of keys and values; none: use_cache=False."""
     sample: bool
     """Draw tokens: do_sample=True."""
@@ -153,8 +155,18 @@ class JobFields(TypedDict, total=False):
     """Left: prompts of different lengths, filled up with padding."""
     prefill_chunk: int | None
     """Tokens of the prompt for each forward pass: prefill_chunk_size."""
+    return_scores: bool
+    """Keep the scores of each new token: output_scores=True."""
+    return_logits: bool
+    """Keep the logits of each new token: output_logits=True."""
+    calls: int
+    """Calls of generate, one after the other."""
     logits_to_keep: int
     """Logits of so many last tokens with --mode forward; 0: of all."""
+    with_grad: bool
+    """--mode forward without torch.no_grad(): the graph is kept."""
+    pool: Literal["none", "mean", "cls", "last"]
+    """Embeddings made of hidden states, with --mode forward --task embed."""
     ranks: int | None
     """GPUs, one process each; --batch is that of each (--gpu 8xh100 says both)."""
     parallel: str | None

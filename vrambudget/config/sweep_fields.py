@@ -13,8 +13,10 @@ class SweepFields(TypedDict, total=False):
     batch: int | Iterable[int]
     block: int | Iterable[int | None] | None
     task: (
-        Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"]
-        | Iterable[Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls"] | None]
+        Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
+        | Iterable[
+            Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"] | None
+        ]
         | None
     )
     target_len: int | Iterable[int | None] | None
@@ -107,7 +109,10 @@ class SweepFields(TypedDict, total=False):
     double_quant: bool | Iterable[bool]
     prompt: int | Iterable[int | None] | None
     new: int | Iterable[int]
-    cache: Literal["dynamic", "none"] | Iterable[Literal["dynamic", "none"]]
+    cache: (
+        Literal["dynamic", "static", "offloaded", "none"]
+        | Iterable[Literal["dynamic", "static", "offloaded", "none"]]
+    )
     sample: bool | Iterable[bool]
     temperature: float | Iterable[float]
     top_k: int | Iterable[int]
@@ -116,7 +121,12 @@ class SweepFields(TypedDict, total=False):
     num_return: int | Iterable[int]
     padding: Literal["none", "left"] | Iterable[Literal["none", "left"]]
     prefill_chunk: int | Iterable[int | None] | None
+    return_scores: bool | Iterable[bool]
+    return_logits: bool | Iterable[bool]
+    calls: int | Iterable[int]
     logits_to_keep: int | Iterable[int]
+    with_grad: bool | Iterable[bool]
+    pool: Literal["none", "mean", "cls", "last"] | Iterable[Literal["none", "mean", "cls", "last"]]
     ranks: int | Iterable[int | None] | None
     parallel: str | Iterable[str | None] | None
     rank: int | Iterable[int | None] | None
