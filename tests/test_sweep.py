@@ -356,9 +356,25 @@ def test_an_interrupt_ends_the_workers_at_once(monkeypatch):
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_generations_are_refused_by_name_and_an_open_block_is_the_models_own():
-    with pytest.raises(NotModelledError, match="a sweep of generations"):
-        vrambudget.sweep("gpt2", mode="generate", prompt=8, new=4)
+def test_generations_are_swept_one_by_one_and_say_what_an_estimate_says():
+    lengths = {"prompt": [8, 16], "new": [4, 12], "batch": [1, 2]}
+    rows = vrambudget.sweep("gpt2", mode="generate", gpu=["a100-80gb", "24GB"], **lengths)
+    assert len(rows) == 16
+    row = rows[-2]
+    assert (row["prompt"], row["new"], row["batch"]) == (16, 12, 2)
+    own = vrambudget.estimate("gpt2", mode="generate", prompt=16, new=12, batch=2, gpu="a100-80gb")
+    assert row["peak_reserved_bytes"] == own.peak.reserved_bytes
+    assert row["fits"] is True
+    requested = vrambudget.sweep("gpt2", mode="generate", by="requested", **lengths)
+    assert requested[-1]["peak_requested_bytes"] == own.peak.requested_bytes
+
+
+def test_a_sweep_is_not_of_generations_and_trainings():
+    with pytest.raises(VramBudgetError, match="of generations or of other jobs"):
+        vrambudget.sweep("gpt2", mode=["generate", "train"], prompt=8, new=4)
+
+
+def test_an_open_block_is_the_models_own():
     open_block, named = (
         vrambudget.sweep({"model_type": "gpt2", "n_layer": 1, "n_positions": 8}, batch=[1], **block)
         for block in ({"block": [None]}, {"block": [8]})

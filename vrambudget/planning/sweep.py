@@ -73,6 +73,11 @@ def _work(
 ) -> tuple[list[Any], Callable[[Any], list[Any]]]:
     """Return the portions of the work, and what is done with each: without NumPy point by point."""
     numbered = list(enumerate(plan.settings))
+    if plan.is_of_generations:
+        from vrambudget.planning import sweep_alone as alone  # noqa: PLC0415 - few sweeps are
+
+        own = [alone.generation(number, setting) for number, setting in numbered]
+        return own, alone.replayed if by == "replay" else alone.requested
     try:
         from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
     except ImportError as error:
@@ -103,7 +108,8 @@ def _records(plan: SweepPlan, by: By, found: list[list[Any]]) -> Iterator[Record
         task = plan.settings[places[0].setting].scenario
         settings = {name: _plain(getattr(task.job, name)) for name in plan.columns}
         columns = [(_of_card(place.card), place, found[place.setting]) for place in places]
-        for index, (batch, block) in enumerate(plan.points):
+        own = (task.job.batch, task.job.block)
+        for index, (batch, block) in enumerate([own] if plan.is_of_generations else plan.points):
             point = {"model": task.model, "batch": batch, "block": block, **settings}
             for card, place, results in columns:
                 yield {**point, **card, **measures(place, results[index])}

@@ -1,7 +1,8 @@
 """The work of a sweep without NumPy: each point of a setting is simulated and replayed by itself.
 
 What it comes to is the same as with NumPy (`sweep_points`), where points share a tape: it takes
-about a third longer. Sums over many points at once (`by="requested"`) are NumPy's alone.
+about a third longer. Sums over many points at once (`by="requested"`) are NumPy's alone; but a
+generation is one point in any case.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,17 @@ def portions(number: int, setting: Setting, points: Sequence[tuple[int, int]]) -
     for start in range(count):
         indices = order[start::count]
         yield Portion(number, setting, indices, [points[index] for index in indices])
+
+
+def generation(number: int, setting: Setting) -> Portion:
+    """Return the one point of a setting that is a generation."""
+    job = setting.scenario.job
+    return Portion(number, setting, [0], [(job.batch, job.block or 0)])
+
+
+def requested(portion: Portion) -> list[int]:
+    """Return each point's peak of requested bytes."""
+    return [found.peak.requested_bytes for found in replayed(portion)]
 
 
 def replayed(portion: Portion) -> list[Outcome]:

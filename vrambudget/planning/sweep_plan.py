@@ -17,7 +17,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
 from vrambudget.config.source import ModelSource
 from vrambudget.engine.context import Platform
-from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
+from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.estimator import Scenario, resolve
 
 Cards = str | Gpu | Iterable[str | Gpu] | None
@@ -51,6 +51,7 @@ class SweepPlan:
     combinations: tuple[tuple[Place, ...], ...]  # the GPUs, in order, for each combination
     points: tuple[tuple[int, int], ...]  # (batch, block)
     columns: tuple[str, ...]  # fields of the job
+    is_of_generations: bool = False  # each setting has its own batch and lengths, and no points
 
 
 def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> SweepPlan:
@@ -63,10 +64,7 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
         for values in itertools.product(*others.values())
     ]
     if any(task.job.mode == "generate" for task in tasks):
-        raise NotModelledError(
-            "a sweep of generations is not modelled",
-            hint="estimate them one by one: vrambudget MODEL --mode generate --prompt N --new N",
-        )
+        return _plan_of_generations(model, cards, several)
     batches, blocks = (
         [_checked(tasks, name, value) for value in several.get(name, [getattr(tasks[0].job, name)])]
         for name in ("batch", "block")
@@ -77,6 +75,27 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
         settings=tuple(settings),
         points=tuple(itertools.product(batches, blocks)),
         columns=tuple(name for name in Job.model_fields if name in {*_ALWAYS, *others}),
+    )
+
+
+def _plan_of_generations(
+    model: ModelSource, cards: tuple[Gpu, ...], several: Mapping[str, list[Any]]
+) -> SweepPlan:
+    """Return the plan: a cache that grows is followed for each combination by itself."""
+    tasks = [
+        resolve(model, **dict(zip(several, values, strict=True)))
+        for values in itertools.product(*several.values())
+    ]
+    if any(task.job.mode != "generate" for task in tasks):
+        raise VramBudgetError("a sweep is of generations or of other jobs, not of both")
+    settings: list[Setting] = []
+    shown = {*_ALWAYS, "prompt", "new", *several} - {"batch", "block", "optimizer"}
+    return SweepPlan(
+        combinations=tuple(tuple(_places(scenario, cards, settings)) for scenario in tasks),
+        settings=tuple(settings),
+        points=((0, 0),),
+        columns=tuple(name for name in Job.model_fields if name in shown),
+        is_of_generations=True,
     )
 
 

@@ -22,6 +22,7 @@ _KINDS = {
     Purpose.GRADIENTS: "gradient of a weight",
     Purpose.OPTIMIZER_STATES: "optimizer state",
     Purpose.ACTIVATIONS: "activation of",
+    Purpose.KV_CACHE: "keys or values",
     Purpose.TEMPORARIES: "temporary of",
     Purpose.WORKSPACES: "workspace of",
     Purpose.INPUTS: "input",
