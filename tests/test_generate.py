@@ -6,7 +6,8 @@ import vrambudget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import resolve
+from vrambudget.estimator import estimate_scenario, resolve
+from vrambudget.planning.changes import CHANGES
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.phases import peaks_by_part
@@ -289,3 +290,27 @@ def test_a_static_cache_under_autocast_is_refused_where_generate_fails():
     model = {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99}
     with pytest.raises(NotModelledError, match="static cache takes values of"):
         tape_of(model, prompt=8, new=2, cache="static", precision="amp-bf16")
+
+
+def test_a_generation_that_does_not_fit_is_told_what_would_help(capsys):
+    words = ["--mode", "generate", "--prompt", "900", "--new", "4", "--batch", "200"]
+    assert main(["gpt2", *words, "--gpu", "8GB"]) == 1
+    out = capsys.readouterr().out
+    assert "next: --batch" in out
+    assert "largest tensors at the peak" in out  # the cache is among what is looked at
+
+
+def test_a_long_prompt_may_run_in_pieces():
+    scenario = resolve(
+        {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99},
+        gpu="8GB",
+        mode="generate",
+        prompt=65536,
+        new=2,
+    )
+    [chunked] = [c for c in CHANGES if "piece by piece" in c.words]
+    smaller = chunked.apply(scenario, lambda *_: None)
+    assert smaller is not None
+    assert smaller.job.prefill_chunk == 1024
+    peaks = [estimate_scenario(each).peak.requested_bytes for each in (smaller, scenario)]
+    assert peaks[0] < peaks[1]

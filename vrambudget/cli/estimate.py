@@ -145,6 +145,6 @@ def _next_of_generation(scenario: Scenario, budget: Budget) -> str:
         share = round(100 * cached / peak.reserved_bytes)
         return (
             f"--expandable-segments: {share} % of what is reserved lies in holes, which a cache"
-            " that grows by a token in each step leaves behind"
+            " that grows by a token in each step leaves behind; --cache static leaves none, either"
         )
     return "`vrambudget fit` with the same options finds the largest batch, or the longest prompt"

@@ -57,6 +57,9 @@ class Change:
     least: int = _LEAST  # it is listed from this part of the peak on
 
 
+_PREFILL_CHUNK = 1024  # tokens
+
+
 def _fields(
     words: str, cost: Cost, when: Callable[[Scenario], bool], least: int = _LEAST, **values: Any
 ) -> Change:
@@ -139,6 +142,18 @@ CHANGES = (
         lambda scenario: not scenario.job.expandable_segments,
         _LEAST_OF_CACHE,
         expandable_segments=True,
+    ),
+    _fields(
+        "the prompt piece by piece: prefill_chunk_size",
+        Cost.SPEED,
+        lambda scenario: (
+            scenario.job.mode == "generate"
+            and scenario.job.task == "causal-lm"
+            and scenario.job.cache == "dynamic"
+            and scenario.job.prefill_chunk is None
+            and (scenario.job.prompt or 0) > _PREFILL_CHUNK
+        ),
+        prefill_chunk=_PREFILL_CHUNK,
     ),
     _fields(
         "keep only each layer's input, run the layer again in backward",
