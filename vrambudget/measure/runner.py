@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from vrambudget.auto_classes import AUTO_CLASSES, built, lora_options
+from vrambudget.measure.inference import INFERENCE, infer
 from vrambudget.measure.loops import PREPARING, real_loop
 from vrambudget.measure.loops.run import OnPhase, Run
 from vrambudget.measure.quantised import load_quantised
@@ -47,13 +48,17 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     if job.get("expandable_segments"):
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # noqa: SLF001
     model = build_model(job)
+    infers = job.get("mode") in INFERENCE
+    model = _prepared(model, job) if infers else model  # counters begin with the whole model
     result: dict[str, Any] = {"param_count": sum(p.numel() for p in model.parameters())}
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     result["weights"] = torch.cuda.memory_allocated()
+    if infers:
+        held: object = infer(model, job)
+        result.update(_totals())
+        return result
     model = _prepared(model, job)
-    if job.get("mode") == "generate":
-        raise ValueError("generation is not measured yet: only estimated")
     if job.get("parallel"):
         raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
     if job.get("compile") and job.get("loop", "plain") == "plain":  # Trainer compiles by itself
