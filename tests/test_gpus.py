@@ -222,3 +222,9 @@ def test_auto_without_the_library_or_a_driver_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", _driver("", 0, broken=True))
     with pytest.raises(VramBudgetError, match="Driver Not Loaded"):
         find_gpu("auto")
+
+
+def test_a_bare_number_is_told_how_a_size_is_written():
+    with pytest.raises(VramBudgetError, match="'12' is not a GPU") as raised:
+        find_gpu("12")
+    assert "'12GB'" in raised.value.hint

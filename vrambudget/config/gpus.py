@@ -144,7 +144,10 @@ def _by_name(text: str) -> Gpu:
             hint="`vrambudget gpus` lists them; write a size, such as 24GiB, for its memory on one",
         )
     if not rows:
-        hint = did_you_mean(text.strip().lower(), [row.key for row in ROWS])
+        asked_for = text.strip().lower()
+        hint = did_you_mean(asked_for, [row.key for row in ROWS])
+        if asked_for.isdecimal() and int(asked_for) in _SOLD_AS:
+            hint = f"a GPU sold with that memory is '{asked_for}GB';"
         raise VramBudgetError(
             f"{text!r} is not a GPU of the table",
             where="gpu",

@@ -12,7 +12,6 @@ notes               what was assumed, what is not modelled
 import textwrap
 
 from vrambudget.budget import Budget
-from vrambudget.report.colours import COLOURS
 from vrambudget.report.ledger import Ledger, LedgerLine, ledger
 from vrambudget.report.phrases import job_text, moments, notes, verdict
 from vrambudget.report.tabular import WIDTH, grid, printable
@@ -62,6 +61,8 @@ def _verdict_line(
 
 def _coloured(table: str) -> str:
     """Return the table with a block in each part's colour, which pictures have too."""
+    from vrambudget.report.colours import COLOURS  # noqa: PLC0415 - only terminals have them
+
     lines = table.splitlines()
     for n, line in enumerate(lines):
         part = next((name for name in COLOURS if line.startswith(f"  {name} ")), None)
