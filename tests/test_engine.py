@@ -110,6 +110,21 @@ def test_gradients_accumulate_over_two_backward_passes() -> None:
         assert alive(tape) == before
 
 
+def test_what_gets_no_gradient_still_lets_its_inputs_go_on() -> None:
+    """A function of one's own may return None for an input that wants a gradient (engine.cpp)."""
+    with recording(Platform()) as tape:
+        a = weight(256)
+        x = tanh(a)
+        gates = gelu(x)  # keeps x
+        output = empty((256,), float32)
+        record("multiplier", output, inputs=[x, gates], backward=lambda g: (empty_like(g), None))
+        del x, gates
+        run_backward(output)
+        assert a.grad is not None
+        del output
+        assert alive(tape) == 2 * KIB  # a and its gradient
+
+
 def test_no_grad_records_nothing() -> None:
     with recording(Platform()):
         a = weight(256)

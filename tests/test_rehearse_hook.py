@@ -279,6 +279,37 @@ print(known(x.grad), known(filled(2, 2)))
     assert out.splitlines() == ["None", "None [[1.0, 1.0], [1.0, 1.0]]"]
 
 
+def test_a_gradient_that_was_looked_at_is_still_added_to_in_place():
+    out = follow("""
+x = torch.rand(3, 4, requires_grad=True)
+h = x * 2
+other = (h * h.detach()).sum()
+part = h[torch.tensor([2, 0])]  # the later node: its gradient comes first
+storages = []
+
+def look(made, _):
+    gradient, = made
+    values.on_card = operator.attrgetter("is_cpu")  # the meta device adds nothing in place
+    storages.append(values.storages.of(gradient))
+    print(values.of(gradient), values.eligible(gradient), values.storages.is_whole(gradient))
+    values.on_card = operator.attrgetter("is_meta")
+
+part.grad_fn.register_hook(look)
+h.register_hook(lambda both: storages.append(values.storages.of(both)))
+(part.sum() + other).backward()
+print(len(storages), len(set(storages)))
+""")
+    assert out == "None True True\n2 1\n"
+
+
+def test_tensors_without_a_storage_are_left_alone():
+    out = follow("""
+sparse = torch.rand(3, 3).to_sparse()
+print(values.storages.of(sparse), values.eligible(sparse), values.of(sparse))
+""")
+    assert out == "0 False None\n"
+
+
 def test_what_is_mixed_with_unknown_integers_counts_them_as_zero_and_is_not_true():
     out = follow("""
 unknown = torch.rand(3, 2, device="meta").argmax(0)

@@ -201,9 +201,7 @@ def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:
                 continue
             target, slot = edge[0], edge[1]
             if gradient is not None:
-                buffer = buffers.get(target)
-                if buffer is None:
-                    buffer = buffers[target] = [None] * target.outputs
+                buffer = buffers.setdefault(target, [None] * target.outputs)
                 if buffer[slot] is None:
                     buffer[slot] = gradient
                 else:
@@ -211,12 +209,14 @@ def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:
                 del buffer
             del gradient
             waiting[target] -= 1
-            if not waiting[target] and target in buffers:
-                if target.variable is not None:
-                    leaves.append((target.variable, buffers.pop(target)))
-                else:
-                    pushed += 1
-                    heapq.heappush(ready, (-target.sequence, pushed, target))
+            if waiting[target]:
+                continue
+            if target.variable is None:  # it runs with no gradient too, and passes none on
+                buffers.setdefault(target, [None] * target.outputs)
+                pushed += 1
+                heapq.heappush(ready, (-target.sequence, pushed, target))
+            elif target in buffers:
+                leaves.append((target.variable, buffers.pop(target)))
         while leaves:  # before any other node: AccumulateGrad's sequence number is the largest
             _accumulate_grad(*leaves.pop(0))
 
@@ -251,6 +251,9 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
     context.tape.module = node.module
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")
+    if all(gradient is None for gradient in grads):
+        node.saved, node.backward = (), None
+        return [None] * len(node.edges)
     holders = [saved for saved in node.saved if isinstance(saved, Holder)]
     if holders:
         holders[0].frame.recompute()

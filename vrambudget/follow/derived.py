@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from vrambudget.engine.autograd import Edge, Node, Saved, edge_to, keep
 from vrambudget.engine.checkpoint import CheckpointFrame, Holder
@@ -91,7 +91,8 @@ class _Kept:
 
     def unpacked(self, tracer: _Tracer) -> torch.Tensor:
         """Return it; what a checkpoint recomputed is handed out once."""
-        meta = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+        with _disable_current_modes():  # it is no allocation
+            meta = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
         storage: Any = self.saved
         if isinstance(storage, Holder):
             holder, storage = storage, storage.storage

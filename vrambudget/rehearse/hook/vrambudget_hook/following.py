@@ -31,7 +31,7 @@ from typing import Any
 from . import operations, values
 from .hiding import hide_from_compiler
 from .operations import FILLS, FINITE, MOVES, Operation, flat
-from .values import Arguments, Unknown, Values, is_whole
+from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
 _BRINGS = "TESTING_ONLY_GenericMode"
@@ -271,7 +271,7 @@ class Follower:
         for target, value, writes, memory in had:
             if value.writes != writes:  # by operations of which this one is made
                 value.memory = memory
-            if known.fills and is_whole(target):
+            if known.fills and self.values.storages.is_whole(target):
                 whole[id(target)] = value.memory
         ids = {id(target) for target, *_ in had}
         new = [t for t in targets if id(t) not in ids and known.fills and self._is_new(t)]
@@ -291,7 +291,7 @@ class Follower:
         return out
 
     def _is_new(self, target: Any) -> bool:
-        return self.values.eligible(target) and is_whole(target)
+        return self.values.eligible(target) and self.values.storages.is_whole(target)
 
     def _lose(self, targets: Iterable[Any]) -> None:
         for value in map(self.values.of, targets):

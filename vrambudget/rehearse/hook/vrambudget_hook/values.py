@@ -3,7 +3,9 @@
 Kernels don't run, so the card's memory holds nothing. A storage whose values follow from what the
 host wrote has a copy of at most `LIMIT` bytes on the CPU, laid out alike: views of the one are
 views of the other. The copy hangs on a weak reference to the storage and goes when the storage
-goes; PyTorch's allocator and autograd see nothing of it.
+goes; PyTorch's allocator and autograd see nothing of it. A storage of which nothing is known is
+never asked for in Python: its object would be one more reference, and autograd adds gradients in
+place only where there is one (input_buffer.cpp, can_accumulate_inplace).
 
 A value is true, or it is assumed: what came from elsewhere on the card counts as zero.
 
@@ -15,6 +17,7 @@ Runs in the user's Python, 3.9 or later.
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +26,7 @@ LIMIT = 8 << 20  # bytes of a storage
 FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones are work space
 FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
 _MASK = 2  # dimensions
+_FIELDS_WITHIN = 128  # bytes of a TensorImpl, or a StorageImpl, with what is looked for
 _KEY_SET_WITHIN = 400  # bytes of a TensorImpl in which its dispatch keys are looked for
 
 
@@ -50,6 +54,7 @@ class Values:
         self.on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
         self.bit = torch._C.DispatchKeySet(followed).raw_repr()
         self.offset = _offset_of_keys(torch)
+        self.storages = Storages(torch)
         self.known: dict[int, Value] = {}
         aten = torch.ops.aten
         self.empty, self.copy = aten.empty.memory_format, aten.copy_.default
@@ -59,9 +64,8 @@ class Values:
         """Return what a tensor's storage holds."""
         if type(tensor) not in self.plain or not self.on_card(tensor):
             return None
-        storage = tensor.untyped_storage()
-        value = self.known.get(storage._cdata)
-        return value if value is not None and value() is storage else None
+        value = self.known.get(self.storages.of(tensor))
+        return value if value is not None and value() is tensor.untyped_storage() else None
 
     def is_worth(self, tensor: Any) -> bool:
         """Tell whether a tensor that is filled is one whose values may decide something."""
@@ -69,7 +73,7 @@ class Values:
             return False
         if tensor.is_floating_point() and not self._may_be_mask(tensor):
             return False
-        return bool(tensor.untyped_storage().nbytes() <= FILLED)
+        return self.storages.nbytes(tensor) <= FILLED
 
     def _may_be_mask(self, tensor: Any) -> bool:
         """Tell whether numbers may be a mask [B, T]; no weights, no gradients."""
@@ -84,11 +88,11 @@ class Values:
         if tensor.layout is not self.torch.strided:
             return False
         is_small = not tensor.is_floating_point() or tensor.numel() <= FLOATS
-        return bool(is_small and tensor.untyped_storage().nbytes() <= LIMIT)
+        return is_small and self.storages.nbytes(tensor) <= LIMIT
 
     def memory(self, tensor: Any) -> Any:
         """Return zeros on the CPU of the size of a tensor's storage."""
-        return self.torch.UntypedStorage(tensor.untyped_storage().nbytes()).fill_(0)
+        return self.torch.UntypedStorage(self.storages.nbytes(tensor)).fill_(0)
 
     def hold(self, tensor: Any, memory: Any, *, true: bool) -> None:
         """Let `memory` be what the tensor's storage holds."""
@@ -106,7 +110,7 @@ class Values:
 
     def hold_ones(self, tensor: Any) -> None:
         """Let a tensor of booleans be assumed to hold true."""
-        memory = self.torch.UntypedStorage(tensor.untyped_storage().nbytes()).fill_(1)
+        memory = self.torch.UntypedStorage(self.storages.nbytes(tensor)).fill_(1)
         self.hold(tensor, memory, true=False)
 
     def keep(self, value: Value, *, true: bool) -> None:
@@ -169,7 +173,7 @@ class Arguments:
             self.true = self.true and value.true
             self.is_known = True
             return values.as_on_cpu(tensor, value.memory)
-        if tensor.untyped_storage().nbytes() > LIMIT:
+        if values.storages.nbytes(tensor) > LIMIT:
             raise Unknown
         if not values.on_card(tensor):
             return tensor
@@ -179,10 +183,38 @@ class Arguments:
         return values.as_on_cpu(tensor, values.memory(tensor))
 
 
-def is_whole(tensor: Any) -> bool:
-    """Tell whether a tensor is all that its storage holds."""
-    size = tensor.numel() * tensor.element_size()
-    return bool(size == tensor.untyped_storage().nbytes())
+class Storages:
+    """Tensors' storages by their addresses, without objects of Python's."""
+
+    def __init__(self, torch: Any) -> None:
+        size = 5 << 10  # bytes that are no other field's value
+        tensor = torch.empty(size, dtype=torch.uint8)
+        self.offset = _offset_in(tensor._cdata, tensor.untyped_storage()._cdata)
+        self.size_offset = _offset_in(self.of(tensor), size)
+
+    def of(self, tensor: Any) -> int:
+        """Return the address of a tensor's storage (c10::StorageImpl)."""
+        return ctypes.c_uint64.from_address(tensor._cdata + self.offset).value
+
+    def nbytes(self, tensor: Any) -> int:
+        """Return the bytes of a tensor's storage; of one without (a sparse one), more than any."""
+        storage = self.of(tensor)
+        if not storage:
+            return sys.maxsize
+        return ctypes.c_uint64.from_address(storage + self.size_offset).value
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Tell whether a tensor is all that its storage holds."""
+        return bool(tensor.numel() * tensor.element_size() == self.nbytes(tensor))
+
+
+def _offset_in(address: int, word: int) -> int:
+    """Return where, after an address, the first word lies that has this value."""
+    words = (ctypes.c_uint64 * (_FIELDS_WITHIN // 8)).from_address(address)
+    for i, found in enumerate(words):
+        if found == word:
+            return 8 * i
+    raise LookupError("a tensor's storage is not where it was looked for")
 
 
 def _offset_of_keys(torch: Any) -> int:
