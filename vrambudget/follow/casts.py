@@ -39,7 +39,10 @@ _WIDEST = {
 
 
 def autocast_arguments(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return a call's arguments as the operation `name` reads them in the region that is on."""
+    """Return a call's arguments as the operation `name` reads them in the region that is on.
+
+    The last argument is cast first, as the compiler of PyTorch's Linux builds (GCC) orders them.
+    """
     if context.autocast is None:
         return args, kwargs
     plain = name.replace("_", "")
@@ -51,8 +54,8 @@ def autocast_arguments(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         change = _widest
     else:
         return args, kwargs
-    changed: tuple[Any, Any] = mapped((args, kwargs), Tensor, change)
-    return changed
+    last_first = [mapped(value, Tensor, change) for value in (*args, *kwargs.values())[::-1]][::-1]
+    return tuple(last_first[: len(args)]), dict(zip(kwargs, last_first[len(args) :], strict=True))
 
 
 def _widest(x: Tensor) -> Tensor:
