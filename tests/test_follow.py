@@ -195,6 +195,32 @@ def test_a_hand_written_module_is_counted_and_stays_as_it_was():
     assert estimate(module, **fields, batch=8).peak.requested_bytes > budget.peak.requested_bytes
 
 
+def test_values_written_in_place_are_read_back_as_written():
+    followed()
+
+    class Shifts(torch.nn.Module):
+        def __init__(self, *, through_a_view):
+            super().__init__()
+            self.through_a_view = through_a_view
+            self.embedding = torch.nn.Embedding(10, 8)
+
+        def forward(self, ids):
+            shifted = ids.new_zeros(ids.shape)
+            if self.through_a_view:
+                shifted.view(-1).fill_(1)
+            shifted[:, 1:] = ids[:, :-1]
+            shifted[:, 0] = 1
+            if (shifted == 0).any():  # it has none
+                raise AssertionError
+            return self.embedding(shifted)
+
+    ids = torch.ones(2, 4, dtype=torch.long)
+    fields = {"inputs": [ids], "loss": lambda y, _: y.sum()}
+    assert estimate(Shifts(through_a_view=False), **fields).peak.allocated_bytes
+    with pytest.raises(NotModelledError, match="reads a value back"):  # not known, and not stale either
+        estimate(Shifts(through_a_view=True), **fields)
+
+
 def test_a_module_without_a_loss_is_told_to_bring_one():
     pytest.importorskip("torch")
     with pytest.raises(NotModelledError, match="outputs have no loss") as caught:

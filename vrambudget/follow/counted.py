@@ -4,6 +4,7 @@ It has a shape, a dtype and strides that torch itself answers for, and no data. 
 tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Counted(torch.Tensor):
     v: Tensor
     known: Any
     base: "Counted | None"
+    views: "list[weakref.ref[Counted]]"  # of this one, with known values
 
     # Calls come to the mode (follow.mode) and never here.
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
@@ -67,7 +69,9 @@ def counted(v: Tensor, known: Any = None, base: Counted | None = None) -> Counte
     x: Counted = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
         Counted, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
     )
-    x.v, x.known, x.base = v, known, base
+    x.v, x.known, x.base, x.views = v, known, base, []
+    if base is not None and known is not None:
+        base.views.append(weakref.ref(x))
     return x
 
 

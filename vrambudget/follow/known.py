@@ -40,6 +40,32 @@ def of_tensor(x: torch.Tensor) -> Known:
 
 def of(func: Any, given: Any, mode: Any) -> Known | None:
     """Return the value of a call's result, if those of all its arguments are known."""
+    found = _arguments(given, mode, {})
+    return None if found is None else Known(lambda: _worked_out(func, *found))
+
+
+def write(func: Any, given: Any, target: Counted, mode: Any) -> None:
+    """Let a tensor that a call wrote into have its new value.
+
+    What it is a view of, and other views of that, are not known from then on.
+    """
+    before, value = target.known, None
+    if before is not None:
+        copy = Known(lambda: before.value().clone())
+        found = _arguments(given, mode, {id(target): copy})
+        value = found and Known(lambda: (_worked_out(func, *found), copy.value())[1])
+    root = target if target.base is None else target.base
+    for other in (root, *(view() for view in root.views)):
+        if other is not None:
+            other.known = None
+    target.known = value
+
+
+def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, Any] | None:
+    """Return a call's arguments with values in the place of tensors, None if one is not known.
+
+    `instead` has those of some, by their tensors' ids.
+    """
     missing = False
 
     def kept(x: torch.Tensor) -> Any:
@@ -47,11 +73,12 @@ def of(func: Any, given: Any, mode: Any) -> Known | None:
         counted = mode.counted_of(x)
         if counted is None:
             return x
-        missing = missing or counted.known is None or counted.numel() > _MOST
-        return counted.known
+        value = instead.get(id(counted), counted.known)
+        missing = missing or value is None or counted.numel() > _MOST
+        return value
 
     args, kwargs = mapped(given, torch.Tensor, kept)
-    return None if missing else Known(lambda: _worked_out(func, args, kwargs))
+    return None if missing else (args, kwargs)
 
 
 def made(func: Any, given: Any) -> Known:

@@ -113,6 +113,7 @@ class _Handled:
     def __init__(self, mode: Following) -> None:
         self.mode = mode
         self.found: dict[int, Counted] = {}
+        self.written: list[Counted] = []
 
     def taken(self, value: Any) -> Any:
         """Return arguments with the engine's tensors in the place of counted ones."""
@@ -161,10 +162,13 @@ class _Handled:
         """Let the counted tensor that was written into be the engine's `new` from now on."""
         x = self.found[id(new)] = self.found[id(v)]
         x.v = new
+        self.written.append(x)
 
     def handed(self, func: Any, result: Any, given: Any) -> Any:
         """Return a rule's result as modelling code sees it."""
         value = known.of(func, given, self.mode) if self.found else known.made(func, given)
+        for x in self.written:
+            known.write(func, given, x, self.mode)
 
         def back(v: Tensor, item: Any) -> Counted:
             x = self.found.get(id(v))
