@@ -212,12 +212,15 @@ def test_values_written_in_place_are_read_back_as_written():
             shifted[:, 0] = 1
             if (shifted == 0).any():  # it has none
                 raise AssertionError
+            assert self.embedding.weight.new_tensor(3, device="cpu").item() == 3  # it is the host's
             return self.embedding(shifted)
 
     ids = torch.ones(2, 4, dtype=torch.long)
     fields = {"inputs": [ids], "loss": lambda y, _: y.sum()}
     assert estimate(Shifts(through_a_view=False), **fields).peak.allocated_bytes
-    with pytest.raises(NotModelledError, match="reads a value back"):  # not known, and not stale either
+    with pytest.raises(
+        NotModelledError, match="reads a value back"
+    ):  # not known, and not stale either
         estimate(Shifts(through_a_view=True), **fields)
 
 

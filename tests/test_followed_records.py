@@ -22,7 +22,6 @@ OFF: dict[str, float] = {
     "squeezebert": 0.549,
     "convbert": 0.0,
     "led": 0.01,
-    "t5gemma": 0.008,
     "swin": 0.131,
     "convnext": -0.007,
     "dinov2": 1.295,

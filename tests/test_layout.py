@@ -55,7 +55,7 @@ def test_a_known_layout_without_rules_is_refused_with_a_way_out(text):
 
 
 def test_settings_of_another_library_are_refused():
-    with pytest.raises(VramBudgetError, match="param_dtype is 'bf16', a setting of FSDP2"):
+    with pytest.raises(VramBudgetError, match="param_dtype is 'bf16', a setting of FSDP;"):
         Job.parse({"ranks": 8, "parallel": "ddp", "param_dtype": "bf16"})
 
 

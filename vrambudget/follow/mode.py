@@ -36,6 +36,13 @@ REHEARSE = "`vrambudget rehearse` runs any script, or any model of transformers 
 _HIDDEN = ("torch/", "vrambudget/")
 
 
+_OF_ITS_TYPE = {
+    *(torch.Tensor.new_tensor, torch.Tensor.new_empty, torch.Tensor.new_full),
+    *(torch.Tensor.new_zeros, torch.Tensor.new_ones),
+}
+"""What makes a tensor of another's type: with `device="cpu"` it is no tensor of the card."""
+
+
 class Following(TorchFunctionMode):
     """Hands calls to rules; `weights` are live tensors, by id, that count as ours.
 
@@ -56,6 +63,8 @@ class Following(TorchFunctionMode):
         if answer is not None:
             x = self.counted_of(args[0])
             return func(*args, **kwargs) if x is None else answer(self, x, *args[1:])
+        if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or CARD).type == "cpu":
+            return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
         ours = call.taken(args), call.taken(kwargs)
         if not call.found and not _is_made_on_card(func, args, kwargs):

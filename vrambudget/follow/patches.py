@@ -5,9 +5,11 @@
     torch.autograd.Function.apply   its forward and backward are torch calls too: they are run
     torch.clear_autocast_cache      the end of an autocast region
     torch.cuda's questions          what card this is
+    torch.nn.init's trunc_normal_   nothing is drawn: up to torch 2.11 it makes nothing, either
 
 Source: torch/utils/checkpoint.py (_checkpoint_without_reentrant_generator), autograd/function.py.
-Not modelled: checkpoints with re-entry whose function draws random numbers.
+Not modelled: checkpoints with re-entry whose function draws random numbers; what trunc_normal_
+makes since torch 2.13, if a model is built on the card (masks of what it draws again).
 """
 
 from collections.abc import Callable, Iterator
@@ -66,6 +68,7 @@ def _patched(mode: Following) -> Iterator[None]:
             (torch.autograd.Function, "apply", classmethod(_applied(mode))),
             (torch, "clear_autocast_cache", clear_cache),
             (torch.cuda, "get_device_capability", lambda _device=None: capability),
+            (torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
             (torch.amp.autocast_mode, "amp_definitely_not_available", lambda: False),
         ):
             if hasattr(target, name):
