@@ -223,10 +223,11 @@ def test_help_lists_all_commands(capsys, words):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_sweep_without_numpy_says_what_it_needs(run, monkeypatch):
+def test_a_sweep_by_requested_bytes_without_numpy_says_what_it_needs(run, monkeypatch):
     monkeypatch.delattr("vrambudget.planning.sweep_points", raising=False)
     monkeypatch.setitem(sys.modules, "vrambudget.planning.sweep_points", None)
-    code, out, err = run("sweep", *SMALL)
+    assert run("sweep", *SMALL)[0] == 0
+    code, out, err = run("sweep", *SMALL, "--by", "requested")
     assert (code, out) == (2, "")
     assert "needs NumPy" in err
 
