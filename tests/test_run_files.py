@@ -168,7 +168,7 @@ def test_trls_file_has_trls_defaults(file):
     assert (job["lora_rank"], job["lora_dropout"]) == (8, 0.05)
     assert job["lora_targets"] == ["q_proj", "v_proj"]  # PEFT's own for this family
     assert job["loop"] == "sft"
-    assert any("TRL 1.15 and 1.16" in w for w in budget.warnings)
+    assert any("the one of TRL 1.16" in w for w in budget.warnings)
     assert budget.not_modelled == ()
     pairs = read_run_file(file("d.yaml", f"{TRL}beta: 0.1\nload_in_4bit: true\n"))
     assert (job_of(pairs)["loop"], job_of(pairs)["quant"]) == ("dpo", "nf4")

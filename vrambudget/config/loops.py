@@ -93,7 +93,7 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the loop that `values` name sets by itself.
 
     Source: transformers/training_args.py (TrainingArguments), 5.17; trl/trainer/base_config.py,
-    1.15 and 1.16.
+    1.16.
     """
     if values.get("loop") == "lightning":  # as from_pretrained leaves a model
         return {"model_mode": "eval"}
@@ -140,7 +140,10 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
     if job.loop in TRAINERS and as_numbers(job.transformers) != as_numbers(_TRAINER_OF):
         yield f"loop {job.loop!r} is the one of transformers {_TRAINER_OF}"
     if job.loop in TRL_LOOPS:
-        yield f"loop {job.loop!r} is the one of TRL 1.15 and 1.16: earlier ones make more logits"
+        yield (
+            f"loop {job.loop!r} is the one of TRL 1.16: with 1.15 reserved bytes may be 1 % off,"
+            " earlier ones make more logits"
+        )
     if job.loop == "dpo" and job.completion_len is None:
         yield (
             "all tokens but the first count as completions: say how long they are with"

@@ -9,7 +9,7 @@ cast to autocast's type, and folds each tile into running sums by a kernel of Tr
 multiplies again, and adds to gradients [N, H] and [V, H] that are float32 whatever the types are.
 
 Source: trl/kernels/chunked_logprob.py (ChunkedLogProbFunction), trl/trainer/utils.py
-(add_fused_lm_head), 1.15 and 1.16.
+(add_fused_lm_head), 1.16; in 1.15 what is [N] lives until the loss is there.
 Not modelled: torch before 2.8, whose products cannot add 16-bit factors to a float32 matrix; a
 Python without Triton; experts, whose routers' loss is added; heads in float32, temperatures.
 """

@@ -3,7 +3,7 @@
 All of it is small: [B] for the loss, [B, T-1] for entropy, logits and accuracy. It is counted for
 what its blocks are to those that live longer.
 
-Source: trl/trainer/dpo_trainer.py (_compute_loss), 1.15 and 1.16;
+Source: trl/trainer/dpo_trainer.py (_compute_loss), 1.16;
 derivatives.yaml (log_sigmoid, mean, sub).
 """
 

@@ -6,7 +6,7 @@ adapters the model itself, they disabled; or nothing, where its log probabilitie
 before training (`precompute_ref_log_probs`). Dropout is off, also that of adapters.
 
 Source: trl/trainer/dpo_trainer.py (_compute_loss, compute_ref_log_probs, _precompute_ref_logps),
-1.15 and 1.16, with loss_type "sigmoid".
+1.16, with loss_type "sigmoid".
 Not modelled: other losses and divergences, ld_alpha, weighting, sync_ref_model, adapters that are
 trained further (whose copy is the reference), images.
 """

@@ -4,7 +4,7 @@ The loss comes from a head that makes no logits (`vrambudget.training.fused_head
 accuracy are gathered from scalars; with eval_gather a second forward pass, under no_grad, makes the
 logits. Rows come with a mask, even if it is all ones.
 
-Source: trl/trainer/sft_trainer.py (compute_loss, prediction_step), 1.15 and 1.16.
+Source: trl/trainer/sft_trainer.py (compute_loss, prediction_step), 1.16.
 Not modelled: packing and padding_free, label smoothing, loss_type "dft", liger kernels, activation
 offloading, images.
 """
