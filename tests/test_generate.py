@@ -269,6 +269,11 @@ def estimate_forward(model, **fields):
         pytest.param({"mode": "train", "task": "embed"}, "task is 'embed'", id="training"),
         pytest.param({"mode": "forward", "pool": "mean"}, "pool is 'mean'", id="no embeddings"),
         pytest.param({"mode": "generate", "with_grad": True}, "with_grad", id="no forward"),
+        pytest.param(
+            {"mode": "forward", "task": "embed", "pool": "mean", "attention_mask": "none"},
+            "reads the attention mask",
+            id="no mask",
+        ),
         pytest.param({"mode": "generate", "calls": 2, "num_beams": 2}, "calls with", id="beams"),
     ],
 )
@@ -314,3 +319,7 @@ def test_a_long_prompt_may_run_in_pieces():
     assert smaller.job.prefill_chunk == 1024
     peaks = [estimate_scenario(each).peak.requested_bytes for each in (smaller, scenario)]
     assert peaks[0] < peaks[1]
+
+
+def test_a_mean_of_hidden_states_has_the_mask_that_it_divides_by():
+    assert resolve("gpt2", mode="forward", task="embed", pool="mean").job.attention_mask == "ones"

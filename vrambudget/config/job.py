@@ -134,20 +134,25 @@ class Job(
             yield from self._problems_of_muon()
         if self.quant is not None and self.mode == "train" and self.lora_rank is None:
             yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
-        if self.task == "embed" and self.mode != "forward":
-            yield f"task is 'embed': a model without a head has no {self.mode}; use mode forward"
-        if self.pool != "none" and (self.task != "embed" or self.with_grad):
-            yield f"pool is {self.pool!r}, which needs task 'embed', and no with_grad"
-        if self.with_grad and self.mode != "forward":
-            yield f"with_grad is a forward pass's; mode is {self.mode!r}"
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
         if self.use_cache and self.mode == "generate":
             yield "use_cache is for training and evaluation; generation has --cache"
+        yield from self._problems_of_inference()
         yield from problems_of_loop(self)
         yield from self._problems_of_gradients()
         if self.evaluates:
             yield from self._problems_of_evaluation()
+
+    def _problems_of_inference(self) -> Iterable[str]:
+        if self.task == "embed" and self.mode != "forward":
+            yield f"task is 'embed': a model without a head has no {self.mode}; use mode forward"
+        if self.pool == "mean" and self.attention_mask == "none":
+            yield "pool is 'mean', which reads the attention mask, and attention_mask is 'none'"
+        if self.pool != "none" and (self.task != "embed" or self.with_grad):
+            yield f"pool is {self.pool!r}, which needs task 'embed', and no with_grad"
+        if self.with_grad and self.mode != "forward":
+            yield f"with_grad is a forward pass's; mode is {self.mode!r}"
 
     def _problems_of_gradients(self) -> Iterable[str]:
         if self.zero_grad != "none" and self.optimizer == "none":
@@ -189,7 +194,8 @@ class Job(
                 hint=f"it has {', '.join(config.tasks)}",
             )
         padded = self.padding == "left" if self.mode == "generate" else self.rows == "padded"
-        full = "ones" if self.loop in TRL_LOOPS else "none"  # TRL's collators always make a mask
+        # TRL's collators always make a mask; a mean of hidden states divides by its sum.
+        full = "ones" if self.loop in TRL_LOOPS or self.pool == "mean" else "none"
         mask, causal = ("padding", "built") if padded else (full, "skipped")
         masks = {
             "attention_mask": self.attention_mask or mask,
