@@ -166,9 +166,9 @@ def test_a_module_that_was_compiled_in_another_way_is_refused(options):
         vrambudget.estimate(compiled, inputs=[torch.zeros(2, 2)])
 
 
-def refused(**fields):
+def refused(model="nanogpt", **fields):
     with pytest.raises(NotModelledError) as caught:
-        vrambudget.estimate("nanogpt", block=64, compile=True, **fields)
+        vrambudget.estimate(model, block=64, compile=True, **fields)
     return caught.value
 
 
@@ -199,8 +199,13 @@ def test_another_system_is_refused_by_name(monkeypatch, platform):
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({"loop": "lightning"}, "loop"), ({"mode": "forward"}, "mode")],
-    ids=["Lightning", "a forward pass"],
+    [
+        ({"loop": "lightning"}, "loop"),
+        ({"mode": "forward"}, "mode"),
+        ({"model": "gpt2", "lora_rank": 8}, "lora_rank"),
+        ({"model": "gpt2", "checkpointing": "full"}, "checkpointing"),
+    ],
+    ids=["Lightning", "a forward pass", "LoRA", "checkpointing"],
 )
 def test_what_is_not_compiled_here_is_refused_by_name(monkeypatch, fields, named):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)

@@ -11,7 +11,6 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.model import Compiled, on_card
 from vrambudget.config.job import Job
 from vrambudget.engine.context import context, made_for
-from vrambudget.errors import NotModelledError
 from vrambudget.follow import kernels
 from vrambudget.follow.build import configuration, unbuilt
 from vrambudget.follow.counted import TORCH_DTYPE
@@ -32,17 +31,13 @@ def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled
     return Compiled(module, mode, loss_of_outputs, pads=pads)
 
 
-def compiled_module(module: Any, loss: Loss | None, job: Job, *, pads: bool) -> Compiled:
+def compiled_module(module: Any, loss: Loss | None, *, pads: bool) -> Compiled:
     """Return a live module, laid down on the fake card; the module itself stays as it is."""
     kernels.unchecked.clear()
     mode = CardMode()
     copy = copied(module)
     with on_card(mode), made_for(Purpose.WEIGHTS):
         lay_down(copy)
-    if job.checkpointing == "full":
-        if not hasattr(copy, "gradient_checkpointing_enable"):
-            raise NotModelledError(f"{type(module).__name__} has no switch for checkpointing")
-        copy.gradient_checkpointing_enable({"use_reentrant": False})
     return Compiled(copy, mode, loss or loss_of_outputs, pads=pads)
 
 
@@ -59,8 +54,6 @@ def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise unbuilt(str(keys["model_type"]), job.task, error) from error
     module.config.use_cache = job.use_cache
-    if job.checkpointing == "full":
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return module
 
 

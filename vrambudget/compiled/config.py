@@ -31,6 +31,8 @@ _COUNTED: Mapping[str, tuple[Any, ...]] = {
     "loop": ("plain",),
     "ranks": (None, 1),
     "quant": (None,),
+    "checkpointing": ("none",),
+    "lora_rank": (None,),
 }
 """What a compiled job may be: field and values."""
 
@@ -67,7 +69,7 @@ class CompiledConfig(ModelConfig):
 
         module = getattr(self, "module", None)
         if module is not None:
-            return build.compiled_module(module, getattr(self, "loss", None), job, pads=self.pads)
+            return build.compiled_module(module, getattr(self, "loss", None), pads=self.pads)
         return build.compiled_model(self.keys, job, pads=self.pads)
 
 

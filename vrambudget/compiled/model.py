@@ -54,11 +54,8 @@ class Compiled(Module):
     def __init__(self, module: torch.nn.Module, mode: CardMode, loss: Loss, *, pads: bool) -> None:
         self._module, self._mode, self._loss, self._pads = module, mode, loss, pads
         self._ours: dict[int, Parameter] = {}
-        self._attach()
-        self._compiled: Callable[..., Any] | None = None
-
-    def _attach(self) -> None:
         shadow(self, self._module, self._parameter_of)
+        self._compiled: Callable[..., Any] | None = None
 
     def _parameter_of(self, weight: torch.Tensor) -> Parameter:
         """Return the engine's parameter of a fake one, the same each time."""
@@ -70,24 +67,15 @@ class Compiled(Module):
         return found
 
     def adapt(self, job: Job) -> None:
-        """Freeze parameters and let PEFT put its adapters in, as the job says."""
+        """Freeze parameters, as the job says."""
         freeze(self, job.freeze)
-        if job.lora_rank is None:
-            return
-        from vrambudget.follow.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
-
-        with on_card(self._mode):
-            self._module = with_lora(self._module, job)
-        for name in [name for name, value in vars(self).items() if isinstance(value, Module)]:
-            delattr(self, name)
-        self._attach()
+        for weight in self._module.parameters():
+            weight.requires_grad_(self._parameter_of(weight).requires_grad)
 
     def forward(self, **batch: Tensor) -> Outputs:
         """Call the module as a loop does; its outputs' tensors are the engine's."""
         self._module.train(self.training)
         weights = list(self._module.parameters())
-        for weight in weights:
-            weight.requires_grad_(self._parameter_of(weight).requires_grad)
         first = len(context.tape.sizes)
         with on_card(self._mode), without_kernels(pads=self._pads), self._under_way():
             outputs, loss = self._called(batch)
