@@ -10,6 +10,7 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import Platform, recording
 from vrambudget.engine.tensor import Parameter
+from vrambudget.errors import NotModelledError
 from vrambudget.estimator import resolve
 from vrambudget.parallel.ddp import assigned
 from vrambudget.parallel.fsdp2.collectives import _chunk_cat_table_bytes, _split_table_bytes
@@ -139,3 +140,22 @@ def test_advice_names_buckets_and_what_else_would_help():
     advice = advise("gpt2", gpu="2GiB", ranks=4, parallel="ddp", block=256, batch=2)
     assert "buffer of bucket" in " ".join(held.description for held in advice.largest)
     assert "--checkpointing full" in [option.options for option in advice.options]
+
+
+def test_trainer_under_ddp_has_its_logits_in_float32_twice():
+    tape = tape_of(ranks=2, parallel="ddp", loop="trainer", precision="amp-bf16")
+    clones = [size for i, size in enumerate(tape.sizes) if tape.operations[i] == "clone"]
+    assert 32 * 1000 * 4 in clones  # DDP's, of what accelerate made float32
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"parallel": "fsdp2", "loop": "trainer"}, "the loop of trainer on several ranks"),
+        ({"parallel": "ddp", "loop": "trainer", "eval_batches": 2}, "Trainer's evaluation"),
+        ({"parallel": "ddp", "loop": "trainer", "mode": "eval"}, "the loop of trainer"),
+    ],
+)
+def test_other_loops_on_several_ranks_are_refused_by_name(fields, says):
+    with pytest.raises(NotModelledError, match=says):
+        small(ranks=2, **fields)

@@ -177,6 +177,8 @@ def _run(
 
         return run_script(model, config, job, settings, in_full=in_full)
     in_full = in_full or (ranked is not None and ranked.in_full)
+    if ranked is not None and job.loop == "trainer":  # accelerator.free_memory(), then prepare()
+        context.tape.mark(0, Phase.BUILD, resets_allocator=True)
     run = Run(
         _patched(model, job),
         settings,
@@ -184,7 +186,7 @@ def _run(
         ranked=ranked,
         build_reference=partial(_reference, config, job, in_full=in_full),
     )
-    if ranked is not None:
+    if ranked is not None and job.loop != "trainer":
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
     loop = (ranked and ranked.loop) or counted_loop(job.loop)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)

@@ -50,10 +50,12 @@ def check_keys(record: Mapping[str, Any]) -> None:
 def job_of_record(record: Mapping[str, Any]) -> Job:
     """Return the job of a measured record; gaps are as the measuring loop has them."""
     given = {k: record[k] for k in record if k in Job.model_fields}
+    if isinstance(layout := given.get("parallel"), Mapping) and layout.get("method") == "trainer":
+        given = {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
     values = {"precision": "fp32", "task": "causal-lm", **loop_defaults(given), **given}
     if is_inference(record):
         values |= fields_of(record)
-    if isinstance(layout := given.get("parallel"), Mapping):
+    if isinstance(layout, Mapping):
         values = {**READ_AS_ZERO, **values, **fields_of_layout(layout)}
     values["mode"] = "eval" if values.get("mode") == "inference" else values.get("mode", "train")
     if values.get("keep_outputs") is False and "forward_returns" not in values:

@@ -44,6 +44,8 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp)}
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
+    if method == "trainer" and values.pop("fsdp", None):
+        raise NotModelledError("Trainer with FSDP is not modelled; with DDP it is")
     if method == "fsdp1":
         values.pop("limit_all_gathers", None)  # it delays the CPU, and decides no size
     for key, value in values.items():
@@ -54,6 +56,8 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layout(method: object, world: int, tp: int | None) -> str:
+    if method == "trainer":
+        return "ddp"
     if method in {"tp", "pp"}:
         return f"{method}={tp or world}"
     if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:

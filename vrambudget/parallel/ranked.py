@@ -108,7 +108,9 @@ def refuse(job: Job, layout: Layout) -> None:
         "4-bit weights in shards": job.quant is not None
         and (layout.data in {"fsdp1", "fsdp2"} or cut),
         "generation on several ranks": job.mode == "generate",
-        f"the loop of {job.loop} on several ranks": job.loop != "plain",
+        f"the loop of {job.loop} on several ranks": job.loop != "plain"
+        and (job.loop, layout.data, job.mode) != ("trainer", "ddp", "train"),
+        "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "checkpointing under autocast in a pipeline, whose backward runs in the region,": layout.pp
@@ -191,14 +193,15 @@ class _DDP:
             bucket_cap_mb=job.bucket_cap_mb,
             gradient_as_bucket_view=job.gradient_as_bucket_view,
             static_graph=job.static_graph,
-            find_unused_parameters=job.find_unused_parameters,
+            find_unused_parameters=job.find_unused_parameters or _looks(job),
         )
         self.wrapped = DistributedDataParallel(model, called, settings)
         return self.wrapped
 
     def micro_batch(self, *, is_last: bool) -> None:
         assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
-        self.wrapped.require_backward_grad_sync = is_last or not self.job.no_sync
+        no_sync = self.job.no_sync or self.job.loop == "trainer"
+        self.wrapped.require_backward_grad_sync = is_last or not no_sync
 
     def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
         if not self.shares_states:
@@ -284,6 +287,11 @@ def _cut(model: Module, job: Job, group: Group) -> None:
             sequence_parallel=job.sequence_parallel,
             loss_parallel=job.loss_parallel,
         )
+
+
+def _looks(job: Job) -> bool:
+    """Whether Trainer lets DDP look for unused parameters (trainer.py, by default)."""
+    return job.loop == "trainer" and job.checkpointing == "none"
 
 
 def _dtype(name: str | None) -> DType | None:

@@ -16,6 +16,7 @@ from typing import Any
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.elementwise import mul_scalar
@@ -27,8 +28,26 @@ Batch = dict[str, Tensor]
 
 def accelerated(run: Run, **inputs: Any) -> Outputs:
     """Return the outputs of a model that accelerate prepared."""
-    with run.autocast():
+    if run.has_ranks:  # what wraps the model wraps the region, too
         outputs: Outputs = run.model(**inputs)
+        return outputs
+    return _in_region(run, run.model, inputs)
+
+
+class Prepared(Module):
+    """A model whose forward accelerate replaced, before it is wrapped for several GPUs."""
+
+    def __init__(self, run: Run, model: Module) -> None:
+        self._run, self._model = run, model
+
+    def forward(self, **inputs: Any) -> Outputs:
+        """Run the model in its region."""
+        return _in_region(self._run, self._model, inputs)
+
+
+def _in_region(run: Run, model: Module, inputs: dict[str, Any]) -> Outputs:
+    with run.autocast():
+        outputs: Outputs = model(**inputs)
     return _to_float32(outputs) if run.settings.autocast_dtype else outputs
 
 

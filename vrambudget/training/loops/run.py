@@ -20,6 +20,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.tape.events import Purpose
+from vrambudget.tape.marks import Phase
 from vrambudget.tape.repeats import Place, place_of, repeats
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import Input, on_device
@@ -63,8 +64,21 @@ class Run:
         self._autocast = settings.autocast
         self._model, self._ranked = model, ranked
         if ranked is not None:
-            self.model = ranked.wrap(model, self._walked)
+            self.model = ranked.wrap(model, self._prepared())
         self._step = 0
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the model is wrapped for several GPUs."""
+        return self._ranked is not None
+
+    def _prepared(self) -> Module:
+        """Return what is wrapped: the model, or one whose forward accelerate replaced before."""
+        if self.settings.loop == "plain":
+            return self._walked
+        from vrambudget.training.accelerated import Prepared  # noqa: PLC0415 - few jobs have ranks
+
+        return Prepared(self, self._walked)
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps."""
@@ -170,6 +184,11 @@ class Run:
         """
         named = getattr(self._model, "is_named_for_causal_lm", True)
         return self.settings.task == "causal-lm" and named
+
+    def train_begins(self) -> None:
+        """Begin to count, where a model was wrapped for several GPUs: on_train_begin."""
+        if self.has_ranks:
+            context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
 
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""

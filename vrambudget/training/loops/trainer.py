@@ -73,6 +73,7 @@ def trained(run: Run, kind: Kind) -> dict[str, Any]:
     optimizer = run.make_grouped_optimizer()
     scaler = run.make_scaler()
     tr_loss = made("to_device", (), float32)
+    run.train_begins()
     if run.evaluates_before(0):
         _evaluation_loop(run, kind, run.eval_steps(), run.eval_batches())
     batches = run.batches()
@@ -121,7 +122,17 @@ def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
         num_items_in_batch = made("add", (), int64)  # sum() begins with 0
         del count
     assert num_items_in_batch is not None  # noqa: S101 - there is a batch
-    return num_items_in_batch
+    return _over_ranks(run, num_items_in_batch) if run.has_ranks else num_items_in_batch
+
+
+def _over_ranks(run: Run, count: Tensor) -> Tensor:
+    """Return the sum of all ranks' counts (average_tokens_across_devices): gathered, then added."""
+    own = made("clone", count.shape, count.dtype)
+    counts = made("gather", (run.settings.layout.ranks,), count.dtype)
+    del own
+    total = made("sum", (), count.dtype)
+    del counts, count
+    return total
 
 
 def _training_step(
