@@ -177,6 +177,7 @@ def test_every_change_is_advised_somewhere():
     jobs = [
         *JOBS.values(),
         ("gpt2", {"batch": 8, "precision": "fp32", "gpu": "24GB", "block": 512}),
+        ("qwen2.5-0.5b", {"mode": "generate", "prompt": 8192, "new": 4, "gpu": "4GB"}),
     ]
     told = {
         w for m, f in jobs for option in vrambudget.advise(m, **f).options for w in option.words
