@@ -107,8 +107,8 @@ def _advance(
     closure_loss, loss = _training_step(run, batch)
     if is_first:
         optimizer.zero_grad()
+    scaled = scaler.scale(closure_loss)  # by pre_backward, ahead of the hook that marks
     run.mark("backward")
-    scaled = scaler.scale(closure_loss)
     run_backward(scaled)
     if is_last:
         run.mark("optimizer_step")
