@@ -28,7 +28,7 @@ from vrambudget.training.loops import counted_loop
 from vrambudget.training.loops.run import LoopSettings, Run
 
 if TYPE_CHECKING:
-    from vrambudget.parallel.ranked import Ranked
+    from vrambudget.parallel.rank import Ranked
 
 _EVERY = {"none": 1, "full": 1, "selective-2": 2}
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}

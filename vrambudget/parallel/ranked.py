@@ -5,14 +5,13 @@
     fsdp2, tp     built without memory, cut, then materialised
     pp            the same, and a loop of its own
 
-What a training loop has to know of it is in `Ranked`; a loop of one GPU has none.
+What a training loop has to know of it is in `parallel.rank`; a loop of one GPU has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from contextlib import AbstractContextManager
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
@@ -29,44 +28,14 @@ from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import on_meta, to_empty
 from vrambudget.parallel.pipeline.rank import Pipeline
+from vrambudget.parallel.rank import Ranked
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
-from vrambudget.training.clip import Clips
-from vrambudget.training.loops import CountedLoop
 
 _STATES_ON_HOST = {"adamw": 2, "adam": 2, "sgd-momentum": 1, "sgd": 0, "none": 0}
 """How often an optimizer has a parameter's size besides the gradient; FSDP2 has no others."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
-
-
-class Ranked(Protocol):
-    """One rank of a job."""
-
-    in_full: bool  # whether every pass and layer has to be walked
-    loop: CountedLoop | None  # the layout's own, in place of the job's
-    clips: Clips | None  # the library's own, in place of clip_grad_norm_
-
-    def building(self) -> AbstractContextManager[None]:
-        """Return where the model is built."""
-
-    def cut(self, model: Module) -> None:
-        """Leave a model the rank's part of its parameters, where others have the rest."""
-
-    def wrap(self, model: Module, called: Module) -> Module:
-        """Return what the loop calls; `called`: the model, or one that is walked once."""
-
-    def micro_batch(self, *, is_last: bool) -> None:
-        """Begin one: whether its backward reduces gradients."""
-
-    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
-        """Return the parameters that this rank's optimizer steps."""
-
-    def host_bytes(self) -> int:
-        """Return what this rank has in main memory."""
-
-    def ranks_differ(self) -> bool:
-        """Return whether other ranks take something else."""
 
 
 def ranked(job: Job) -> Ranked | None:
@@ -138,11 +107,7 @@ def _mixed(what: str, way_out: str) -> NotModelledError:
     )
 
 
-class _TensorParallel:
-    in_full = False
-    loop: CountedLoop | None = None
-    clips: Clips | None = None
-
+class _TensorParallel(Ranked):
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
         self.group = Group(layout.tp, (job.rank or 0) % layout.tp)
@@ -157,35 +122,14 @@ class _TensorParallel:
         to_empty(getattr(model, "wrapped", model), lambda _: None)
         return called
 
-    def micro_batch(self, *, is_last: bool) -> None:
-        pass
 
-    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
-        return parameters
-
-    def host_bytes(self) -> int:
-        return 0
-
-    def ranks_differ(self) -> bool:
-        return False
-
-
-class _DDP:
-    loop: CountedLoop | None = None
-    clips: Clips | None = None
-
+class _DDP(Ranked):
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
         self.group = Group(layout.ranks, job.rank or 0)
         self.shares_states = layout.data == "zero1"
         self.in_full = job.gradient_as_bucket_view
         self.wrapped: DistributedDataParallel | None = None
-
-    def building(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def cut(self, model: Module) -> None:
-        pass
 
     def wrap(self, model: Module, called: Module) -> Module:
         job = self.job
@@ -211,17 +155,12 @@ class _DDP:
             move_into_buckets(ranks)
         return ranks[self.group.rank]
 
-    def host_bytes(self) -> int:
-        return 0
-
     def ranks_differ(self) -> bool:
         return self.shares_states
 
 
-class _FSDP2:
+class _FSDP2(Ranked):
     in_full = True
-    loop: CountedLoop | None = None
-    clips: Clips | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
@@ -259,9 +198,6 @@ class _FSDP2:
         if self.job.no_sync:
             assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
             set_requires_gradient_sync(self.wrapped.states, sync=is_last)
-
-    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
-        return parameters
 
     def host_bytes(self) -> int:
         assert self.wrapped is not None  # noqa: S101 - it was

@@ -1,29 +1,23 @@
 """One rank of FSDP1, as `vrambudget.parallel.ranked` wants a rank."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-
 from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.layout import Layout
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.parallel.fsdp1.clip import Clip
 from vrambudget.parallel.fsdp1.flat import FlatSettings
 from vrambudget.parallel.fsdp1.unit import fully_shard_data_parallel
 from vrambudget.parallel.group import Group
-from vrambudget.training.clip import Clips
-from vrambudget.training.loops import CountedLoop
+from vrambudget.parallel.rank import Ranked
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16, None: None}
 
 
-class FSDP1:
+class FSDP1(Ranked):
     """A model on the GPU, wrapped layer by layer. Raises NotModelledError."""
 
     in_full = True
-    loop: CountedLoop | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         if job.no_sync:
@@ -39,30 +33,12 @@ class FSDP1:
             use_orig_params=job.use_orig_params,
             forward_prefetch=job.forward_prefetch,
         )
-        self.clips: Clips | None = Clip()
-
-    def building(self) -> AbstractContextManager[None]:
-        """Build on the GPU."""
-        return nullcontext()
-
-    def cut(self, model: Module) -> None:
-        """Nothing: what is wrapped is sharded."""
+        self.clips = Clip()
 
     def wrap(self, model: Module, called: Module) -> Module:
         """Wrap the model."""
         fully_shard_data_parallel(getattr(model, "wrapped", model), self.settings)
         return called
-
-    def micro_batch(self, *, is_last: bool) -> None:
-        """Nothing: each is reduced."""
-
-    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
-        """Return the parts of parameters, or the shards."""
-        return parameters
-
-    def host_bytes(self) -> int:
-        """Nothing lies there."""
-        return 0
 
     def ranks_differ(self) -> bool:
         """Whether the last shards are padded: all take as much."""

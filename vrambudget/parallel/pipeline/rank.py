@@ -1,13 +1,11 @@
 """One rank of a pipeline, as `vrambudget.parallel.ranked` wants a rank."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import Layout
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import VramBudgetError
 from vrambudget.parallel.meta import on_meta
 from vrambudget.parallel.pipeline.build import build
@@ -15,23 +13,21 @@ from vrambudget.parallel.pipeline.cut import Piece, pieces_of
 from vrambudget.parallel.pipeline.loop import train
 from vrambudget.parallel.pipeline.schedules import Schedule
 from vrambudget.parallel.pipeline.stage import Stage
-from vrambudget.training.clip import Clips
-from vrambudget.training.loops import CountedLoop
+from vrambudget.parallel.rank import Ranked
 from vrambudget.training.loops.run import Run
 
 
-class Pipeline:
+class Pipeline(Ranked):
     """A rank's stages, and the loop that runs them. Raises VramBudgetError."""
 
     in_full = True
-    clips: Clips | None = None
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job, self.ranks, self.rank = job, layout.pp, job.rank or 0
         self.stages = layout.pp * job.stages_per_rank
         self.microbatches = job.microbatches or job.batch
         _check(job, self.ranks, self.microbatches)
-        self.loop: CountedLoop | None = self
+        self.loop = self
         self._pieces: list[Piece] = []
 
     def building(self) -> AbstractContextManager[None]:
@@ -57,17 +53,6 @@ class Pipeline:
     def evaluate(self, run: Run) -> dict[str, Any]:
         """Refused when the job was checked."""
         raise NotImplementedError
-
-    def micro_batch(self, *, is_last: bool) -> None:
-        """Do nothing: a schedule has microbatches of its own."""
-
-    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
-        """Step all that the rank has."""
-        return parameters
-
-    def host_bytes(self) -> int:
-        """Nothing lies there."""
-        return 0
 
     def ranks_differ(self) -> bool:
         """Return True: the first has the embedding, the last one the head."""

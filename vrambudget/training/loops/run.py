@@ -30,7 +30,7 @@ from vrambudget.training.param_groups import ParamGroups, decay_groups
 from vrambudget.training.scaler import GradScaler
 
 if TYPE_CHECKING:
-    from vrambudget.parallel.ranked import Ranked
+    from vrambudget.parallel.rank import Ranked
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""What a training loop has to know of one rank; what most layouts do stands here."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter
+from vrambudget.training.clip import Clips
+from vrambudget.training.loops import CountedLoop
+
+
+class Ranked:
+    """One rank of a job."""
+
+    in_full: bool = False  # whether every pass and layer has to be walked
+    loop: CountedLoop | None = None  # the layout's own, in place of the job's
+    clips: Clips | None = None  # the library's own, in place of clip_grad_norm_
+
+    def building(self) -> AbstractContextManager[None]:
+        """Return where the model is built: on the GPU."""
+        return nullcontext()
+
+    def cut(self, model: Module) -> None:
+        """Leave a model the rank's part of its parameters, where others have the rest."""
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        """Return what the loop calls; `called`: the model, or one that is walked once."""
+        raise NotImplementedError
+
+    def micro_batch(self, *, is_last: bool) -> None:
+        """Begin one: whether its backward reduces gradients."""
+
+    def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+        """Return the parameters that this rank's optimizer steps: all that it has."""
+        return parameters
+
+    def host_bytes(self) -> int:
+        """Return what this rank has in main memory."""
+        return 0
+
+    def ranks_differ(self) -> bool:
+        """Return whether other ranks take something else."""
+        return False
