@@ -45,7 +45,7 @@ TWINS = [
 def followed():
     pytest.importorskip("torch")
     pytest.importorskip("transformers", minversion="5.17")
-    from vrambudget.follow.config import followed_config  # noqa: PLC0415
+    from vrambudget.followed.config import followed_config  # noqa: PLC0415
 
     return followed_config
 
@@ -118,7 +118,7 @@ def test_a_model_type_that_nobody_knows_is_refused():
 
 def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text(json.dumps(FALCON))
-    monkeypatch.setattr("vrambudget.follow.config.NEEDED", ("torch_that_is_not_here",))
+    monkeypatch.setattr("vrambudget.followed.config.NEEDED", ("torch_that_is_not_here",))
 
     assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
     error = capsys.readouterr().err

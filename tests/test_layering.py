@@ -22,7 +22,7 @@ LAYERS = [
     {"ops"},
     {"models"},
     {"parallel", "training", "inference", "serving"},
-    {"follow"},
+    {"followed"},
     {"compiled"},
     {"simulate"},
     {"per_rank"},
@@ -35,7 +35,7 @@ LAYERS = [
 # nanoGPT in torch is the one that is measured; it imports nothing of this package.
 EXCEPTIONS = {("budget.py", "report"), ("compiled/build.py", "measure")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
-MAY_BE_HEAVY = {"follow", "compiled", "measure", "rehearse"}
+MAY_BE_HEAVY = {"followed", "compiled", "measure", "rehearse"}
 # A sweep's vector of sizes is an array; only a sweep imports it.
 MAY_IMPORT = {
     f"planning/{name}.py": {"numpy"} for name in ("size_vector", "shared_tape", "sweep_points")

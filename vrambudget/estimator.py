@@ -134,7 +134,7 @@ def _of_module(
     module: Any, *, gpu: str | Gpu | None, inputs: Any = None, loss: Any = None, **fields: Any
 ) -> Scenario:
     """Return the scenario of a live module."""
-    from vrambudget.follow.module import module_config  # noqa: PLC0415 - it imports torch
+    from vrambudget.followed.module import module_config  # noqa: PLC0415 - it imports torch
 
     known: ModelConfig = module_config(module, inputs, loss)
     job = Job.with_defaults(fields, {**known.job_defaults, **compiler_defaults(fields)})
@@ -148,7 +148,7 @@ def _config_of(found: FoundModel) -> ModelConfig:
     try:
         return load_config(found.values, config_class, where=found.where)
     except NotModelledError as error:
-        from vrambudget.follow.config import followed_config  # noqa: PLC0415 - most are known
+        from vrambudget.followed.config import followed_config  # noqa: PLC0415 - most are known
 
         return followed_config(found, error)
 

@@ -14,7 +14,7 @@ import torch
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.follow.counted import dtype_of
+from vrambudget.followed.counted import dtype_of
 from vrambudget.ops.attention import select_kernel
 
 _ALIGNMENT = 8

@@ -18,7 +18,7 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import buffers, copied, on_host
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.follow.counted import DTYPE, TORCH_DTYPE, dtype_of
+from vrambudget.followed.counted import DTYPE, TORCH_DTYPE, dtype_of
 from vrambudget.tape.events import Storage
 
 _CALLED = {"empty_strided": "compiled_code"}  # the buffers of Inductor's wrappers

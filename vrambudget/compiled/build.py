@@ -11,11 +11,11 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.model import Compiled, on_card
 from vrambudget.config.job import Job
 from vrambudget.engine.context import context, made_for
-from vrambudget.follow import kernels
-from vrambudget.follow.build import configuration, unbuilt
-from vrambudget.follow.counted import TORCH_DTYPE
-from vrambudget.follow.live import Loss, loss_of_outputs
-from vrambudget.follow.module import copied
+from vrambudget.followed import kernels
+from vrambudget.followed.build import configuration, unbuilt
+from vrambudget.followed.counted import TORCH_DTYPE
+from vrambudget.followed.live import Loss, loss_of_outputs
+from vrambudget.followed.module import copied
 from vrambudget.tape.events import Purpose
 
 

@@ -2,7 +2,7 @@
 
     matrix products      the workspaces of cuBLAS and cuBLASLt
     attention            copies of what does not lie as its kernels want it; their buffers
-    any other            as in a model that is followed (follow.kernels)
+    any other            as in a model that is followed (followed.kernels)
 
 Source: as `ops` has them; what lies how is read off the tensors that the wrapper hands over.
 """
@@ -15,8 +15,8 @@ import torch
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.engine.versions import torch_since
-from vrambudget.follow import kernels
-from vrambudget.follow.counted import dtype_of
+from vrambudget.followed import kernels
+from vrambudget.followed.counted import dtype_of
 from vrambudget.ops.attention import efficient, flash
 from vrambudget.ops.workspaces import addmm_workspace, bmm_workspace, cublas_workspace
 

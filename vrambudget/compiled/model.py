@@ -26,9 +26,9 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
-from vrambudget.follow.counted import TORCH_DTYPE
-from vrambudget.follow.live import Loss, tensors_in
-from vrambudget.follow.shadows import as_parameter, shadow
+from vrambudget.followed.counted import TORCH_DTYPE
+from vrambudget.followed.live import Loss, tensors_in
+from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
 from vrambudget.training.freeze import freeze

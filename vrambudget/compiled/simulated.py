@@ -36,7 +36,7 @@ def fullest(
 def _compiled(config: Any, simulated: Callable[[Any], Any]) -> Any:
     findings.begin()
     plain = simulated(config)
-    from vrambudget.follow import kernels  # noqa: PLC0415 - torch is imported by now
+    from vrambudget.followed import kernels  # noqa: PLC0415 - torch is imported by now
 
     findings.doubts = list(kernels.doubts())
     if not findings.asked:

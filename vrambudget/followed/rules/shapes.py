@@ -3,7 +3,7 @@
 from typing import Any
 
 from vrambudget.engine.tensor import Tensor
-from vrambudget.follow.rules.table import RULES, getter, on
+from vrambudget.followed.rules.table import RULES, getter, on
 from vrambudget.ops import shape as shapes
 
 

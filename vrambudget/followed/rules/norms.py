@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vrambudget.follow.counted import dtype_of
-from vrambudget.follow.rules.table import on
+from vrambudget.followed.counted import dtype_of
+from vrambudget.followed.rules.table import on
 from vrambudget.ops import norm
 from vrambudget.ops import softmax as softmaxes
 

@@ -5,7 +5,7 @@ makes meanwhile gets one of ours, which lives as long: so outputs, what backward
 temporaries of composed operations come out of PyTorch's own code. Its autograd graph becomes nodes
 of the engine's, one for one; in backward each runs PyTorch's own formula in the same way.
 
-What a kernel allocates inside is in `follow.kernels`.
+What a kernel allocates inside is in `followed.kernels`.
 
 Not modelled: operations whose result's size depends on values.
 """
@@ -21,8 +21,8 @@ from vrambudget.engine.autograd import Edge, Node, Saved, edge_to, keep
 from vrambudget.engine.checkpoint import CheckpointFrame, Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
-from vrambudget.follow import kernels
-from vrambudget.follow.counted import dtype_of, meta_of
+from vrambudget.followed import kernels
+from vrambudget.followed.counted import dtype_of, meta_of
 from vrambudget.tape.events import Storage
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be

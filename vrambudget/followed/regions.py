@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from vrambudget.engine.context import Autocast, context
-from vrambudget.follow.counted import CARD, TORCH_DTYPE, dtype_of
+from vrambudget.followed.counted import CARD, TORCH_DTYPE, dtype_of
 
 _region: list[Autocast] = []
 

@@ -17,11 +17,11 @@ from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
-from vrambudget.follow import regions
-from vrambudget.follow.counted import Counted, counted
+from vrambudget.followed import regions
+from vrambudget.followed.counted import Counted, counted
 
 if TYPE_CHECKING:
-    from vrambudget.follow.mode import Following
+    from vrambudget.followed.mode import Following
 
 
 class Ctx:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vrambudget.follow.rules.table import on
+from vrambudget.followed.rules.table import on
 from vrambudget.ops.attention import scaled_dot_product_attention
 
 _DIMS = 4

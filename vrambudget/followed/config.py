@@ -44,7 +44,7 @@ class FollowedConfig(ModelConfig):
         """Channels, height and width of the images that the model reads; None for text."""
         if self.job is None or self.job.task != "image-cls":
             return None
-        from vrambudget.follow.build import image_shape  # noqa: PLC0415 - it imports torch
+        from vrambudget.followed.build import image_shape  # noqa: PLC0415 - it imports torch
 
         return image_shape(self)
 
@@ -60,7 +60,7 @@ class FollowedConfig(ModelConfig):
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is counted."""
-        from vrambudget.follow.build import layers_at_random  # noqa: PLC0415 - it imports torch
+        from vrambudget.followed.build import layers_at_random  # noqa: PLC0415 - it imports torch
 
         yield f"{self.model_type} has no rules of its own: transformers' code was followed"
         if names := layers_at_random(self):
@@ -68,13 +68,13 @@ class FollowedConfig(ModelConfig):
 
     def doubts(self) -> Iterator[str]:
         """Yield the operations of the last model built that were counted by results alone."""
-        from vrambudget.follow import kernels  # noqa: PLC0415 - it imports torch
+        from vrambudget.followed import kernels  # noqa: PLC0415 - it imports torch
 
         yield from kernels.doubts()
 
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task`, its weights allocated."""
-        from vrambudget.follow.build import live_model  # noqa: PLC0415 - it imports torch
+        from vrambudget.followed.build import live_model  # noqa: PLC0415 - it imports torch
 
         sizes = (self.job.batch, self.job.block) if self.job else ()
         if not all(
@@ -98,7 +98,7 @@ def followed_config(found: FoundModel, error: NotModelledError) -> FollowedConfi
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         error.hint = " ".join(_ways(found, error.hint))
         raise error
-    from vrambudget.follow.build import knows  # noqa: PLC0415 - it imports transformers
+    from vrambudget.followed.build import knows  # noqa: PLC0415 - it imports transformers
 
     if not knows(model_type):
         raise error

@@ -14,10 +14,10 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError, TooLargeError
-from vrambudget.follow.counted import Counted, counted
-from vrambudget.follow.mode import REHEARSE, Following
-from vrambudget.follow.patches import running
-from vrambudget.follow.shadows import as_parameter, shadow
+from vrambudget.followed.counted import Counted, counted
+from vrambudget.followed.mode import REHEARSE, Following
+from vrambudget.followed.patches import running
+from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.training.freeze import freeze
 
@@ -54,7 +54,7 @@ class Live(Module):
         freeze(self, job.freeze)
         if job.lora_rank is None:
             return
-        from vrambudget.follow.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
+        from vrambudget.followed.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
 
         with running(self._mode):
             self._module = with_lora(self._module, job)

@@ -1,12 +1,12 @@
 """Calls of torch that `ops` has an operation for, by what is called.
 
 A rule takes the engine's tensors in the place of torch's and returns theirs; NotImplemented leaves
-the call to the general rule (follow.derived), which knows all that autograd knows.
+the call to the general rule (followed.derived), which knows all that autograd knows.
 """
 
-from vrambudget.follow.rules import arithmetic, attention, fills, losses, norms, products, shapes
-from vrambudget.follow.rules.attributes import ATTRIBUTES
-from vrambudget.follow.rules.table import RULES, WRITING
+from vrambudget.followed.rules import arithmetic, attention, fills, losses, norms, products, shapes
+from vrambudget.followed.rules.attributes import ATTRIBUTES
+from vrambudget.followed.rules.table import RULES, WRITING
 
 __all__ = ["ATTRIBUTES", "RULES", "WRITING"]
 _FILLED = arithmetic, attention, fills, losses, norms, products, shapes

@@ -8,9 +8,9 @@ import torch
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
-from vrambudget.follow import known, regions
-from vrambudget.follow.counted import CARD, Counted, counted
-from vrambudget.follow.rules.table import getter
+from vrambudget.followed import known, regions
+from vrambudget.followed.counted import CARD, Counted, counted
+from vrambudget.followed.rules.table import getter
 
 Answer = Callable[..., Any]
 ATTRIBUTES: dict[Any, Answer] = {}

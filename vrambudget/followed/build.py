@@ -21,13 +21,13 @@ from vrambudget.config.model_config import DROPOUT_FIELDS
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
-from vrambudget.follow import kernels
-from vrambudget.follow.config import FollowedConfig
-from vrambudget.follow.counted import CARD, TORCH_DTYPE, counted, dtype_of
-from vrambudget.follow.known import Known, of_tensor
-from vrambudget.follow.live import Live, loss_of_outputs
-from vrambudget.follow.mode import Following
-from vrambudget.follow.patches import running
+from vrambudget.followed import kernels
+from vrambudget.followed.config import FollowedConfig
+from vrambudget.followed.counted import CARD, TORCH_DTYPE, counted, dtype_of
+from vrambudget.followed.known import Known, of_tensor
+from vrambudget.followed.live import Live, loss_of_outputs
+from vrambudget.followed.mode import Following
+from vrambudget.followed.patches import running
 from vrambudget.tape.events import Purpose
 from vrambudget.training.inputs import inputs_of
 

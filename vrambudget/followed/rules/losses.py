@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vrambudget.follow.rules.table import on
+from vrambudget.followed.rules.table import on
 from vrambudget.ops import loss
 
 _MATRIX = 2

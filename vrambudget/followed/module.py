@@ -22,12 +22,12 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.unfamiliar import length_of, tasks_of
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.follow import kernels
-from vrambudget.follow.build import laid_down, values_of
-from vrambudget.follow.counted import dtype_of
-from vrambudget.follow.known import of_tensor
-from vrambudget.follow.live import Live, loss_of_outputs
-from vrambudget.follow.mode import Following
+from vrambudget.followed import kernels
+from vrambudget.followed.build import laid_down, values_of
+from vrambudget.followed.counted import dtype_of
+from vrambudget.followed.known import of_tensor
+from vrambudget.followed.live import Live, loss_of_outputs
+from vrambudget.followed.mode import Following
 from vrambudget.training.inputs import Input
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -19,7 +19,7 @@ import torch
 
 from vrambudget.dtypes import DType, float64, int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
-from vrambudget.follow.counted import dtype_of
+from vrambudget.followed.counted import dtype_of
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
 from vrambudget.ops.indexing import accumulating_buffers
 from vrambudget.ops.ordering import MOST_SORTED_IN_PLACE

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vrambudget.engine.context import context
-from vrambudget.follow.rules.table import on
+from vrambudget.followed.rules.table import on
 from vrambudget.ops import embedding as embeddings
 from vrambudget.ops import linear as products
 from vrambudget.ops.grouped import grouped_linear

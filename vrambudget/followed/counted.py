@@ -46,7 +46,7 @@ class Counted(torch.Tensor):
     base: "Counted | None"
     views: "list[weakref.ref[Counted]]"  # of this one, with known values
 
-    # Calls come to the mode (follow.mode) and never here.
+    # Calls come to the mode (followed.mode) and never here.
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
 
     @classmethod

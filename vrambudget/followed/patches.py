@@ -22,9 +22,9 @@ import torch.utils.checkpoint as checkpoints
 
 from vrambudget.engine.checkpoint import CheckpointFrame
 from vrambudget.engine.context import context
-from vrambudget.follow import regions
-from vrambudget.follow.functions import apply_function
-from vrambudget.follow.mode import Following
+from vrambudget.followed import regions
+from vrambudget.followed.functions import apply_function
+from vrambudget.followed.mode import Following
 from vrambudget.tape.events import Purpose
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vrambudget.engine.tensor import Tensor
-from vrambudget.follow.rules.table import on, writes
+from vrambudget.followed.rules.table import on, writes
 from vrambudget.ops import elementwise, fill
 
 

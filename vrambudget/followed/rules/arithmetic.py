@@ -6,8 +6,8 @@ import torch
 
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
-from vrambudget.follow.counted import CARD, dtype_of
-from vrambudget.follow.rules.table import on
+from vrambudget.followed.counted import CARD, dtype_of
+from vrambudget.followed.rules.table import on
 from vrambudget.ops import elementwise
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.reduce import mean_last

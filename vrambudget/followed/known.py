@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from vrambudget.follow.counted import Counted
-from vrambudget.follow.derived import mapped
+from vrambudget.followed.counted import Counted
+from vrambudget.followed.derived import mapped
 
 _MOST = 2**22  # elements that are worked out
 

@@ -2,9 +2,9 @@
 
 no counted tensor, nothing on the card    torch itself, on the CPU
 an attribute                              answered
-a call that `follow.rules` knows          the operation in `ops`
+a call that `followed.rules` knows          the operation in `ops`
 a function written in Python              its body, call by call
-any other                                 the general rule (follow.derived)
+any other                                 the general rule (followed.derived)
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.follow import casts, known, regions
-from vrambudget.follow.counted import CARD, Counted, counted, dtype_of
-from vrambudget.follow.derived import Call, mapped
-from vrambudget.follow.rules import ATTRIBUTES, RULES, WRITING
+from vrambudget.followed import casts, known, regions
+from vrambudget.followed.counted import CARD, Counted, counted, dtype_of
+from vrambudget.followed.derived import Call, mapped
+from vrambudget.followed.rules import ATTRIBUTES, RULES, WRITING
 from vrambudget.ops.creation import made
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
