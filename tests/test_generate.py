@@ -266,7 +266,8 @@ def estimate_forward(model, **fields):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        pytest.param({"mode": "train", "task": "embed"}, "task is 'embed'", id="training"),
+        pytest.param({"mode": "eval", "task": "embed"}, "task is 'embed'", id="evaluation"),
+        pytest.param({"loop": "trainer", "task": "embed"}, "a script's own", id="Trainer"),
         pytest.param({"mode": "forward", "pool": "mean"}, "pool is 'mean'", id="no embeddings"),
         pytest.param({"mode": "generate", "with_grad": True}, "with_grad", id="no forward"),
         pytest.param(

@@ -7,8 +7,8 @@ have their `page`, the last printed digit in bytes (`rounding_bytes`; nobody can
 that, so what is within it is equal), and what had to be `assumed`.
 
     error   (predicted - measured) / measured, for requested, allocated and reserved peaks
-    course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`), where it is
-            largest
+    course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`,
+            `after_step`), where it is largest
 
 For a record that ran out of memory, the question is whether that was predicted.
 
@@ -40,6 +40,7 @@ _MOST_MEASURED = 2**60
 PEAKS = ("requested", "allocated", "reserved")
 KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch", "script")
 COUNTERS = (*PEAKS, "course")
+_ENDS_STEPS = ("plain", "accelerate")  # other loops' steps end within a library
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Check:
 class Summary:
     """How the errors of one counter are distributed; shares are of the records that have it."""
 
+    source: str  # virtual, published and real errors are never one number
     counter: str
     records: int
     median: float  # of the errors' absolute values
@@ -160,15 +162,17 @@ def side_by_side(checks: Sequence[Check]) -> list[Beside]:
 
 def summarise(checks: Sequence[Check]) -> list[Summary]:
     """Return how each counter's errors are distributed, for the counters that were compared."""
-    found = {
-        counter: [e for check in checks if (e := check.error(counter)) is not None]
-        for counter in COUNTERS
-    }
-    return [_summary(counter, errors) for counter, errors in found.items() if errors]
+    found: dict[tuple[str, str], list[float]] = {}
+    for source in dict.fromkeys(check.source for check in checks):
+        for counter in COUNTERS:
+            errors = [check.error(counter) for check in checks if check.source == source]
+            found[source, counter] = [error for error in errors if error is not None]
+    return [_summary(*key, errors) for key, errors in found.items() if errors]
 
 
-def _summary(counter: str, errors: Sequence[float]) -> Summary:
+def _summary(source: str, counter: str, errors: Sequence[float]) -> Summary:
     return Summary(
+        source=source,
         counter=counter,
         records=len(errors),
         median=median(map(abs, errors)),
@@ -197,8 +201,11 @@ def _checked(name: str, source: str, record: Mapping[str, Any], *, as_plain: boo
     if "oom" in facts:
         return Check(name, source, ran_out_of_memory=True, foreseen=_is_full(scenario.gpu, tape))
     is_one_call = scenario.job.mode == "generate" and scenario.job.calls == 1
-    along = _by_part(tape, facts) if is_one_call else ()
-    predicted, measured = _peaks(replay(tape), facts, along)
+    along = tuple(_by_part(tape, facts)) if is_one_call else ()
+    replayed = replay(tape)
+    if scenario.job.loop in _ENDS_STEPS and "after_step" in facts:
+        along = (*along, (replayed.after_step_bytes or 0, _bytes(facts, "after_step")))
+    predicted, measured = _peaks(replayed, facts, along)
     rounding = _bytes(record, "rounding_bytes", "") if "rounding_bytes" in record else 0
     return Check(
         name, source, predicted, measured, kinds=_kinds(scenario, source), rounding=rounding

@@ -48,6 +48,7 @@ _COLUMNS = [
     Column("measured", "measured", "right", _bytes),
     Column("error", "error", "right", _error),
 ]
+_SOURCE = Column("source", "source")
 _SUMMARY = [
     Column("counter", "bytes"),
     Column("records", "records", "right"),
@@ -139,12 +140,13 @@ def _render(checks: Sequence[Check], summaries: Sequence[Summary], output: Any) 
         summary = [asdict(summary) for summary in summaries]
         return json.dumps({"records": records, "summary": summary}, indent=2, ensure_ascii=False)
     rows = [row for check in checks for row in _rows(check, repeat_id=output == "csv")]
+    columns = [_SOURCE, *_SUMMARY] if len({check.source for check in checks}) > 1 else _SUMMARY
     if output == "csv":
         return render_rows(_COLUMNS, rows, output)
     parts = [
         render_rows(_COLUMNS, rows, output) if rows else "",
         "\n".join(_remarks(checks)),
-        render_rows(_SUMMARY, [asdict(summary) for summary in summaries], output),
+        render_rows(columns, [asdict(summary) for summary in summaries], output),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -145,8 +145,10 @@ class Job(
             yield from self._problems_of_evaluation()
 
     def _problems_of_inference(self) -> Iterable[str]:
-        if self.task == "embed" and self.mode != "forward":
+        if self.task == "embed" and self.mode not in {"forward", "train"}:
             yield f"task is 'embed': a model without a head has no {self.mode}; use mode forward"
+        if self.task == "embed" and self.mode == "train" and self.loop != "plain":
+            yield f"task is 'embed', whose loss is a script's own; loop {self.loop!r} has none"
         if self.pool == "mean" and self.attention_mask == "none":
             yield "pool is 'mean', which reads the attention mask, and attention_mask is 'none'"
         if self.pool != "none" and (self.task != "embed" or self.with_grad):

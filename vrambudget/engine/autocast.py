@@ -12,22 +12,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vrambudget.dtypes import DType, float32
+from vrambudget.dtypes import DType, bfloat16, float32
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import Autocast, context
-from vrambudget.engine.tensor import Tensor, empty_like
+from vrambudget.engine.tensor import Tensor, empty, empty_like
 from vrambudget.tape.events import Purpose
+
+_HAS_BF16 = (8, 0)  # compute capability
 
 
 @contextmanager
 def autocast(dtype: DType | None, *, caches: bool = True) -> Iterator[None]:
     """Like torch.autocast("cuda", dtype, cache_enabled=caches); None enters no region."""
+    if dtype is bfloat16:
+        _look_for_bf16()
     region = None if dtype is None else Autocast(dtype, caches=caches)
     before, context.autocast = context.autocast, region
     try:
         yield
     finally:
         context.autocast = before
+
+
+def _look_for_bf16() -> None:
+    """Make a tensor of one number, once, on a GPU that emulates bfloat16.
+
+    Source: torch/cuda/__init__.py (is_bf16_supported, _check_bf16_tensor_supported).
+    """
+    if context.platform.compute_capability < _HAS_BF16 and not context.emulates_bf16:
+        context.operation = "to_device"
+        empty((1,), bfloat16)
+        context.emulates_bf16 = True
 
 
 def to(x: Tensor, dtype: DType) -> Tensor:

@@ -70,6 +70,7 @@ class Context:
     __slots__ = (
         "autocast",
         "callbacks",
+        "emulates_bf16",
         "frame",
         "got_gradient",
         "grad_enabled",
@@ -106,6 +107,7 @@ class Context:
         self.callbacks: list[Callable[[], None]] = []  # Engine::queue_callback: once backward ends
         self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
         self.workspaces: dict[tuple[str, str], Storage] = {}
+        self.emulates_bf16 = False  # whether autocast has asked for it
 
 
 context = Context()

@@ -70,6 +70,19 @@ def mean_last(x: Tensor) -> Tensor:
     return record("mean", y, inputs=(x,), backward=backward)
 
 
+def mean_all(x: Tensor) -> Tensor:
+    """Return the mean of all elements."""
+    context.operation = "mean"
+    y = empty((), x.dtype)
+    with_partial_sums(x, tuple(range(x.ndim)))
+    shape = x.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        return empty(shape, dy.dtype)  # the gradient expanded, divided by their number
+
+    return record("mean", y, inputs=(x,), backward=backward)
+
+
 def sum_dim(x: Tensor, dim: int, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """Return the sum over `dim`: float32 under autocast; backward repeats the gradient.
 

@@ -1,6 +1,7 @@
 """A tape, replayed through the caching allocator: what the job's counters would show, and when.
 
     weights       allocated once the model is built and the cache is emptied
+    after_step    allocated when the last step is over
     steps         allocated after forward and backward, and the peaks up to the end of each step
     peak          the highest requested, allocated and reserved bytes, and the event of the second
     breakdown     what is alive at that event, by purpose; the allocator's rounding is one of them
@@ -30,6 +31,7 @@ class Replay:
     breakdown: Mapping[str, int]
     peak_event: int  # the event of the tape that most is allocated after
     unseen_step: int | None = None  # the peak is in this step, which is not on the tape
+    after_step_bytes: int | None = None  # where steps have an end
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class _Readings:
     weights_bytes: int = 0
     after_forward_bytes: int | None = None
     after_backward_bytes: int | None = None
+    after_step_bytes: int | None = None
 
 
 def replay(tape: Tape) -> Replay:
@@ -54,6 +57,7 @@ def replay(tape: Tape) -> Replay:
         elif mark.phase == Phase.OPTIMIZER_STEP:
             readings.after_backward_bytes = allocated_bytes
         elif mark.phase == Phase.STEP_END:
+            readings.after_step_bytes = allocated_bytes
             steps.append(
                 Step(
                     after_forward_bytes=readings.after_forward_bytes,
@@ -75,7 +79,8 @@ def replay(tape: Tape) -> Replay:
     breakdown = _breakdown(tape, event, peak.allocated_bytes)
     unseen = any(m.steps is not None and m.position == event for m in tape.marks)
     step = allocator.peak_step if unseen else None
-    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event, step)
+    after = readings.after_step_bytes
+    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event, step, after)
 
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:

@@ -4,6 +4,7 @@
     seq2seq-lm              input_ids [B, T], labels [B, target]
     in loop dpo             input_ids, attention_mask, completion_mask [2 B, T], labels of none
     seq-cls                 input_ids [B, T], labels [B]
+    embed                   input_ids [B, T]
     image-cls               pixel_values [B, channels, height, width], labels [B]
 
 A tokenizer's attention_mask [B, T] comes after input_ids.
@@ -52,6 +53,9 @@ def inputs_of(
     if job.loop == "dpo":
         return _pairs(job, batch)
     per_token = Input((batch, job.block), int64)
+    if job.task == "embed":
+        mask = {"attention_mask": per_token} if job.attention_mask != "none" else {}
+        return {"input_ids": per_token, **mask}
     labels = per_token
     if job.task == "seq-cls":
         labels = per_sequence

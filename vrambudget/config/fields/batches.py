@@ -46,7 +46,7 @@ class Batches(Settings, defer_build=True, title="batches"):
     task: Task | None = Field(
         None,
         description="what the model is for, which decides its head (default: the family's own);"
-        " embed: without a head, for --mode forward",
+        " embed: without a head, for --mode forward, or trained on the mean of its states' squares",
     )
     target_len: Size | None = Field(
         None, description="tokens per target sequence for seq2seq-lm (default: the block)"

@@ -40,7 +40,7 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
             batch = next(batches)
             with run.autocast():
                 outputs = model(**batch)
-            loss = outputs["loss"]
+                loss = run.loss_of(outputs)
             if settings.get("grad_accum", 1) > 1:
                 loss = loss / settings["grad_accum"]
             if run.forward_returns == "loss":

@@ -79,6 +79,12 @@ class Run:
         first = step == 0 and bool(self.settings.get("eval_first"))
         return "eval_batches" in self.settings and (first or step == _EVALUATED_BEFORE - 1)
 
+    def loss_of(self, outputs: Any) -> Any:
+        """Return the model's own loss; of one without a head, the mean of its states' squares."""
+        if self.settings.get("task") == "embed":
+            return outputs["last_hidden_state"].float().pow(2).mean()
+        return outputs["loss"]
+
     @property
     def forward_returns(self) -> str:
         """What the loop has of a forward pass; older records say it by `keep_outputs`."""
@@ -127,6 +133,8 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
         mask = torch.ones(count, job["block"], dtype=torch.long)
         mask[:, -1] = int(not padded)
         batch["attention_mask"] = mask.to(device)
+    if task == "embed":
+        return batch
     length = job.get("target_len") or job.get("target") or job["block"]
     labels = (count,) if task == "seq-cls" else (count, length)
     batch["labels"] = torch.full(labels, int(task != "seq-cls")).to(device)

@@ -52,7 +52,7 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
             batch = next(batches)  # the last one lives until this is made
             with run.autocast():
                 outputs = model(**batch)  # the last outputs live until these are there
-            loss = outputs.loss
+                loss = run.loss_of(outputs)
             if settings.grad_accum > 1:
                 loss = mul_scalar(loss)  # divided by their number
             if settings.forward_returns == "loss":

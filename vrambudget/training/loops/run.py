@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 from vrambudget import dtypes
 from vrambudget.config.job import EVALUATED_BEFORE, Job
 from vrambudget.dtypes import DType
-from vrambudget.engine.autocast import autocast
+from vrambudget.engine.autocast import autocast, to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.walked_once import WalkedOnce
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.ops.elementwise import pow_scalar
+from vrambudget.ops.reduce import mean_all
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 from vrambudget.tape.repeats import Place, place_of, repeats
@@ -58,8 +61,8 @@ class Run:
     ) -> None:
         self._in_full, self._build_reference = in_full, build_reference
         self._walks: list[WalkedOnce] = []
-        self.model = self._walked = self._walked_once(model)
         self.settings = settings.job
+        self.model = self._walked = self._walked_once(model)
         self._inputs, self._eval_inputs = settings.inputs, settings.eval_inputs
         self._autocast = settings.autocast
         self._model, self._ranked = model, ranked
@@ -108,6 +111,14 @@ class Run:
         """Yield batches of an evaluation on the device."""
         while True:
             yield _on_device(self._eval_inputs, without)
+
+    def loss_of(self, outputs: Outputs) -> Tensor:
+        """Return the model's own loss; of one without a head, the mean of its states' squares."""
+        if self.settings.task == "embed":
+            states = to(outputs.logits, dtypes.float32)
+            return mean_all(pow_scalar(states))
+        assert outputs.loss is not None  # noqa: S101 - batches have labels
+        return outputs.loss
 
     def evaluates_before(self, step: int) -> bool:
         """Whether an evaluation comes before a step: the third; or the first, too."""
@@ -160,7 +171,7 @@ class Run:
         return self._walked_once(self._build_reference())
 
     def _walked_once(self, model: Module) -> Module:
-        if self._in_full:
+        if self._in_full or self.settings.task == "embed":  # a pooler's graph leads to no loss
             return model
         walked = WalkedOnce(model)
         self._walks.append(walked)
