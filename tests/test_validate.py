@@ -11,7 +11,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
-from vrambudget.validate import Check, relative_error, summarise, validate
+from vrambudget.validate import COUNTERS, Check, relative_error, summarise, validate
 
 MODEL = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}
 FIELDS = {"batch": 2, "block": 8, "precision": "fp32", "steps": 1}
@@ -64,6 +64,25 @@ def test_the_summary_tells_median_worst_exact_and_under():
     assert summary.median == pytest.approx(0.055)  # of 0, 0.01, 0.1, 0.2
     assert summary.worst == pytest.approx(-0.2)
     assert (summary.exact, summary.under) == (0.25, 0.25)
+
+
+def test_virtual_published_and_measured_errors_are_never_one_number():
+    pair = {"allocated": 110}, {"allocated": 100}
+    checks = [_check(100, 100), Check("y", "virtual", *pair), Check("z", "published", *pair)]
+    found = {summary.source: summary.worst for summary in summarise(checks)}
+    assert found == {"real": 0, "virtual": pytest.approx(0.1), "published": pytest.approx(0.1)}
+
+
+def test_the_table_names_sources_where_there_are_several(tmp_path, capsys):
+    file = tmp_path / "both.jsonl"
+    file.write_text(
+        "".join(f"{json.dumps({**_record(), 'source': s})}\n" for s in ("real", "virtual"))
+    )
+    assert main(["validate", str(file)]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[:2] for row in rows if row.startswith(("real ", "virtual "))] == [
+        [source, counter] for source in ("real", "virtual") for counter in COUNTERS
+    ]
 
 
 def test_nothing_compared_is_no_summary():

@@ -17,7 +17,7 @@ class JobFields(TypedDict, total=False):
     """Tokens per sequence (default: the model's own limit, at most 4096)."""
     task: Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"] | None
     """What the model is for, which decides its head (default: the family's own); embed: without a
-    head, for --mode forward.
+    head, for --mode forward, or trained on the mean of its states' squares.
     """
     target_len: int | None
     """Tokens per target sequence for seq2seq-lm (default: the block)."""
