@@ -17,6 +17,7 @@ LAYERS = [
     {"files", "json_text"},
     {"budget"},
     {"config"},
+    {"cudnn"},
     {"tape"},
     {"engine"},
     {"ops"},

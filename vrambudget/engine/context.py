@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vrambudget.config.architectures import limits_of
 from vrambudget.dtypes import DType, float32
 from vrambudget.tape.events import Purpose, Storage, Tape
 
@@ -32,10 +33,8 @@ class Platform:
 
     @property
     def max_threads_per_multiprocessor(self) -> int:
-        """CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"."""
-        if self.compute_capability == (7, 5):
-            return 1024
-        return 1536 if self.compute_capability in {(8, 6), (8, 7), (8, 9), (12, 0)} else 2048
+        """How many threads are resident on one."""
+        return limits_of(self.compute_capability).threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,17 @@ from vrambudget.rehearse.card import CUDNN_ATTENDS
 _READS_SHOWN = 3
 _WITHOUT_CUDNN = {
     "convolution": "convolutions take PyTorch's own kernels, with a buffer for columns; a real card"
-    " takes cuDNN's, with workspaces: both come and go within the operation",
+    " takes cuDNN's, with workspaces (asked without a card since 9.8): both come and go within the"
+    " operation",
     "recurrence": "recurrent layers take PyTorch's own kernels, which keep other tensors for"
     " backward than cuDNN's do: expect another peak on a real card",
+}
+
+_UNKNOWN_OF_CUDNN = {
+    "benchmark": "with torch.backends.cudnn.benchmark only a real card tells which engine is the"
+    " fastest, and takes its workspace; here it is the first that cuDNN's heuristics name",
+    "batch norm": "batch norm of channels-last tensors in half precision takes workspaces that"
+    " cuDNN tells real cards only: not counted",
 }
 
 
@@ -50,15 +58,18 @@ def warnings_of(
             " shapes made from values, are not those of a real card"
         )
     yield from _of_calls(record, gpu)
+    yield from (_UNKNOWN_OF_CUDNN[kind] for kind in record.get("cudnn_unknown", ()))
     yield from _of_reads(record["reads"])
     yield from _of_kernels(record, gpu)
 
 
 def _of_calls(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
-    """Say what a real card computes with cuDNN, which is not virtual."""
+    """Say what a real card computes with cuDNN, where it was not asked."""
     calls = record.get("history", {}).get("calls", {})
     for kind, places in calls.items():
         at = _at(*places[0][:2]) if places else "the script"
+        if kind == "convolution" and "cudnn" in record["versions"]:
+            continue
         if kind != "attention":
             yield f"{at}: {_WITHOUT_CUDNN[kind]}"
         elif gpu.compute_capability[0] in CUDNN_ATTENDS:

@@ -9,9 +9,10 @@ card.
 
 Not modelled: other values. What is computed in floating point is read back as zero, so a script
 that decides by it (early stopping, NaN checks, routing by scores) takes the branch for zeros; the
-warnings name the lines. Neither are cuDNN (convolutions take PyTorch's own kernels, attention on
-Hopper the flash kernel), NCCL's buffers, the device's speed, the CUDA context (a constant of the
-GPU table), and several processes that share the card.
+warnings name the lines. Neither are recurrent layers of cuDNN (they take PyTorch's own kernels),
+its attention on Hopper (the flash kernel is taken), what is the fastest of its engines, NCCL's
+buffers, the device's speed, the CUDA context (a constant of the GPU table), and several processes
+that share the card.
 """
 
 import inspect

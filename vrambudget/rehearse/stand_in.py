@@ -3,7 +3,8 @@
 Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, the driver and NVML. What
 matters is written in `native/*.c`; every other function that the real library exports (or, for the
 driver, that PyTorch and Triton ask for) is accepted and returns 0, which means success. No CUDA
-headers or toolkit are needed.
+headers or toolkit are needed. cuDNN alone stays the real one: a few of its functions have a
+stand-in before them (`native/cudnn.c`).
 
 The cache is `$XDG_CACHE_HOME/vrambudget/virtual_gpu/<torch>-<hash of sources and real libraries>`.
 It is built in a folder of its own and renamed into place, so that two rehearsals at once don't
@@ -28,6 +29,7 @@ from vrambudget.rehearse.torch_build import TorchBuild
 NATIVE = Path(__file__).parent / "native"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC")
 HIDDEN = "-fvisibility=hidden"
+CUDNN = "libvrambudget_cudnn.so"
 
 _NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
 _DRIVER_NAME = r"cu[A-Z][A-Za-z0-9]{3,60}(?:_v\d)?"
@@ -67,7 +69,9 @@ def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> 
         say(f"building the virtual GPU for PyTorch {build.version} (once)")
         _build_into(folder, build)
     real = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname)
-    return tuple(folder / name for name in (*real, "libcuda.so.1", "libnvidia-ml.so.1"))
+    before_cudnn = (CUDNN,) if build.cudnn else ()
+    drivers = ("libcuda.so.1", "libnvidia-ml.so.1")
+    return tuple(folder / name for name in (*real, *before_cudnn, *drivers))
 
 
 def _fingerprint(build: TorchBuild) -> str:
@@ -77,7 +81,8 @@ def _fingerprint(build: TorchBuild) -> str:
     for library in (build.runtime, build.cublas, build.cublas_lt):
         status = library.path.stat()
         digest.update(f"{library.path} {status.st_size} {status.st_mtime_ns}".encode())
-    digest.update(f"{build.version} {build.cuda} {build.triton}".encode())
+    cudnn = build.cudnn.soname if build.cudnn else ""
+    digest.update(f"{build.version} {build.cuda} {build.triton} {cudnn}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -114,16 +119,21 @@ def _parts(build: TorchBuild) -> Iterable[_Part]:
     for library, name, sources in real:
         node = f"{name}.so.{build.cuda_major}"
         yield _Part(library.soname, sources, library.functions, version_node=node)
+    if build.cudnn:
+        yield _Part(CUDNN, ("cudnn.c",), frozenset())
     yield _Part("libcuda.so.1", ("driver.c",), frozenset(driver_functions(build)))
     asked = c_names(build.folder / "lib" / "libc10_cuda.so", r"nvml[A-Z]\w+")
     yield _Part("libnvidia-ml.so.1", ("nvml.c",), frozenset(asked), answer=_NOT_SUPPORTED)
 
 
 def driver_functions(build: TorchBuild) -> set[str]:
-    """Return the driver's functions that PyTorch or Triton's launchers may call."""
+    """Return the driver's functions that PyTorch, cuDNN or Triton's launchers may call."""
     names = set(_DRIVER_ALWAYS)
     for library in sorted((build.folder / "lib").glob("lib*nvrtc*.so")):
         names |= set(read_library(library).undefined)
+    if build.cudnn:
+        for library in sorted(build.cudnn.path.parent.glob("libcudnn_graph*.so.*")):
+            names |= c_names(library, _DRIVER_NAME)
     names |= c_names(build.folder / "lib" / "libc10_cuda.so", _DRIVER_NAME)
     if build.triton:
         for source in sorted((build.triton / "backends" / "nvidia").glob("driver.*")):

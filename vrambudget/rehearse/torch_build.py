@@ -51,6 +51,7 @@ class TorchBuild:
     runtime: Library
     cublas: Library
     cublas_lt: Library
+    cudnn: Library | None = None
 
     @property
     def cuda_major(self) -> int:
@@ -130,7 +131,12 @@ def _open(found: dict[str, str], version: str, cuda: str) -> TorchBuild:
         runtime=runtime,
         cublas=cublas,
         cublas_lt=_find("libcublasLt", torch_cuda, places, also=cublas),
+        cudnn=_find("libcudnn", torch_cuda, places) if _loads_cudnn(torch_cuda) else None,
     )
+
+
+def _loads_cudnn(torch_cuda: Library) -> bool:
+    return any(soname.startswith("libcudnn") for soname in torch_cuda.needed)
 
 
 def _find(

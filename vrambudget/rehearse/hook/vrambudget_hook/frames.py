@@ -6,6 +6,7 @@ Runs in the user's Python, 3.9 or later.
 from __future__ import annotations
 
 import ctypes
+import gc
 import linecache
 import os
 import re
@@ -77,6 +78,12 @@ def addresses(tensors: Iterable[Any]) -> list[int]:
     return found
 
 
+def parameters(torch: Any) -> dict[str, list[int]]:
+    """Return where the parameters are that are alive."""
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    return {"parameter": addresses(o for o in tensors if isinstance(o, torch.nn.Parameter))}
+
+
 def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
     """Return the allocator's events as columns; stacks are listed once each.
 
@@ -97,7 +104,8 @@ def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
         frames = event.get("frames") or []
         if id(frames) not in known:  # torch hands out one list for each stack
             described = _stack(frames, cplusplus=cplusplus)
-            inner = next((f for f in frames if f["filename"].endswith(".py")), None)
+            python = (f for f in frames if f["filename"].endswith(".py"))
+            inner = next((f for f in python if not f["filename"].startswith(_HERE)), None)
             for kind in _called(inner["filename"], inner["line"]) if inner else ():
                 calls.setdefault(kind, described[-1][:1])
             known[id(frames)] = stacks.setdefault(described, len(stacks))

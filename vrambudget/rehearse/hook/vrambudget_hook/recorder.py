@@ -3,8 +3,8 @@
 It loads the stand-in libraries before torch can load the real ones, starts the allocator's own
 history when CUDA is first used, counts iterations, notes where values are read back that are not
 known, and stops the script after so many steps or seconds by raising SystemExit in its main thread.
-It changes two things that the script could see: cuDNN is switched off (it is not virtual), and the
-allocator's history is on.
+It changes two things that the script could see: cuDNN is switched off where it cannot be asked
+without a card, and the allocator's history is on.
 
 This file runs in the user's Python, 3.9 or later, without the rest of vrambudget.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import importlib
 import json
 import os
@@ -31,9 +30,10 @@ from types import ModuleType
 from typing import Any
 
 from .counting import Iterations
+from .cudnn import Cudnn
 from .endings import Stopped, watch_clock, watch_endings
 from .following import Follower
-from .frames import addresses, history, own_frames, place
+from .frames import addresses, history, own_frames, parameters, place
 from .ranks import pretend
 from .reads import Reads
 from .versions import architectures, versions
@@ -85,7 +85,7 @@ class Recorder:
         kernels = [int(a.split("_")[1]) for a in architectures(self.torch)]
         runnable = [version for version in kernels if version <= self.plan["capability"]]
         self._native().virtual_gpu_set_kernels(max(runnable, default=0))
-        self.torch.backends.cudnn.enabled = False
+        self.cudnn = Cudnn(torch, self.plan["libraries"])
         self.torch.cuda._lazy_call(self._cuda_starts)
         self._watch_optimizers()
         self._watch_backward()
@@ -118,6 +118,7 @@ class Recorder:
         return follower.copying
 
     def _cuda_starts(self) -> None:
+        self.cudnn.ask()
         if self.plan["stacks"] != "none":
             # Stacks of allocations only: gathering one at a free that an exception causes would
             # lose the exception, and a checkpoint's recomputation ends by one.
@@ -154,7 +155,7 @@ class Recorder:
             outermost = not self.in_backward
             if outermost:
                 self._stop_after_steps()
-                self.mark("backward", self._parameters() if not self.marks else None)
+                self.mark("backward", parameters(self.torch) if not self.marks else None)
             self.in_backward += 1
             try:
                 return run(*args, **kwargs)
@@ -230,16 +231,11 @@ class Recorder:
             with (self.folder / f"progress-{os.getpid()}").open("a") as file:
                 file.write(json.dumps([self.iterations.done, *self.peaks]) + "\n")
 
-    def _parameters(self) -> dict[str, list[int]]:
-        parameter, tensor = self.torch.nn.Parameter, self.torch.Tensor
-        tensors = [o for o in gc.get_objects() if issubclass(type(o), tensor)]
-        return {"parameter": addresses(o for o in tensors if isinstance(o, parameter))}
-
     def _ran_out(self, _device: int, asked: int, _total: int, free: int) -> None:
         thread = threading.main_thread().ident or 0
         frames = sys._current_frames().get(thread)
         stats = self._stats()
-        self.mark("", self._parameters())  # names the owners; the phase goes on
+        self.mark("", parameters(self.torch))  # names the owners; the phase goes on
         self.out_of_memory.append(
             {
                 "requested_bytes": asked,
@@ -268,7 +264,7 @@ class Recorder:
         done, unit = self.iterations.done, self.iterations.unit
         record: dict[str, Any] = {"pid": os.getpid(), "steps": done, "unit": unit}
         record.update(ended=self.ended, unfollowed=self.unfollowed, ranks=self.plan["ranks"])
-        record["versions"] = versions(self.torch)
+        record["versions"] = versions(self.torch, self.cudnn.version)
         record["architectures"] = architectures(self.torch)
         last = getattr(sys, "last_value", None)
         record["error"] = type(last).__name__ if last is not None else None
@@ -284,7 +280,7 @@ class Recorder:
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()
         count = self._stats()["allocation"]["all"]
-        record["parameters"] = self._parameters()["parameter"]
+        record["parameters"] = parameters(self.torch)["parameter"]
         snapshot = self.torch.cuda.memory._snapshot()
         trace = snapshot["device_traces"][self.card]
         if self.plan["snapshot"]:
@@ -295,6 +291,7 @@ class Recorder:
             peaks=self.peaks,
             marks=list(self.marks),
             reads=list(self.reads.entries.values()),
+            cudnn_unknown=self.cudnn.unknown(),
             out_of_memory=self.out_of_memory,
             history=history(trace, cplusplus=self.plan["stacks"] == "all"),
         )

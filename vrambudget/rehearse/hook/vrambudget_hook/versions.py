@@ -17,9 +17,11 @@ def architectures(torch: Any) -> list[str]:
     return [a for a in (flags or "").split() if a.startswith("sm_") and a[3:].isdigit()]
 
 
-def versions(torch: Any) -> dict[str, str]:
-    """Return the versions of what is loaded."""
+def versions(torch: Any, cudnn: str | None) -> dict[str, str]:
+    """Return the versions of what is loaded; that of cuDNN where it was asked."""
     found = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    if cudnn:
+        found["cudnn"] = cudnn
     found["python"] = ".".join(map(str, sys.version_info[:3]))
     for name in ("transformers", "peft", "accelerate"):
         module = sys.modules.get(name)
