@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.integrations.explore import explore as explore
     from vrambudget.integrations.lightning import lightning_callback as lightning_callback
     from vrambudget.integrations.preflight import preflight as preflight
+    from vrambudget.integrations.stepped import follow as follow
     from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
     from vrambudget.planning.advice import advise as advise
     from vrambudget.planning.batch_finder import (
@@ -46,6 +47,7 @@ _HOMES = {
     "explore": "vrambudget.integrations.explore",
     "find_executable_batch_size": "vrambudget.planning.batch_finder",
     "find_gpu": "vrambudget.config.gpus",
+    "follow": "vrambudget.integrations.stepped",
     "lightning_callback": "vrambudget.integrations.lightning",
     "load_ipython_extension": "vrambudget.cli.magic",
     "max_batch": "vrambudget.planning.fit",
@@ -67,6 +69,7 @@ __all__ = [
     "explore",
     "find_executable_batch_size",
     "find_gpu",
+    "follow",
     "lightning_callback",
     "max_batch",
     "max_block",

@@ -60,16 +60,21 @@ class Scenario:
     @property
     def platform(self) -> engine.Platform:
         """What of the GPU and of torch decides kernels, workspaces and addresses."""
-        gpu = self.gpu or find_gpu(DEFAULT_GPU)
-        torch = followed_version(self.job.torch, CHECKED["torch"])
-        cuda = followed_version(cuda_of(self.job.torch), CHECKED_CUDA)
-        return engine.Platform(
-            gpu.compute_capability,
-            gpu.multiprocessors,
-            as_numbers(torch),
-            as_numbers(cuda),
-            gpu.capacity_bytes if self.job.expandable_segments else None,
-        )
+        platform = platform_of(self.gpu, self.job.torch)
+        capacity_bytes = (self.gpu or find_gpu(DEFAULT_GPU)).capacity_bytes
+        expands = self.job.expandable_segments
+        return replace(platform, expandable_on_bytes=capacity_bytes if expands else None)
+
+
+def platform_of(gpu: Gpu | None, torch: str) -> engine.Platform:
+    """Return what of a GPU and of a version of torch decides kernels and workspaces."""
+    gpu = gpu or find_gpu(DEFAULT_GPU)
+    return engine.Platform(
+        gpu.compute_capability,
+        gpu.multiprocessors,
+        as_numbers(followed_version(torch, CHECKED["torch"])),
+        as_numbers(followed_version(cuda_of(torch), CHECKED_CUDA)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,7 @@ def follow(scenario: Scenario) -> Followed:
     if (step := replayed.unseen_step) is not None:
         recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
         replayed = replay(recording.tape)
-    device, out_of_memory = _on_card(scenario.gpu, recording, replayed)
+    device, out_of_memory = on_card(scenario.gpu, recording.tape, replayed)
     budget = Budget(
         model=scenario.model,
         job=_resolved(scenario, recording),
@@ -205,16 +210,17 @@ def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
     return job
 
 
-def _on_card(
-    gpu: Gpu | None, recording: Recording, replayed: Replay
+def on_card(
+    gpu: Gpu | None, tape: Tape, replayed: Replay
 ) -> tuple[Device | None, OutOfMemory | None]:
+    """Return how a replayed tape stands on a GPU, None without one; where it is full, if it is."""
     if gpu is None:
         return None, None
     peak_bytes = replayed.peak.reserved_bytes + gpu.context_bytes
     headroom_bytes = gpu.capacity_bytes - peak_bytes
     out_of_memory = None
     if headroom_bytes < 0:  # the cache is larger than the GPU: it may still do with less
-        out_of_memory = replay_on(recording.tape, gpu.room_bytes)
+        out_of_memory = replay_on(tape, gpu.room_bytes)
     device = Device(
         name=gpu.name,
         capacity_bytes=gpu.capacity_bytes,
@@ -274,7 +280,6 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
             "on this GPU PyTorch uses cuDNN's attention kernel: counted as the flash kernel,"
             " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
         )
-
     yield from remarks_on_config(scenario.values, job)
     yield from remarks_on_loop(job)
     if scenario.config.has_experts:

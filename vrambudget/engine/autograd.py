@@ -6,18 +6,15 @@ An operation calls
     y = empty(...)
     return record("relu", y, inputs=(x,), saved=(kept,), backward=lambda dy: ...)
 
-`backward` gets the gradients of the outputs and returns one gradient (or None) per input; it
-closes over shapes and dtypes only: a tensor captured there would never die.
+`backward` makes one gradient (or None) per input; a tensor that it closes over would never die.
 
 The engine follows torch/csrc/autograd/engine.cpp: of the nodes that are ready, the newest runs
 first (accumulation into .grad before all others); after a node ran, its incoming gradients die,
 then what it saved, then its outgoing gradients move on; a second gradient for the same input is
 added into the first in place if nobody else holds it (input_buffer.cpp, accumulate).
 
-Hooks: on a tensor's gradient, before its node runs (`Tensor.register_hook`); on all leaves, once
-their gradient is there; and `context.callbacks`, when all nodes ran (`queue_callback`).
-
-Not modelled: other hooks, higher-order gradients, retain_graph.
+Hooks: before a node runs; on leaves, before and after; `context.callbacks`, when all nodes ran.
+Not modelled: higher-order gradients, retain_graph.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from vrambudget.tape.events import Purpose, Storage, Tape
 
 Saved = Storage | Holder | None
 Backward = Callable[..., Any]
+Hook = Callable[[list[Tensor | None]], None]  # may replace the gradients
 Edge = tuple["Node", int, tuple[int, ...], dtypes.DType]
 
 _sum_to_size: list[Callable[[Tensor, Shape], Tensor]] = []
@@ -94,7 +92,7 @@ class Node:
         self.adds_on: int | None = None  # a stream: gradients are added there, never in place
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
-        self.hooks: tuple[Callable[[], None], ...] = ()  # called when its gradients have arrived
+        self.hooks: tuple[Hook, ...] = ()  # called when its gradients have arrived
 
 
 class Part(Protocol):
@@ -244,7 +242,7 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
         node.part.run(grads, nodes)
         return []
     for hook in node.hooks:
-        hook()
+        hook(grads)
     context.operation = node.name + "_backward"
     context.purpose = node.purpose
     context.tape.module = node.module
@@ -316,6 +314,8 @@ def _add_into(buffer: list[Tensor | None], slot: int, on: int | None) -> None:
 
 def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
     """Take the gradient itself if nobody else holds it, else a copy (accumulate_grad.h)."""
+    if context.before_gradient is not None:
+        context.before_gradient(variable, grads)
     is_shared = _references(grads, 0)[0] != _references(_UNSHARED, 0)[0]  # its storage may be
     gradient = grads.pop()
     assert gradient is not None  # noqa: S101 - a node without gradients is never ready

@@ -68,6 +68,7 @@ class Context:
 
     __slots__ = (
         "autocast",
+        "before_gradient",
         "callbacks",
         "emulates_bf16",
         "frame",
@@ -104,6 +105,7 @@ class Context:
         self.sequence = 0  # autograd nodes are numbered as they are made
         self.thread = "main"  # autograd runs backward in a thread of its own
         self.callbacks: list[Callable[[], None]] = []  # Engine::queue_callback: once backward ends
+        self.before_gradient: Callable[[Tensor, list[Tensor | None]], None] | None = None
         self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
         self.workspaces: dict[tuple[str, str], Storage] = {}
         self.emulates_bf16 = False  # whether autocast has asked for it

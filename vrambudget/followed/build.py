@@ -132,3 +132,4 @@ def _lay(module: torch.nn.Module, mode: Following) -> None:
         v: Tensor = empty(tuple(x.shape), dtype_of(x.dtype))
         v.requires_grad = bool(x.requires_grad)
         mode.weights[id(x)] = counted(v)
+        mode.leaf_hooks.adopt(x, v)

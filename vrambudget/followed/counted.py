@@ -17,6 +17,9 @@ from vrambudget.errors import NotModelledError
 CARD = torch.device("cuda:0")
 """Where modelling code believes that its tensors are."""
 
+REHEARSE = "`vrambudget rehearse` runs any script, or any model of transformers by its name"
+"""The way out, where code cannot be followed."""
+
 _PAIRS = (
     (dtypes.float64, torch.float64),
     (dtypes.float32, torch.float32),

@@ -100,19 +100,19 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
     regions.adopt()
     if not (context.grad_enabled and any(wants)):
         return result
-    outputs = list(result) if isinstance(result, tuple) else [result]
+    given = result if isinstance(result, tuple) else (result,)
+    outputs = [_output(x, inputs, ctx) for x in given]
+    wanted = [not any(x is without for without in ctx.without_grad) for x in given]
+    ctx.without_grad = ()
     ours = [x for x in outputs if isinstance(x, Counted)]
-    for x in ours:  # an input that is returned becomes a view of itself
-        if any(x is given for given in inputs) and not any(x is d for d in ctx.dirty):
-            x.v = x.v.viewed(x.v.shape, x.v.strides)
     ctx.save(mode)
 
     # Only which outputs are tensors is closed over: the tensors would never die.
     are_tensors = [isinstance(x, Counted) for x in outputs]
 
     def backward(*gradients: Tensor | None) -> Any:
-        given = iter(gradients)
-        arrived = [next(given) if is_tensor else None for is_tensor in are_tensors]
+        incoming = iter(gradients)
+        arrived = [next(incoming) if is_tensor else None for is_tensor in are_tensors]
         with torch.no_grad(), mode:
             found = function.backward(ctx, *(None if g is None else counted(g) for g in arrived))
         found = found if isinstance(found, tuple) else (found,)
@@ -124,4 +124,13 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
         inputs=[None if x is None else x.v for x in inputs],
         backward=backward,
     )
-    return result
+    for x, wants_gradient in zip(outputs, wanted, strict=True):
+        if isinstance(x, Counted) and not wants_gradient:
+            x.v.requires_grad, x.v.node = False, None
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+def _output(x: Any, inputs: list[Counted | None], ctx: Ctx) -> Any:
+    """Return an output: an input that is returned becomes a view of itself."""
+    is_input = any(x is given for given in inputs) and not any(x is d for d in ctx.dirty)
+    return counted(x.v.viewed(x.v.shape, x.v.strides), x.known, x) if is_input else x

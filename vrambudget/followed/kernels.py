@@ -92,8 +92,15 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
         _reduced(args, result)
     elif name in _PRODUCTS:
         cublas_workspace(epilogue=name == "addmm")
-    elif not (torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in _NOTHING):
+    elif not _allocates_no_more(func, name):
         unchecked.add(name)
+
+
+def _allocates_no_more(func: Any, name: str) -> bool:
+    """Whether kernels need nothing but their results; those for lists are pointwise, but norms."""
+    if torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in _NOTHING:
+        return True
+    return name.startswith("_foreach_") and name != "_foreach_norm"
 
 
 def _reduced(args: Any, result: Any) -> None:

@@ -14,8 +14,8 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError, TooLargeError
-from vrambudget.followed.counted import Counted, counted
-from vrambudget.followed.mode import REHEARSE, Following
+from vrambudget.followed.counted import REHEARSE, Counted, counted
+from vrambudget.followed.mode import Following
 from vrambudget.followed.patches import running
 from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs

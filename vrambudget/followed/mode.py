@@ -12,27 +12,30 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from vrambudget.dtypes import int64
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.followed import casts, known, regions
-from vrambudget.followed.counted import CARD, Counted, counted, dtype_of
+from vrambudget.followed.counted import CARD, REHEARSE, Counted, counted, dtype_of
 from vrambudget.followed.derived import Call, mapped
+from vrambudget.followed.hooks import LeafHooks
 from vrambudget.followed.rules import ATTRIBUTES, RULES, WRITING
 from vrambudget.ops.creation import made
+from vrambudget.tape.events import Purpose
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
 _INDEXING = {"__getitem__", "__setitem__"}
 _INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
-REHEARSE = "`vrambudget rehearse` runs any script, or any model of transformers by its name"
+_MIXES = {"copy_", "to", "type_as", "new_tensor", *_INDEXING}  # of host and card
 _HIDDEN = ("torch/", "vrambudget/")
 
 
@@ -46,7 +49,8 @@ _OF_ITS_TYPE = {
 class Following(TorchFunctionMode):
     """Hands calls to rules; `weights` are live tensors, by id, that count as ours.
 
-    `shadows` are what the tape knows live modules by, by their ids.
+    `shadows` are what the tape knows live modules by, by their ids; `begins` hears of phases.
+    `is_step`: it is a training step of one's own that runs.
     """
 
     def __init__(self, weights: dict[int, Counted] | None = None) -> None:
@@ -54,29 +58,35 @@ class Following(TorchFunctionMode):
         self.weights = {} if weights is None else weights
         self.shadows: dict[int, Module] = {}
         self.head = 0  # the id of the module that makes logits
+        self.leaf_hooks = LeafHooks(self)
+        self.begins: Callable[[str], None] = lambda _phase: None
+        self.is_step = False
         self._held: list[torch.Tensor] = []
         self._bodies: list[Any] = []  # of the functions of torch that run now
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._handle(func, args, kwargs or {})
+        except NotModelledError as error:
+            error.where = error.where or own_line(_stack())
+            raise
+
+    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         answer = ATTRIBUTES.get(func)
         if answer is not None:
             x = self.counted_of(args[0])
-            return func(*args, **kwargs) if x is None else answer(self, x, *args[1:])
+            return func(*args, **kwargs) if x is None else answer(self, x, *args[1:], **kwargs)
         if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or CARD).type == "cpu":
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
         ours = call.taken(args), call.taken(kwargs)
+        if call.on_host and call.found and self.is_step and func.__name__ not in _MIXES:
+            call.moves = True
+            ours = call.taken(args), call.taken(kwargs)
         if not call.found and not _is_made_on_card(func, args, kwargs):
             return func(*args, **kwargs)
         regions.adopt()
-        try:
-            result = self._call(call, func, ours, (args, kwargs))
-        except NotModelledError as error:
-            error.where = error.where or _caller()
-            raise
-        del ours
-        return result
+        return self._call(call, func, ours, (args, kwargs))
 
     def _call(self, call: _Handled, func: Any, ours: Any, given: Any) -> Any:
         rule = RULES.get(func)
@@ -103,6 +113,15 @@ class Following(TorchFunctionMode):
         self._held.append(x)  # its id stays its own
         return found
 
+    def moved(self, x: torch.Tensor) -> Counted:
+        """Return a tensor of the host as on the card, where code let it meet tensors there."""
+        with made_for(Purpose.INPUTS):
+            context.operation = "to_device"
+            found = counted(empty(tuple(x.shape), dtype_of(x.dtype)), known.of_tensor(x))
+        self.weights[id(x)] = found
+        weakref.finalize(x, self.weights.pop, id(x), None).atexit = False
+        return found
+
     def _run_body(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._bodies.append(func)
         try:
@@ -121,7 +140,9 @@ class _Handled:
 
     def __init__(self, mode: Following) -> None:
         self.mode = mode
+        self.on_host = self.moves = False  # tensors there, and whether they go to the card
         self.found: dict[int, Counted] = {}
+        self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as counted
         self.written: list[Counted] = []
 
     def taken(self, value: Any) -> Any:
@@ -136,8 +157,12 @@ class _Handled:
         elif isinstance(value, torch.Tensor):
             x = self.mode.weights.get(id(value))
             x = self.mode.adopted(value) if x is None else x
+            if x is None and value.dim():
+                self.on_host = True
+                x = self.mode.moved(value) if self.moves else None
             if x is None:
                 return value
+            self.live[id(x.v)] = value
         else:
             return value
         self.found[id(x.v)] = x
@@ -152,10 +177,12 @@ class _Handled:
             args = (*args[:2], torch.tensor(args[2]))  # a number stays on the host
         if name in _INDEXING:
             args = (args[0], _index_on_card(args[1]), *args[2:])
+        if name == "cuda":
+            func, args, kwargs = torch.Tensor.to, (args[0], CARD), {}
         call = Call(in_place=in_place)
         metas = mapped((args, kwargs), Tensor, call.meta)
-        if "device" in metas[1] or any(isinstance(a, torch.device) for a in metas[0]):
-            metas = mapped(metas, torch.device, lambda _: torch.device("meta"))
+        if "device" in metas[1] or any(_names_a_device(name, a) for a in metas[0]):
+            metas = mapped(metas, (torch.device, str), _off_the_card)
             metas[1].update({"device": "meta"} if "device" in metas[1] else {})
         try:
             result = call.run(func, *metas)
@@ -179,10 +206,10 @@ class _Handled:
         for x in self.written:
             known.write(func, given, x, self.mode)
 
-        def back(v: Tensor, item: Any) -> Counted:
+        def back(v: Tensor, item: Any) -> torch.Tensor:
             x = self.found.get(id(v))
             if x is not None:
-                return x
+                return self.live.get(id(v), x)
             base = next((x for x in self.found.values() if x.v.storage is v.storage), None)
             root = base if base is None or base.base is None else base.base
             return counted(v, item, root)
@@ -264,6 +291,16 @@ def _is_made_on_card(func: Any, args: Any, kwargs: Any) -> bool:
     return device is not None and torch.device(device).type == CARD.type
 
 
+def _names_a_device(name: str, value: Any) -> bool:
+    return isinstance(value, torch.device) or (name == "to" and isinstance(value, str))
+
+
+def _off_the_card(value: Any) -> Any:
+    """Return a device, or its name, as the one where nothing is computed; other words stay."""
+    is_word = isinstance(value, str) and value.partition(":")[0] != CARD.type
+    return value if is_word else torch.device("meta")
+
+
 def _no_rule(name: str, error: Exception) -> VramBudgetError:
     reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     return NotModelledError(
@@ -272,12 +309,18 @@ def _no_rule(name: str, error: Exception) -> VramBudgetError:
     )
 
 
-def _caller() -> str | None:
-    """Return the line of the model's code that called torch."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the only way to it
+def _stack() -> Iterator[tuple[str, int]]:
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only way to it
     while frame is not None:
-        name = frame.f_code.co_filename.replace("\\", "/")
-        if not any(f"/{part}" in name for part in _HIDDEN) and not name.startswith("<"):
-            return f"{name}, line {frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def own_line(places: Iterable[tuple[str, int]]) -> str | None:
+    """Return the innermost line that is the model's or the user's code; innermost places first."""
+    for file, line in places:
+        name = file.replace("\\", "/")
+        is_hidden = any(f"/{part}" in name for part in _HIDDEN)
+        if not is_hidden and not (name.startswith("<") and not name.startswith("<ipython")):
+            return f"{name}, line {line}"
     return None

@@ -42,6 +42,7 @@ def _patched(mode: Following) -> Iterator[None]:
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         tape = context.tape
         outer = tape.module
+        mode.begins("module")
         shadow = mode.shadows.get(id(module))
         tape.module = outer if shadow is None else shadow.path or outer
         if id(module) == mode.head:  # what follows is for the logits and the loss, too

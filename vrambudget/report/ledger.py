@@ -161,13 +161,13 @@ _DTYPES = {
 
 
 def _evaluates(budget: Budget) -> bool:
-    return bool(budget.job["mode"] != "train")
+    return budget.job["mode"] not in {"train", "step"}
 
 
 def _dtype(budget: Budget) -> str:
     """Return the dtype of the weights."""
     precision = budget.job["precision"]
-    return "float32" if precision.startswith("amp-") else _DTYPES[precision]
+    return "float32" if precision.startswith("amp-") else _DTYPES.get(precision, precision)
 
 
 def _product(budget: Budget, count: int, purpose: str) -> str | None:

@@ -44,6 +44,8 @@ def job_text(budget: Budget) -> str:
     """Return the model and the job in a sentence."""
     job = budget.job
     several = budget.several
+    if job["mode"] == "step":
+        return f"{_model(budget)}: {', '.join(_of_step(job))}"
     words = [f"{several.parallel} on {several.ranks} ranks"] if several else []
     words += [f"batch {job['batch']}{' each' if several else ''}", *_lengths(job)]
     words.append(job["precision"])
@@ -65,7 +67,17 @@ def job_text(budget: Budget) -> str:
     kernel = f" ({job['attention_kernel']} kernel)" if job.get("attention_kernel") else ""
     words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
     words += [f"transformers {job['transformers']}"] if job.get("transformers") else []
-    return f"{budget.model}, {budget.parameters.total:,} parameters: {', '.join(words)}"
+    return f"{_model(budget)}: {', '.join(words)}"
+
+
+def _model(budget: Budget) -> str:
+    return f"{budget.model}, {budget.parameters.total:,} parameters"
+
+
+def _of_step(job: Mapping[str, Any]) -> list[str]:
+    """Return what is known of a step of one's own (vrambudget.follow)."""
+    calls = f"{job['steps']} steps of its own code"
+    return [calls, job["precision"], job["optimizer"], f"torch {job['torch']}"]
 
 
 def _lengths(job: Mapping[str, Any]) -> list[str]:

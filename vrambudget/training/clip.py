@@ -1,21 +1,19 @@
 """Gradient clipping: what torch.nn.utils.clip_grad_norm_ allocates. Gradients are scaled in place.
 
-    per type   partial norms   float32 [gradients x chunks of the largest], a chunk is 65,536
-                               since 2.15 [chunks of all gradients], and where each one's begin
-               norms           one scalar per gradient, in its type
+    per type   norms of all gradients at once (ops.foreach_norm)
     then       norms stacked, their norm (returned), and four scalars on the way to the factor
 
-Source: torch/nn/utils/clip_grad.py; aten/src/ATen/native/cuda/ForeachReduceOp.cu (_foreach_norm).
+Source: torch/nn/utils/clip_grad.py.
 Not modelled: foreach=False, norms other than 2.
 """
 
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from vrambudget.dtypes import DType, float32, int64, promote
+from vrambudget.dtypes import DType, promote
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Parameter, Tensor, empty
-from vrambudget.engine.versions import torch_since
+from vrambudget.ops.foreach_norm import foreach_norm
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.parallel.dtensor import (
     parts_of_norms,
@@ -26,8 +24,6 @@ from vrambudget.training.optimizer_base import by_type
 
 Clips = Callable[[Sequence[Parameter]], object]
 """Clips gradients by their norm."""
-
-_CHUNK = 65536  # kChunkSize
 
 
 def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
@@ -64,13 +60,8 @@ def _total_norm(parameters: list[Parameter]) -> Tensor:
 def _foreach_norm(group: list[Parameter]) -> list[Tensor]:
     """Return the norms of gradients of one type, which is their parameters'."""
     sums = reduced_gradients(group)
-    context.operation = "_foreach_norm"
-    chunks = [-(-p.grad.numel // _CHUNK) for p in group if p.grad is not None]
-    compact = torch_since(2, 15)
-    begins = empty((len(group) + 1,), int64) if compact else None
-    partial = empty((sum(chunks) if compact else len(group) * max(chunks),), float32)
-    norms = [empty((), parameter.dtype) for parameter in group]
-    del partial, begins, sums
+    norms = foreach_norm([p.grad for p in group if p.grad is not None])
+    del sums
     return norms
 
 

@@ -8,8 +8,9 @@ import torch
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
-from vrambudget.followed import known, regions
-from vrambudget.followed.counted import CARD, Counted, counted
+from vrambudget.followed import hooks, known, regions
+from vrambudget.followed.counted import CARD, REHEARSE, Counted, counted
+from vrambudget.followed.numbers import Unknown
 from vrambudget.followed.rules.table import getter
 
 Answer = Callable[..., Any]
@@ -20,7 +21,7 @@ _torch = torch.Tensor
 
 
 def _native(function: Any) -> Answer:
-    return lambda _mode, x, *args: function(x, *args)
+    return lambda _mode, x, *args, **options: function(x, *args, **options)
 
 
 for _name in (
@@ -84,9 +85,18 @@ def set_requires_grad(_mode: Any, x: Counted, value: bool = True) -> Counted:  #
 
 
 @answers(getter("grad_fn"))
-def grad_fn(_mode: Any, x: Counted) -> Any:
+def grad_fn(mode: Any, x: Counted) -> Any:
     """Return the node that made it."""
-    return x.v.node
+    return None if x.v.node is None else hooks.GradFn(mode, x.v.node)
+
+
+ATTRIBUTES[_torch.register_hook] = hooks.register_hook
+
+
+@answers(_torch.register_post_accumulate_grad_hook)
+def register_post_accumulate_grad_hook(mode: Any, x: Counted, hook: Any) -> Any:
+    """Call a hook each time that the leaf's gradient is there."""
+    return hooks.added(mode.leaf_hooks.of(x, x.v)[1], hook)
 
 
 @answers(getter("is_leaf"))
@@ -138,13 +148,25 @@ def set_data(mode: Any, x: Counted, value: Any) -> None:
 
 
 @answers(torch.Tensor.backward)
-def backward(mode: Any, x: Counted, gradient: Any = None, *_: Any) -> None:
+def backward(  # noqa: PLR0917 - torch's signature
+    mode: Any,
+    x: Counted,
+    gradient: Any = None,
+    retain_graph: bool | None = None,  # noqa: FBT001
+    create_graph: bool = False,  # noqa: FBT001, FBT002
+    inputs: Any = None,
+) -> None:
     """Run the engine's backward pass; checkpoints and functions in it run torch calls again."""
-    if gradient is not None and x.v.shape:
-        raise NotModelledError("backward with a gradient of one's own is not followed")
-    with torch.no_grad(), mode:
+    for name, given in (("retain_graph", retain_graph), ("create_graph", create_graph)):
+        if given:
+            raise NotModelledError(f"backward({name}=True) is not followed", hint=REHEARSE)
+    if inputs is not None:
+        raise NotModelledError("backward(inputs=...) is not followed", hint=REHEARSE)
+    mode.begins("backward")
+    with torch.no_grad():
         regions.adopt()
-        run_backward(x.v)
+        run_backward(x.v, None if gradient is None else mode.counted_of(gradient).v)
+    mode.begins("after backward")
 
 
 @answers(torch.Tensor.__deepcopy__)
@@ -164,7 +186,7 @@ def _value(x: Counted, name: str) -> torch.Tensor:
     if value is None:
         raise NotModelledError(
             f"{name} reads a value back that depends on weights or data",
-            hint="`vrambudget rehearse` runs any script, or any model of transformers by its name",
+            hint=REHEARSE,
         )
     return value
 
@@ -175,7 +197,15 @@ def to_host(_mode: Any, x: Counted, *_: Any) -> Any:
     return _value(x, "cpu")
 
 
-for _name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+@answers(_torch.item)
+def item(mode: Any, x: Counted) -> Any:
+    """Return a number; in a step one that nobody knows may be printed."""
+    if mode.is_step and x.v.dtype.is_floating_point and known.read_back(x) is None:
+        return Unknown(1.0)
+    return _value(x, "item").item()
+
+
+for _name in ("tolist", "__bool__", "__int__", "__float__", "__index__"):
 
     def _read(_mode: Any, x: Counted, _name: str = _name) -> Any:
         return getattr(_value(x, _name), _name)()

@@ -4,6 +4,7 @@ from typing import Any
 
 from vrambudget.followed.counted import dtype_of
 from vrambudget.followed.rules.table import on
+from vrambudget.ops import foreach_norm as foreach_norms
 from vrambudget.ops import norm
 from vrambudget.ops import softmax as softmaxes
 
@@ -20,6 +21,13 @@ def rms_norm(x: Any, shape: Any, weight: Any = None, *_: Any, **__: Any) -> Any:
     if len(shape) != 1 or (weight is not None and weight.dtype is not x.dtype):
         return NotImplemented
     return norm.rms_norm(x, weight)
+
+
+@on("_foreach_norm")
+def foreach_norm(tensors: Any, p: float = 2, dtype: Any = None) -> Any:
+    """Norms of several tensors at once."""
+    plain = dtype is None and p in (1, 2, float("inf")) and len({x.dtype for x in tensors}) == 1
+    return foreach_norms.foreach_norm(tensors) if plain else NotImplemented
 
 
 @on("softmax")

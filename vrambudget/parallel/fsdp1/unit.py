@@ -95,7 +95,7 @@ class Unit:
                 unit.flat.reshard()
             self.shared.post_forward.clear()
 
-    def _pre_backward(self) -> None:
+    def _pre_backward(self, _gradients: object) -> None:
         if self.in_backward:
             return
         self.in_backward = True

@@ -106,7 +106,7 @@ class State:
             if x.requires_grad and x.node is not None:
                 x.node.hooks = (*x.node.hooks, self._pre_backward)
 
-    def _pre_backward(self) -> None:
+    def _pre_backward(self, _gradients: object) -> None:
         self.training_state = TrainingState.PRE_BACKWARD
         if not self.shared.final_callback_queued:
             self.shared.final_callback_queued = True

@@ -1,0 +1,187 @@
+"""`vrambudget.follow(step)`: a step's own code, held against its rehearsal."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from virtual import VIRTUAL_GPU, run
+
+import vrambudget
+from vrambudget.errors import NotModelledError, VramBudgetError
+
+torch = step_cases = None
+with contextlib.suppress(ImportError):
+    import step_cases
+    import torch
+
+pytestmark = pytest.mark.skipif(torch is None, reason="torch is not installed")
+HERE = Path(__file__).parent
+RECORDS = [
+    json.loads(line)
+    for line in (HERE / "records" / "followed" / "steps.jsonl").read_text().splitlines()
+]
+each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["id"])
+
+
+def followed(name, **options):
+    step, given = step_cases.CASES[name](None)
+    return vrambudget.follow(step, *given, gpu="a100-80gb", torch="2.11", **options)
+
+
+@each_record
+def test_a_followed_step_equals_its_rehearsal(record):
+    peak = followed(record["id"]).check().peak
+    measured = record["measured"]
+    assert peak.requested_bytes == measured["peak_requested"]
+    assert peak.allocated_bytes == measured["peak_allocated"]
+    assert peak.reserved_bytes == measured["peak_reserved"]
+
+
+@pytest.mark.parametrize(
+    "record", [pytest.param(record, marks=VIRTUAL_GPU, id=record["id"]) for record in RECORDS]
+)
+def test_the_records_of_steps_are_what_a_rehearsal_says(record, tmp_path):
+    told = tmp_path / "peaks"
+    run(HERE / "step_cases.py", record["id"], told, steps=100)
+    assert told.read_text().split() == [str(n) for n in record["measured"].values()]
+
+
+def test_every_step_has_a_record():
+    assert [record["id"] for record in RECORDS] == list(step_cases.CASES)
+
+
+def test_what_a_step_changes_is_put_back():
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = model.weight.clone()
+
+    def step(x):
+        model(x).sum().backward()
+        optimizer.step()
+        schedule.step()
+        model.eval()
+        model.kept = x
+
+    vrambudget.follow(step, torch.ones(2, 8))
+    assert not optimizer.state
+    assert schedule.last_epoch == 0
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    assert model.training
+    assert not hasattr(model, "kept")
+    assert model.weight.grad is None
+    assert torch.equal(model.weight, before)
+    assert type(model.weight) is torch.nn.Parameter
+
+
+def test_a_report_says_what_was_followed():
+    budget = followed("checkpoints", steps=2)
+    text = " ".join(str(budget).split())
+    assert "2 steps of its own code, bf16, AdamW, torch 2.11" in text
+    assert "the step's own code was followed" in text
+    assert len(budget.steps) == 2
+    assert budget.breakdown["optimizer states"] == 2 * 2 * budget.parameters.total + 4 * len(
+        list(step_cases.language_model(None, layers=3).parameters())
+    )
+    assert vrambudget.Budget.from_json(budget.to_json()) == budget
+
+
+def test_an_operation_that_cannot_be_followed_is_named_with_its_line_and_the_way_out():
+    model = torch.nn.Linear(4, 4)
+
+    def step(x):
+        y = model(x)
+        return y[y > 0].sum()
+
+    with pytest.raises(NotModelledError, match="has no rule") as caught:
+        vrambudget.follow(step, torch.zeros(2, 4), gpu="12GB")
+    assert "test_follow_step.py, line" in caught.value.where
+    assert "vrambudget rehearse --gpu 12GB" in caught.value.hint
+
+
+DECIDES = "decides what the code does"
+REFUSED = {
+    "a loss that decides": (lambda loss: loss.item() > 1, DECIDES),
+    "a graph that is kept": (lambda loss: loss.backward(retain_graph=True), "retain_graph"),
+    "torch.autograd.grad": (lambda loss: torch.autograd.grad(loss, []), "autograd.grad"),
+    "saved tensors on the host": (
+        lambda _loss: torch.autograd.graph.save_on_cpu().__enter__(),
+        "hooks on saved tensors",
+    ),
+    "a slip of one's own": (lambda loss: loss.no_such_thing, "no_such_thing"),
+}
+
+
+@pytest.mark.parametrize(("does", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_a_step_may_not_do_is_an_error_that_names_it(does, words):
+    model = torch.nn.Linear(4, 4)
+
+    def step(x):
+        does(model(x).mean())
+
+    with pytest.raises(NotModelledError, match=words) as caught:
+        vrambudget.follow(step, torch.zeros(2, 4))
+    assert "test_follow_step.py, line" in caught.value.where
+
+
+def test_numbers_that_nobody_knows_are_printed_as_such_and_added_up():
+    model, told = torch.nn.Linear(4, 4), []
+
+    def step(x):
+        total = 0.0
+        for _ in range(2):
+            total += model(x).mean().item()
+        told.append(f"{total / 2:.3f}")
+
+    vrambudget.follow(step, torch.zeros(2, 4), steps=1)
+    assert told == ["unknown"]
+
+
+def test_tensors_of_the_host_that_meet_the_cards_are_there_too():
+    model, data = torch.nn.Linear(4, 4), torch.zeros(64, 4)
+
+    def step():
+        model(data[:32]).sum().backward()
+        model.zero_grad()
+
+    budget = vrambudget.follow(step)
+    assert budget.peak.allocated_bytes >= 32 * 4 * 4
+
+
+def test_a_step_without_a_module_is_told_to_bring_one():
+    with pytest.raises(NotModelledError, match="uses no module") as caught:
+        vrambudget.follow(lambda: None)
+    assert "vrambudget.follow(step, model, optimizer, batch)" in caught.value.hint
+
+
+@pytest.mark.parametrize("step", [None, "train", 3])
+def test_a_step_that_is_no_function_is_named(step):
+    with pytest.raises(VramBudgetError, match="it should be a function"):
+        vrambudget.follow(step)
+
+
+@pytest.mark.parametrize("steps", [0, 101, 2.0, "3"])
+def test_a_number_of_steps_that_is_none_is_named(steps):
+    with pytest.raises(VramBudgetError, match="steps is"):
+        vrambudget.follow(lambda: None, steps=steps)
+
+
+@pytest.mark.skipif(torch is not None and torch.cuda.is_available(), reason="a GPU is here")
+def test_autocast_that_torch_switched_off_for_want_of_a_gpu_is_told():
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        region = torch.autocast("cuda", dtype=torch.bfloat16)
+    model = torch.nn.Linear(4, 4)
+
+    def step(x):
+        with region:
+            model(x).sum().backward()
+
+    with pytest.raises(NotModelledError, match="made on a machine without a GPU"):
+        vrambudget.follow(step, torch.zeros(2, 4))
+
+
+def test_the_module_is_a_function_of_the_package():
+    assert "follow" in dir(vrambudget)
+    assert callable(sys.modules["vrambudget"].follow)
