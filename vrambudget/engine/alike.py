@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from vrambudget.engine.autograd import Node, edge_to
@@ -237,18 +238,25 @@ def _describe(value: Any, kind: list[object], parameters: list[Parameter]) -> No
         kind += value.shape, value.dtype, value.requires_grad
         if isinstance(value, Parameter):
             parameters.append(value)
-    elif isinstance(value, Module):
+    elif isinstance(value, Module) or is_dataclass(of):
         kind.append(of)
-        for name, item in value.__dict__.items():
-            if name not in _PLACES:
-                kind.append(name)
-                _describe(item, kind, parameters)
+        for name, item in _attributes(value):
+            kind.append(name)
+            _describe(item, kind, parameters)
     elif of in (list, tuple, dict):
         kind.append(tuple(value) if of is dict else len(value))
         for item in value.values() if of is dict else value:
             _describe(item, kind, parameters)
     else:
         kind.append(context.tape.sizes[value.index] if of is Storage else id(value))
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a module consists of, but for its place, or a dataclass (a weight in 4 bit)."""
+    if isinstance(value, Module):
+        yield from (item for item in value.__dict__.items() if item[0] not in _PLACES)
+    else:
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
