@@ -9,6 +9,7 @@ module of the command that runs is imported. Results go to stdout, messages to s
 Exit codes: 0 it fits or is done, 1 it does not fit, 2 it could not be done.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -37,6 +38,7 @@ def _run(argv: Sequence[str]) -> int:
     from vrambudget.cli.output import refuse_to_overwrite  # noqa: PLC0415 - help needs none
     from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
 
+    gc.freeze()  # what is imported stays: collections need not look at it
     try:
         args = parse(argv)
     except SystemExit:  # --help and --version

@@ -38,6 +38,9 @@ class Placement:
         return self.gradient != "like it" or self.is_replicated
 
 
+_ON_ONE_RANK = Placement()
+
+
 class ShardedTensorParameter(Parameter):
     """A parameter whose elements lie on several ranks (a DTensor)."""
 
@@ -50,12 +53,13 @@ def placement_of(parameter: Parameter) -> Placement:
     """Return how a parameter lies; one that is no DTensor is nowhere else."""
     if isinstance(parameter, ShardedTensorParameter):
         return parameter.placement
-    return Placement()
+    return _ON_ONE_RANK
 
 
 def redistributed(parameters: Sequence[Parameter]) -> list[Tensor]:
     """Return the gradients that lie otherwise than their parameters, as these lie."""
-    moved = (p for p in parameters if placement_of(p).gradient != "like it")
+    sharded = (p for p in parameters if isinstance(p, ShardedTensorParameter))
+    moved = (p for p in sharded if p.placement.gradient != "like it")
     return [as_it_lies(p.shape, p.grad) for p in moved if p.grad is not None]
 
 

@@ -1,10 +1,10 @@
 """The largest size that fits, in few tries.
 
 Memory grows almost linearly with a size, so each try is where the line through the nearest tries
-meets the GPU's capacity. If such a try did not halve the interval, its middle is tried; if nothing
-has failed yet although the line is past the capacity (PyTorch's allocator returns its cache when
-the GPU is full), the steps double. The search ends with one size that fits and a next one that does
-not.
+meets the GPU's capacity. If such a try did not halve a long interval, its middle is tried; if
+nothing has failed yet although the line is past the capacity (PyTorch's allocator returns its cache
+when the GPU is full), the steps double. The search ends with one size that fits and a next one that
+does not.
 
 Not modelled: reserved bytes may fall when a size rises by one (segments), so a larger size may
 happen to fit again; it is not searched for.
@@ -25,6 +25,7 @@ _OF_THE_MODEL = (
 )
 
 _PATIENCE = 1  # tries by the line that need not halve what is left
+_FEW = 16  # sizes that are left to the line alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def largest_that_fits(
         if not fails and tried[size].peak_bytes > room:
             index = max(index, good + stride)
             stride *= 2
-        if fails and len(left) > _PATIENCE + 1 and 2 * left[-1] > left[-1 - _PATIENCE]:
+        many = left[-1] > _FEW and len(left) > _PATIENCE + 1
+        if fails and many and 2 * left[-1] > left[-1 - _PATIENCE]:
             index = (good + bad) // 2
         size = sizes[min(max(index, good + 1), bad - 1)]
 
