@@ -29,6 +29,10 @@ OPTIONS = {
     "adapters, checkpointing": {"lora_rank": 4, "checkpointing": "full", "grad_accum": 2},
     "padding": {"attention_mask": "padding", "keep_outputs": False},
     "evaluation": {"mode": "eval"},
+    "a cache": {"use_cache": True, "eval_batches": 2, "steps": 4},
+    "a cache, adapters": {"use_cache": True, "lora_rank": 4, "precision": "bf16"},
+    "a cache, the loss alone": {"use_cache": True, "forward_returns": "loss", "grad_accum": 2},
+    "a cache, evaluation": {"use_cache": True, "mode": "eval", "keep_outputs": False},
     "transformers 4": {"transformers": "4.57", "dropout": 0.1, "optimizer": "muon"},
 }
 SLIDING = {"use_sliding_window": True, "sliding_window": 8}
@@ -121,8 +125,9 @@ def test_a_frozen_layer_is_not_like_the_others(freeze, monkeypatch):
 
 
 @pytest.mark.parametrize("name", model_types())
-def test_of_many_layers_few_are_walked(name, walks):
-    tape_of(scenario_of(name, {"steps": 1}, layers=20))
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_of_many_layers_few_are_walked(name, use_cache, walks):
+    tape_of(scenario_of(name, {"steps": 1, "use_cache": use_cache}, layers=20))
     assert len(walks) == (40 if name in WALKED else 7 if name == "gemma2" else 4)
 
 

@@ -20,8 +20,9 @@ from typing import Any
 
 from vrambudget.engine.autograd import Node, edge_to
 from vrambudget.engine.context import context
-from vrambudget.engine.layer_calls import Call, Like, Moment
+from vrambudget.engine.layer_calls import Call, Moment
 from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
+from vrambudget.engine.layer_state import FilledByLayers, Left, Like, filled_by
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter, Tensor
@@ -103,7 +104,8 @@ class _Pass:
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Walk a layer, or lay it down."""
         x, number = args[0], layer.number
-        key = self._key(layer, args, kwargs)
+        filled = filled_by([*args[1:], *kwargs.values()])
+        key = self._key(layer, args, kwargs, filled)
         if number != len(self.calls) or key is None:
             self.calls = []
             return layer.walk(*args, **kwargs)
@@ -123,8 +125,10 @@ class _Pass:
             x.node, x.slot = self._boundary(self.calls[-2], x), 0
         part = self._part_for(call)
         if part is not None:
-            return self._lay(part, call, x)
+            return self._lay(part, call, x, filled)
         result = layer.walk(*args, **kwargs)
+        if filled is not None:
+            call.left = Left.of(filled, number)
         call.is_pair = isinstance(result, tuple)
         output = result[0] if isinstance(result, tuple) else result
         if not isinstance(result, tuple) or result[1:] == (None,):
@@ -132,7 +136,11 @@ class _Pass:
         return result
 
     def _key(
-        self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        layer: Layer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        filled: FilledByLayers | None,
     ) -> tuple[Any, ...] | None:
         """Return what decides what a call does; None for what must be walked."""
         x, *others = args
@@ -143,9 +151,12 @@ class _Pass:
             return None
         if any(tensor.requires_grad for tensor in tensors):
             return None
+        fills = None if filled is None else filled.empty_part(layer.number)
+        if filled is not None and fills is None:
+            return None
         like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
         given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())
-        return given, like, context.grad_enabled, layer.training
+        return given, like, fills and fills.kind(), context.grad_enabled, layer.training
 
     def _ended(self, call: Call, end: Moment) -> None:
         """Note that the next layer is called; what was walked must be like what was laid down."""
@@ -168,13 +179,18 @@ class _Pass:
             self.forward[call.key] = part
         return self.forward[call.key]
 
-    def _lay(self, part: ForwardPart, call: Call, x: Tensor) -> Any:
-        held = x.storage
-        output = part.lay(call, x)
+    def _lay(
+        self, part: ForwardPart, call: Call, x: Tensor, filled: FilledByLayers | None
+    ) -> Any:
+        held, output = x.storage, part.lay(call, x)
+        left = call.left.fill(filled, call.number) if call.left and filled else []
         if call.has_graph:
-            kept = [s for s in (held, output.storage) if s.index in call.held | call.attributes]
+            storages = (held, output.storage, *(each.storage for each in left))
+            kept = [s for s in storages if s.index in call.held | call.attributes]
             output.requires_grad = True
             output.node = self._laid(call, x, kept)
+            for each in left:
+                each.node = output.node if each.requires_grad else None
         return (output, None) if part.call.is_pair else output
 
     def _boundary(self, below: Call, x: Tensor) -> Node:

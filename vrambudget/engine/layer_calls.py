@@ -10,34 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import Node
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Parameter, Shape, Tensor
-from vrambudget.tape.events import Tape
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """A tensor as it is, but for its storage, which is an index."""
-
-    index: int
-    shape: Shape
-    dtype: DType
-    strides: Shape | None
-    is_view: bool
-
-    @classmethod
-    def of(cls, x: Tensor) -> Like:
-        """Return what a tensor is like."""
-        return cls(x.storage.index, x.shape, x.dtype, x.strides, x.is_view)
-
-    def laid(self, tape: Tape, shift: int) -> Tensor:
-        """Return a tensor like this of the storage that is `shift` further on."""
-        x = Tensor(self.shape, self.dtype, tape.adopted(self.index + shift), self.strides)
-        x.is_view = self.is_view
-        return x
+from vrambudget.engine.layer_state import Left, Like
+from vrambudget.engine.tensor import Parameter, Tensor
 
 
 @dataclass(slots=True)
@@ -73,8 +50,14 @@ class Call:
     operation: str = ""
     is_laid: bool = False
     is_pair: bool = False  # hidden states and None are returned
+    left: Left | None = None  # what it filled of what all layers are called with
     complete: Moment | None = None
     gradient: Like | None = None
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The storages of what it left for later."""
+        return frozenset() if self.left is None else self.left.storages
 
     def returned(self, x: Tensor) -> None:
         """Note what a walk returned, and who holds what it left."""

@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from vrambudget.engine.context import context
-from vrambudget.engine.layer_calls import Call, Like
+from vrambudget.engine.layer_calls import Call
+from vrambudget.engine.layer_state import Like
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
@@ -46,6 +47,7 @@ class ForwardPart:
         died = died_in(events, is_plain=tape.is_plain)
         left = set(range(first, stop)) - died
         known = {*call.held, *call.attributes, *(copy.index for _, copy in call.copies)}
+        known |= call.kept
         if call.output is None or call.output.index not in left or _workspaces() & left:
             return None
         if not left <= known | {call.output.index} or not died <= {*range(first, stop), call.input}:
@@ -69,6 +71,7 @@ class ForwardPart:
             self.events == other.events
             and _columns(self.first, self.stop) == _columns(other.first, other.stop)
             and self.call.has_graph == other.call.has_graph
+            and len(self.call.kept) == len(other.call.kept)
         )
 
     def lay(self, call: Call, x: Tensor) -> Tensor:
@@ -88,6 +91,7 @@ class ForwardPart:
         assert source.output is not None  # noqa: S101 - it is a walked call's
         output = source.output.laid(tape, shift)
         call.output, call.has_graph, call.is_laid = Like.of(output), source.has_graph, True
+        call.left = source.left and source.left.moved(shift)
         call.held = self._moved(source.held, call, shift)
         call.attributes = self._moved(source.attributes, call, shift)
         return output
@@ -145,7 +149,8 @@ class BackwardPart:
 
         died = died_in(events, is_plain=True)
         relative = laid(events, -first, {i: name(i) for i in died})
-        if {i for i in call.held if i in forward} - died - {call.output.index, *call.attributes}:
+        outlive = {call.output.index, *call.attributes, *call.kept}
+        if {i for i in call.held if i in forward} - died - outlive:
             raise CannotRepeatError
         left = set(range(first, stop)) - died
         made = {p.grad.storage.index for p in call.parameters if p.grad is not None}

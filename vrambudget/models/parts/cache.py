@@ -9,7 +9,7 @@ Source: cache_utils.py of transformers 5.17 (DynamicLayer, DynamicSlidingWindowL
 Not modelled: cropping (assisted decoding), linear-attention layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.dtypes import DType, bool_, int64
 from vrambudget.engine.context import context, made_for
+from vrambudget.engine.layer_state import FilledByLayers, LayerPart
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.anew import Anew
@@ -49,7 +50,7 @@ class CacheLayer(Protocol):
 
 
 @dataclass(slots=True)
-class DynamicLayer:
+class DynamicLayer(LayerPart):
     """DynamicLayer: all tokens."""
 
     keys: Tensor | None = None
@@ -80,7 +81,7 @@ class DynamicLayer:
 
 
 @dataclass(slots=True)
-class SlidingLayer:
+class SlidingLayer(LayerPart):
     """DynamicSlidingWindowLayer: the tokens that a window can still reach."""
 
     window: int
@@ -144,10 +145,10 @@ def _reordered(x: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
-class Cache:
+class Cache(FilledByLayers):
     """Cache: one layer's keys and values for each layer of a decoder."""
 
-    layers: Sequence[CacheLayer]
+    layers: MutableSequence[CacheLayer]
     is_static: bool = False  # is_compileable: of layers whose length is fixed
     is_walked: bool = False  # steps do not repeat one another: each has to be walked
 
