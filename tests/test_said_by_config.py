@@ -3,6 +3,7 @@
 import pytest
 from test_laws import TINY
 
+from vrambudget.config.record import job_of_record
 from vrambudget.estimator import estimate, resolve
 
 LLAMA = {"model_type": "llama", **TINY["llama"]}
@@ -49,15 +50,48 @@ def test_a_dtype_that_from_pretrained_reads_is_told(fields, told):
     assert any("--weights bf16" in warning for warning in found.warnings) is told
 
 
-def test_a_cache_that_the_configuration_turns_on_is_told_unless_the_job_says():
+@pytest.mark.parametrize(
+    ("keys", "fields", "caches"),
+    [
+        pytest.param({}, {}, True, id="transformers' default"),
+        pytest.param({"use_cache": True}, {}, True, id="on"),
+        pytest.param({"use_cache": False}, {}, False, id="off"),
+        pytest.param({}, {"use_cache": False}, False, id="the job says off"),
+        pytest.param({"use_cache": False}, {"use_cache": True}, True, id="the job says on"),
+        pytest.param({}, {"loop": "accelerate"}, True, id="accelerate"),
+        pytest.param({}, {"loop": "lightning"}, True, id="lightning"),
+        pytest.param({}, {"loop": "trainer"}, False, id="Trainer turns it off"),
+        pytest.param({"use_cache": True}, {"loop": "sft"}, False, id="TRL turns it off"),
+        pytest.param({}, {"mode": "eval"}, True, id="evaluation"),
+        pytest.param({}, {"mode": "generate", "block": None}, False, id="generation has --cache"),
+    ],
+)
+def test_a_decoder_caches_keys_and_values_unless_the_configuration_or_the_loop_says_no(
+    keys, fields, caches
+):
+    assert resolve({**LLAMA, **keys}, **{"block": 16, **fields}).job.use_cache is caches
+
+
+@pytest.mark.parametrize("model", ["nanogpt", "bert-base-uncased", "t5-small"])
+def test_models_that_are_no_decoders_of_transformers_are_said_to_cache_nothing(model):
+    assert resolve(model).job.use_cache is False
+
+
+def test_a_record_that_says_nothing_of_a_cache_means_off_as_the_reference_script_has_it():
+    record = {"id": "x", "model": LLAMA, "batch": 2, "block": 16}
+    assert job_of_record(record).use_cache is False
+    assert job_of_record({**record, "use_cache": True}).use_cache is True
+
+
+def test_a_cache_is_told_with_the_option_that_turns_it_off():
     def is_told(**fields):
-        found = estimate({**LLAMA, "use_cache": True}, **{"block": 16, **fields})
-        return any("--use-cache" in warning for warning in found.warnings)
+        found = estimate(LLAMA, block=16, **fields)
+        return any("--no-use-cache" in warning for warning in found.warnings)
 
     assert is_told()
-    assert not is_told(use_cache=True)
+    assert not is_told(use_cache=False)
     assert not is_told(loop="trainer")
-    assert not is_told(mode="generate", prompt=8, new=4, block=None)
+    assert not is_told(checkpointing="full")
 
 
 def test_a_cache_of_keys_and_values_is_counted():

@@ -34,7 +34,7 @@ each_job = pytest.mark.parametrize(("model", "fields"), JOBS.values(), ids=JOBS)
 
 
 def tape_of(model, fields) -> Tape:
-    scenario = resolve(model, gpu="t4", precision="amp-fp16", **fields)
+    scenario = resolve(model, gpu="t4", precision="amp-fp16", **{"use_cache": False, **fields})
     return simulate(scenario.config, scenario.job, scenario.platform).tape
 
 

@@ -16,7 +16,7 @@ from vrambudget.cli.completion import SHELLS, candidates
 from vrambudget.cli.examples import EXAMPLES
 from vrambudget.cli.parser import COMMANDS, parse
 
-JOB = ["gpt2", "--batch", "1", "--block", "64"]
+JOB = ["gpt2", "--batch", "1", "--block", "64", "--no-use-cache"]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ RECORD = {"id": "tiny", "model": MODEL, **FIELDS, "card": "a100-80gb", "source":
 
 
 def _measured(**changes):
-    scenario = resolve(MODEL, gpu="a100-80gb", **FIELDS)
+    scenario = resolve(MODEL, gpu="a100-80gb", use_cache=False, **FIELDS)
     found = replay(simulate(scenario.config, scenario.job, scenario.platform).tape)
     facts = {
         "peak_requested": found.peak.requested_bytes,

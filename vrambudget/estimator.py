@@ -14,7 +14,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.loops import remarks_on_loop
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.remarks_on_gpu import remarks_on_gpu
-from vrambudget.config.said_by_config import remarks_on_config
+from vrambudget.config.said_by_config import caches, remarks_on_config
 from vrambudget.config.source import Files, FoundModel, find_model, of_files
 from vrambudget.config.versions import (
     CHECKED,
@@ -128,7 +128,10 @@ def resolve(
     if isinstance(named, str):
         count, named = count_of_gpus(named)
         fields = {"ranks": count, **fields} if count > 1 else fields
-    defaults = {**known.job_defaults, **found.job_defaults, **compiler_defaults(fields)}
+    own = found.job_defaults
+    cached = known.keeps_cache and caches(found.values, {**own, **fields})
+    usual = {**known.job_defaults, "use_cache": cached}
+    defaults = {**usual, **own, **compiler_defaults(fields)}
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     card = None if named is None else find_gpu(named)
     known = compiling(known, found.values) if job.compile else known

@@ -29,10 +29,6 @@ SWITCHES = {
         "--eval-gather",
         "the evaluation keeps the logits of all batches on the GPU and concatenates them",
     ),
-    "use_cache": (
-        "--use-cache",
-        "the model caches keys and values in training too: config.use_cache, transformers' default",
-    ),
     "compile": (
         "--compile",
         "the model runs under torch.compile; needs torch: pip install 'vrambudget[torch]'",
@@ -44,6 +40,9 @@ SWITCHES = {
     ),
 }
 """field: (option, help), where they are not the field's own. The option flips its default."""
+
+_EITHER = {"use_cache"}
+"""Fields that are on or off by what the model or the loop is: there is an option for each."""
 
 
 def add_job_options(
@@ -71,7 +70,9 @@ def add_job_options(
         for name, field in fields.model_fields.items():
             if field.annotation is bool:
                 option, does = SWITCHES.get(name, (_spellings(name)[0], field.description))
-                action = "store_false" if field.default else "store_true"
+                action: Any = "store_false" if field.default else "store_true"
+                if name in _EITHER:
+                    action = argparse.BooleanOptionalAction
                 group.add_argument(
                     option, dest=name, action=action, default=argparse.SUPPRESS, help=does
                 )

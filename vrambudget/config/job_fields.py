@@ -112,7 +112,9 @@ class JobFields(TypedDict, total=False):
     every second layer (torchtitan).
     """
     use_cache: bool
-    """The model caches keys and values in training too, as config.use_cache does."""
+    """A decoder caches keys and values in training, too (default: as its configuration says, which
+    is on unless it says no; Trainer and TRL turn it off).
+    """
     dropout: float | None
     """Dropout probability everywhere (default: the model's own)."""
     compile: bool

@@ -170,6 +170,11 @@ class ModelConfig(Settings):
         """Return the model without a head, its weights allocated; None where it is not modelled."""
         return None
 
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether it is a decoder that keeps keys and values in training, too (use_cache)."""
+        return "causal-lm" in self.tasks and self.new_cache() is not None
+
     def new_cache(self) -> Any:
         """Return an empty cache of keys and values; None for a model that keeps none."""
         return None

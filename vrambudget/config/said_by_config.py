@@ -2,7 +2,7 @@
 
     attn_implementation     "eager" and "sdpa" are the job's attention; others are not modelled
     gradient_checkpointing  true, as older files have it: every layer is checkpointed
-    use_cache               true is told where the job does not say
+    use_cache               whether a decoder caches keys and values; on unless it is false
     dtype, torch_dtype      what from_pretrained loads weights in; told where the job's are wider
 
 Source: transformers/modeling_utils.py (_backward_compatibility_gradient_checkpointing,
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vrambudget.config.job import Job
+from vrambudget.config.loops import TRAINERS
 from vrambudget.config.settings import show
 from vrambudget.config.versions import as_numbers
 
@@ -34,8 +35,25 @@ def job_of_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def caches(values: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Return whether a decoder caches keys and values in a job that says nothing of it.
+
+    Every decoder's configuration has it on unless it says no; Trainer turns it off, and generation
+    has words of its own. A record that says nothing means off: the reference script turns it off.
+
+    Source: transformers/trainer.py (Trainer._inner_training_loop: config.use_cache), 5.17.
+    """
+    off = told.get("loop") in TRAINERS or told.get("mode") == "generate"
+    return not off and values.get("use_cache") is not False
+
+
 def remarks_on_config(values: Mapping[str, Any], job: Job) -> Iterator[str]:
     """Yield what a configuration says that the job does not do."""
+    if values.get("model_type") == "nanogpt" and not job.compile and job.mode == "train":
+        yield (
+            "this is the eager model's memory: nanoGPT's train.py compiles it by default"
+            " (compile = True), which takes less: add --compile to count that"
+        )
     key = next((key for key in _DTYPE_KEYS if values.get(key) in _NARROW), None)
     reads = as_numbers(job.transformers) >= _READS_DTYPE_SINCE
     if key and reads and job.weight_dtype == "fp32" and job.quant is None:
@@ -43,10 +61,8 @@ def remarks_on_config(values: Mapping[str, Any], job: Job) -> Iterator[str]:
             f"the configuration says {key} {show(values[key])}, which from_pretrained loads weights"
             f" in; fp32 is counted: add --weights {_NARROW[values[key]]} if you name no dtype"
         )
-    caches = job.use_cache or job.loop == "trainer"
-    open_to_it = not caches and job.checkpointing == "none" and job.mode != "generate"
-    if values.get("use_cache") is True and open_to_it:
+    if job.use_cache and job.checkpointing == "none" and job.mode in {"train", "eval"}:
         yield (
-            "the configuration turns use_cache on, which is counted as off: add --use-cache unless"
-            " the script sets model.config.use_cache = False"
+            "keys and values are cached, as the configuration has it: add --no-use-cache if the"
+            " script sets model.config.use_cache = False"
         )

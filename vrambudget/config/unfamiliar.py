@@ -24,3 +24,8 @@ def length_of(values: Mapping[str, Any]) -> int:
     """Return the tokens per sequence of a job that names none."""
     given = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
     return int(min([*given, _LONGEST]))
+
+
+def decodes(values: Mapping[str, Any]) -> bool:
+    """Return whether it generates, and so caches keys and values unless it is told not to."""
+    return tasks_of(values)[0] in {"causal-lm", "seq2seq-lm"}

@@ -179,9 +179,7 @@ class _Pass:
             self.forward[call.key] = part
         return self.forward[call.key]
 
-    def _lay(
-        self, part: ForwardPart, call: Call, x: Tensor, filled: FilledByLayers | None
-    ) -> Any:
+    def _lay(self, part: ForwardPart, call: Call, x: Tensor, filled: FilledByLayers | None) -> Any:
         held, output = x.storage, part.lay(call, x)
         left = call.left.fill(filled, call.number) if call.left and filled else []
         if call.has_graph:

@@ -15,6 +15,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FORGETTING: list[Callable[[], None]] = []
 
 
+class ManySizes:
+    """An object that stands for the sizes of many points."""
+
+    __slots__ = ()
+
+
 class Split(Exception):  # noqa: N818 - no error, a request
     """A decision that is not the same for all points."""
 

@@ -28,6 +28,7 @@ from vrambudget.engine.autograd import Edge, Node, edge_to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError, LaidGraph, Passes, WalkedGraph
+from vrambudget.engine.sizes import ManySizes
 from vrambudget.engine.tensor import Parameter, Shape, Tensor
 from vrambudget.tape.events import Storage
 
@@ -205,7 +206,7 @@ def mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     """
     if isinstance(value, kind):
         return function(value)
-    if value is None or isinstance(value, int | float | str):
+    if value is None or isinstance(value, int | float | str | ManySizes):
         return value
     if isinstance(value, list | tuple):
         return type(value)([mapped(item, kind, function) for item in value])

@@ -17,7 +17,7 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.source import FoundModel
-from vrambudget.config.unfamiliar import length_of, tasks_of
+from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import plain_version
 from vrambudget.errors import NotModelledError
 
@@ -53,6 +53,11 @@ class FollowedConfig(ModelConfig):
         """Return what a job is, unless it says otherwise."""
         installed = plain_version(version("transformers"))
         return {"task": tasks_of(self.keys)[0], "transformers": installed}
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether it is a decoder that keeps keys and values in training, too (use_cache)."""
+        return decodes(self.keys)
 
     def for_job(self, job: Job) -> Self:
         """Return the configuration with the job that its model is built for."""

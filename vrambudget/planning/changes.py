@@ -215,7 +215,9 @@ def told(fields: Mapping[str, Any]) -> list[str]:
 def _option(name: str, value: object) -> Iterator[str]:
     """Yield an option as the command line has it."""
     option = _SWITCHES.get(name, f"--{name.replace('_', '-')}")
-    if name in _SWITCHES or Job.model_fields[name].annotation is bool:
+    if name == "use_cache":  # its default is the model's
+        yield option if value else "--no-use-cache"
+    elif name in _SWITCHES or Job.model_fields[name].annotation is bool:
         if value != Job.model_fields[name].default:
             yield option
     elif value is not None:

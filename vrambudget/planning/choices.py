@@ -6,6 +6,7 @@ from typing import Any
 
 from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
+from vrambudget.config.said_by_config import caches
 from vrambudget.estimator import Scenario
 from vrambudget.planning.changes import told
 from vrambudget.planning.recipes import Recipe
@@ -62,10 +63,13 @@ def of_recipe(scenario: Scenario, recipe: Recipe) -> Choice:
 def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
     """Return the fields that lead to this job from the model's name alone."""
     bare, now = Job.parse({}), scenario.job
+    of_loop = {"loop": job.loop, "mode": job.mode}
+    cached = scenario.config.keeps_cache and caches(scenario.values, of_loop)
+    usual = _RESOLVED | ({"use_cache"} if job.use_cache == cached else set())
     return {
         name: value
         for name in Job.model_fields
-        if name not in _RESOLVED
+        if name not in usual
         and ((value := getattr(job, name)) != getattr(bare, name) or value != getattr(now, name))
     }
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vrambudget.engine.sizes import Split
+from vrambudget.engine.sizes import ManySizes, Split
 from vrambudget.errors import VramBudgetError
 
 Values = npt.NDArray[Any]
@@ -139,7 +139,7 @@ def _decision(operation: Callable[[Any, Any], Any]) -> Callable[[SizeVector, Any
     return method
 
 
-class SizeVector:
+class SizeVector(ManySizes):
     """One number per point; behaves like an int or a float."""
 
     __slots__ = ("_largest", "_made", "_points", "values")

@@ -13,8 +13,9 @@ from typing import Any
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
+from vrambudget.config.said_by_config import caches
 from vrambudget.config.source import find_model
-from vrambudget.config.unfamiliar import length_of, tasks_of
+from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.errors import NotModelledError
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of, record_of_job
@@ -37,6 +38,8 @@ def job_of(model: str | Path | Mapping[str, Any], fields: Mapping[str, Any]) -> 
         found = find_model(model)
         if not found.values.get("model_type"):
             raise
-    job = Job.with_defaults(fields, found.job_defaults)
+    own = found.job_defaults
+    cached = decodes(found.values) and caches(found.values, {**own, **fields})
+    job = Job.with_defaults(fields, {"use_cache": cached, **own})
     job = job.resolve(_Unfollowed(tasks_of(found.values), length_of(found.values)))
     return record_of_job(found.name, dict(found.values), job)

@@ -31,7 +31,8 @@ class Modules(Settings, defer_build=True, title="model"):
     )
     use_cache: bool = Field(
         default=False,
-        description="the model caches keys and values in training too, as config.use_cache does",
+        description="a decoder caches keys and values in training, too (default: as its"
+        " configuration says, which is on unless it says no; Trainer and TRL turn it off)",
     )
     dropout: Probability | None = Field(
         None, description="dropout probability everywhere (default: the model's own)"

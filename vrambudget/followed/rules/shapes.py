@@ -76,8 +76,9 @@ def contiguous(x: Any, **options: Any) -> Any:
 
 @on("cat", "concat", "concatenate")
 def cat(tensors: Any, dim: int = 0, **options: Any) -> Any:
-    """Join tensors along a dimension."""
+    """Join tensors along a dimension; an empty one beside others may have another shape."""
     plain = all(isinstance(x, Tensor) and x.ndim and x.strides is None for x in tensors)
+    plain = plain and len({x.ndim for x in tensors}) == 1
     return shapes.cat(tensors, dim) if plain and not options else NotImplemented
 
 

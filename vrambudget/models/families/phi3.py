@@ -11,12 +11,14 @@ from pydantic import Field
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.attention import Attended
+from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, attended
 from vrambudget.models.parts.layers import Dropout, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate_partially
 from vrambudget.models.parts.windows import SlidingConfig
 from vrambudget.ops.elementwise import ACTIVATIONS, add, mul
-from vrambudget.ops.shape import slice_last, split
+from vrambudget.ops.shape import contiguous, reshape, slice_last, split
 
 
 class Phi3Attention(Attention):
@@ -32,17 +34,25 @@ class Phi3Attention(Attention):
             config.hidden_size, self.query_width + 2 * self.key_width, bias=False
         )
 
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice: views of one tensor."""
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> Attended:
+        """[B, T, C] -> [B, T, C] and the weights; queries, keys and values are of one tensor."""
         qkv = self.qkv_proj(hidden_states)
-        query = slice_last(qkv, self.query_width)
-        key = slice_last(qkv, self.key_width)
-        value = slice_last(qkv, self.key_width)
-        return self.heads(query), self.heads(key), self.heads(value)
-
-    def rotate(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Rotate the first elements of each head."""
-        return rotate_partially(query, key, *rotary)
+        query = self.heads(slice_last(qkv, self.query_width))
+        key = self.heads(slice_last(qkv, self.key_width))
+        value = self.heads(slice_last(qkv, self.key_width))
+        query, key = rotate_partially(query, key, *rotary)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        output, weights = self.attend(query, key, value, mask)
+        output = contiguous(reshape(output, *output.shape[:2], -1))
+        output = self.o_proj(output)
+        return output, weights
 
 
 class MLP(Module):
