@@ -283,7 +283,8 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
             "on this GPU PyTorch uses cuDNN's attention kernel: counted as the flash kernel,"
             " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
         )
-    yield from remarks_on_config(scenario.values, job)
+    cached = scenario.config.keeps_cache
+    yield from remarks_on_config(scenario.values, job, keeps_cache=cached)
     yield from remarks_on_loop(job)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)

@@ -33,6 +33,7 @@ _COUNTED: Mapping[str, tuple[Any, ...]] = {
     "quant": (None,),
     "checkpointing": ("none",),
     "lora_rank": (None,),
+    "use_cache": (False,),
 }
 """What a compiled job may be: field and values."""
 

@@ -38,17 +38,18 @@ def job_of_config(values: Mapping[str, Any]) -> dict[str, Any]:
 def caches(values: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     """Return whether a decoder caches keys and values in a job that says nothing of it.
 
-    Every decoder's configuration has it on unless it says no; Trainer turns it off, and generation
-    has words of its own. A record that says nothing means off: the reference script turns it off.
+    Every decoder's configuration has it on unless it says no; Trainer turns it off, generation has
+    words of its own, and the compiler that is followed makes no cache, which is told. A record that
+    says nothing means off: the reference script turns it off.
 
     Source: transformers/trainer.py (Trainer._inner_training_loop: config.use_cache), 5.17.
     """
-    off = told.get("loop") in TRAINERS or told.get("mode") == "generate"
+    off = told.get("loop") in TRAINERS or told.get("mode") == "generate" or told.get("compile")
     return not off and values.get("use_cache") is not False
 
 
-def remarks_on_config(values: Mapping[str, Any], job: Job) -> Iterator[str]:
-    """Yield what a configuration says that the job does not do."""
+def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool) -> Iterator[str]:
+    """Yield what a configuration says that the job does not do; and what it does by it alone."""
     if values.get("model_type") == "nanogpt" and not job.compile and job.mode == "train":
         yield (
             "this is the eager model's memory: nanoGPT's train.py compiles it by default"
@@ -65,4 +66,9 @@ def remarks_on_config(values: Mapping[str, Any], job: Job) -> Iterator[str]:
         yield (
             "keys and values are cached, as the configuration has it: add --no-use-cache if the"
             " script sets model.config.use_cache = False"
+        )
+    if job.compile and keeps_cache and caches(values, {"loop": job.loop}):
+        yield (
+            "the configuration turns use_cache on; compiled jobs are counted with it off, as with"
+            " model.config.use_cache = False in the script"
         )

@@ -63,7 +63,7 @@ def of_recipe(scenario: Scenario, recipe: Recipe) -> Choice:
 def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
     """Return the fields that lead to this job from the model's name alone."""
     bare, now = Job.parse({}), scenario.job
-    of_loop = {"loop": job.loop, "mode": job.mode}
+    of_loop = {"loop": job.loop, "mode": job.mode, "compile": job.compile}
     cached = scenario.config.keeps_cache and caches(scenario.values, of_loop)
     usual = _RESOLVED | ({"use_cache"} if job.use_cache == cached else set())
     return {

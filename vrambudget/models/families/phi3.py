@@ -43,9 +43,10 @@ class Phi3Attention(Attention):
     ) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights; queries, keys and values are of one tensor."""
         qkv = self.qkv_proj(hidden_states)
-        query = self.heads(slice_last(qkv, self.query_width))
-        key = self.heads(slice_last(qkv, self.key_width))
-        value = self.heads(slice_last(qkv, self.key_width))
+        query = slice_last(qkv, self.query_width)
+        key = slice_last(qkv, self.key_width)
+        value = slice_last(qkv, self.key_width)
+        query, key, value = self.heads(query), self.heads(key), self.heads(value)
         query, key = rotate_partially(query, key, *rotary)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
