@@ -54,7 +54,7 @@ class LayerPart:
         return type(self), *(value for _, value in self._items())
 
     def _items(self) -> Iterator[tuple[str, Any]]:
-        for field in fields(self):  # type: ignore[arg-type] - those who inherit are dataclasses
+        for field in fields(self):  # type: ignore[arg-type]  # those who inherit are dataclasses
             yield field.name, getattr(self, field.name)
 
 
