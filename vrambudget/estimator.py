@@ -22,6 +22,7 @@ from vrambudget.config.versions import (
     as_numbers,
     cuda_of,
     followed_version,
+    remarks_on_versions,
 )
 from vrambudget.engine import context as engine
 from vrambudget.errors import NotModelledError
@@ -130,8 +131,7 @@ def resolve(
         fields = {"ranks": count, **fields} if count > 1 else fields
     own = found.job_defaults
     cached = known.keeps_cache and caches(found.values, {**own, **fields})
-    usual = {**known.job_defaults, "use_cache": cached}
-    defaults = {**usual, **own, **compiler_defaults(fields)}
+    defaults = {**known.job_defaults, "use_cache": cached, **own, **compiler_defaults(fields)}
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     card = None if named is None else find_gpu(named)
     known = compiling(known, found.values) if job.compile else known
@@ -238,7 +238,9 @@ def on_card(
 def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
     return (
         *scenario.config.notes(),
-        *_unchecked_versions(scenario),
+        *remarks_on_versions(
+            scenario.job.torch, scenario.job.transformers, scenario.config.followed_in
+        ),
         *(scenario.run.notes if scenario.run else ()),
         *_assumptions(scenario, replayed),
         *(remarks_on_gpu(scenario.gpu, replayed.peak.reserved_bytes) if scenario.gpu else ()),
@@ -283,8 +285,7 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
             "on this GPU PyTorch uses cuDNN's attention kernel: counted as the flash kernel,"
             " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
         )
-    cached = scenario.config.keeps_cache
-    yield from remarks_on_config(scenario.values, job, keeps_cache=cached)
+    yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
@@ -317,18 +318,3 @@ def _not_modelled(scenario: Scenario) -> Iterator[str]:
     yield from scenario.config.doubts()
     if scenario.run:
         yield from scenario.run.uncounted
-
-
-def _unchecked_versions(scenario: Scenario) -> Iterator[str]:
-    """Say whose rules stand in for those of versions that were not checked: more or less memory."""
-    torch = scenario.job.torch
-    asked = [
-        ("torch", torch, CHECKED["torch"]),
-        ("transformers", scenario.job.transformers, scenario.config.followed_in),
-    ]
-    if "+" in torch:  # a build that is not PyPI's
-        asked.append(("CUDA", cuda_of(torch), CHECKED_CUDA))
-    for package, version, checked in asked:
-        followed = followed_version(version, checked)
-        if as_numbers(version) != as_numbers(followed):
-            yield f"{package} {version} was not checked: the rules followed are those of {followed}"

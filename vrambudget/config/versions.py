@@ -14,7 +14,7 @@ transformers it follows (`ModelConfig.followed_in`).
 import importlib.metadata
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 CHECKED = {
@@ -111,3 +111,17 @@ def _newest_until(asked: str, versions: Sequence[str]) -> str:
 
 def _major(version: str) -> int:
     return as_numbers(version)[0]
+
+
+def remarks_on_versions(torch: str, transformers: str, followed_in: Sequence[str]) -> Iterator[str]:
+    """Say whose rules stand in for those of versions that were not checked: more or less memory."""
+    asked: list[tuple[str, str, Sequence[str]]] = [
+        ("torch", torch, CHECKED["torch"]),
+        ("transformers", transformers, followed_in),
+    ]
+    if "+" in torch:  # a build that is not PyPI's
+        asked.append(("CUDA", cuda_of(torch), CHECKED_CUDA))
+    for package, version, checked in asked:
+        followed = followed_version(version, checked)
+        if as_numbers(version) != as_numbers(followed):
+            yield f"{package} {version} was not checked: the rules followed are those of {followed}"
