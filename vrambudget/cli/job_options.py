@@ -4,7 +4,7 @@ An option that is not given is absent from the result, so that a model card's de
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -83,12 +83,18 @@ def add_job_options(
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
 
 
-def add_options(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
-    """Add an option for every field of some settings."""
+def add_options(
+    parser: argparse.ArgumentParser, settings: type[Settings], *, without: Container[str] = ()
+) -> None:
+    """Add an option for every field of some settings, but for those `without`."""
     group = parser.add_argument_group(settings.model_config["title"])
     for name, field in settings.model_fields.items():
+        if name in without:
+            continue
         option = f"--{name.replace('_', '-')}"
-        group.add_argument(option, dest=name, default=argparse.SUPPRESS, **_reading(field))
+        switch = {"action": "store_true", "help": field.description}
+        how = switch if field.annotation is bool else _reading(field)
+        group.add_argument(option, dest=name, default=argparse.SUPPRESS, **how)
 
 
 def job_fields(args: argparse.Namespace) -> dict[str, Any]:

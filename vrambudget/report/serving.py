@@ -1,15 +1,15 @@
-"""A server's report: what takes the card, what its cache holds, and what its log will say.
+"""A vLLM server's report: what takes the card, what its cache holds, and what its log will say.
 
 Where something measured or assumed is part of a number, the number is a range.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.options import ServeOptions
-from vrambudget.serving.vllm import GRAPHS, OUTSIDE, VERSION, Serving
+from vrambudget.serving.vllm import GRAPHS, VERSION, Serving
 from vrambudget.units import format_bytes
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
@@ -22,7 +22,7 @@ def served(model: str, gpu: Gpu, options: ServeOptions, found: Serving, context:
     lines = [
         _verdict(found, context),
         "",
-        f"{model} on {many} {_gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
+        f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
         "",
         *_parts(gpu, options, found),
         "",
@@ -48,7 +48,7 @@ def _verdict(found: Serving, context: int | None) -> str:
             f" length is {found.longest_request:,}: --max-model-len {found.longest_request}"
         )
     length = context or found.max_model_len
-    return f"STARTS: {_range(*found.requests(length))} requests of {length:,} tokens at once"
+    return f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
 
 
 def holds_one(found: Serving) -> bool:
@@ -58,50 +58,49 @@ def holds_one(found: Serving) -> bool:
 
 def _parts(gpu: Gpu, options: ServeOptions, found: Serving) -> Iterator[str]:
     low, high = found.cache_bytes
-    rows = [
-        ("weights", _gib(found.weights_bytes), "as loaded: merged projections"),
+    parts = [
+        ("weights", gib(found.weights_bytes), "as loaded: merged projections"),
         (
             "activations",
-            _gib(found.activations_bytes),
+            gib(found.activations_bytes),
             f"a step of {found.max_num_batched_tokens:,} tokens, {found.max_num_seqs:,} sampled",
         ),
-        ("outside PyTorch", _spread(*OUTSIDE), "assumed: kernels, libraries"),
-        ("KV cache", _spread(low, high), _blocks(options, found)),
+        ("outside PyTorch", spread(*found.outside_bytes), "measured: kernels, libraries"),
+        ("KV cache", spread(low, high), _blocks(options, found)),
         (
             "may take",
-            _gib(found.may_take_bytes),
+            gib(found.may_take_bytes),
             f"--gpu-memory-utilization {options.gpu_memory_utilization}",
         ),
-        ("CUDA graphs", _spread(*GRAPHS), "measured: on top; none with enforce_eager"),
-        ("capacity", _gib(gpu.capacity_bytes), "as the driver reports it"),
+        ("CUDA graphs", spread(*GRAPHS), "measured: on top; none with enforce_eager"),
+        ("capacity", gib(gpu.capacity_bytes), "as the driver reports it"),
     ]
-    for name, size, why in rows:
-        yield f"{name:<16}{size:>20}  {why}"
+    return rows(parts)
 
 
 def _blocks(options: ServeOptions, found: Serving) -> str:
     dtype = "" if options.kv_cache_dtype == "auto" else f" of {options.kv_cache_dtype}"
     groups = len(found.groups.windows)
     shared = f", {groups} groups of layers" if groups > 1 else ""
-    return f"{_range(*found.blocks)} blocks of {found.block_size} tokens{dtype}{shared}"
+    return f"{between(*found.blocks)} blocks of {found.block_size} tokens{dtype}{shared}"
 
 
 def _contexts(found: Serving, context: int | None) -> Iterator[str]:
     lengths = {n for n in (*_CONTEXTS, context) if n is not None and n <= found.max_model_len}
     for length in sorted(lengths | {found.max_model_len}):
-        yield f"{length:>9,} tokens   {_range(*found.requests(length))}"
+        yield f"{length:>9,} tokens   {between(*found.requests(length))}"
 
 
 def log_lines(found: Serving) -> list[str]:
     """Return the lines that vLLM prints as it starts, with ranges where it measures."""
     lines = [
         f"Model loading took {found.weights_bytes / 2**30:.2f} GiB memory",
-        f"Available KV cache memory: {_spread(*found.cache_bytes)}",
+        f"Available KV cache memory: {spread(*found.cache_bytes)}",
     ]
     if found.cache_bytes[0] > 0 and holds_one(found):
         low, high = found.concurrency
         lines += [
-            f"GPU KV cache size: {_range(*found.tokens)} tokens",
+            f"GPU KV cache size: {between(*found.tokens)} tokens",
             (
                 f"Maximum concurrency for {found.max_model_len:,} tokens per request:"
                 f" {low:.2f}x to {high:.2f}x"
@@ -116,7 +115,6 @@ def as_values(found: Serving, context: int | None) -> dict[str, Any]:
     return {
         **asdict(found),
         "engine": f"vllm {VERSION}",
-        "outside_bytes": OUTSIDE,
         "graphs_bytes": GRAPHS,
         "starts": found.cache_bytes[0] > 0 and holds_one(found),
         "context": length,
@@ -124,13 +122,21 @@ def as_values(found: Serving, context: int | None) -> dict[str, Any]:
     }
 
 
-def _gib(n: int) -> str:
+def rows(parts: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield a line for each part: its name, how much it is, and how that is counted."""
+    return (f"{name:<16}{size:>20}  {why}" for name, size, why in parts)
+
+
+def gib(n: int) -> str:
+    """Return bytes in GiB."""
     return format_bytes(n, "GiB")
 
 
-def _spread(low: int, high: int) -> str:
-    return f"{low / 2**30:.2f} to {_gib(high)}"
+def spread(low: int, high: int) -> str:
+    """Return a range of bytes in GiB."""
+    return f"{low / 2**30:.2f} to {gib(high)}"
 
 
-def _range(low: int, high: int) -> str:
+def between(low: int, high: int) -> str:
+    """Return a range of numbers."""
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

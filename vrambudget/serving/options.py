@@ -1,20 +1,20 @@
-"""What a server is started with, in vLLM's own words."""
+"""What a server is started with, in each engine's own words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from vrambudget.config.settings import Settings, Size
 
-Engine = Literal["vllm"]
+Engine = Literal["vllm", "sglang", "llama.cpp", "tgi"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
 class ServeOptions(Settings, title="server"):
     """vLLM's engine arguments, with its defaults."""
 
-    engine: Engine = Field("vllm", description="whose rules are followed: vLLM 0.19")
+    engine: Engine = Field("vllm", description="whose rules are followed")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto", description="of the weights; auto: bfloat16, before compute capability 8.0 float16"
     )
@@ -41,3 +41,71 @@ class ServeOptions(Settings, title="server"):
         tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if tokens is not None and seqs is not None and tokens < seqs:
             yield f"max_num_batched_tokens is {tokens}, less than max_num_seqs {seqs}"
+
+
+class SglangOptions(Settings, title="server, with --engine sglang"):
+    """SGLang's server arguments, with its defaults; sizes of ranks have vLLM's names, too."""
+
+    engine: Engine = "sglang"
+    dtype: Literal["auto", "bfloat16", "float16"] = Field("auto", description="of the weights")
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="the part of the free memory for weights and the token pool (default: what"
+        " chunked prefill and CUDA graphs leave, by SGLang's rule of thumb)",
+    )
+    context_length: Size | None = Field(
+        None, description="tokens of the longest request (default: the model's own limit)"
+    )
+    chunked_prefill_size: Size | None = Field(
+        None, description="tokens of a prefill step (default: 2048 to 16384, by the card)"
+    )
+    cuda_graph_max_bs: Size | None = Field(
+        None, description="requests of the largest CUDA graph (default: 8 to 512, by the card)"
+    )
+    max_running_requests: Size | None = Field(
+        None, description="requests at once (default: by the pool, 2048 to 4096)"
+    )
+    max_total_tokens: Size | None = Field(None, description="tokens of the pool, at most")
+    page_size: Size = Field(1, description="tokens of a page")
+    tensor_parallel_size: Size = Field(1, description="cards that share each layer")
+    pipeline_parallel_size: Size = Field(1, description="groups of cards that share the layers")
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="of keys and values"
+    )
+
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+
+
+class LlamaCppOptions(Settings, title="server, with --engine llama.cpp"):
+    """llama.cpp's arguments, with its defaults, but for layers: all are offloaded."""
+
+    engine: Engine = "llama.cpp"
+    ctx_size: Annotated[int, Field(ge=0)] = Field(
+        4096, description="tokens of all slots together; 0: the model's own limit"
+    )
+    parallel: Size = Field(1, description="slots: requests at once")
+    batch_size: Size = Field(2048, description="tokens of a logical batch")
+    ubatch_size: Size = Field(512, description="tokens of a physical batch")
+    n_gpu_layers: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="layers on the card, the output among them (default: all)"
+    )
+    cache_type_k: CacheType = Field("f16", description="of keys")
+    cache_type_v: CacheType = Field("f16", description="of values; quantised: with flash_attn")
+    flash_attn: bool = Field(default=False, description="attention without a matrix of scores")
+    swa_full: bool = Field(default=False, description="layers with a window keep all tokens")
+
+    def problems(self) -> Iterable[str]:
+        """Yield what llama.cpp refuses."""
+        if self.cache_type_v not in {"f32", "f16", "bf16"} and not self.flash_attn:
+            yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
+
+
+AnyOptions = type[ServeOptions] | type[SglangOptions] | type[LlamaCppOptions]
+
+OPTIONS: Mapping[str, AnyOptions] = {
+    "vllm": ServeOptions,
+    "sglang": SglangOptions,
+    "llama.cpp": LlamaCppOptions,
+}
+"""The options of each engine whose rules are known."""

@@ -3,15 +3,16 @@
     may take      ceil(utilization * capacity)
     weights       as loaded, merged (`serving.weights`)
     activations   the larger of a step's MLP and the warm-up of the sampler over max_num_seqs rows
-    outside       what the card's free memory falls by besides PyTorch's tensors in between: kernels
-                  and libraries. No rule says how much: a range is assumed, from nothing on
+    outside       what the card's free memory falls by besides PyTorch's tensors in between:
+                  kernels, libraries, NCCL's buffers. No rule says how much: it is measured, a range
     cache         the rest, in blocks (`serving.blocks`)
     graphs        CUDA graphs are captured after all this and come out of 1 - utilization: measured
 
 Of several cards the one with the fewest blocks decides for all.
 
 Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_runner.py (profile_run,
-_dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults).
+_dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
+model_executor/layers/fused_moe/fused_moe.py (TritonExperts.workspace_shapes).
 vLLM 0.19.
 Not modelled: quantised weights, multi-head latent attention, speculative decoding, LoRA adapters,
 multimodal inputs, models of which each layer has a cache of another size.
@@ -24,6 +25,7 @@ from math import ceil
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.options import ServeOptions
@@ -33,8 +35,11 @@ VERSION = "0.19"
 _GIB = 2**30
 _LARGE_CARD = 70 * _GIB
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
-OUTSIDE = (0, 256 * MIB)  # assumed
 GRAPHS = (512 * MIB, 1946 * MIB)  # measured: CUDA graphs, on top of all
+# Measured on H100s with vLLM 0.19.0, in hundredths of a GiB: by cards that share each layer, and
+# where layers are in groups.
+_OUTSIDE = {1: (24, 27), 2: (206, 211), 4: (213, 221)}
+_OUTSIDE_IN_GROUPS = 7, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Serving:
 
     weights_bytes: int
     activations_bytes: int
+    outside_bytes: tuple[int, int]
     may_take_bytes: int
     cache_bytes: tuple[int, int]  # least, most
     blocks: tuple[int, int]
@@ -104,7 +110,8 @@ def _of_rank(config: DecoderConfig, gpu: Gpu, options: ServeOptions, layers: ran
     activations = _activations(config, gpu, step, seqs, tp=tp, samples=samples)
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
     rest = may_take - weights - activations
-    cache = rest - OUTSIDE[1], rest - OUTSIDE[0]
+    outside = outside_bytes(tp, options.pipeline_parallel_size)
+    cache = rest - outside[1], rest - outside[0]
     groups, block = groups_of(config, layers), options.block_size
     kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
     page = page_bytes(config, kv_heads(config, tp), itemsize=kv_itemsize, block=block)
@@ -113,6 +120,7 @@ def _of_rank(config: DecoderConfig, gpu: Gpu, options: ServeOptions, layers: ran
     return Serving(
         weights_bytes=weights,
         activations_bytes=activations,
+        outside_bytes=outside,
         may_take_bytes=may_take,
         cache_bytes=cache,
         blocks=blocks,
@@ -127,6 +135,15 @@ def _of_rank(config: DecoderConfig, gpu: Gpu, options: ServeOptions, layers: ran
     )
 
 
+def outside_bytes(tp: int, pp: int) -> tuple[int, int]:
+    """Return what is taken outside PyTorch, least and most."""
+    if tp == 1 and pp > 1:
+        low, high = _OUTSIDE_IN_GROUPS
+    else:
+        low, high = _OUTSIDE[max(known for known in _OUTSIDE if known <= tp)]
+    return low * _GIB // 100, high * _GIB // 100
+
+
 def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int, int]:
     return function(values[0]), function(values[1])
 
@@ -137,15 +154,19 @@ def _activations(
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
 
     hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
+    experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
     logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
     the kernel for top-k and top-p
     """
     width, vocabulary = config.hidden_size, config.vocab_size
     inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
-    experts = getattr(config, "num_experts_per_tok", 1)
     hidden = step * width * 2
-    mlp = 2 * hidden + 3 * step * experts * inner * 2
     workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
+    mlp = 2 * hidden + 3 * step * inner * 2
+    if isinstance(config, MoeConfig):
+        chosen = step * config.num_experts_per_tok
+        workspace += chosen * (max(inner, width) + max(2 * inner, width)) * 2
+        mlp = 3 * hidden
     if not samples:
         return mlp + workspace
     rows = 2 * seqs * width * 2

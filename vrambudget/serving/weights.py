@@ -3,7 +3,7 @@
     embed_tokens     [V / tp, C]              V up to a multiple of 64
     qkv_proj         [(H + 2 Hkv) D / tp, C]  at least one key-value head on each rank
     o_proj           [C, H D / tp]
-    rotary           [positions, rotary width], once, in the weights' type
+    rotary           [positions, rotary width], once, in the weights' type (SGLang: float32)
     gate_up_proj     [2 I / tp, C], down_proj [C, I / tp]
     experts          [E, 2 I / tp, C], [E, C, I / tp], and the router's gate [E, C]
     norms            [C]
@@ -18,6 +18,7 @@ Source: vllm/model_executor/models/llama.py and its namesakes, layers/linear.py
 
 from collections.abc import Iterator
 
+from vrambudget.dtypes import float32
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.tape.allocator import CachingAllocator
@@ -54,21 +55,36 @@ def layers_of(config: DecoderConfig, ranks: int) -> list[range]:
 
 def weight_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
     """Return allocated bytes of the weights of one rank, which has these layers."""
-    sizes = [elements * itemsize for elements in _tensors(config, layers, tp)]
+    return _loaded(config, layers, tp, itemsize, itemsize).allocated_bytes
+
+
+def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
+    """Return what the card's free memory falls by as SGLang loads one rank's weights."""
+    return _loaded(config, layers, tp, itemsize, float32.itemsize).reserved_bytes
+
+
+def _loaded(
+    config: DecoderConfig, layers: range, tp: int, itemsize: int, rotary: int
+) -> CachingAllocator:
+    """Return an allocator that holds a rank's weights; `rotary`: bytes of its table's elements."""
+    sizes = [elements * itemsize for elements in _tensors(config, layers, tp, rotary // itemsize)]
     allocator = CachingAllocator()
     allocator.run(range(len(sizes)), sizes)
-    return allocator.allocated_bytes
+    return allocator
 
 
-def _tensors(config: DecoderConfig, layers: range, tp: int) -> Iterator[int]:
-    """Yield elements of each tensor of one rank, in the order in which they are made."""
+def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterator[int]:
+    """Yield elements of each tensor of one rank, in the order in which they are made.
+
+    `wide`: how often an element of the rotary table counts.
+    """
     width, last = config.hidden_size, config.num_hidden_layers
     rows = -(-config.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE // tp
     is_first, is_last = layers.start == 0, layers.stop == last
     if is_first or (is_last and config.tie_word_embeddings):
         yield rows * width
     for layer in layers:
-        yield from _attention(config, tp, is_first=layer == layers.start)
+        yield from _attention(config, tp, wide if layer == layers.start else 0)
         yield from _mlp(config, tp)
         for _ in range(_NORMS.get(config.model_type, 2)):
             yield width
@@ -78,15 +94,15 @@ def _tensors(config: DecoderConfig, layers: range, tp: int) -> Iterator[int]:
             yield rows * width
 
 
-def _attention(config: DecoderConfig, tp: int, *, is_first: bool) -> Iterator[int]:
+def _attention(config: DecoderConfig, tp: int, rotary: int) -> Iterator[int]:
     width, head = config.hidden_size, config.head_width
     outputs = (config.num_attention_heads // tp + 2 * kv_heads(config, tp)) * head
     yield outputs * width
     if config.model_type in _BIASED or getattr(config, "attention_bias", False):
         yield outputs
     yield width * config.num_attention_heads // tp * head
-    if is_first:  # layers share it
-        yield config.max_position_embeddings * config.rotary_width
+    if rotary:  # the first layer's: all share it
+        yield config.max_position_embeddings * config.rotary_width * rotary
     if config.model_type in _NORMED_HEADS:
         yield head
         yield head

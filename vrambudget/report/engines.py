@@ -1,0 +1,142 @@
+"""The reports of SGLang's and llama.cpp's servers: what takes the card, and what the log will say.
+
+Where something measured or assumed is part of a number, the number is a range.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.report.serving import between, gib, rows, spread
+from vrambudget.serving.gguf_model import GgufModel
+from vrambudget.serving.llama_cpp import VERSION as LLAMA_CPP
+from vrambudget.serving.llama_cpp import LlamaCppServing, most_slots
+from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.serving.sglang import OUTSIDE, SglangServing
+from vrambudget.serving.sglang import VERSION as SGLANG
+
+_CONTEXTS = (2048, 8192, 32768, 131072)
+_MIB = 2**20
+
+
+def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | None) -> str:
+    """Return what SGLang does with a card."""
+    length = context or found.context_length
+    verdict = f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
+    if not found.starts:
+        verdict = (
+            "DOES NOT START: Not enough memory. Please try to increase --mem-fraction-static."
+            f" Current value: {found.fraction}"
+        )
+    default = "SGLang's default for the card" if found.is_default else "as given"
+    parts = [
+        ("free before", spread(*found.before_bytes), "the card without the driver's context"),
+        ("weights", gib(found.weights_bytes), "segments that PyTorch reserves for them"),
+        ("outside PyTorch", spread(*OUTSIDE), "measured: as weights are loaded"),
+        ("token pool", spread(*found.pool_bytes), f"{found.cell_bytes:,} bytes a token"),
+        ("static fraction", str(found.fraction), default),
+        ("capacity", gib(gpu.capacity_bytes), "as the driver reports it"),
+    ]
+    return "\n".join(
+        [
+            verdict,
+            "",
+            f"{model} on {gpu.name}, by the rules of SGLang {SGLANG}",
+            *_of_the_default(found),
+            "",
+            *rows(parts),
+            "",
+            "requests at once   held by the pool",
+            *_sglang_contexts(found, context),
+            "",
+            "SGLang's log will say about:",
+            f"  Load weight end. mem usage={found.weights_bytes / 2**30:.2f} GB.",
+            f"  KV Cache is allocated. #tokens: {between(*found.tokens)}",
+            f"  max_total_num_tokens={between(*found.tokens)}, chunked_prefill_size={found.chunk}",
+        ]
+    )
+
+
+def _of_the_default(found: SglangServing) -> Iterator[str]:
+    if found.is_default and not found.knows_total:
+        yield "note: the default fraction comes from nvidia-smi's total, which is taken as the"
+        yield "  driver's: it may be a hundredth more; --mem-fraction-static says it"
+
+
+def _sglang_contexts(found: SglangServing, context: int | None) -> Iterator[str]:
+    lengths = {n for n in (*_CONTEXTS, context) if n and n <= found.context_length}
+    for length in sorted(lengths | {found.context_length}):
+        yield f"{length:>9,} tokens   {between(*found.requests(length))}"
+
+
+def sglang_values(found: SglangServing, context: int | None) -> dict[str, Any]:
+    """Return the result for JSON: bytes, and pairs for ranges."""
+    length = context or found.context_length
+    return {
+        **asdict(found),
+        "engine": f"sglang {SGLANG}",
+        "starts": found.starts,
+        "context": length,
+        "requests": found.requests(length),
+    }
+
+
+def llama_cpp_report(
+    model: GgufModel, gpu: Gpu, options: LlamaCppOptions, found: LlamaCppServing, context: int
+) -> str:
+    """Return what llama.cpp puts on a card."""
+    least, left = found.least_bytes, found.capacity_bytes - found.least_bytes
+    word = "FITS" if found.fits else "DOES NOT FIT"
+    end = f"{gib(left)} left for the rest of the graph" if found.fits else f"{gib(-left)} short"
+    window = f", {found.window_cells:,} with a window" if found.window_cells else ""
+    parts = [
+        ("model", gib(found.model_bytes), f"{found.offloaded} of {found.layers + 1} layers"),
+        ("KV cache", gib(found.cache_bytes), f"{found.slots} x {found.cells:,} cells{window}"),
+        ("compute buffer", f"from {gib(found.compute_least_bytes)}", "its largest tensors alone"),
+        ("CUDA context", spread(*found.context_bytes), "the driver's own, measured"),
+        ("capacity", gib(found.capacity_bytes), "as the driver reports it"),
+        ("in main memory", gib(found.host_bytes), "the table of tokens, layers not offloaded"),
+    ]
+    return "\n".join(
+        [
+            f"{word}: at least {least / 2**30:.2f} of {gib(gpu.capacity_bytes)}: {end}",
+            "",
+            f"{model.name} on {gpu.name}, by the rules of llama.cpp {LLAMA_CPP}",
+            "",
+            *rows(parts),
+            "",
+            "slots at once      that there is room for, as far as is counted",
+            *_slots(model, gpu, options, context),
+            "",
+            "llama.cpp's log will say:",
+            *(f"  {line}" for line in llama_cpp_lines(found)),
+        ]
+    )
+
+
+def llama_cpp_lines(found: LlamaCppServing) -> list[str]:
+    """Return the lines that llama.cpp prints as it loads a model."""
+    return [
+        f"load_tensors:        CUDA0 model buffer size = {found.model_bytes / _MIB:8.2f} MiB",
+        f"load_tensors:   CPU_Mapped model buffer size = {found.host_bytes / _MIB:8.2f} MiB",
+        f"llama_kv_cache:      CUDA0 KV buffer size = {found.cache_bytes / _MIB:8.2f} MiB",
+    ]
+
+
+def _slots(model: GgufModel, gpu: Gpu, options: LlamaCppOptions, context: int) -> Iterator[str]:
+    lengths = {n for n in (*_CONTEXTS, context) if n <= model.positions}
+    for length in sorted(lengths):
+        yield f"{length:>9,} tokens   {most_slots(model, gpu, options, length)}"
+
+
+def llama_cpp_values(found: LlamaCppServing, slots: int, context: int) -> dict[str, Any]:
+    """Return the result for JSON, in bytes."""
+    return {
+        **asdict(found),
+        "engine": f"llama.cpp {LLAMA_CPP}",
+        "least_bytes": found.least_bytes,
+        "starts": found.fits,
+        "context": context,
+        "requests": (slots, slots),
+    }
