@@ -10,7 +10,7 @@ from virtual import VIRTUAL_GPU
 
 from vrambudget.cli import compare as command
 from vrambudget.cli import main
-from vrambudget.compare import Allocation, first_difference, of_events, of_tape
+from vrambudget.compare import Allocation, after_first_step, first_difference, of_events, of_tape
 from vrambudget.config.versions import CHECKED
 from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of
@@ -65,6 +65,13 @@ def test_the_order_of_frees_does_not_matter():
 
 def event(action, size, block, phase="0:forward", operation="mm"):
     return Event(action, size, block, 0, 0, phase, operation, "", "model.py:7 forward")
+
+
+def test_a_compiled_job_s_first_step_counts_by_what_it_leaves():
+    first = Allocation(8, "1:forward mm", 4, ("4 B 0:forward add",))
+    rows = [Allocation(6, "build empty", 0, ()), Allocation(4, "0:forward add", 0, ()), first]
+    left = Allocation(10, "what lives after step 0", 0, ())
+    assert after_first_step([*rows, row(3)]) == [left, first, row(3)]
 
 
 def test_events_are_grouped_by_allocation_and_carry_where_they_come_from():

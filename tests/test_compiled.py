@@ -14,7 +14,8 @@ from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.compiled import cache, config
 from vrambudget.config.job import Job
-from vrambudget.engine.context import Platform
+from vrambudget.config.versions import installed_version, plain_version
+from vrambudget.engine.context import Platform, recording
 from vrambudget.errors import NotModelledError
 from vrambudget.estimator import resolve
 from vrambudget.simulate import simulate
@@ -89,6 +90,88 @@ def test_what_stood_in_for_a_card_is_taken_back(small):
     assert not any("vrambudget" in function.__module__ for function in named)
     assert "vrambudget" not in FakeTensor.__torch_dispatch__.__module__
     assert torch.autograd.is_multithreading_enabled()
+
+
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "peaks"),
+    [
+        ({"lora_rank": 8}, {"2.11": (119518472, 121224192, 153092096)}),
+        ({"checkpointing": "full"}, {"2.11": (109664520, 110321664, 142606336)}),
+    ],
+    ids=["LoRA", "checkpointing"],
+)
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_adapters_and_checkpoints_are_compiled(fields, peaks):
+    """`peaks` are those of a rehearsal on a virtual A100, by the version of torch."""
+    needs_a_compiler()
+    pytest.importorskip("peft")
+    job = {"batch": 4, "block": 256, "precision": "amp-bf16", "optimizer_impl": "fused"}
+    budget = vrambudget.estimate(QWEN, gpu="A100", compile=True, **job, **fields)
+    peak = budget.peak
+    found = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes)
+    assert found == peaks.get(plain_version(installed_version("torch")), found)
+    plain = vrambudget.estimate(QWEN, gpu="A100", **job, **fields)
+    assert budget.parameters == plain.parameters
+    assert found[0] != plain.peak.requested_bytes
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_kernel_is_timed_once_beside_a_buffer_as_large_as_the_cards_cache():
+    needs_a_compiler()
+    import torch  # noqa: PLC0415
+
+    from vrambudget.compiled import tuning  # noqa: PLC0415 - it imports torch
+    from vrambudget.compiled.births import CardMode  # noqa: PLC0415
+    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+
+    written = {"mutated_arg_names": ["y"], "optimize_mem": False}
+    with recording(Platform(l2_bytes=4096)) as tape:
+        mode = CardMode()
+        fn = tuning.jit(lambda x, y: (x, y))
+        kernel = tuning.TunedKernel(mode.tuned, fn, filename="a", configs=[1, 2], **written)
+        with on_card(mode):
+            x = torch.empty(100, dtype=torch.uint8, device="cuda")
+            kernel.run(x, x[:10])
+            kernel.run(x, x[:10])
+        again = tuning.TunedKernel(mode.tuned, fn, filename="a", configs=[1, 2], **written)
+        again.run(x, x)
+        del x
+    assert tape.sizes == [100, *[10, 4096, 10] * 2]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_copies_that_would_raise_the_peak_go_to_the_host():
+    needs_a_compiler()
+    import torch  # noqa: PLC0415
+
+    from vrambudget.compiled import tuning  # noqa: PLC0415 - it imports torch
+    from vrambudget.compiled.births import CardMode  # noqa: PLC0415
+    from vrambudget.compiled.model import on_card  # noqa: PLC0415
+
+    with recording(Platform(l2_bytes=4096)) as tape:
+        mode = CardMode()
+        fn = tuning.jit(lambda x, y: (x, y))
+        written = {"mutated_arg_names": ["x", "y"], "optimize_mem": True}
+        kernel = tuning.TunedKernel(mode.tuned, fn, filename="a", configs=[1, 2], **written)
+        with on_card(mode):
+            x, y = (torch.empty(n, dtype=torch.uint8, device="cuda") for n in (6000, 1000))
+            del_me = torch.empty(2000, dtype=torch.uint8, device="cuda")
+            del del_me
+            kernel.run(x, y)
+        del x, y
+    assert tape.sizes == [6000, 1000, 2000, *[1000, 4096, 1000] * 2]
 
 
 def test_the_report_names_the_compiler(small):
@@ -202,10 +285,11 @@ def test_another_system_is_refused_by_name(monkeypatch, platform):
     [
         ({"loop": "lightning"}, "loop"),
         ({"mode": "forward"}, "mode"),
-        ({"model": "gpt2", "lora_rank": 8}, "lora_rank"),
-        ({"model": "gpt2", "checkpointing": "full"}, "checkpointing"),
+        ({"model": "gpt2", "checkpointing": "selective-2"}, "checkpointing"),
+        ({"checkpointing": "full"}, "checkpointing"),
+        ({"model": "codellama-7b", "quant": "nf4", "lora_rank": 8}, "quant"),
     ],
-    ids=["Lightning", "a forward pass", "LoRA", "checkpointing"],
+    ids=["Lightning", "a forward pass", "every second layer", "nanoGPT in parts", "4 bit"],
 )
 def test_what_is_not_compiled_here_is_refused_by_name(monkeypatch, fields, named):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)
@@ -236,7 +320,9 @@ simulated.fullest = lambda config, *others: others[2](config)  # a virtual card'
 for check in validate(read_records(Path(sys.argv[1]))):
     print(json.dumps([check.id, check.problem, {c: check.error(c) for c in check.predicted}]))
 """
-BOUNDS = {"requested": 0.0, "allocated": 0.01, "reserved": 0.06}
+
+
+PEAKS = ("requested", "allocated", "reserved")
 
 
 @pytest.mark.virtual_gpu
@@ -251,5 +337,4 @@ def test_the_compiler_of_the_rehearsals_equals_them():
     assert len(found) == len(RECORDS.read_text(encoding="utf-8").splitlines())
     for job, problem, errors in found:
         assert problem is None, (job, problem)
-        off = {name: errors[name] for name, bound in BOUNDS.items() if abs(errors[name]) > bound}
-        assert not off, (job, off)
+        assert not any(errors[peak] for peak in PEAKS), (job, errors)

@@ -322,6 +322,14 @@ def test_a_rank_is_told_what_torchrun_would_tell_it(plan):
 
 
 @LINUX
+def test_what_is_compiled_finds_an_empty_cache_each_time(plan):
+    told = process.environment(T4, plan, {"TORCHINDUCTOR_CACHE_DIR": "theirs"})
+    folder = Path(told["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder.parent == plan.folder  # a rehearsal's own
+    assert not folder.exists()
+
+
+@LINUX
 def test_what_outlives_its_time_is_killed_with_its_children(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
     file = tmp_path / "pids"

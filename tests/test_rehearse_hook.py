@@ -362,6 +362,18 @@ print(len(values.known))
     assert out == "2\nNone 1\n0\n"
 
 
+def test_operators_of_higher_order_run_below_our_keys():
+    """A checkpoint that torch.compile recomputes restores random numbers by one of them."""
+    out = follow("""
+from torch._prims.rng_prims import run_with_rng_state
+state = torch.get_rng_state()
+drawn = torch.rand(2)
+again = run_with_rng_state(state, torch.ops.aten.rand.default, [2], device="cpu")
+print(torch.equal(drawn, again))
+""")
+    assert out == "True\n"
+
+
 def test_threads_inference_mode_devices_vmap_and_compiled_functions_go_on_as_before():
     out = follow("""
 import threading

@@ -4,6 +4,9 @@
 stops at the first that differs in size, or before which more or less is alive. It is how a new
 architecture becomes exact: the rule that explains the difference is missing.
 
+Of a compiled job the first step is left out: the compiler's benchmarks call kernels as often as a
+card's clock has them called.
+
 The order of frees between two allocations does not matter: the allocator ends in the same state.
 """
 
@@ -63,6 +66,17 @@ def of_events(events: Iterable[Event]) -> list[Allocation]:
         for e in events
         if e.action in ("alloc", "free_completed")
     )
+
+
+def after_first_step(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Return the allocations after step 0, in which PyTorch compiles; all before them as one."""
+    alive, rest = 0, list[Allocation]()
+    for allocation in allocations:
+        if rest or allocation.label.startswith("1:"):
+            rest.append(allocation)
+        else:
+            alive += allocation.bytes - allocation.freed_bytes
+    return [Allocation(alive, "what lives after step 0", 0, ()), *rest]
 
 
 def _grouped(events: Iterable[tuple[bool, int, str]]) -> list[Allocation]:

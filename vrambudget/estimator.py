@@ -75,6 +75,7 @@ def platform_of(gpu: Gpu | None, torch: str) -> engine.Platform:
         gpu.multiprocessors,
         as_numbers(followed_version(torch, CHECKED["torch"])),
         as_numbers(followed_version(cuda_of(torch), CHECKED_CUDA)),
+        gpu.l2_bytes,
     )
 
 

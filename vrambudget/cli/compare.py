@@ -14,7 +14,7 @@ from typing import Any
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
-from vrambudget.compare import Allocation, first_difference, of_events, of_tape
+from vrambudget.compare import Allocation, after_first_step, first_difference, of_events, of_tape
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import DEFAULT_GPU, Scenario, resolve
 from vrambudget.measure.record import measure_job, record_of
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     scenario = resolve(args.model, gpu=scenario.gpu, **{**versions, **fields})
     tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
-    told = _told(scenario, of_tape(tape), of_events(rehearsal.events)) if args.events else ""
+    told = _compared(scenario, tape, rehearsal) if args.events else ""
     emit(_render(rows, rehearsal, told, args), args)
     return DONE if all(row["estimate"] == row["rehearsal"] for row in rows) else DOES_NOT_FIT
 
@@ -99,6 +99,13 @@ def _columns(measured: bool) -> list[Column]:  # noqa: FBT001 - private
 
 def _bytes(n: int | None) -> str:
     return "-" if n is None else f"{n:,}"
+
+
+def _compared(scenario: Scenario, tape: Tape, rehearsal: JobRehearsal) -> str:
+    both = of_tape(tape), of_events(rehearsal.events)
+    if scenario.job.compile:
+        return _told(scenario, *map(after_first_step, both))
+    return _told(scenario, *both)
 
 
 def _told(scenario: Scenario, ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> str:

@@ -7,11 +7,14 @@ references as on a card. What the compiler makes while it traces is none of the 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from vrambudget.compiled.dispatch import CARD
@@ -30,18 +33,22 @@ class CardMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.cache_enabled = False  # a cached result would be born before its inputs die
-        self._is_quiet = False
+        self._is_quiet = self._benchmarks = False
+        self.tuned: set[str] = set()  # kernels that were timed, by what describes them
+        self.padded: dict[str, bool] = {}  # products that were timed: whether they are padded
         self._storages: dict[int, tuple[Any, Storage]] = {}
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; note what it made."""
         is_asked = func is torch.ops.prim.device.default
-        if is_asked or self._is_quiet or CompileContext.try_get() is not None:
+        compiles = CompileContext.try_get() is not None and not self._benchmarks
+        if is_asked or self._is_quiet or compiles:
             return super().dispatch(func, types, args, kwargs)
         name = func.__name__.split(".")[0]
         context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))
         copies = copied(name, args)
-        result = super().dispatch(func, types, args, kwargs)
+        with self._quiet():  # what stands in for its C++ makes nothing on the card
+            result = super().dispatch(func, types, args, kwargs)
         elsewhere = set(map(id, on_host(name, result)))
         for x in tree_leaves(result):
             if isinstance(x, FakeTensor) and id(x) not in elsewhere:
@@ -49,6 +56,26 @@ class CardMode(FakeTensorMode):
         buffers(func, name, args, result)
         del copies
         return result
+
+    @contextmanager
+    def on_the_card(self) -> Iterator[None]:
+        """Run on the card what is run inside while the compiler traces: its benchmarks."""
+        with _disable_current_modes():
+            self._benchmarks = True
+            try:
+                with self:
+                    yield
+            finally:
+                self._benchmarks = False
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Note nothing of what runs inside."""
+        before, self._is_quiet = self._is_quiet, True
+        try:
+            yield
+        finally:
+            self._is_quiet = before
 
     def _note(self, x: FakeTensor) -> None:
         if x.fake_device.type != CARD.type:
@@ -77,14 +104,10 @@ class CardMode(FakeTensorMode):
 
     def fake_of(self, v: Tensor) -> torch.Tensor:
         """Return a fake tensor that holds the storage of one of the engine's."""
-        self._is_quiet = True
-        try:
-            with self:
-                x = torch.empty_strided(
-                    v.shape, v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
-                )
-        finally:
-            self._is_quiet = False
+        with self, self._quiet():
+            x = torch.empty_strided(
+                v.shape, v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
+            )
         self._bind(x.untyped_storage(), v.storage)
         return x
 

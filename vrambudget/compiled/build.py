@@ -54,6 +54,8 @@ def _from_transformers(keys: Mapping[str, Any], job: Job) -> Any:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise unbuilt(str(keys["model_type"]), job.task, error) from error
     module.config.use_cache = job.use_cache
+    if job.checkpointing == "full":
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return module
 
 

@@ -57,7 +57,7 @@ def _properties(platform: Platform) -> Any:
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=shared,
         shared_memory_per_multiprocessor=shared + 1024,
-        L2_cache_size=40 * 2**20,
+        L2_cache_size=platform.l2_bytes,
         total_memory=2**40,
         gcnArchName="",
         is_integrated=False,
@@ -70,6 +70,22 @@ class _Stream:
     cuda_stream = stream_id = device_index = 0
     device_type = 1
     device = torch.device("cuda", 0)
+
+
+class _Generator(torch.Generator):
+    """The card's source of random numbers: what recomputes dropout keeps and restores its state."""
+
+    device = torch.device("cuda", 0)
+
+    def clone_state(self) -> "_Generator":
+        """Return another of the same state: nothing is drawn."""
+        return self
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, _state: Any) -> "_Generator":
+        """Do nothing."""
+        return self
 
 
 class _Entered:
@@ -100,6 +116,7 @@ def _answers(card: Any) -> dict[str, Any]:
         "current_stream": lambda _device=None: stream,
         "_exchange_device": lambda _device: 0,
         "_maybe_exchange_device": lambda _device: 0,
+        "default_generators": (_Generator(),),
         "_DeviceGuard": _Entered,
         "device": _Entered,
     }

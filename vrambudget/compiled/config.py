@@ -31,8 +31,7 @@ _COUNTED: Mapping[str, tuple[Any, ...]] = {
     "loop": ("plain",),
     "ranks": (None, 1),
     "quant": (None,),
-    "checkpointing": ("none",),
-    "lora_rank": (None,),
+    "checkpointing": ("none", "full"),
     "use_cache": (False,),
 }
 """What a compiled job may be: field and values."""
@@ -66,6 +65,8 @@ class CompiledConfig(ModelConfig):
         if not job.compile:
             return super().build(task)
         _refuse(job)
+        if job.checkpointing != "none" and self.model_type == "nanogpt":
+            raise NotModelledError("nanoGPT has no checkpointing to compile", hint=REHEARSE)
         from vrambudget.compiled import build  # noqa: PLC0415 - it imports torch
 
         module = getattr(self, "module", None)

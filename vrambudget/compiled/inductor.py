@@ -12,7 +12,7 @@ import builtins
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,35 +21,29 @@ from torch._inductor import codecache, compile_fx, config, scheduler
 from torch._inductor.codegen import triton as triton_codegen
 from torch._inductor.constant_folding import ConstantFolder
 from torch._inductor.fx_passes import joint_graph, pad_mm
+from torch._inductor.runtime import triton_heuristics
 from torch.utils import _triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
-from vrambudget.compiled.findings import findings
 from vrambudget.compiled.hidden import product
+from vrambudget.compiled.tuning import benchmarks, jit
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 _LAUNCHING = ("triton", "torch._inductor.runtime")
 
 
 @contextmanager
-def without_kernels(*, pads: bool) -> Iterator[None]:
-    """Let Inductor compile without Triton or a card.
-
-    `pads`: what its benchmark, which only a card can run, says of all of them.
-    """
-
-    def should_pad(key: str) -> bool:
-        findings.asked.add(key)
-        return pads
-
+def without_kernels(mode: CardMode, *, pads: bool) -> Iterator[None]:
+    """Let Inductor compile without Triton or a card. `pads`: see benchmarks."""
     cache = codecache.PyCodeCache
     with ExitStack() as stack:
         stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
+        stack.enter_context(benchmarks(mode, pads=pads))
         for target, name, new in (
             (cache, "load_by_key_path", classmethod(_load)),
             (scheduler, "has_triton", lambda: True),
-            (pad_mm, "get_cached_should_pad", should_pad),
             (pad_mm, "has_triton", lambda: True),
             (compile_fx, "get_input_idxs_to_check", lambda *_: ()),  # of alignment: none lies odd
         ):
@@ -92,9 +86,46 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+class _Triton(_Nothing):
+    """Triton: a kernel's function is never called."""
+
+    jit = staticmethod(jit)
+
+
+class _AsyncCompile(_Nothing):
+    """Inductor's compiler of kernels: a kernel is the text that describes it."""
+
+    def triton(self, name: str, source: str, **_: Any) -> Any:
+        """Return a kernel, the same each time."""
+        names: dict[str, Any] = {
+            "__builtins__": {**vars(builtins), "__import__": _imported_by_kernel},
+            "__file__": source,
+            "AttrsDescriptor": _NOTHING,  # named, but not imported, where there is no Triton
+        }
+        exec(compile(source, name, "exec"), names)  # noqa: S102 - Inductor's own code
+        return names[name]
+
+
+_COMPILER = SimpleNamespace(AsyncCompile=_AsyncCompile)
+_HELPERS = SimpleNamespace(triton_helpers=_NOTHING, triton_heuristics=triton_heuristics)
+
+
+def _imported_by_kernel(name: str, *given: Any) -> Any:
+    """Import for a kernel's description: Triton and what it calls are nothing."""
+    if name.startswith("triton"):
+        return _Triton()
+    if name == "torch._inductor.runtime":
+        return _HELPERS
+    if name == "torch._inductor.runtime.triton_helpers":
+        return _NOTHING
+    return builtins.__import__(name, *given)
+
+
 def _imported(name: str, *given: Any) -> Any:
     """Import for a wrapper: what launches kernels is nothing."""
-    if name.startswith(_LAUNCHING) or name == "torch._inductor.async_compile":
+    if name == "torch._inductor.async_compile":
+        return _COMPILER
+    if name.startswith(_LAUNCHING):
         return _NOTHING
     if name == "torch._C" and len(given) > 2 and given[2]:  # noqa: PLR2004 - names from it
         return _NOTHING

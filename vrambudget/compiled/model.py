@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._dynamo.utils import counters
@@ -22,7 +23,7 @@ from vrambudget.compiled.inductor import without_kernels
 from vrambudget.compiled.python_ops import in_python
 from vrambudget.config.job import Job
 from vrambudget.engine.autograd import record
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
@@ -48,6 +49,28 @@ def on_card(mode: CardMode) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _new_parameters() -> Iterator[None]:
+    """Let `Module.to` give a module new parameters: fake tensors cannot be swapped.
+
+    Source: torch/nn/modules/module.py (_apply).
+    """
+
+    def apply(module: Any, moved: Callable[[Any], Any], *, recurse: bool = True) -> Any:
+        for child in module.children() if recurse else ():
+            apply(child, moved)
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                made = torch.nn.Parameter(moved(weight.detach()), weight.requires_grad)
+                module._parameters[name] = made
+        for name, x in module._buffers.items():
+            module._buffers[name] = None if x is None else moved(x)
+        return module
+
+    with patch.object(torch.nn.Module, "_apply", apply):
+        yield
+
+
 class Compiled(Module):
     """A torch module on the fake card; `forward` calls it compiled."""
 
@@ -67,17 +90,27 @@ class Compiled(Module):
         return found
 
     def adapt(self, job: Job) -> None:
-        """Freeze parameters, as the job says."""
+        """Freeze parameters and let PEFT put its adapters in, as the job says."""
         freeze(self, job.freeze)
         for weight in self._module.parameters():
             weight.requires_grad_(self._parameter_of(weight).requires_grad)
+        if job.lora_rank is None:
+            return
+        from vrambudget.followed.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
+
+        with on_card(self._mode), made_for(Purpose.WEIGHTS), _new_parameters():
+            self._module = with_lora(self._module, job)
+        for name in [name for name, value in vars(self).items() if isinstance(value, Module)]:
+            delattr(self, name)
+        self._ours.clear()
+        shadow(self, self._module, self._parameter_of)
 
     def forward(self, **batch: Tensor) -> Outputs:
         """Call the module as a loop does; its outputs' tensors are the engine's."""
         self._module.train(self.training)
         weights = list(self._module.parameters())
         first = len(context.tape.sizes)
-        with on_card(self._mode), without_kernels(pads=self._pads), self._under_way():
+        with on_card(self._mode), without_kernels(self._mode, pads=self._pads), self._under_way():
             outputs, loss = self._called(batch)
         tensors = tensors_in(outputs, torch.Tensor)
         logits = next((x for x in tensors if x is not loss), loss)
@@ -148,7 +181,7 @@ class _Graph:
 
     def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the weights."""
-        with on_card(self.mode), without_kernels(pads=False):
+        with on_card(self.mode), without_kernels(self.mode, pads=False):
             gradients: Any = torch.autograd.grad(
                 [self._loss.pop()], self.weights, [self.mode.fake_of(dy)], allow_unused=True
             )

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 
 from vrambudget.compiled.attention import attend
+from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
 
 aten = torch.ops.aten
@@ -29,11 +30,20 @@ def in_python() -> Iterator[None]:
         for op, function in _FUNCTIONS.items():
             stack.enter_context(patch.dict(op.py_kernels, {_KEY: function}))
             op._dispatch_cache.clear()
+        restored = torch._prims.rng_prims.graphsafe_run_with_rng_state
+        stack.enter_context(patch.dict(restored.python_key_table, {CardMode: _with_state}))
         try:
             yield
         finally:
             for op in _FUNCTIONS:
                 op._dispatch_cache.clear()
+
+
+def _with_state(mode: CardMode, op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+    """Run an operation with random numbers drawn before."""
+    del rng_state
+    with mode:
+        return op(*args, **kwargs)
 
 
 def _moved(x: Any, device: Any, dtype: Any, *rest: Any, **options: Any) -> Any:

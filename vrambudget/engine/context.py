@@ -29,6 +29,7 @@ class Platform:
     multiprocessors: int = 108
     torch: tuple[int, int] = (2, 11)
     cuda: tuple[int, int] = (13, 0)  # that torch is built with
+    l2_bytes: int = 40 * 2**20  # the card's second-level cache
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
 
     @property
@@ -69,6 +70,7 @@ class Context:
     __slots__ = (
         "autocast",
         "before_gradient",
+        "benchmarks",
         "callbacks",
         "emulates_bf16",
         "frame",
@@ -109,6 +111,7 @@ class Context:
         self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
         self.workspaces: dict[tuple[str, str], Storage] = {}
         self.emulates_bf16 = False  # whether autocast has asked for it
+        self.benchmarks = 0  # kernels that were timed when they were first launched
 
 
 context = Context()

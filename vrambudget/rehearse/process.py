@@ -90,7 +90,7 @@ def environment(
         **({} if plan.ranks is None else ranks_environment(plan.ranks, plan.rank)),
         "TRITON_LIBCUDA_PATH": str(plan.libraries[-1].parent),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+        "TORCHINDUCTOR_CACHE_DIR": str(plan.folder / "inductor"),
     }
 
 

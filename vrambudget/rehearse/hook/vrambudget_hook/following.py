@@ -80,6 +80,7 @@ class Follower:
                 aten.impl(name, made, _BRINGS, with_keyset=True)
         for module in (sys.modules[__name__], operations, values):
             hide_from_compiler(self.torch, vars(module).values())
+        self._pass_higher_orders()
         self._trust_distributions()
         self._enter_thread()
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
@@ -89,6 +90,15 @@ class Follower:
             begin(thread)
 
         threading.Thread._bootstrap_inner = bootstrap_inner  # type: ignore[attr-defined]
+
+    def _pass_higher_orders(self) -> None:
+        """Let operators of higher order fall through our keys; fallbacks do not reach them."""
+        ops = self.torch._ops
+        keys = (self.followed, self.brings, self.copies)
+        getattr(ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", []).extend(keys)
+        for operator in ops._higher_order_ops.values():
+            for key in keys:
+                operator.fallthrough(key)
 
     def _trust_distributions(self) -> None:
         """Let parameters that are not known be valid ones, which torch.distributions checks."""
