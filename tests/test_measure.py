@@ -177,6 +177,7 @@ cuda = SimpleNamespace(
     mem_get_info=lambda: (700, 1000),
     memory_reserved=lambda: 100,
     get_device_name=lambda _: "Tesla T4",
+    get_device_properties=lambda _: SimpleNamespace(major=7, minor=5, multi_processor_count=40),
 )
 """
 
@@ -184,10 +185,11 @@ cuda = SimpleNamespace(
 def test_the_machine_s_own_part_is_what_lies_outside_pytorch_s_segments(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(TORCH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = record_module._look(sys.executable)  # noqa: SLF001 - what a GPU would answer
+    found = record_module.look(sys.executable)  # what a GPU would answer
     assert (found["card"], found["capacity_bytes"]) == ("Tesla T4", 1000)
     assert found["outside_bytes"] == 200  # 300 taken, 100 of them PyTorch's
     assert found["versions"]["cuda"] == "13.0"
+    assert (found["compute_capability"], found["multiprocessors"]) == ([7, 5], 40)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ not there: such a key is refused by name.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vrambudget.config.fields.adapters import ALL_LINEAR
+from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_room
 from vrambudget.config.job import Job
 from vrambudget.config.loops import loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
@@ -76,6 +78,26 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
         raise VramBudgetError(f"versions is {show(versions)}; it should be an object", where=where)
     values |= {k: versions[k] for k in ("torch", "transformers") if k in versions}
     return Job.parse(values, where=where)
+
+
+def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
+    """Return the GPU that a record is of. One that the table does not have says itself what it is.
+
+    Raises VramBudgetError.
+    """
+    machine = record.get("machine", record)
+    name = str(record.get("card") or record.get("measured", {}).get("device", ""))
+    try:
+        return find_gpu(name)
+    except VramBudgetError:
+        facts = [
+            machine.get(k) for k in ("compute_capability", "capacity_bytes", "multiprocessors")
+        ]
+        if None in facts:
+            raise
+    capability, capacity, multiprocessors = facts
+    gpu = gpu_with_room(name, tuple(capability), capacity, source="the record's machine")
+    return replace(gpu, multiprocessors=multiprocessors)
 
 
 def _is_nanogpt(model: object) -> bool:

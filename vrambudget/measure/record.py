@@ -1,11 +1,13 @@
 """Measure a job in a process of its own, and write the record that predictions are held against.
 
-A record is a line of JSON: the job (`record_of`), `card`, `source` ("real", or "virtual" for what
-`vrambudget rehearse` runs), `versions`, `machine` (capacity, what is taken beside PyTorch's
-allocator) and `measured`, the allocator's own numbers. Out of memory is a result.
+A record is a line of JSON: the job (`record_of`), `card`, `source` ("real"; "virtual" where
+`vrambudget rehearse` stands for the GPU), `versions`, `machine` (what the driver says of the GPU,
+and what is taken beside PyTorch's allocator) and `measured`, the allocator's own numbers. Out of
+memory is a result.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ import ctypes, importlib.metadata as m, json, torch
 if not torch.cuda.is_available(): raise SystemExit("PyTorch sees no GPU")
 torch.empty(1, device="cuda")
 free, total = torch.cuda.mem_get_info()
+gpu = torch.cuda.get_device_properties(0)
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
@@ -48,7 +51,9 @@ def driver():
     return text.value.decode() if found else None
 print(json.dumps({"card": torch.cuda.get_device_name(0), "capacity_bytes": total,
   "outside_bytes": total - free - torch.cuda.memory_reserved(),
-  "versions": {n: v for n in ("transformers", "peft") if (v := version(n))}
+  "compute_capability": [gpu.major, gpu.minor], "multiprocessors": gpu.multi_processor_count,
+  "versions": {n: v for n in ("transformers", "peft", "accelerate", "bitsandbytes")
+               if (v := version(n))}
   | {"torch": torch.__version__, "cuda": torch.version.cuda}
   | ({"driver": v} if (v := driver()) else {})}))
 """
@@ -77,9 +82,17 @@ def record_of_job(name: str, model: dict[str, Any], job: Job) -> dict[str, Any]:
     return {"id": f"{name}-{job.precision}-b{job.batch}-t{job.block}", "model": model, **kept}
 
 
-def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict[str, Any]:
-    """Run a record's job on the GPU and return the whole record. Raises VramBudgetError."""
-    machine = _look(python)
+def measure_job(
+    job: Mapping[str, Any],
+    *,
+    machine: Mapping[str, Any] | None = None,
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Run a record's job on the GPU and return the whole record. Raises VramBudgetError.
+
+    `machine`: what `look` said of it, where that is known.
+    """
+    machine = machine or look(python)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(runnable(job)))
@@ -90,15 +103,32 @@ def measure_job(job: Mapping[str, Any], *, python: str = sys.executable) -> dict
                 f"the job failed: {_last_line(ended.stderr)}", where=str(job.get("id", "job"))
             )
         measured = json.loads((folder / "result.json").read_text())
-    own = {k: machine[k] for k in ("capacity_bytes", "outside_bytes")}
-    return as_record(
-        job,
-        measured=measured,
-        card=machine["card"],
-        source="real",
-        versions=machine["versions"],
-        machine=own,
-    )
+    return as_record(job, measured=measured, **found_on(machine))
+
+
+def found_on(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record says of the machine that `look` saw."""
+    apart = ("card", "versions")
+    return {
+        "card": machine["card"],
+        "source": "virtual" if "VRAMBUDGET_REHEARSAL" in os.environ else "real",
+        "versions": machine["versions"],
+        "machine": {key: value for key, value in machine.items() if key not in apart},
+    }
+
+
+def measure_context(*, python: str = sys.executable) -> dict[str, Any]:
+    """Return what the driver takes beside PyTorch's allocator, step by step, as a record.
+
+    Raises VramBudgetError.
+    """
+    machine = look(python)
+    with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
+        result = Path(name) / "result.json"
+        ended = _run([python, "-m", "vrambudget.measure.context", str(result)])
+        if ended.returncode:
+            raise VramBudgetError(f"the context was not measured: {_last_line(ended.stderr)}")
+        return {"context": json.loads(result.read_text()), **found_on(machine)}
 
 
 def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +155,7 @@ def as_record(job: Mapping[str, Any], **found: Any) -> dict[str, Any]:
     return {**kept, **found}
 
 
-def _look(python: str) -> dict[str, Any]:
+def look(python: str = sys.executable) -> dict[str, Any]:
     """Ask PyTorch, in a process of its own, for its GPU and versions."""
     ended = _run([python, "-c", _LOOK])
     if ended.returncode:

@@ -1,0 +1,105 @@
+"""`vrambudget measure --suite`: run a suite's jobs, one process each, and show each at once.
+
+A line for each job: bytes as estimated and as measured. Its record is appended to a file before the
+next job begins, so that an interrupted suite goes on where it was: jobs whose records are there, of
+the same GPU and versions, are not run again. Out of memory is a result.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vrambudget.cli import DONE, FAILED
+from vrambudget.cli.records import append_record
+from vrambudget.cli.streams import put, say
+from vrambudget.config.gpus import Gpu
+from vrambudget.config.record import gpu_of_record, read_records
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.measure.record import look, measure_job
+from vrambudget.measure.suite import Row, SuiteName, rows_of, sized
+from vrambudget.units import format_bytes
+from vrambudget.validate import PEAKS, Check, validate
+
+_COUNTERS = ("allocated", "reserved")
+_LINE = "{:<44}  {:>11} {:>11} {:>9}  {:>11} {:>11} {:>9}\n"
+_SEND = "docs/measure.md says how to send records"
+
+
+def run_suite(suite: SuiteName, output: Path | None) -> int:
+    """Run a suite to its end. Returns 2 where a job could not be measured."""
+    machine = look()
+    gpu = gpu_of_record(machine)
+    file = output or Path(f"measured-{gpu.key or 'gpu'}.jsonl")
+    found = _Found(file, machine)
+    put(f"{gpu.name}, {format_bytes(gpu.capacity_bytes)}; records go to {file}\n")
+    head = ("estimate", "measured", "error")
+    put(_LINE.format("allocated, then reserved", *head, *head))
+    for row in rows_of(suite):
+        found.measure(row, gpu)
+    put(f"{found.told()}\n")
+    return FAILED if found.failed else DONE
+
+
+class _Found:
+    """What a suite found so far, in this run and in those before it."""
+
+    def __init__(self, file: Path, machine: Mapping[str, Any]) -> None:
+        self.file, self.machine = file, machine
+        self.checks: list[Check] = []
+        self.failed = self.skipped = 0
+        before = read_records(file) if file.exists() else []
+        mine = (machine["card"], machine["versions"])
+        self._before = {r["id"]: r for r in before if (r.get("card"), r.get("versions")) == mine}
+
+    def measure(self, row: Row, gpu: Gpu) -> None:
+        """Measure a row, or show what is known of it."""
+        missing = [name for name in row.needs if name not in self.machine["versions"]]
+        if missing:
+            return self._skip(row, f"needs {' and '.join(missing)}")
+        try:
+            job = sized(row, gpu, self.machine["versions"])
+        except NotModelledError as error:
+            return self._skip(row, error.message)
+        if job is None:
+            return self._skip(row, "no size of it fits")
+        record = self._before.get(job["id"])
+        if record is None:
+            try:
+                record = measure_job(job, machine=self.machine)
+            except VramBudgetError as error:
+                self.failed += 1
+                say(f"{row.id}: {error.render()}")
+                return None
+            append_record(record, self.file)
+        (check,) = validate([record])
+        self.checks.append(check)
+        put(_line(check))
+        return None
+
+    def _skip(self, row: Row, why: str) -> None:
+        self.skipped += 1
+        say(f"{row.id}: not measured: {why}")
+
+    def told(self) -> str:
+        """Return how it went, in a line."""
+        full = [check for check in self.checks if check.ran_out_of_memory]
+        exact = [check for check in self.checks if all(check.error(c) == 0 for c in PEAKS)]
+        words = [
+            f"{len(self.checks)} jobs: {len(exact)} equal to the byte",
+            f"{len(full)} out of memory, {sum(c.foreseen for c in full)} of them foreseen",
+            f"{self.skipped} not measured, {self.failed} failed",
+        ]
+        return f"{'; '.join(words)}. {_SEND}"
+
+
+def _line(check: Check) -> str:
+    if check.problem is not None:
+        return f"{check.id:<44}  not compared: {check.problem}\n"
+    if check.ran_out_of_memory:
+        return f"{check.id:<44}  out of memory, {'' if check.foreseen else 'NOT '}foreseen\n"
+    cells: list[str] = []
+    for counter in _COUNTERS:
+        error = check.error(counter)
+        cells += [format_bytes(check.predicted[counter]), format_bytes(check.measured[counter])]
+        cells.append("exact" if error == 0 else f"{100 * (error or 0):+.2g} %")
+    return _LINE.format(check.id, *cells)
