@@ -81,6 +81,26 @@ def test_a_context_says_whose_figure_it_is_and_lies_in_the_published_range(gpu):
     assert gpu.context_source.startswith("of a sibling: ") == (gpu.context_kind == "borrowed")
 
 
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.key)
+def test_a_capacity_says_whose_figure_it_is_and_none_was_measured_here(gpu):
+    assert gpu.capacity_kind in {"published", "borrowed"}
+    assert "measured" not in gpu.source
+    assert gpu.source.startswith("of a sibling: ") == (gpu.capacity_kind == "borrowed")
+    assert ("public" in gpu.source) or gpu.capacity_kind == "borrowed"
+
+
+def test_a_capacity_that_somebody_gave_is_nobody_s_figure():
+    assert find_gpu("11.69GiB").capacity_kind == "given"
+    assert find_gpu("12GB").capacity_kind == "published"
+
+
+@pytest.mark.parametrize(("text", "name"), [("H800", "H800"), ("RTX 3050 8GB", "RTX 3050")])
+def test_a_gpu_whose_capacity_nobody_published_is_said_by_name(text, name):
+    with pytest.raises(VramBudgetError, match=f"{name} is not in the table: no capacity"):
+        find_gpu(text)
+    assert find_gpu("3050 laptop").key == "rtx-3050-laptop-4gb"
+
+
 def test_a_context_is_the_one_after_the_first_product():
     t4 = find_gpu("t4")
     assert t4.context_bytes == 137_363_456  # 105 MiB at the start, 131 then, 135 after cuDNN

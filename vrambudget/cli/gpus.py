@@ -15,6 +15,7 @@ _COLUMNS = [
     Column("key", "--gpu"),
     Column("sold_gb", "sold as", "right", lambda gb: f"{gb} GB"),
     Column("capacity_bytes", "capacity", "right", _GIB),
+    Column("capacity_kind", "which is"),
     Column("context_bytes", "context", "right", _GIB),
     Column("context_kind", "which is"),
     Column("compute_capability", "sm", "right", lambda cc: "{}.{}".format(*cc)),

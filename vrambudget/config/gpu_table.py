@@ -3,12 +3,14 @@
 - capacity: `torch.cuda.get_device_properties().total_memory`, which is `cudaMemGetInfo`'s total. It
   is less than the memory sold and than `nvidia-smi` shows, less on Linux than on Windows, and
   differs by some MiB between drivers: of several published numbers, the smallest seen on Linux.
-  A number printed in MiB or GiB is known only to its last digit, and is rounded down.
+  A number printed in MiB or GiB is known only to its last digit, and is rounded down. It was
+  published for this GPU, or is borrowed from a sibling; none was measured here.
 - context: what the driver takes outside PyTorch's allocator; `config.cuda_context` has the figures.
 - compute capability, multiprocessors, L2: from the same source, or NVIDIA's specification.
 
 If a spelling fits two GPUs, the one sold with less memory is taken, then the earlier row.
-Not in the table: GPUs for which no published capacity was found. `--gpu 11.69GiB` covers them.
+Not in the table: GPUs for which no published capacity was found; those that people ask for are in
+`NOT_PUBLISHED`. `--gpu 11.69GiB` covers them.
 """
 
 from dataclasses import dataclass
@@ -25,16 +27,18 @@ from vrambudget.config.cuda_context import (
     T4,
     V100,
     CudaContext,
+    Kind,
     like,
 )
 
 _MIB = 2**20
 _GIB = 2**30
 
-_RECORDS = "the card that this project's reference records were made on"
 _TORCH = "public log of torch.cuda.get_device_properties: "
 _QUERY = "public log of CUDA's deviceQuery, to the byte"
+_BYTES = "public record of torch's total_memory, to the byte"
 _OOM = "public out-of-memory message: "
+_OF_A_SIBLING = "of a sibling: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,15 @@ class GpuRow:
     l2_bytes: int
     source: str
 
+    @property
+    def capacity_kind(self) -> Kind:
+        """Whose figure the capacity is."""
+        return "borrowed" if self.source.startswith(_OF_A_SIBLING) else "published"
+
+
+NOT_PUBLISHED = {"h 800": "NVIDIA H800", "3050": "NVIDIA GeForce RTX 3050"}
+"""GPUs without a row, for nobody was found who published their capacity: words, name."""
+
 
 # fmt: off
 ROWS: tuple[GpuRow, ...] = (
@@ -62,13 +75,13 @@ ROWS: tuple[GpuRow, ...] = (
            _TORCH + "16269MiB"),
     GpuRow("v100-16gb", "Tesla V100-SXM2-16GB",
            "v100", "pcie", 16, 16_945_512_448, V100, (7, 0), 80, 6 * _MIB,
-           _RECORDS),
+           _QUERY),
     GpuRow("v100-32gb", "Tesla V100-SXM2-32GB",
            "v100", "pcie", 32, 34_072_559_616, V100, (7, 0), 80, 6 * _MIB,
            _QUERY),
     GpuRow("t4", "Tesla T4",
            "t4", "", 16, 15_835_660_288, T4, (7, 5), 40, 4 * _MIB,
-           _RECORDS),
+           _QUERY),
     GpuRow("a10", "NVIDIA A10",
            "a10", "", 24, 23_609_475_072, like(RTX_3060), (8, 6), 72, 6 * _MIB,
            _QUERY),
@@ -92,10 +105,10 @@ ROWS: tuple[GpuRow, ...] = (
            _TORCH + "45589MB"),
     GpuRow("a100-40gb", "NVIDIA A100-SXM4-40GB",
            "a100", "", 40, 42_297_786_368, A100, (8, 0), 108, 40 * _MIB,
-           _RECORDS),
+           _QUERY),
     GpuRow("a100-80gb", "NVIDIA A100-SXM4-80GB",
            "a100", "", 80, 85_097_971_712, A100, (8, 0), 108, 40 * _MIB,
-           _RECORDS),
+           _OF_A_SIBLING + "A100 80GB PCIe, " + _BYTES),
     GpuRow("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB",
            "a100 pcie", "", 40, 40_377 * _MIB, A100, (8, 0), 108, 40 * _MIB,
            _TORCH + "40377MiB"),
@@ -104,7 +117,7 @@ ROWS: tuple[GpuRow, ...] = (
            _TORCH + "81049MB"),
     GpuRow("h100-80gb", "NVIDIA H100 80GB HBM3",
            "h100", "sxm 5", 80, 85_029_158_912, H100, (9, 0), 132, 50 * _MIB,
-           _RECORDS),
+           _QUERY),
     GpuRow("h100-pcie", "NVIDIA H100 PCIe",
            "h100 pcie", "", 80, 81_008 * _MIB, like(H100), (9, 0), 114, 50 * _MIB,
            _TORCH + "81008MB"),
@@ -119,7 +132,7 @@ ROWS: tuple[GpuRow, ...] = (
            _TORCH + "182631MB, L2_cache_size=126MB"),
     GpuRow("a800-80gb", "NVIDIA A800-SXM4-80GB",
            "a800", "sxm 4", 80, 85_094_825_984, like(A100), (8, 0), 108, 40 * _MIB,
-           "public record of torch's total_memory, to the byte"),
+           _BYTES),
     GpuRow("a800-pcie-80gb", "NVIDIA A800 80GB PCIe",
            "a800 pcie", "", 80, 81_051 * _MIB, like(A100), (8, 0), 108, 40 * _MIB,
            _TORCH + "81051MiB"),
@@ -172,7 +185,7 @@ ROWS: tuple[GpuRow, ...] = (
            _TORCH + "11012MiB"),
     GpuRow("rtx-3060", "NVIDIA GeForce RTX 3060",
            "3060", "", 12, 12_552_044_544, RTX_3060, (8, 6), 28, 9 * _MIB // 4,
-           _RECORDS),
+           _OOM + "11.69 GiB; its bytes are those of the records' virtual card"),
     GpuRow("rtx-3060-ti", "NVIDIA GeForce RTX 3060 Ti",
            "3060 ti", "", 8, 7_833 * _MIB, like(RTX_3060), (8, 6), 38, 4 * _MIB,
            _TORCH + "7833MiB"),
@@ -220,7 +233,7 @@ ROWS: tuple[GpuRow, ...] = (
            _TORCH + "15944MiB"),
     GpuRow("rtx-4090", "NVIDIA GeForce RTX 4090",
            "4090", "", 24, 25_393_692_672, RTX_4090, (8, 9), 128, 72 * _MIB,
-           _RECORDS),
+           _BYTES),
     GpuRow("rtx-5060-ti-16gb", "NVIDIA GeForce RTX 5060 Ti",
            "5060 ti", "", 16, 15_848 * _MIB, like(RTX_5090), (12, 0), 36, 32 * _MIB,
            _TORCH + "15848MiB"),
@@ -251,7 +264,7 @@ ROWS: tuple[GpuRow, ...] = (
     # laptops
     GpuRow("rtx-3050-laptop-4gb", "NVIDIA GeForce RTX 3050 Laptop GPU",
            "3050 laptop", "", 4, 3_953_393_664, like(RTX_3060), (8, 6), 16, 2 * _MIB,
-           "public log of torch's total_memory, to the byte"),
+           _BYTES),
     GpuRow("rtx-3050-laptop-6gb", "NVIDIA GeForce RTX 3050 6GB Laptop GPU",
            "3050 laptop", "", 6, 5_806 * _MIB, like(RTX_3060), (8, 6), 20, 2 * _MIB,
            _TORCH + "5806MB"),
