@@ -123,6 +123,50 @@ def test_a_build_for_a_cuda_that_was_not_checked_says_so():
     assert "CUDA 12.9 was not checked: the rules followed are those of 12.8" in notes
 
 
+BERT = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 96, "vocab_size": 99}
+OLD = {"torch": "1.10", "task": "seq-cls", "block": 64, "precision": "fp32"}
+
+
+def test_torch_1_10_is_followed_where_it_is_named():
+    then = estimate(BERT, batch=8, gpu="v100-16gb", **OLD)
+    assert then.job["attention"] == "eager"
+    assert then.job["zero_grad"] == "zeros"
+    assert then.device.context_bytes == 1341 * 2**20
+    assert "torch 1.10 is followed for what was published of it, and was not rehearsed" in (
+        then.warnings
+    )
+    later = estimate(BERT, batch=8, gpu="v100-16gb", **{**OLD, "torch": "2.6"}, attention="eager")
+    scores = 2 * 8 * 12 * 64 * 64 * 4  # of each layer: the softmax saved its input
+    kept = then.breakdown["activations"] - later.breakdown["activations"]
+    assert scores / 2 <= kept <= 2 * scores
+    assert (then.breakdown["workspaces"], then.breakdown["gradients"]) == (
+        0,
+        4 * then.parameters.trainable,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"loop": "trainer"}, "loop is 'trainer'; under torch 1.10"),
+        ({"attention": "sdpa"}, "attention is 'sdpa'; under torch 1.10"),
+        ({"precision": "amp-bf16"}, "precision is 'amp-bf16'"),
+        ({"optimizer": "muon"}, "optimizer is 'muon'"),
+        ({"lora_rank": 4}, "lora_rank is 4"),
+        ({"mode": "forward", "task": "embed"}, "mode is 'forward'"),
+        ({"optimizer_impl": "fused"}, "optimizer_impl is 'fused'"),
+    ],
+)
+def test_what_is_not_followed_under_torch_1_10_is_refused_by_name(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        estimate(BERT, **{**OLD, **fields})
+
+
+def test_other_models_are_refused_under_torch_1_10():
+    with pytest.raises(VramBudgetError, match=r"gpt2 under torch 1\.10 is not modelled"):
+        estimate(TINY, torch="1.10", precision="fp32", block=8)
+
+
 @functools.cache
 def backed():
     """Return the versions that kept records were made with: of torch, CUDA, and by family."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.compiled.asked import compiler_defaults, compiling, original
-from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
+from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu, gpu_under
 from vrambudget.config.job import Job
 from vrambudget.config.loops import remarks_on_loop
 from vrambudget.config.model_config import ModelConfig, load_config
@@ -134,7 +134,7 @@ def resolve(
     cached = known.keeps_cache and caches(found.values, {**own, **fields})
     defaults = {**known.job_defaults, "use_cache": cached, **own, **compiler_defaults(fields)}
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
-    card = None if named is None else find_gpu(named)
+    card = None if named is None else gpu_under(job.torch, find_gpu(named))
     known = compiling(known, found.values) if job.compile else known
     return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
 

@@ -14,6 +14,7 @@ from vrambudget.config.fields.generation import INFERENCE
 from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.old_torch import MODEL_TYPES, is_old
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine.alike import stack_layers
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
@@ -221,6 +222,11 @@ def _build(config: ModelConfig, job: Job) -> Module:
         raise NotModelledError(
             f"{config.model_type} in loop {job.loop!r} is not modelled",
             hint="Trainer's loop is counted for the models of transformers; use --loop plain",
+        )
+    if is_old(job.torch) and config.model_type not in MODEL_TYPES:
+        raise NotModelledError(
+            f"{config.model_type} under torch {job.torch} is not modelled",
+            hint=f"{', '.join(MODEL_TYPES)} is; name a newer PyTorch, such as --torch 2.6",
         )
     if job.loop in TRL_LOOPS:
         _check_trl(config, job)

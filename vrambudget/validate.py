@@ -9,6 +9,8 @@ that, so what is within it is equal), and what had to be `assumed`.
     error   (predicted - measured) / measured, for requested, allocated and reserved peaks
     course  the same along the way (`weights`, `after_forward_K`, `after_backward_K`,
             `after_step`), where it is largest
+    device  what nvidia-smi shows, the CUDA context with it: when the model is built
+            (`device_built`), or at the end (`device_peak`), when PyTorch holds what it reserved
 
 For a record that ran out of memory, the question is whether that was predicted.
 
@@ -22,10 +24,10 @@ from statistics import median
 from typing import Any
 
 from vrambudget.compiled.asked import compiling
-from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.gpus import Gpu, gpu_under
 from vrambudget.config.loops import SCRIPT_KEYS, script_of
 from vrambudget.config.model_config import load_config
-from vrambudget.config.record import check_keys, job_of_record
+from vrambudget.config.record import check_keys, gpu_of_record, job_of_record
 from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
@@ -40,6 +42,7 @@ _MOST_MEASURED = 2**60
 PEAKS = ("requested", "allocated", "reserved")
 KINDS = ("family", "method", "precision", "optimizer", "card", "source", "torch", "script")
 COUNTERS = (*PEAKS, "course")
+DEVICE = "device"
 _ENDS_STEPS = ("plain", "accelerate")  # other loops' steps end within a library
 
 
@@ -164,7 +167,7 @@ def summarise(checks: Sequence[Check]) -> list[Summary]:
     """Return how each counter's errors are distributed, for the counters that were compared."""
     found: dict[tuple[str, str], list[float]] = {}
     for source in dict.fromkeys(check.source for check in checks):
-        for counter in COUNTERS:
+        for counter in (*COUNTERS, DEVICE):
             errors = [check.error(counter) for check in checks if check.source == source]
             found[source, counter] = [error for error in errors if error is not None]
     return [_summary(*key, errors) for key, errors in found.items() if errors]
@@ -205,7 +208,8 @@ def _checked(name: str, source: str, record: Mapping[str, Any], *, as_plain: boo
     replayed = replay(tape)
     if scenario.job.loop in _ENDS_STEPS and "after_step" in facts:
         along = (*along, (replayed.after_step_bytes or 0, _bytes(facts, "after_step")))
-    predicted, measured = _peaks(replayed, facts, along)
+    on_device = _on_device(replayed, scenario.gpu, facts)
+    predicted, measured = _peaks(replayed, facts, along, on_device)
     rounding = _bytes(record, "rounding_bytes", "") if "rounding_bytes" in record else 0
     return Check(
         name, source, predicted, measured, kinds=_kinds(scenario, source), rounding=rounding
@@ -240,7 +244,7 @@ def _task(record: Mapping[str, Any]) -> Scenario:
     job = job_of_record(record)
     if job.compile:
         config = compiling(config, found.values)
-    gpu = find_gpu(str(record.get("card") or record["measured"].get("device", "")))
+    gpu = gpu_under(job.torch, gpu_of_record(record))
     return Scenario(found.name, config, job.resolve(config.for_job(job)), gpu)
 
 
@@ -260,7 +264,10 @@ def _by_part(tape: Tape, facts: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 
 def _peaks(
-    replayed: Replay, facts: Mapping[str, Any], by_part: Iterable[tuple[int, int]] = ()
+    replayed: Replay,
+    facts: Mapping[str, Any],
+    by_part: Iterable[tuple[int, int]] = (),
+    on_device: tuple[int, int] | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return predicted and measured bytes by counter; "course" is where they differ most."""
     peak = replayed.peak
@@ -274,14 +281,30 @@ def _peaks(
         (n, _bytes(facts, key)) for key, n in _along(replayed) if n is not None and key in facts
     ]
     along += by_part
-    if not measured and not along:
+    if not measured and not along and not on_device:
         raise VramBudgetError("`measured` holds nothing that is compared, such as peak_allocated")
     if any(n and not found for n, found in along):
         raise VramBudgetError("measured.weights is 0; the job keeps its weights on the GPU")
+    if on_device:
+        predicted[DEVICE], measured[DEVICE] = on_device
     if along:
         farthest = max(along, key=lambda pair: abs(relative_error(*pair)))
         predicted["course"], measured["course"] = farthest
     return predicted, measured
+
+
+def _on_device(
+    replayed: Replay, gpu: Gpu | None, facts: Mapping[str, Any]
+) -> tuple[int, int] | None:
+    """Return predicted and measured bytes of the whole device, where they were measured."""
+    reserved = {
+        "device_built": replayed.built_bytes,
+        "device_peak": replayed.peak.reserved_bytes,
+    }
+    for key, own in reserved.items():
+        if key in facts and gpu is not None:
+            return own + gpu.context_bytes, _bytes(facts, key)
+    return None
 
 
 def _bytes(facts: Mapping[str, Any], key: str, within: str = "measured.") -> int:

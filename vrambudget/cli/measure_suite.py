@@ -14,7 +14,7 @@ from vrambudget.cli.records import append_record
 from vrambudget.cli.streams import put, say
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.record import gpu_of_record, read_records
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import look, measure_job
 from vrambudget.measure.suite import Row, SuiteName, rows_of, sized
 from vrambudget.units import format_bytes
@@ -58,7 +58,7 @@ class _Found:
             return self._skip(row, f"needs {' and '.join(missing)}")
         try:
             job = sized(row, gpu, self.machine["versions"])
-        except NotModelledError as error:
+        except VramBudgetError as error:  # what its model does not have
             return self._skip(row, error.message)
         if job is None:
             return self._skip(row, "no size of it fits")

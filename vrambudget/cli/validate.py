@@ -16,6 +16,7 @@ from vrambudget.errors import LINES, VramBudgetError, escaped
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.validate import (
     COUNTERS,
+    DEVICE,
     KINDS,
     Check,
     Summary,
@@ -152,7 +153,7 @@ def _render(checks: Sequence[Check], summaries: Sequence[Summary], output: Any) 
 
 
 def _errors(check: Check) -> dict[str, float]:
-    return {c: error for c in COUNTERS if (error := check.error(c)) is not None}
+    return {c: error for c in (*COUNTERS, DEVICE) if (error := check.error(c)) is not None}
 
 
 def _rows(check: Check, *, repeat_id: bool) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ first products, so the figure for then is counted where one was published, else 
     published   measured by others on this GPU; `lowest` to `highest` is what they saw
     borrowed    that of a sibling
     virtual     what this project's virtual card was set to; nobody measured it
+    given       (of a capacity) as the user said, or as the driver says of this machine's GPU
 
 It depends on driver and torch build too: with lazy loading (CUDA 11.7 and later); before that it
 was above 1 GiB. Not modelled: what NCCL adds for each group, some hundred MiB.
@@ -15,7 +16,7 @@ was above 1 GiB. Not modelled: what NCCL adds for each group, some hundred MiB.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["published", "borrowed", "virtual"]
+Kind = Literal["published", "borrowed", "virtual", "given"]
 _MIB = 2**20
 
 
@@ -53,6 +54,14 @@ A100 = _published(
 )
 H100 = _published(520, 520, 778, "published: 520 MiB on an H100 at the start, 778 in vLLM")
 L4 = _published(226, 226, 226, "AgileRL: 226 MiB on an L4, torch 2.11 cu130, NVML")
+V100_OF_1_10 = _published(
+    1341,
+    1341,
+    1341,
+    "Hugging Face: 1343 MiB on a V100 with one tensor, whose segment is 2 MiB; torch 1.10,"
+    " driver 460: nvidia-smi",
+)
+"""Before lazy loading (CUDA 11.7): every kernel is loaded at the start."""
 RTX_A2000 = _published(133, 133, 133, "published: 0.13 GiB on an RTX A2000, driver 575")
 RTX_3060 = CudaContext(
     225 * _MIB,

@@ -19,8 +19,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vrambudget.config.cuda_context import Kind
-from vrambudget.config.gpu_table import ROWS, GpuRow
+from vrambudget.config.cuda_context import V100_OF_1_10, Kind, like
+from vrambudget.config.gpu_table import NOT_PUBLISHED, ROWS, GpuRow
+from vrambudget.config.old_torch import is_old
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.units import format_bytes, parse_bytes
@@ -69,6 +70,7 @@ class Gpu:
     l2_bytes: int
     sold_gb: int | None
     source: str
+    capacity_kind: Kind
     context_source: str
     context_kind: Kind
     context_range: tuple[int, int]  # bytes: the lowest and the highest that were published
@@ -98,6 +100,20 @@ def find_gpu(text: str | Gpu) -> Gpu:
     return _by_name(text)
 
 
+def gpu_under(torch: str, gpu: Gpu) -> Gpu:
+    """Return the GPU under this PyTorch: contexts were larger before lazy loading."""
+    if not is_old(torch):
+        return gpu
+    own = V100_OF_1_10 if gpu.key.startswith("v100") else like(V100_OF_1_10)
+    return replace(
+        gpu,
+        context_bytes=own.bytes,
+        context_source=own.source,
+        context_kind=own.kind,
+        context_range=(own.lowest, own.highest),
+    )
+
+
 def count_of_gpus(text: str) -> tuple[int, str]:
     """Return how many GPUs a text means, and which: "8xh100" -> 8, "h100"."""
     match = _SEVERAL.fullmatch(text)
@@ -120,6 +136,7 @@ def _gpu(row: GpuRow, assumed: str | None = None) -> Gpu:
         l2_bytes=row.l2_bytes,
         sold_gb=row.sold_gb,
         source=row.source,
+        capacity_kind=row.capacity_kind,
         context_source=row.context.source,
         context_kind=row.context.kind,
         context_range=(row.context.lowest, row.context.highest),
@@ -143,6 +160,13 @@ def _by_name(text: str) -> Gpu:
             where="gpu",
             hint="`vrambudget gpus` lists them; write a size, such as 24GiB, for its memory on one",
         )
+    for words, name in NOT_PUBLISHED.items() if not rows else ():
+        if set(words.split()) <= asked:
+            raise VramBudgetError(
+                f"{name} is not in the table: no capacity was found that somebody published",
+                where="gpu",
+                hint="write its memory in GiB, as torch.cuda.get_device_properties shows it",
+            )
     if not rows:
         asked_for = text.strip().lower()
         hint = did_you_mean(asked_for, [row.key for row in ROWS])
@@ -199,6 +223,7 @@ def _exact_size(text: str) -> Gpu:
         capacity_bytes=capacity,
         sold_gb=None,
         source="as given",
+        capacity_kind="given",
     )
 
 
@@ -223,6 +248,7 @@ def gpu_with_room(name: str, capability: tuple[int, int], free_bytes: int, *, so
         capacity_bytes=free_bytes,
         compute_capability=capability,
         source=source,
+        capacity_kind="given",
     )
 
 

@@ -29,6 +29,7 @@ from vrambudget.config.loops import (
     loop_defaults,
     problems_of_loop,
 )
+from vrambudget.config.old_torch import problems_of_old_torch
 from vrambudget.config.settings import LARGEST, Settings, canonical
 from vrambudget.config.versions import as_numbers
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -140,6 +141,7 @@ class Job(
             yield "use_cache is for training and evaluation; generation has --cache"
         yield from self._problems_of_inference()
         yield from problems_of_loop(self)
+        yield from problems_of_old_torch(self)
         yield from self._problems_of_gradients()
         if self.evaluates:
             yield from self._problems_of_evaluation()

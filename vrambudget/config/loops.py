@@ -6,6 +6,7 @@ A loop's defaults are the library's own: they stand where a job says nothing, be
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vrambudget.config.old_torch import old_defaults
 from vrambudget.config.versions import as_numbers, default_version, plain_version
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     Source: transformers/training_args.py (TrainingArguments), 5.17; trl/trainer/base_config.py,
     1.16.
     """
+    if old := old_defaults(values):
+        return old
     if values.get("loop") == "lightning":  # as from_pretrained leaves a model
         return {"model_mode": "eval"}
     if values.get("loop") not in TRAINERS:

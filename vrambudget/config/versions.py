@@ -2,6 +2,7 @@
 
     default    VRAMBUDGET_TORCH, VRAMBUDGET_TRANSFORMERS; else what is installed, if it was checked
                and is not a CPU build (which has no GPU); else the version of most records
+    old        1.10 is followed where it is named, for what was published of it (old_torch.py)
     followed   a version that was not checked follows the newest checked one before it in its major
                release, the oldest checked one if it is older than all
     CUDA       what PyPI's build of that PyTorch has, unless the version names it: "2.11+cu128"
@@ -16,6 +17,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+
+from vrambudget.config.old_torch import is_old
 
 CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
@@ -91,7 +94,7 @@ def followed_version(asked: str, checked: Sequence[str]) -> str:
 
     Where there is none to follow, it is the one asked for.
     """
-    if not checked:
+    if not checked or is_old(asked):
         return asked
     relatives = [version for version in checked if _major(version) == _major(asked)]
     return _newest_until(asked, relatives or checked)
@@ -115,6 +118,8 @@ def _major(version: str) -> int:
 
 def remarks_on_versions(torch: str, transformers: str, followed_in: Sequence[str]) -> Iterator[str]:
     """Say whose rules stand in for those of versions that were not checked: more or less memory."""
+    if is_old(torch):
+        yield f"torch {torch} is followed for what was published of it, and was not rehearsed"
     asked: list[tuple[str, str, Sequence[str]]] = [
         ("torch", torch, CHECKED["torch"]),
         ("transformers", transformers, followed_in),

@@ -25,7 +25,7 @@ _HAS_BF16 = (8, 0)  # compute capability
 _LEFT = 0.9
 _TOO_LARGE = 1.1
 _DOUBLINGS = 16
-_SHORT = 128  # tokens
+_MODERATE, _SHORT = 512, 128  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +218,18 @@ def rows_of(suite: SuiteName) -> Iterator[Row]:
     if suite == "full":
         for model in _MODELS:
             for name, fields, needs in _METHODS:
-                yield _row(f"full: {name}", model, 16, 4, 1, needs=needs, **fields)
+                yield _row(f"full: {name}", model, 16, 4, 1, needs=needs, **_short(fields))
+
+
+def _short(fields: Fields) -> Fields:
+    """Return a training's or an evaluation's fields with rows of moderate length."""
+    return fields if fields.get("mode") == "generate" else {"block": _MODERATE, **fields}
 
 
 def sized(row: Row, gpu: Gpu, versions: Mapping[str, str]) -> dict[str, Any] | None:
     """Return a row's job as a record has it, None where no size of it fits the GPU.
 
-    Raises NotModelledError for a row that its model does not have.
+    Raises VramBudgetError for a row that its model does not have.
     """
     for size in _sizes(row):
         scenario = _scenario(row, size, gpu, versions)

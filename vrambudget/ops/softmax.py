@@ -1,9 +1,10 @@
-"""Softmax and log-softmax: the output is kept, not the input.
+"""Softmax and log-softmax: the output is kept, not the input; in PyTorch 1.10 the input, too.
 
 Under autocast both run in float32 unless the caller names a type.
 
 Source: aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu; autocast_mode.h (fp32_set_opt_dtype);
-derivatives.yaml (_softmax, _log_softmax).
+derivatives.yaml (_softmax, _log_softmax), which gave backward the input's type from 1.11 on and
+the input itself before: generated/Functions.h of 1.10.0 (SoftmaxBackward0.self_).
 """
 
 from vrambudget.dtypes import DType, float16, float32
@@ -11,6 +12,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, empty_like
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.shape import contiguous
 
 
@@ -36,6 +38,7 @@ def _softmax(name: str, x: Tensor, dtype: DType | None) -> Tensor:
     context.operation = name
     y = empty(x.shape, target)
     kept = keep(y, when=x.requires_grad)
+    old = None if torch_since(2, 6) else keep(x, when=x.requires_grad)
 
     def backward(dy: Tensor) -> Tensor:
         dx = empty_like(dy, source if fused else target)
@@ -44,4 +47,4 @@ def _softmax(name: str, x: Tensor, dtype: DType | None) -> Tensor:
             del product
         return dx
 
-    return record(name, y, inputs=(x,), saved=(kept,), backward=backward)
+    return record(name, y, inputs=(x,), saved=(kept, old), backward=backward)

@@ -5,6 +5,7 @@ Products with an epilogue (a bias) go through cuBLASLt; since 2.15 in 16 bit tho
 added to a matrix.
 
     torch           cuBLAS              cuBLASLt
+    1.10            its own, from the driver    not used
     2.6, 2.8        kept                comes and goes with each product
     2.11            kept                kept
     2.13            kept                cuBLAS' own
@@ -17,8 +18,9 @@ A batched product over one element (bmm of [B, n, 1] and [B, 1, m]) needs none f
 Triton kernel does it.
 
 Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, getCUDABlasLtWorkspace)
-and cuda/CUDABlas.cpp of these releases; pull requests 156495 (cuBLASLt's is kept), 175344 (shared,
-Blackwell), 194311 (per product); torch/_native/ops/bmm_outer_product.
+and cuda/CUDABlas.cpp of these releases; pull requests 83461 (PyTorch's own from its allocator),
+156495 (cuBLASLt's is kept), 175344 (shared, Blackwell), 194311 (per product);
+torch/_native/ops/bmm_outer_product.
 Not modelled: CUBLAS_WORKSPACE_CONFIG and the other variables that set sizes; side streams; a Python
 without Triton.
 """
@@ -33,6 +35,8 @@ MIB = 2**20
 
 def cublas_workspace(*, epilogue: bool = False) -> None:
     """Allocate what a matrix product allocates besides its result."""
+    if not torch_since(2, 6):
+        return
     cublas, lt = cublas_workspace_bytes(), cublaslt_workspace_bytes()
     if torch_since(2, 15):
         _passing(lt if epilogue else cublas)

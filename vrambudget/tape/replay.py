@@ -32,6 +32,7 @@ class Replay:
     peak_event: int  # the event of the tape that most is allocated after
     unseen_step: int | None = None  # the peak is in this step, which is not on the tape
     after_step_bytes: int | None = None  # where steps have an end
+    built_bytes: int = 0  # reserved once the model is built and the cache is emptied
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class _Readings:
     """Counters as the loop reads them."""
 
     weights_bytes: int = 0
+    built_bytes: int = 0
     after_forward_bytes: int | None = None
     after_backward_bytes: int | None = None
     after_step_bytes: int | None = None
@@ -52,6 +54,7 @@ def replay(tape: Tape) -> Replay:
         if mark.resets_allocator:
             allocator.reset_peaks()
             readings.weights_bytes = allocated_bytes
+            readings.built_bytes = allocator.reserved_bytes
         elif mark.phase == Phase.BACKWARD:
             readings.after_forward_bytes = allocated_bytes
         elif mark.phase == Phase.OPTIMIZER_STEP:
@@ -79,8 +82,16 @@ def replay(tape: Tape) -> Replay:
     breakdown = _breakdown(tape, event, peak.allocated_bytes)
     unseen = any(m.steps is not None and m.position == event for m in tape.marks)
     step = allocator.peak_step if unseen else None
-    after = readings.after_step_bytes
-    return Replay(readings.weights_bytes, tuple(steps), peak, breakdown, event, step, after)
+    return Replay(
+        readings.weights_bytes,
+        tuple(steps),
+        peak,
+        breakdown,
+        event,
+        step,
+        readings.after_step_bytes,
+        readings.built_bytes,
+    )
 
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:

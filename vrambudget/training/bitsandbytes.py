@@ -2,7 +2,7 @@
 
     AdamW   two states, Lion one, each as large as the parameter
     8 bits  uint8 for parameters of at least 4,096 elements, with a float32 absmax for each block of
-            256; smaller ones keep float32 states
+            256 (2,048 in 0.26, with PyTorch 1.10); smaller ones keep float32 states
     qmap    the 256 values that a code stands for, float32: one table of signed values and, where
             there are two states, one of unsigned values, shared by all parameters
     paged   states of at least 100,000 elements are in managed memory, which moves between GPU and
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from vrambudget.dtypes import float32, uint8
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import torch_since
 from vrambudget.training.optimizer_base import Optimizer, new_state
 
-_BLOCK = 256
 _SMALLEST_8BIT = 4096  # min_8bit_size
 _SMALLEST_PAGED = 100_000
 _CODES = 256
@@ -71,7 +71,7 @@ class BitsAndBytes(Optimizer):
         if not _is_paged(self.kind, parameter):
             found += [new_state(f"state{i}", parameter.shape, dtype) for i in numbers]
         if compact:
-            blocks = -(-parameter.numel // _BLOCK)
+            blocks = -(-parameter.numel // (256 if torch_since(2, 6) else 2048))
             found += [new_state(f"absmax{i}", (blocks,), float32) for i in numbers]
         return found
 

@@ -13,6 +13,7 @@ from functools import reduce
 from vrambudget.dtypes import DType, promote
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Parameter, Tensor, empty
+from vrambudget.engine.versions import torch_since
 from vrambudget.ops.foreach_norm import foreach_norm
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.parallel.dtensor import (
@@ -32,11 +33,17 @@ def clip_grad_norm(parameters: Sequence[Parameter]) -> Tensor | None:
     if not with_grad:
         return None
     with no_grad():
-        total_norm = _total_norm(with_grad)
+        total_norm = (_total_norm if torch_since(2, 6) else _total_norm_of_1_10)(with_grad)
         coefficients = _clip_coefficient(total_norm.dtype)
         scaled = reduced_gradients(with_grad)  # _foreach_mul_ reads them as sums
         del scaled, coefficients
     return total_norm
+
+
+def _total_norm_of_1_10(parameters: list[Parameter]) -> Tensor:
+    from vrambudget.training.transformers_4_16 import total_norm  # noqa: PLC0415 - few jobs are
+
+    return total_norm(parameters)
 
 
 def _total_norm(parameters: list[Parameter]) -> Tensor:

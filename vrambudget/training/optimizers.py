@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
+from vrambudget.engine.versions import torch_since
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.parallel.dtensor import redistributed
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
@@ -122,6 +123,24 @@ class SGD(Optimizer):
                     self.momentum_buffers[parameter] = buffer
 
 
+def _adamw(parameters: Sequence[Parameter], implementation: Implementation) -> Optimizer:
+    if torch_since(2, 6):
+        return Adam(parameters, implementation)
+    from vrambudget.training.transformers_4_16 import AdamW  # noqa: PLC0415 - few jobs are so old
+
+    return AdamW(parameters)
+
+
+def _adafactor(parameters: Sequence[Parameter], implementation: Implementation) -> Optimizer:
+    if torch_since(2, 6):
+        from vrambudget.training.adafactor import Adafactor  # noqa: PLC0415 - few jobs have it
+
+        return Adafactor(parameters, implementation)
+    from vrambudget.training.transformers_4_16 import Adafactor as Old  # noqa: PLC0415
+
+    return Old(parameters)
+
+
 def make_optimizer(
     name: str,
     implementation: str | None,
@@ -143,17 +162,15 @@ def make_optimizer(
     chosen: Implementation = implementation or "foreach"  # type: ignore[assignment]
     match name:
         case "adamw" | "adam":
-            return Adam(parameters, chosen)
+            return _adamw(parameters, chosen)
         case "sgd" | "sgd-momentum":
             return SGD(parameters, chosen, momentum=name == "sgd-momentum")
         case "adafactor":
-            from vrambudget.training.adafactor import Adafactor  # noqa: PLC0415 - as all below
-
-            return Adafactor(parameters, chosen if implementation else "for-loop")
+            return _adafactor(parameters, chosen if implementation else "for-loop")
         case "none":
             return None
         case "muon":
-            from vrambudget.training.muon import MuonAndAdamW  # noqa: PLC0415
+            from vrambudget.training.muon import MuonAndAdamW  # noqa: PLC0415 - few have it
 
             return MuonAndAdamW(parameters, outer, lambda rest: Adam(rest, chosen))
     from vrambudget.training.bitsandbytes import KINDS, BitsAndBytes  # noqa: PLC0415
