@@ -55,6 +55,12 @@ def test_a_layer_is_gathered_before_the_one_below_it_computes_if_told():
     assert small(forward_prefetch=True).peak.requested_bytes >= plain
 
 
+@pytest.mark.parametrize(("parallel", "is_told"), [("fsdp1", True), ("fsdp2", False)])
+def test_a_report_says_where_a_real_card_may_reserve_more(parallel, is_told):
+    budget = estimate("gpt2", batch=1, block=64, ranks=2, parallel=parallel)
+    assert any("record_stream" in warning for warning in budget.warnings) is is_told
+
+
 def test_evaluation_gives_all_layers_back():
     budget = small(mode="eval")
     assert budget.breakdown["gathered weights"] > 0

@@ -340,7 +340,6 @@ def test_pictures_tell_when_a_block_waited_and_for_which_stream():
     assert sorted(traced.streams) == sorted(traced.segments)
     assert set(traced.streams.values()) == {0, 1}
     assert [span.phase for span in memory_curve(tape, Job()).spans][1:] == ["gather"] * 6
-    assert tape.defers_frees
 
 
 def test_a_snapshot_has_the_streams_and_what_waits():

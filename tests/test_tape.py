@@ -103,10 +103,8 @@ def test_a_tape_on_the_default_stream_alone_is_plain():
         with on_stream(0):
             empty_bytes(KIB)
         assert tape.is_plain
-        assert not tape.defers_frees
         empty_bytes(KIB).record_stream(1)
         assert not tape.is_plain
-        assert tape.defers_frees
 
 
 def test_nothing_of_nothing_is_on_the_tape():

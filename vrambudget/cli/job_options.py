@@ -15,34 +15,22 @@ from pydantic.fields import FieldInfo
 from vrambudget.config.fields.batches import counted_rows, one_length
 from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
+from vrambudget.config.options import EITHER, option_of
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import Run
 
 SWITCHES = {
-    "sample": ("--sample", "draw tokens: do_sample=True"),
-    "keep_outputs": (
-        "--discard-outputs",
-        "the loop drops its outputs before the next forward pass",
-    ),
-    "eval_first": ("--eval-first", "evaluate before the first step, too"),
-    "eval_gather": (
-        "--eval-gather",
-        "the evaluation keeps the logits of all batches on the GPU and concatenates them",
-    ),
-    "compile": (
-        "--compile",
-        "the model runs under torch.compile; needs torch: pip install 'vrambudget[torch]'",
-    ),
-    "double_quant": ("--no-double-quant", "keep the scales of 4-bit blocks in float32"),
-    "expandable_segments": (
-        "--expandable-segments",
-        "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
-    ),
+    "sample": "draw tokens: do_sample=True",
+    "keep_outputs": "the loop drops its outputs before the next forward pass",
+    "eval_first": "evaluate before the first step, too",
+    "eval_gather": "the evaluation keeps the logits of all batches on the GPU and concatenates"
+    " them",
+    "compile": "the model runs under torch.compile; needs torch: pip install 'vrambudget[torch]'",
+    "double_quant": "keep the scales of 4-bit blocks in float32",
+    "expandable_segments": "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    " (Linux)",
 }
-"""field: (option, help), where they are not the field's own. The option flips its default."""
-
-_EITHER = {"use_cache"}
-"""Fields that are on or off by what the model or the loop is: there is an option for each."""
+"""What a switch does, where its field's description says what it is. It flips the default."""
 
 
 def add_job_options(
@@ -69,10 +57,11 @@ def add_job_options(
         group = parser.add_argument_group(fields.model_config["title"])
         for name, field in fields.model_fields.items():
             if field.annotation is bool:
-                option, does = SWITCHES.get(name, (_spellings(name)[0], field.description))
+                does = SWITCHES.get(name, field.description)
                 action: Any = "store_false" if field.default else "store_true"
-                if name in _EITHER:
+                if name in EITHER:
                     action = argparse.BooleanOptionalAction
+                option = option_of(name)
                 group.add_argument(
                     option, dest=name, action=action, default=argparse.SUPPRESS, help=does
                 )

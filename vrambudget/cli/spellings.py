@@ -27,6 +27,7 @@ from vrambudget.config.foreign.meanings import (
     Uncounted,
 )
 from vrambudget.config.foreign.words import words_of
+from vrambudget.config.options import option_of, told
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -35,7 +36,6 @@ _OTHERWISE = (
     "leave it out for the number without it; `vrambudget rehearse --gpu GPU -- python train.py`"
     " runs any script"
 )
-_OFF_SWITCHES = {"double_quant": "--no-double-quant"}
 
 
 def translated(
@@ -114,11 +114,9 @@ class _Reading:
         named = {word.partition("=")[0] for word in given}
         words = list[str]()
         for field, value in settled({**self._assumed, **self._told}).items():
-            option = f"--{field.replace('_', '-')}"
-            if field in _OFF_SWITCHES:
-                words += [] if value else [_OFF_SWITCHES[field]]
-            elif value is True:
-                words += [option]
+            option = option_of(field)
+            if isinstance(value, bool):
+                words += told({field: value})
             elif option not in named and option in self.own:
                 words += [option, _text(value)]
         return words

@@ -66,7 +66,7 @@ def _fields_of(group: type[Any]) -> Iterator[dict[str, Any]]:
             "kind": "text" if str in kinds else "choice" if choices else _KINDS[kinds[0]],
             "choices": choices,
             "default": ",".join(default) if isinstance(default, tuple) else default,
-            "help": SWITCHES[name][1] if name in SWITCHES else field.description,
+            "help": SWITCHES.get(name, field.description),
         }
 
 

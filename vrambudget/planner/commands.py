@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.cli.job_options import SWITCHES
-from vrambudget.config.job import Job
+from vrambudget.config.options import told
 
 Model = str | Mapping[str, Any]
 _CONFIG = "config.json"  # where a pasted configuration should be saved
@@ -14,14 +13,7 @@ _CONFIG = "config.json"  # where a pasted configuration should be saved
 
 def command_line(model: Model, gpu: str, fields: Mapping[str, Any]) -> str:
     """Return the command that gives the same answer."""
-    words = ["vrambudget", model if isinstance(model, str) else _CONFIG]
-    for name, value in fields.items():
-        option = f"--{name.replace('_', '-')}"
-        if Job.model_fields[name].annotation is bool:
-            option = SWITCHES[name][0] if name in SWITCHES else option
-            words += [option] if value != Job.model_fields[name].default else []
-        else:
-            words += [option, str(value)]
+    words = ["vrambudget", model if isinstance(model, str) else _CONFIG, *told(fields)]
     return shlex.join([*words, *(["--gpu", gpu] if gpu else [])])
 
 

@@ -12,13 +12,14 @@ Not modelled, so not offered: offloading, torch.compile.
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
 from typing import Any
 
 from vrambudget.config.job import Job
+from vrambudget.config.options import told
 from vrambudget.estimator import Scenario
 from vrambudget.planning.variants import variant
 
@@ -31,11 +32,6 @@ _LEAST = 1000  # a change that saves less than this part of the peak does not he
 _LEAST_OF_CACHE = 50  # saved by a setting of the allocator; less means hardly any fragmentation
 _MOST_TIMES = 2**16  # Job.grad_accum's limit
 _FIRST_WITH_BFLOAT16 = (8, 0)
-_SWITCHES = {
-    "keep_outputs": "--discard-outputs",
-    "double_quant": "--no-double-quant",
-    "expandable_segments": "--expandable-segments",
-}
 
 
 class Cost(StrEnum):
@@ -205,22 +201,3 @@ def options(before: Job, after: Job) -> str:
     if before.mode == "generate":
         changed = [name for name in changed if name != "block"]  # it is the prompt's
     return shlex.join(told({name: getattr(after, name) for name in changed}))
-
-
-def told(fields: Mapping[str, Any]) -> list[str]:
-    """Return fields of a job as words of the command line; None says nothing."""
-    return [word for name, value in fields.items() for word in _option(name, value)]
-
-
-def _option(name: str, value: object) -> Iterator[str]:
-    """Yield an option as the command line has it."""
-    option = _SWITCHES.get(name, f"--{name.replace('_', '-')}")
-    if name == "use_cache":  # its default is the model's
-        yield option if value else "--no-use-cache"
-    elif name in _SWITCHES or Job.model_fields[name].annotation is bool:
-        if value != Job.model_fields[name].default:
-            yield option
-    elif value is not None:
-        words = str(value).lower() if isinstance(value, bool) else str(value)
-        yield option
-        yield ",".join(value) if isinstance(value, tuple) else words

@@ -6,9 +6,9 @@ from typing import Any
 
 from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
+from vrambudget.config.options import told
 from vrambudget.config.said_by_config import caches
 from vrambudget.estimator import Scenario
-from vrambudget.planning.changes import told
 from vrambudget.planning.recipes import Recipe
 
 _RESOLVED = frozenset(

@@ -79,11 +79,6 @@ class Tape:
         self.stream_bits = stream_bits(stream)
         self.is_plain = self.is_plain and not stream
 
-    @property
-    def defers_frees(self) -> bool:
-        """Whether blocks wait for other streams: on a real card reserved may then be more."""
-        return not self.is_plain and any(e.kind is Kind.RECORD_STREAM for e in self.read())
-
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         """Yield the events from position `start` to `stop`."""
         return map(decode, islice(self.events, start, stop))

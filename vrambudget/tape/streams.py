@@ -16,7 +16,7 @@ insert_events, process_events, malloc, synchronize_and_free_events, release_cach
 aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda.
 
 Events are taken to be over when they are asked for: on a real card work may still run, the block
-waits longer, and reserved may become more. `Tape.defers_frees` says where that can be so.
+waits longer, and reserved may become more.
 """
 
 from collections.abc import Iterable, Sequence

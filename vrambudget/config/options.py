@@ -1,0 +1,34 @@
+"""Fields of a job as words of the command line."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vrambudget.config.job import Job
+
+_TURNED_OFF = {"double_quant": "--no-double-quant", "keep_outputs": "--discard-outputs"}
+"""Options of fields that are on by default."""
+
+EITHER = {"use_cache"}
+"""Fields that are on or off by what the model or the loop is: there is an option for each."""
+
+
+def option_of(field: str) -> str:
+    """Return a field's option; that of a field which is true or false flips its default."""
+    return _TURNED_OFF.get(field, f"--{field.replace('_', '-')}")
+
+
+def told(fields: Mapping[str, Any]) -> list[str]:
+    """Return fields of a job as words of the command line; None says nothing."""
+    return [word for field, value in fields.items() for word in _words(field, value)]
+
+
+def _words(field: str, value: object) -> Iterator[str]:
+    if field in EITHER:
+        yield option_of(field) if value else f"--no-{field.replace('_', '-')}"
+    elif Job.model_fields[field].annotation is bool:
+        if value != Job.model_fields[field].default:
+            yield option_of(field)
+    elif value is not None:
+        yield option_of(field)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        yield ",".join(value) if isinstance(value, tuple) else text
