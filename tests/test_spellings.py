@@ -161,6 +161,7 @@ OF_OTHERS = {
     *("--abi", "--dest", "--disable-pip-version-check", "--implementation", "--no-deps"),  # pip's
     *("--only-binary", "--platform", "--python-version", "--quiet"),
     "--quantization",  # vLLM's
+    "--override-tensor",  # llama.cpp's
     *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's
 }
 

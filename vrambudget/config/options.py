@@ -24,7 +24,7 @@ def told(fields: Mapping[str, Any]) -> list[str]:
 
 def _words(field: str, value: object) -> Iterator[str]:
     if field in EITHER:
-        yield option_of(field) if value else f"--no-{field.replace('_', '-')}"
+        yield option_of(field if value else f"no_{field}")
     elif Job.model_fields[field].annotation is bool:
         if value != Job.model_fields[field].default:
             yield option_of(field)

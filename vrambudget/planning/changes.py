@@ -127,6 +127,12 @@ CHANGES = (
         attention="sdpa",
     ),
     _fields(
+        "cache no keys and values: `model.config.use_cache = False`",
+        Cost.NOTHING,
+        lambda scenario: _trains(scenario) and scenario.job.use_cache,
+        use_cache=False,
+    ),
+    _fields(
         "drop the outputs before the next forward: `del outputs`",
         Cost.NOTHING,
         lambda scenario: scenario.job.keep_outputs and scenario.job.mode != "generate",
