@@ -11,7 +11,7 @@ from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.compiled.asked import compiler_defaults, compiling, original
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu, gpu_under
 from vrambudget.config.job import Job
-from vrambudget.config.loops import remarks_on_loop
+from vrambudget.config.loops import remark_on_leak, remarks_on_loop
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.remarks_on_gpu import remarks_on_gpu
 from vrambudget.config.said_by_config import caches, remarks_on_config
@@ -288,6 +288,10 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
         )
     yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
+    if job.keep_losses == "graphs":
+        peaks = [step.peak_allocated_bytes for step in replayed.steps]
+        room = scenario.gpu.room_bytes - replayed.peak.reserved_bytes if scenario.gpu else None
+        yield remark_on_leak(peaks, room)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
 

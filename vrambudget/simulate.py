@@ -113,7 +113,11 @@ def _record(
     *,
     in_full: bool = False,
 ) -> Recording:
-    """Record a job; `in_full`: walk every pass and every layer, however alike they are."""
+    """Record a job; `in_full`: walk every pass and every layer, however alike they are.
+
+    Graphs that are kept after backward are as they are.
+    """
+    in_full = in_full or job.keep_losses == "graphs"
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
         ranked = _ranked(job)
@@ -230,6 +234,16 @@ def _build(config: ModelConfig, job: Job) -> Module:
         )
     if job.loop in TRL_LOOPS:
         _check_trl(config, job)
+    if job.label_smoothing and not config.followed_in:
+        raise NotModelledError(
+            f"{config.model_type} with label smoothing is not modelled: its loss is its own",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
+        )
+    if job.rows == "packed" and not config.reads_position_ids:
+        raise NotModelledError(
+            f"{config.model_type} with packed rows is not modelled",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
+        )
     if job.attention_mask != "none" and not config.reads_attention_mask:
         raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):

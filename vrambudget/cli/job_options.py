@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from vrambudget.config.fields.batches import counted_rows, one_length
+from vrambudget.config.fields.batches import one_length
 from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.options import EITHER, option_of
@@ -100,7 +100,6 @@ def with_files(args: argparse.Namespace) -> argparse.Namespace:
 
 _REFUSING: Mapping[str, Callable[[Any], Any]] = {
     "loop": counted_loop,
-    "rows": counted_rows,
     "block": one_length,
 }
 """Options with values that are refused by name, and what refuses them."""

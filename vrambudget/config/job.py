@@ -201,6 +201,8 @@ class Job(
         # TRL's collators always make a mask; a mean of hidden states divides by its sum.
         full = "ones" if self.loop in TRL_LOOPS or self.pool == "mean" else "none"
         mask, causal = ("padding", "built") if padded else (full, "skipped")
+        if self.rows == "packed":  # a card reads that position_ids restart
+            mask, causal = "none", "built"
         masks = {
             "attention_mask": self.attention_mask or mask,
             "causal_mask": self.causal_mask or causal,

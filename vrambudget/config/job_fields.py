@@ -23,9 +23,9 @@ class JobFields(TypedDict, total=False):
     """Tokens per target sequence for seq2seq-lm (default: the block)."""
     image_size: int | None
     """Pixels along each side of an image (default: the model's own)."""
-    rows: Literal["full", "padded"]
-    """What the rows of a batch hold: one sequence that fills the block, or one with padding and the
-    tokenizer's mask.
+    rows: Literal["full", "padded", "packed"]
+    """What the rows of a batch hold: one sequence that fills the block; one with padding and the
+    tokenizer's mask; or several, packed, with position_ids that restart.
     """
     attention_mask: Literal["none", "ones", "padding"] | None
     """The mask that the model is called with (default: none for full rows; ones: a tokenizer's mask
@@ -70,7 +70,9 @@ class JobFields(TypedDict, total=False):
     steps: int
     """Optimizer steps to simulate; the peak settles by the third."""
     label_smoothing: float
-    """Label smoothing of the loss: Trainer's label_smoothing_factor."""
+    """Label smoothing of the loss: Trainer's label_smoothing_factor; in loop plain, that of torch's
+    cross_entropy on the logits.
+    """
     zero_grad: Literal["none", "zeros", "late"]
     """Gradients after a step: set to none; kept and zeroed (set_to_none=False); or set to none
     late, between forward and backward.
@@ -81,6 +83,10 @@ class JobFields(TypedDict, total=False):
     """
     keep_outputs: bool
     """The loop's variables hold the last outputs while the next forward runs."""
+    keep_losses: Literal["none", "list", "graphs"]
+    """What the loop keeps of every loss: nothing; the loss itself, in a list; or its graph with it
+    (backward(retain_graph=True)), which is a leak.
+    """
     model_mode: Literal["train", "eval"]
     """The mode that the model trains in: eval has no dropout and no checkpointing."""
     eval_batches: int | None

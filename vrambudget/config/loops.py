@@ -3,11 +3,12 @@
 A loop's defaults are the library's own: they stand where a job says nothing, before a model card's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.old_torch import old_defaults
 from vrambudget.config.versions import as_numbers, default_version, plain_version
+from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
     from vrambudget.config.job import Job
@@ -17,6 +18,7 @@ _PLAIN_ONLY: Mapping[str, Any] = {
     "forward_returns": "outputs",
     "keep_outputs": True,
     "model_mode": "train",
+    "keep_losses": "none",
 }
 """How a plain loop is written: libraries have written theirs. Field: its default."""
 
@@ -57,6 +59,8 @@ _PHRASES: tuple[tuple[str, Any, str], ...] = (
     ("zero_grad", "late", "gradients zeroed late"),
     ("forward_returns", "loss", "the loss alone returned"),
     ("keep_outputs", False, "outputs discarded"),
+    ("keep_losses", "list", "losses kept"),
+    ("keep_losses", "graphs", "losses kept with their graphs"),
     ("model_mode", "eval", "model in eval mode"),
     ("use_cache", True, "keys and values cached"),
     ("eval_gather", True, "logits gathered"),
@@ -120,10 +124,12 @@ def _is_since(version: object, first: tuple[int, int]) -> bool:
 
 def problems_of_loop(job: "Job") -> Iterator[str]:
     """Yield what a job's loop does not leave open."""
-    if job.label_smoothing and job.loop != "trainer":
-        yield "label_smoothing is counted for loop 'trainer' (label_smoothing_factor)"
+    if job.label_smoothing and job.loop not in {"plain", "trainer"}:
+        yield "label_smoothing is counted for loops 'plain' and 'trainer'"
     if job.label_smoothing and job.task == "seq2seq-lm":
         yield "label_smoothing of seq2seq-lm is not modelled: the collator makes decoder_input_ids"
+    if job.keep_losses == "graphs" and job.checkpointing != "none":
+        yield "keep_losses is 'graphs': what checkpoints recompute for kept graphs is not modelled"
     yield from _problems_of_trl(job)
     if job.loop == "plain":
         return
@@ -140,6 +146,11 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
 
 def remarks_on_loop(job: "Job") -> Iterator[str]:
     """Yield whose loop is counted, and on what, where a user may have another."""
+    if job.rows == "packed" and job.use_cache and job.checkpointing == "none":
+        yield (
+            "with use_cache on, transformers does not look where packed sequences begin: no mask is"
+            " built, and tokens see those of other sequences; --no-use-cache builds it"
+        )
     if job.loop in TRAINERS and as_numbers(job.transformers) != as_numbers(_TRAINER_OF):
         yield f"loop {job.loop!r} is the one of transformers {_TRAINER_OF}"
     if job.loop in TRL_LOOPS:
@@ -157,6 +168,19 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
             "blocks that other streams use (record_stream) come back when their work is over, here"
             " at once: on a real card reserved may be more"
         )
+
+
+def remark_on_leak(peaks: Sequence[int], left_bytes: int | None) -> str:
+    """Say what losses that are kept with their graphs add in each step, and where that ends.
+
+    `peaks` are those of the steps; `left_bytes`: of the GPU after the last of them.
+    """
+    growth = peaks[-1] - peaks[-2] if len(peaks) > 1 else peaks[-1]
+    told = f"losses are kept with their graphs: each step takes {format_bytes(growth)} more"
+    if left_bytes is None or growth <= 0:
+        return told
+    last = len(peaks) + max(0, left_bytes) // growth
+    return f"{told}; the GPU is full after about {last:,} steps"
 
 
 def _problems_of_trainer(job: "Job") -> Iterator[str]:
@@ -181,6 +205,8 @@ def _problems_of_trl(job: "Job") -> Iterator[str]:
         if job.completion_len is not None:
             yield "completion_len is for loops 'sft' and 'dpo'"
         return
+    if job.rows == "packed":
+        yield f"rows are packed, which is not modelled in loop {job.loop!r}"
     if job.task not in {None, "causal-lm"}:
         yield f"task is {job.task!r}; loop {job.loop!r} trains causal language models"
     if job.block is not None and (job.completion_len or 0) > job.block:

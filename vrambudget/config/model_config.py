@@ -110,6 +110,11 @@ class ModelConfig(Settings):
     reads_attention_mask: ClassVar[bool] = True
     """Whether its forward takes a tokenizer's attention mask."""
 
+    @property
+    def reads_position_ids(self) -> bool:
+        """Whether it takes positions [B, T], and sees by them where packed sequences begin."""
+        return self.keeps_cache and self.model_type != "opt"
+
     loads_in_4bit: ClassVar[bool] = True
     """Whether its causal language model is modelled with bitsandbytes' 4-bit weights."""
 

@@ -21,7 +21,7 @@ class SweepFields(TypedDict, total=False):
     )
     target_len: int | Iterable[int | None] | None
     image_size: int | Iterable[int | None] | None
-    rows: Literal["full", "padded"] | Iterable[Literal["full", "padded"]]
+    rows: Literal["full", "padded", "packed"] | Iterable[Literal["full", "padded", "packed"]]
     attention_mask: (
         Literal["none", "ones", "padding"]
         | Iterable[Literal["none", "ones", "padding"] | None]
@@ -85,6 +85,7 @@ class SweepFields(TypedDict, total=False):
     zero_grad: Literal["none", "zeros", "late"] | Iterable[Literal["none", "zeros", "late"]]
     forward_returns: Literal["outputs", "loss"] | Iterable[Literal["outputs", "loss"]]
     keep_outputs: bool | Iterable[bool]
+    keep_losses: Literal["none", "list", "graphs"] | Iterable[Literal["none", "list", "graphs"]]
     model_mode: Literal["train", "eval"] | Iterable[Literal["train", "eval"]]
     eval_batches: int | Iterable[int | None] | None
     eval_batch: int | Iterable[int | None] | None

@@ -109,6 +109,9 @@ def values_of(job: Job, shape: tuple[int, int, int] | None) -> dict[str, Known]:
         value = torch.ones(given.shape, dtype=torch.long)
         if name == "labels" and job.task in {"seq-cls", "image-cls"}:
             value.zero_()
+        if name == "position_ids":
+            assert job.block is not None  # noqa: S101 - resolved by the caller
+            value = (torch.arange(job.block) % -(-job.block // 2)).expand(given.shape)
         if name == "attention_mask" and job.rows == "padded":
             value[:, -1] = 0
         values[name] = of_tensor(value)

@@ -6,14 +6,22 @@
     storage, or under autocast a float32 copy), the target and one scalar, total_weight.
     backward: the gradient of nll_loss [N, V], then that of log_softmax [N, V].
 
-Source: aten/src/ATen/native/LossNLL.cpp (cross_entropy_loss, nll_loss_nd_symint),
-cuda/Loss.cu; autocast_mode.h (nll_loss is on the float32 list, cross_entropy_loss is on none).
+    with label smoothing, the sum of log-probabilities beside: its gradient is [N, V], too
+
+Source: aten/src/ATen/native/LossNLL.cpp (cross_entropy_loss, cross_entropy_loss_label_smoothing,
+nll_loss_nd_symint), cuda/Loss.cu; autocast_mode.h (nll_loss is on the float32 list,
+cross_entropy_loss is on none; sum computes in float32, unless it is told a type).
 """
 
+from vrambudget.dtypes import bool_, float32
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import Saved, keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import add, div_by_scalar, mul_scalar, neg
+from vrambudget.ops.fill import masked_fill_
+from vrambudget.ops.reduce import count_true, sum_all, sum_dim
 from vrambudget.ops.softmax import log_softmax
 
 
@@ -23,6 +31,21 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
         raise ShapeError(f"cross_entropy of {list(x.shape)} for targets {list(target.shape)}")
     log_probabilities = log_softmax(x, dtype=x.dtype)
     return nll_loss(log_probabilities, target)  # the caller's frame holds them meanwhile
+
+
+def smoothed_cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    """Return the mean loss of logits [N, V] for class indices [N], with label smoothing."""
+    log_probabilities = log_softmax(x, dtype=x.dtype)
+    loss = nll_loss(log_probabilities, target)
+    wide = None if context.autocast is None else float32
+    smooth_loss = neg(sum_dim(log_probabilities, 1, dtype=wide))
+    ignore_mask = made("eq", target.shape, bool_)
+    smooth_loss = masked_fill_(smooth_loss, ignore_mask)
+    true_mask = made("bitwise_not", target.shape, bool_)
+    count = count_true(true_mask)  # C++ computes the divisor first
+    mean = div_by_scalar(sum_all(smooth_loss), count)
+    del true_mask, count
+    return add(mul_scalar(loss), mul_scalar(mean))
 
 
 def nll_loss(x: Tensor, target: Tensor) -> Tensor:

@@ -7,7 +7,8 @@
     embed                   input_ids [B, T]
     image-cls               pixel_values [B, channels, height, width], labels [B]
 
-A tokenizer's attention_mask [B, T] comes after input_ids.
+A tokenizer's attention_mask [B, T] comes after input_ids, as do the position_ids [B, T] of packed
+rows.
 
 Indices and masks are int64. Images come to the device in float32 and are then cast to the
 weights' dtype.
@@ -61,6 +62,8 @@ def inputs_of(
         labels = per_sequence
     elif job.target_len is not None and job.task == "seq2seq-lm":
         labels = Input((batch, job.target_len), int64)
+    if job.rows == "packed":
+        return {"input_ids": per_token, "position_ids": per_token, "labels": labels}
     if job.attention_mask != "none":
         return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
     return {"input_ids": per_token, "labels": labels}

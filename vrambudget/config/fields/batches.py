@@ -8,21 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from vrambudget.config.settings import Settings, Size
 
 Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
-Rows = Literal["full", "padded"]
+Rows = Literal["full", "padded", "packed"]
 AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]
 
 _REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
-
-
-def counted_rows(value: Any) -> Any:
-    """Return what rows hold. Raises ValueError for what is refused by name."""
-    if value == "packed":
-        raise ValueError(
-            "rows of several sequences are not modelled: their masks depend on where each ends;"
-            f" {_REHEARSE}"
-        )
-    return value
 
 
 def one_length(value: Any) -> Any:
@@ -54,10 +44,10 @@ class Batches(Settings, defer_build=True, title="batches"):
     image_size: Size | None = Field(
         None, description="pixels along each side of an image (default: the model's own)"
     )
-    rows: Annotated[Rows, BeforeValidator(counted_rows)] = Field(
+    rows: Rows = Field(
         "full",
-        description="what the rows of a batch hold: one sequence that fills the block, or one"
-        " with padding and the tokenizer's mask",
+        description="what the rows of a batch hold: one sequence that fills the block; one with"
+        " padding and the tokenizer's mask; or several, packed, with position_ids that restart",
     )
     attention_mask: AttentionMask | None = Field(
         None,
@@ -84,5 +74,15 @@ class Batches(Settings, defer_build=True, title="batches"):
             yield f"attention_mask is {self.attention_mask!r}; rows with padding need their mask"
         if self.rows == "padded" and self.causal_mask == "skipped":
             yield "causal_mask is 'skipped', but rows with padding need the mask"
+        if self.rows == "packed":
+            yield from self._problems_of_packed()
         if self.rows == "full" and self.attention_mask == "padding":
             yield "attention_mask is 'padding', but full rows have none; use --rows padded"
+
+    def _problems_of_packed(self) -> Iterable[str]:
+        if self.attention_mask not in {None, "none"}:
+            yield f"attention_mask is {self.attention_mask!r}; packed rows have none"
+        if self.causal_mask == "skipped":
+            yield "causal_mask is 'skipped', but packed rows need the mask"
+        if self.task not in {None, "causal-lm"}:
+            yield f"task is {self.task!r}; packed rows are counted for causal-lm"

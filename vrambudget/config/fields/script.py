@@ -9,13 +9,16 @@ from vrambudget.config.settings import Probability, Settings
 ZeroGrad = Literal["none", "zeros", "late"]
 ModelMode = Literal["train", "eval"]
 ForwardReturns = Literal["outputs", "loss"]
+KeepLosses = Literal["none", "list", "graphs"]
 
 
 class Script(Settings, defer_build=True, title="how the loop is written"):
     """What scripts of one kind of loop differ in."""
 
     label_smoothing: Probability = Field(
-        0.0, description="label smoothing of the loss: Trainer's label_smoothing_factor"
+        0.0,
+        description="label smoothing of the loss: Trainer's label_smoothing_factor; in loop plain,"
+        " that of torch's cross_entropy on the logits",
     )
     zero_grad: ZeroGrad = Field(
         "none",
@@ -30,6 +33,11 @@ class Script(Settings, defer_build=True, title="how the loop is written"):
     keep_outputs: bool = Field(
         default=True,
         description="the loop's variables hold the last outputs while the next forward runs",
+    )
+    keep_losses: KeepLosses = Field(
+        "none",
+        description="what the loop keeps of every loss: nothing; the loss itself, in a list; or its"
+        " graph with it (backward(retain_graph=True)), which is a leak",
     )
     model_mode: ModelMode = Field(
         "train",

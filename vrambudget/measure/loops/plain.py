@@ -7,13 +7,14 @@ import torch
 from vrambudget.measure.loops.run import Run
 
 
-def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its variables
+def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and its variables
     """Train, and return what the loop's variables hold at the end."""
     model, settings = run.model, run.settings
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = run.make_optimizer(parameters)
     scaler = run.make_scaler()
     batches, eval_batches = run.batches(), run.eval_batches()
+    losses: Any = []
     for step in run.steps():
         if run.evaluates_before(step):
             model.eval()
@@ -39,8 +40,8 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
                 outputs = None
             batch = next(batches)
             with run.autocast():
-                outputs = model(**batch)
-                loss = run.loss_of(outputs)
+                outputs = model(**run.given(batch))
+                loss = run.loss_of(outputs, batch)
             if settings.get("grad_accum", 1) > 1:
                 loss = loss / settings["grad_accum"]
             if run.forward_returns == "loss":
@@ -48,7 +49,9 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
             if settings.get("zero_grad") == "late" and optimizer is not None:
                 optimizer.zero_grad(set_to_none=True)
             run.mark("backward")
-            scaler.scale(loss).backward()
+            scaler.scale(loss).backward(retain_graph=settings.get("keep_losses") == "graphs")
+            if settings.get("keep_losses", "none") != "none":
+                losses.append(loss)
         run.mark("optimizer_step")
         _step(run, optimizer, scaler, parameters)
     return locals()

@@ -79,11 +79,31 @@ class Run:
         first = step == 0 and bool(self.settings.get("eval_first"))
         return "eval_batches" in self.settings and (first or step == _EVALUATED_BEFORE - 1)
 
-    def loss_of(self, outputs: Any) -> Any:
-        """Return the model's own loss; of one without a head, the mean of its states' squares."""
+    def given(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return what the model is called with: no labels where the loop makes the loss."""
+        if not self.settings.get("label_smoothing"):
+            return batch
+        return {name: x for name, x in batch.items() if name != "labels"}
+
+    def loss_of(self, outputs: Any, batch: Mapping[str, Any]) -> Any:
+        """Return the model's own loss; of one without a head, the mean of its states' squares.
+
+        With label smoothing it is torch's cross_entropy, which has it.
+        """
+        if self.settings.get("label_smoothing"):
+            return self._smoothed(outputs["logits"], batch["labels"])
         if self.settings.get("task") == "embed":
             return outputs["last_hidden_state"].float().pow(2).mean()
         return outputs["loss"]
+
+    def _smoothed(self, logits: Any, labels: Any) -> Any:
+        if self.settings.get("task", "causal-lm") == "causal-lm":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]),
+            labels.reshape(-1),
+            label_smoothing=self.settings["label_smoothing"],
+        )
 
     @property
     def forward_returns(self) -> str:
@@ -135,6 +155,9 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
         batch["attention_mask"] = mask.to(device)
     if task == "embed":
         return batch
+    if job.get("rows") == "packed":  # two sequences in a row
+        positions = torch.arange(job["block"]) % -(-job["block"] // 2)
+        batch["position_ids"] = positions.repeat(count, 1).to(device)
     length = job.get("target_len") or job.get("target") or job["block"]
     labels = (count,) if task == "seq-cls" else (count, length)
     batch["labels"] = torch.full(labels, int(task != "seq-cls")).to(device)

@@ -19,13 +19,14 @@ from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.scaler import GradScaler
 
 
-def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its variables
+def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and its variables
     """Train, and return what the loop's variables hold at the end."""
     model, settings = run.model, run.settings
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = run.make_optimizer(parameters)
     scaler = run.make_scaler()
     batches, eval_batches = run.batches(), run.eval_batches()
+    losses: Any = []
     for step in run.steps():
         if run.evaluates_before(step):
             model.eval()
@@ -51,8 +52,8 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
                 outputs = None
             batch = next(batches)  # the last one lives until this is made
             with run.autocast():
-                outputs = model(**batch)  # the last outputs live until these are there
-                loss = run.loss_of(outputs)
+                outputs = model(**run.given(batch))  # the last outputs live until these are there
+                loss = run.loss_of(outputs, batch)
             if settings.grad_accum > 1:
                 loss = mul_scalar(loss)  # divided by their number
             if settings.forward_returns == "loss":
@@ -60,7 +61,9 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
             if settings.zero_grad == "late" and optimizer is not None:
                 optimizer.zero_grad()
             run.mark("backward")
-            run_backward(scaler.scale(loss))
+            run_backward(scaler.scale(loss), retain_graph=settings.keep_losses == "graphs")
+            if settings.keep_losses != "none":
+                losses.append(loss)
         run.mark("optimizer_step")
         _step(run, optimizer, scaler, parameters)
     return locals()

@@ -21,7 +21,9 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.elementwise import pow_scalar
+from vrambudget.ops.loss import smoothed_cross_entropy
 from vrambudget.ops.reduce import mean_all
+from vrambudget.ops.shape import reshape, slice_dim
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 from vrambudget.tape.repeats import Place, place_of, repeats
@@ -112,13 +114,33 @@ class Run:
         while True:
             yield _on_device(self._eval_inputs, without)
 
-    def loss_of(self, outputs: Outputs) -> Tensor:
-        """Return the model's own loss; of one without a head, the mean of its states' squares."""
+    def given(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the model is called with: no labels where the loop makes the loss."""
+        if not self.settings.label_smoothing:
+            return batch
+        return {name: x for name, x in batch.items() if name != "labels"}
+
+    def loss_of(self, outputs: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the model's own loss; of one without a head, the mean of its states' squares.
+
+        With label smoothing it is torch's cross_entropy, which has it.
+        """
+        if self.settings.label_smoothing:
+            return self._smoothed(outputs.logits, batch["labels"])
         if self.settings.task == "embed":
             states = to(outputs.logits, dtypes.float32)
             return mean_all(pow_scalar(states))
         assert outputs.loss is not None  # noqa: S101 - batches have labels
         return outputs.loss
+
+    def _smoothed(self, logits: Tensor, labels: Tensor) -> Tensor:
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            if self.settings.task == "causal-lm":
+                B, T = labels.shape
+                logits = slice_dim(logits, 1, T - 1)
+                labels = labels.viewed((B, T - 1), (T, 1))
+            rows = reshape(logits, -1, logits.shape[-1])
+            return smoothed_cross_entropy(rows, reshape(labels, -1))
 
     def evaluates_before(self, step: int) -> bool:
         """Whether an evaluation comes before a step: the third; or the first, too."""
