@@ -66,7 +66,11 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"weights": "bf16", "precision": "fp32"}, "need autocast", id="no autocast"),
         pytest.param({"weights": "bf16", "precision": "amp-fp16"}, "GradScaler", id="scaler"),
         pytest.param({"weights": "bf16", "quant": "nf4", "lora_rank": 4}, "quant says", id="4 bit"),
-        pytest.param({"label_smoothing": 0.1}, "for loop 'trainer'", id="smoothing"),
+        pytest.param({"loop": "lightning", "label_smoothing": 0.1}, "'trainer'", id="smoothing"),
+        pytest.param({"loop": "trainer", "keep_losses": "list"}, "library decides", id="kept"),
+        pytest.param(
+            {"keep_losses": "graphs", "checkpointing": "full"}, "checkpoints recompute", id="graphs"
+        ),
         pytest.param({"loop": "trainer", "zero_grad": "late"}, "library decides", id="library"),
         pytest.param({"loop": "accelerate", "zero_grad": "late"}, "library decides", id="also"),
         pytest.param(
@@ -76,7 +80,10 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         ),
         pytest.param({"loop": "trainer", "optimizer": "muon"}, "is none that", id="optimizer"),
         pytest.param({"loop": "trainer"}, "norm in any case", id="no clipping"),
-        pytest.param({"rows": "packed"}, "rehearse --gpu GPU", id="packed"),
+        pytest.param({"loop": "sft", "rows": "packed"}, "not modelled in loop", id="packed"),
+        pytest.param({"rows": "packed", "attention_mask": "ones"}, "have none", id="packed mask"),
+        pytest.param({"rows": "packed", "causal_mask": "skipped"}, "need the mask", id="skipped"),
+        pytest.param({"rows": "packed", "task": "seq-cls"}, "for causal-lm", id="packed task"),
         pytest.param({"block": "128:1024"}, "--block 1024 counts the longest", id="lengths"),
         pytest.param({"completion_len": 8}, "for loops 'sft' and 'dpo'", id="completion"),
         pytest.param({"precompute_ref_log_probs": True}, "for loop 'dpo'", id="reference"),

@@ -18,7 +18,7 @@ from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import Scenario, resolve
+from vrambudget.estimator import Scenario, estimate, resolve
 from vrambudget.measure.record import record_of, runnable
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.rehearse.events import rehearse_job
@@ -108,6 +108,39 @@ def test_a_loop_that_is_not_counted_is_refused_by_name_with_the_way_out(
     assert UNCOUNTED_LOOPS[name] in capsys.readouterr().err
 
 
+def test_trl_turns_bf16_on_where_it_is_emulated_and_the_report_says_so() -> None:
+    def said(gpu: str, **fields: Any) -> bool:
+        found = estimate(TINY, block=32, gpu=gpu, loop="sft", **fields)
+        return any("emulates bfloat16" in warning for warning in found.warnings)
+
+    assert said("t4")
+    assert not said("t4", precision="amp-fp16")
+    assert not said("a100-80gb")
+
+
+def test_losses_that_keep_their_graphs_are_told_with_what_each_step_adds() -> None:
+    peaks = [
+        estimate(TINY, batch=2, block=32, gpu="t4", keep_losses="graphs", steps=n).peak
+        for n in (3, 4, 5)
+    ]
+    third, fourth, fifth = (peak.allocated_bytes for peak in peaks)
+    assert fifth - fourth == fourth - third > 0
+    found = estimate(TINY, batch=2, block=32, gpu="t4", keep_losses="graphs").warnings
+    assert any("the GPU is full after about" in warning for warning in found)
+    assert estimate(TINY, block=32, keep_losses="list").peak.allocated_bytes < third
+
+
+def test_packed_rows_are_told_where_a_cache_keeps_their_mask_from_being_built() -> None:
+    def said(**fields: Any) -> bool:
+        found = estimate(TINY, block=32, rows="packed", **fields)
+        return any("tokens see those of other" in warning for warning in found.warnings)
+
+    assert said()
+    assert not said(use_cache=False)
+    with pytest.raises(NotModelledError, match="packed rows is not modelled"):
+        estimate("opt-125m", block=32, rows="packed")
+
+
 # ---- what makes a loop fast ---------------------------------------------------------------------
 
 OPTIONS = {
@@ -117,6 +150,10 @@ OPTIONS = {
     "outputs dropped": {"keep_outputs": False, "optimizer": "sgd"},
     "a cache filled": {"use_cache": True, "steps": 4},
     "the loss alone": {"forward_returns": "loss", "zero_grad": "zeros"},
+    "smoothing": {"label_smoothing": 0.1, "grad_accum": 2, "precision": "amp-fp16"},
+    "losses kept": {"keep_losses": "list", "grad_accum": 2, "steps": 4},
+    "graphs kept": {"keep_losses": "graphs", "steps": 4},
+    "packed rows": {"rows": "packed", "clip": 1.0},
     "zeroed late": {"zero_grad": "late", "weights": "bf16", "model_mode": "eval"},
     "evaluating": {"eval_batches": 3, "eval_batch": 3, "eval_first": True, "steps": 5},
     "gathering": {"eval_batches": 2, "eval_gather": True, "keep_outputs": False},

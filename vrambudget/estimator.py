@@ -244,9 +244,13 @@ def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tup
         ),
         *(scenario.run.notes if scenario.run else ()),
         *_assumptions(scenario, replayed),
-        *(remarks_on_gpu(scenario.gpu, replayed.peak.reserved_bytes) if scenario.gpu else ()),
+        *_of_gpu(scenario.gpu, scenario.job, replayed),
         *_not_on_the_tape(scenario, recording),
     )
+
+
+def _of_gpu(gpu: Gpu | None, job: Job, replayed: Replay) -> Iterator[str]:
+    return remarks_on_gpu(gpu, job, replayed.peak.reserved_bytes) if gpu else iter(())
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:

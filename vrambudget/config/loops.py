@@ -54,6 +54,7 @@ TRAINER_OPTIMIZERS = (
 
 
 _PHRASES: tuple[tuple[str, Any, str], ...] = (
+    ("rows", "packed", "rows packed"),
     ("label_smoothing", True, "label smoothing"),
     ("zero_grad", "zeros", "gradients zeroed in place"),
     ("zero_grad", "late", "gradients zeroed late"),

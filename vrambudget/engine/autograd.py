@@ -14,8 +14,7 @@ then what it saved, then its outgoing gradients move on; a second gradient for t
 added into the first in place if nobody else holds it (input_buffer.cpp, accumulate).
 
 Hooks: before a node runs; on leaves, before and after; `context.callbacks`, when all nodes ran.
-With `retain_graph` nodes keep what they saved.
-Not modelled: higher-order gradients, a second backward through a graph.
+Not modelled: higher-order gradients, a second backward through a graph that was retained.
 """
 
 from __future__ import annotations
@@ -165,27 +164,25 @@ def record_many(
             output.requires_grad, output.node, output.slot = True, node, slot
 
 
-def run_backward(
-    loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False
-) -> None:
-    """Fill .grad of every leaf that `loss` depends on; `gradient`: its own (Tensor.backward)."""
+def run_backward(loss: Tensor, given: Tensor | None = None, *, retain_graph: bool = False) -> None:
+    """Fill .grad of every leaf that `loss` depends on; `given`: its own (Tensor.backward)."""
     root = loss.node
     if root is None:
         raise ValueError("the loss does not depend on anything that wants a gradient")
     context.operation = "ones_like"
-    seed = empty_like(loss) if gradient is None else gradient  # held until backward returns
+    seed = empty_like(loss) if given is None else given  # held until backward returns
     before = context.thread, context.purpose, context.tape.module
-    context.thread = "autograd"
+    context.thread, context.retains_graph = "autograd", retain_graph
     first: list[Tensor | None] = [None] * root.outputs
     first[loss.slot] = seed
     with no_grad():
-        run_nodes(root, first, retain_graph=retain_graph)
+        run_nodes(root, first)
         while context.callbacks:
             context.callbacks.pop(0)()
     context.thread, context.purpose, context.tape.module = before
 
 
-def run_nodes(root: Node, gradients: list[Tensor | None], *, retain_graph: bool = False) -> None:
+def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:  # noqa: C901 - one engine
     """Run a node, whose outputs' gradients these are, and all that depend on it."""
     waiting = _dependencies(root)
     buffers: dict[Node, list[Tensor | None]] = {root: gradients}
@@ -195,7 +192,9 @@ def run_nodes(root: Node, gradients: list[Tensor | None], *, retain_graph: bool 
     leaves: list[tuple[Tensor, list[Tensor | None]]] = []
     while ready:
         node = heapq.heappop(ready)[2]
-        outgoing = _call(node, buffers.pop(node), waiting, retain_graph=retain_graph)
+        outgoing = _call(node, buffers.pop(node), waiting)
+        if not context.retains_graph:  # a region's copy of a weight may be part of several graphs
+            node.saved, node.backward = (), node.backward if node.name == "to_copy" else None
         for i, edge in enumerate(node.edges):
             gradient, outgoing[i] = outgoing[i], None
             if edge is None:
@@ -236,9 +235,7 @@ def _dependencies(root: Node) -> dict[Node, int]:
     return counts
 
 
-def _call(
-    node: Node, grads: list[Tensor | None], nodes: Collection[Node], *, retain_graph: bool
-) -> list[Tensor | None]:
+def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> list[Tensor | None]:
     """Run one node. Its incoming gradients die first, then what it saved (call_function).
 
     What a checkpoint recomputed is handed out once, so it dies as soon as backward returns.
@@ -254,7 +251,6 @@ def _call(
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")
     if all(gradient is None for gradient in grads):
-        _let_go(node, None, retain_graph=retain_graph)
         return [None] * len(node.edges)
     holders = [saved for saved in node.saved if isinstance(saved, Holder)]
     if holders:
@@ -272,16 +268,7 @@ def _call(
         else:
             _fit(outgoing, i, edge[2], edge[3])
     grads.clear()
-    # A region's copy of a weight may be part of several graphs.
-    backward = node.backward if node.name == "to_copy" else None
-    _let_go(node, backward, retain_graph=retain_graph)
     return outgoing
-
-
-def _let_go(node: Node, backward: Backward | None, *, retain_graph: bool) -> None:
-    """Free what a node that ran has saved; `backward` is all that it can do from now on."""
-    if not retain_graph:
-        node.saved, node.backward = (), backward
 
 
 def _fit(

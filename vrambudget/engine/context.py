@@ -80,6 +80,7 @@ class Context:
         "options",
         "platform",
         "purpose",
+        "retains_graph",
         "sequence",
         "tape",
         "thread",
@@ -105,6 +106,7 @@ class Context:
         self.purpose = Purpose.TEMPORARIES
         self.operation = ""
         self.sequence = 0  # autograd nodes are numbered as they are made
+        self.retains_graph = False  # whether backward leaves what was saved
         self.thread = "main"  # autograd runs backward in a thread of its own
         self.callbacks: list[Callable[[], None]] = []  # Engine::queue_callback: once backward ends
         self.before_gradient: Callable[[Tensor, list[Tensor | None]], None] | None = None
