@@ -52,6 +52,18 @@ def drawn_fields():
     return fields
 
 
+def test_a_plan_has_recipes_that_fit_and_keeps_what_is_not_searched():
+    fields = {"block": 100, "batch": 4096, "precision": "fp32", "dropout": 0.25}
+    found = asked("plan", model=SMALL, gpu="4GB", fields=fields)
+    assert len(found["recipes"]) > 1
+    for recipe in found["recipes"]:
+        assert {"block": 100, "dropout": 0.25}.items() <= recipe["fields"].items()
+        again = asked("estimate", model=SMALL, gpu="4GB", fields=recipe["fields"])
+        assert again["fits"] is True
+    assert asked("plan", model="llama-3.1-70b", gpu="4GB", fields={})["recipes"] == []
+    assert "no GPU" in asked("plan", model=SMALL, gpu="", fields={})["error"]
+
+
 @pytest.mark.parametrize("number", range(50))
 def test_an_answer_has_the_bytes_of_the_command_that_it_shows(number):
     del number

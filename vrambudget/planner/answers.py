@@ -4,6 +4,7 @@
     {"ask": "drawing", ...}                                  the report's sections of the same job
     {"ask": "advice", ...}                                   what would help
     {"ask": "largest", ...}                                  the largest batch
+    {"ask": "plan", ...}                                     the recipes that fit this GPU
     {"ask": "explain", "log": ...}                           what an out-of-memory message means
 
 An answer to what makes no sense is {"error": ..., "hint": ...}. What can be chosen needs no Python:
@@ -29,6 +30,7 @@ from vrambudget.report.html import advice_section, sections
 from vrambudget.report.ledger import ledger
 from vrambudget.report.phrases import verdict
 from vrambudget.report.tools.script import training_arguments
+from vrambudget.units import format_bytes
 
 Question = Mapping[str, Any]
 
@@ -119,6 +121,29 @@ def _largest(question: Question) -> dict[str, Any]:
     return {"batch": largest_batch(_followed(question).scenario)[0]}
 
 
+def _plan(question: Question) -> dict[str, Any]:
+    from vrambudget.planning.plan import Wish, plan_for  # noqa: PLC0415 - likewise
+    from vrambudget.planning.recipes import SEARCHED  # noqa: PLC0415
+
+    kept = {k: v for k, v in question["fields"].items() if k not in SEARCHED}
+    scenario = resolve(question["model"], gpu=question["gpu"] or None, **kept)
+    found = plan_for(scenario, Wish(most=1, named=kept.keys()))
+    return {
+        "gpu": found.gpu,
+        "recipes": [
+            {
+                "words": choice.layout,
+                "batch": choice.fields.get("batch", 1),
+                "peak": format_bytes(choice.peak_bytes),
+                "left": format_bytes(choice.left_bytes),
+                "costs": ", ".join(choice.costs),
+                "fields": choice.fields,
+            }
+            for choice in found.choices
+        ],
+    }
+
+
 def _explain(question: Question) -> dict[str, Any]:
     from vrambudget.oom.explain import explain, render_explanation  # noqa: PLC0415 - likewise
     from vrambudget.oom.message import parse_oom  # noqa: PLC0415
@@ -132,5 +157,6 @@ _ANSWERS: Mapping[str, Callable[[Question], dict[str, Any]]] = {
     "drawing": _drawing,
     "advice": _advice,
     "largest": _largest,
+    "plan": _plan,
     "explain": _explain,
 }

@@ -162,6 +162,7 @@ function build({ models, gpus, groups }) {
     changed();
   };
   at("log").oninput = explain;
+  at("plan").ontoggle = () => plan(structuredClone(state));
 }
 
 // The address keeps the state: #model=gpt2&gpu=12GB&batch=8
@@ -226,7 +227,7 @@ async function changed() {
   timeline(drawing.curve);
   dragged(drawing.curve);
   at("answer").dataset.drawn = Math.round(performance.now() - begun);
-  later = setTimeout(() => advise(question), 400);
+  later = setTimeout(() => { advise(question); plan(question); }, 400);
 }
 
 const isNewest = (question) => JSON.stringify(question) === JSON.stringify(state);

@@ -38,6 +38,7 @@ _PLATFORM = "pyemscripten_2026_0_wasm32"
 _RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 _LOCK = "pyodide-lock.json"
 _COMPILED = "pydantic-core"
+_SCRIPTS = ("drag.js", "plan.js", "planner.js")
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -58,7 +59,7 @@ def write_site(folder: Path, *, pyodide: Path | None = None, wheels: Path | None
     for name, text in {
         "index.html": page,
         "planner.css": style() + _text("planner.css"),
-        "planner.js": beside("page.js") + _text("drag.js") + _text("planner.js"),
+        "planner.js": beside("page.js") + "".join(map(_text, _SCRIPTS)),
         "worker.js": _text("worker.js"),
         "choices.json": json.dumps(choices()),
     }.items():

@@ -32,6 +32,13 @@ FIRST_WITH_BFLOAT16 = (8, 0)
 LORA_RANK = 16
 _MOST = 2**14  # sequences in a batch
 FOLLOWED = 4  # micro-batches: of 51 jobs drawn, one reserved less than with 16 (2 %)
+SEARCHED = frozenset(
+    {
+        *("batch", "checkpointing", "expandable_segments", "grad_accum", "lora_rank"),
+        *("optimizer", "optimizer_impl", "precision", "quant", "weights"),
+    }
+)
+"""The fields that a recipe sets, where the job does not name them."""
 _FULL = {"lora_rank": None, "quant": None, "weights": None}
 _FUSED = {"optimizer": "adamw", "optimizer_impl": "fused"}
 _EIGHT_BIT = {"optimizer": "adamw-8bit", "optimizer_impl": None}
