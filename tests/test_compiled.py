@@ -12,7 +12,8 @@ import pytest
 import vrambudget
 from vrambudget.budget import Budget
 from vrambudget.cli import main
-from vrambudget.compiled import cache, config
+from vrambudget.compiled import cache, config, simulated
+from vrambudget.compiled.findings import findings
 from vrambudget.config.job import Job
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.engine.context import Platform, recording
@@ -207,6 +208,20 @@ def test_a_tape_comes_back_from_the_cache_as_it_was(tmp_path):
     assert found[0].contents == tape.contents
 
 
+def test_a_damaged_file_is_told_and_written_anew(tmp_path, monkeypatch):
+    scenario = resolve("nanogpt", block=64, gpu="A100", compile=True)
+    job, platform = scenario.job, scenario.platform
+    made = simulate(scenario.config, job.model_copy(update={"compile": False}), platform)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(simulated, "_compiled", lambda *_: made)
+    place = cache.place_of(scenario.config.keys, job, platform)
+    place.parent.mkdir(parents=True)
+    place.write_text("{")
+    for damaged in (True, False):
+        simulated.fullest(scenario.config, job, platform, None, lambda tape, **_: tape)
+        assert any("is damaged" in note for note in findings.notes()) == damaged
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"tape": {}, "findings": {}}'])
 def test_a_broken_file_in_the_cache_is_as_none(tmp_path, text):
     place = tmp_path / "tape.json"
@@ -233,6 +248,35 @@ def test_a_live_module_that_was_compiled_is_followed_compiled():
     assert budget.breakdown["activations"] > 0
     assert module[0].weight is weight
     assert weight.device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_graph_breaks_are_told_with_their_lines_and_compiling_as_it_begins(caplog):
+    needs_a_compiler()
+    import torch  # noqa: PLC0415
+
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+        def forward(self, x):
+            x = self.one(x).relu()
+            torch.compiler.disable(print)()
+            return self.other(x)
+
+    caplog.set_level("INFO", "vrambudget")
+    budget = vrambudget.estimate(
+        torch.compile(Broken()),
+        inputs=[torch.zeros(64, 64)],
+        loss=lambda outputs, _inputs: outputs.float().mean(),
+        gpu="A100",
+        optimizer="sgd",
+    )
+    assert caplog.messages == ["compiling Broken with PyTorch's own compiler ..."]
+    line = Broken.forward.__code__.co_firstlineno + 2
+    told = [note for note in budget.warnings if note.startswith("graph break")]
+    assert any(f"{Path(__file__).name}:{line}: " in note for note in told), told
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,17 @@ def test_a_variable_that_makes_no_sense_is_named(call, monkeypatch, name, value,
     assert "Traceback" not in err
 
 
-def test_a_cache_that_is_no_folder_is_said(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "~nosuchuser")
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "VRAMBUDGET_CACHE"])
+def test_a_cache_that_is_no_folder_is_said(monkeypatch, name):
+    monkeypatch.setenv(name, "~nosuchuser")
     with pytest.raises(VramBudgetError, match="leads nowhere"):
         cache_folder()
+
+
+def test_the_cache_is_where_our_own_variable_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    monkeypatch.setenv("VRAMBUDGET_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])

@@ -78,7 +78,10 @@ def named_by(variable: str, folder: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the user's cache for vrambudget."""
+    """Return the user's cache for vrambudget, or what VRAMBUDGET_CACHE names."""
+    named = os.environ.get("VRAMBUDGET_CACHE")
+    if named:
+        return named_by("VRAMBUDGET_CACHE", named)
     variable = os.environ.get("XDG_CACHE_HOME")
     base = named_by("XDG_CACHE_HOME", variable) if variable else home_of(Path("~/.cache"))
     return base / "vrambudget"

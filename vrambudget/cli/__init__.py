@@ -35,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from vrambudget.cli.output import refuse_to_overwrite  # noqa: PLC0415 - help needs none
+    from vrambudget.cli.output import (  # noqa: PLC0415 - help needs none
+        refuse_to_overwrite,
+        show_progress,
+    )
     from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
 
     gc.freeze()  # what is imported stays: collections need not look at it
@@ -45,5 +48,7 @@ def _run(argv: Sequence[str]) -> int:
         put("")  # what argparse wrote waits in the stream
         raise
     refuse_to_overwrite(args)
+    if getattr(args, "compile", None):  # which takes a while
+        show_progress()
     code: int = args.run(args)
     return code

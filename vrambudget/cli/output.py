@@ -113,6 +113,18 @@ def telling(what: str) -> Iterator[Callable[[], None]]:
             sys.stderr.flush()
 
 
+def show_progress() -> None:
+    """Let the lines that the program logs as it works go to stderr."""
+    import logging  # noqa: PLC0415 - few commands take so long
+
+    log = logging.getLogger("vrambudget")
+    if log.level == logging.NOTSET:
+        handler = logging.Handler()
+        handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+
+
 def refuse_to_overwrite(args: argparse.Namespace) -> None:
     """Raise VramBudgetError where the result would go into a file that it is made of."""
     output = getattr(args, "output", None)

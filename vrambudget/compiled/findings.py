@@ -17,12 +17,13 @@ class Findings:
     asked: set[str] = field(default_factory=set)  # products that the benchmark decides about
     breaks: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)  # what was counted by its result alone
+    damaged: str = ""  # a file of the cache that was compiled anew
 
     def begin(self) -> None:
         """Forget what was told of another job."""
         self.padded = None
         self.asked.clear()
-        self.breaks, self.doubts = [], []
+        self.breaks, self.doubts, self.damaged = [], [], ""
 
     def told(self) -> dict[str, Any]:
         """Return all that is told, as plain data."""
@@ -38,7 +39,7 @@ class Findings:
         """Tell what was told before."""
         self.compiler, self.rules = told["compiler"], told["rules"]
         self.padded = told["padded"] and tuple(told["padded"])
-        self.breaks, self.doubts = told["breaks"], told["doubts"]
+        self.breaks, self.doubts, self.damaged = told["breaks"], told["doubts"], ""
 
     def notes(self) -> Iterator[str]:
         """Yield what a user should know."""
@@ -55,6 +56,8 @@ class Findings:
                 f" {format_bytes(plain)} requested if it does not, {format_bytes(padded)} if it"
                 " does; the larger is counted"
             )
+        if self.damaged:
+            yield f"{self.damaged} is damaged: it was compiled anew, and written anew"
         for line in self.breaks:
             yield f"graph break: {line}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import graph_break_reasons
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.card import named
@@ -33,6 +33,8 @@ from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
 from vrambudget.training.freeze import freeze
+
+_LOG = logging.getLogger("vrambudget")
 
 
 @contextmanager
@@ -107,6 +109,8 @@ class Compiled(Module):
 
     def forward(self, **batch: Tensor) -> Outputs:
         """Call the module as a loop does; its outputs' tensors are the engine's."""
+        if self._compiled is None:
+            _LOG.info("compiling %s with PyTorch's own compiler ...", type(self._module).__name__)
         self._module.train(self.training)
         weights = list(self._module.parameters())
         first = len(context.tape.sizes)
@@ -133,7 +137,6 @@ class Compiled(Module):
         """Return outputs and loss. Raises NotModelledError where PyTorch's code itself fails."""
         if self._compiled is None:
             torch.compiler.reset()
-            counters.clear()
             self._compiled = torch.compile(self._module)
         given = {name: self._mode.fake_of(v) for name, v in batch.items()}
         try:
@@ -141,7 +144,7 @@ class Compiled(Module):
                 outputs = self._compiled(*given.values())
             else:
                 outputs = self._compiled(**given)
-            findings.breaks = [reason.splitlines()[0] for reason in counters["graph_break"]]
+            findings.breaks = list(_breaks())
             return outputs, self._loss(outputs, given) if context.grad_enabled else None
         except NotModelledError:
             raise
@@ -170,6 +173,18 @@ class Compiled(Module):
             if purposes[index] is Purpose.TEMPORARIES:
                 purposes[index] = Purpose.ACTIVATIONS
         self._mode.storage_of(logits).purpose = Purpose.LOGITS_AND_LOSS
+
+
+def _breaks() -> Iterator[str]:
+    """Yield where the model's code leaves the compiled graph, and why, each line once."""
+    seen = set()
+    for found in graph_break_reasons:
+        frames = found.user_stack
+        at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+        line = at + found.reason.splitlines()[0]
+        if line not in seen:
+            seen.add(line)
+            yield line
 
 
 class _Graph:

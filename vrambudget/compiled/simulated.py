@@ -28,7 +28,9 @@ def fullest(
     if found is not None:
         tape, numbers = found
         return recording(tape, **numbers)
+    is_damaged = place.exists()
     made = _compiled(config, simulated)
+    findings.damaged = str(place) if is_damaged else ""
     cache.keep(place, made.tape, {name: getattr(made, name) for name in _NUMBERS})
     return made
 
