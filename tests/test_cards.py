@@ -26,7 +26,7 @@ HEADS = {
 }
 
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
-LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert"}
+LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
 
 WHOLE = """
 name = "toy"

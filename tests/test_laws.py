@@ -30,9 +30,12 @@ EXPERTS = {**GROUPED, "num_experts_per_tok": 2}
 T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": 50}
 TINY: dict[str, dict[str, Any]] = {
     "bert": DECODER,
+    "camembert": {**DECODER, "max_position_embeddings": 70},  # as roberta
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
     "gemma": {**GROUPED, "head_dim": 16},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
+    "gemma3_text": {**GROUPED, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2},
+    "granite": GROUPED,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
     "gpt_neox": DECODER,
     "llama": GROUPED,
@@ -42,14 +45,19 @@ TINY: dict[str, dict[str, Any]] = {
     "olmo2": GROUPED,
     "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"vocab_size": 50, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    "phi": GROUPED,
     "phi3": DECODER,
     "qwen2": GROUPED,
+    "qwen2_moe": {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16}
+    | {"shared_expert_intermediate_size": 24},
     "qwen3": {**GROUPED, "head_dim": 16},
     "qwen3_moe": {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16},
     "roberta": {**DECODER, "max_position_embeddings": 70},  # two are for padding
+    "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
     "t5": T5,
     "titan": {"dim": 32, "hidden": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
     | {"vocab_size": 50},
+    "xlm-roberta": {**DECODER, "max_position_embeddings": 70},  # as roberta
     "vit": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "image_size": 32, "patch_size": 8},
 }

@@ -1,7 +1,8 @@
 """`Counted`: to modelling code a tensor on the card, to us a tensor of the engine.
 
 It has a shape, a dtype and strides that torch itself answers for, and no data. `v` is the engine's
-tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`.
+tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`;
+`remake` makes it of its base's value.
 """
 
 import weakref
@@ -47,7 +48,8 @@ class Counted(torch.Tensor):
     v: Tensor
     known: Any
     base: "Counted | None"
-    views: "list[weakref.ref[Counted]]"  # of this one, with known values
+    remake: Any
+    views: "list[weakref.ref[Counted]]"  # of this one, with values that may be known
 
     # Calls come to the mode (followed.mode) and never here.
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
@@ -67,13 +69,15 @@ class Counted(torch.Tensor):
         return f"Counted({list(self.v.shape)}, {self.v.dtype})"
 
 
-def counted(v: Tensor, known: Any = None, base: Counted | None = None) -> Counted:
+def counted(
+    v: Tensor, known: Any = None, base: Counted | None = None, remake: Any = None
+) -> Counted:
     """Return the tensor that modelling code sees for the engine's `v`."""
     x: Counted = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
         Counted, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
     )
-    x.v, x.known, x.base, x.views = v, known, base, []
-    if base is not None and known is not None:
+    x.v, x.known, x.base, x.remake, x.views = v, known, base, remake, []
+    if base is not None and (known is not None or remake is not None):
         base.views.append(weakref.ref(x))
     return x
 

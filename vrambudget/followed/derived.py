@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # PyTorch's hooks would import it in the first call, and keep its frames alive
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from vrambudget.engine.autograd import Edge, Node, Saved, edge_to, keep
@@ -112,6 +113,7 @@ class Call:
         self._inputs: list[tuple[Tensor, torch.Tensor]] = []
         self._metas: dict[int, torch.Tensor] = {}
         self._boundary: dict[int, Tensor] = {}
+        self._clones: list[Any] = []  # their nodes, held, so that their ids stay theirs
 
     def meta(self, x: Tensor) -> torch.Tensor:
         """Return the meta tensor that stands for an input; one for each."""
@@ -123,6 +125,7 @@ class Call:
             meta.requires_grad_(True)  # noqa: FBT003 - torch's own way
             if self._in_place:  # PyTorch refuses to write into a leaf
                 meta = meta.clone()
+                self._clones.append(meta.grad_fn)
                 self._boundary[id(meta.grad_fn)] = x
             else:
                 self._boundary[id(meta)] = x
@@ -174,6 +177,7 @@ class Call:
         self._inputs.clear()
         self._metas.clear()
         self._boundary.clear()
+        self._clones.clear()
 
     def _tensor(self, meta: torch.Tensor) -> Tensor:
         storage = self.tracer.storage_of(meta) or self.tracer.made("tensor", meta)

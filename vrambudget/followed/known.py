@@ -2,6 +2,9 @@
 
 A value is worked out when something reads it back (`.item()`, `if mask.all()`), by torch on the
 CPU, from how it was made. What depends on weights or activations is not known.
+
+A view knows how it is made of its base (`remake`): where one of them is written into, the base's
+value is written into on the CPU, and what all views show of it follows.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from typing import Any
 
 import torch
 
-from vrambudget.followed.counted import Counted
+from vrambudget.errors import NotModelledError
+from vrambudget.followed.counted import REHEARSE, Counted
 from vrambudget.followed.derived import mapped
 
 _MOST = 2**22  # elements that are worked out
@@ -44,21 +48,72 @@ def of(func: Any, given: Any, mode: Any) -> Known | None:
     return None if found is None else Known(lambda: _worked_out(func, *found))
 
 
-def write(func: Any, given: Any, target: Counted, mode: Any) -> None:
-    """Let a tensor that a call wrote into have its new value.
+Remake = Callable[[torch.Tensor], torch.Tensor]
+"""From a base's value to what a view shows of it."""
 
-    What it is a view of, and other views of that, are not known from then on.
+
+class _Place(Known):
+    """Where a base's value is put when a view of it is made again."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+    def put(self, value: Any) -> None:
+        """Let it be this value."""
+        self._value, self._made = value, None
+
+
+def remake(func: Any, given: Any, x: Counted, number: int | None, mode: Any) -> Remake | None:
+    """Return how a view that a call made of `x` is made of the base of `x`; None if not known.
+
+    `number`: which of several results the view is.
     """
-    before, value = target.known, None
-    if before is not None:
-        copy = Known(lambda: before.value().clone())
-        found = _arguments(given, mode, {id(target): copy})
-        value = found and Known(lambda: (_worked_out(func, *found), copy.value())[1])
+    before, place = x.remake, _Place()
+    found = _arguments(given, mode, {id(x): place})
+    if found is None or (x.base is not None and before is None):
+        return None
+
+    def again(base: torch.Tensor) -> torch.Tensor:
+        place.put(base if before is None else before(base))
+        result = _worked_out(func, *found)
+        shown: torch.Tensor = result if number is None else result[number]
+        return shown
+
+    return again
+
+
+def write(func: Any, given: Any, target: Counted, mode: Any) -> None:
+    """Let a tensor that a call wrote into have its new value, and so its base and all views."""
     root = target if target.base is None else target.base
-    for other in (root, *(view() for view in root.views)):
-        if other is not None:
-            other.known = None
-    target.known = value
+    root.known = _written(func, given, target, root, mode)
+    for view in [view() for view in root.views]:
+        if view is not None:
+            view.known = _seen(root.known, view.remake)
+
+
+def _written(func: Any, given: Any, target: Counted, root: Counted, mode: Any) -> Known | None:
+    """Return the base's value with what a call writes into one of its views, or into itself."""
+    before, shown, place = root.known, target.remake, _Place()
+    found = _arguments(given, mode, {id(target): place})
+    if before is None or found is None or (target is not root and shown is None):
+        return None
+
+    def value() -> torch.Tensor:
+        base: torch.Tensor = before.value().clone()
+        view = base if shown is None else shown(base)
+        if view.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
+            raise NotModelledError("a write through this view is not followed", hint=REHEARSE)
+        place.put(view)
+        _worked_out(func, *found)
+        return base
+
+    return Known(value)
+
+
+def _seen(base: Known | None, shown: Remake | None) -> Known | None:
+    return None if base is None or shown is None else Known(lambda: shown(base.value()))
 
 
 def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, Any] | None:

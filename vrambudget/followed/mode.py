@@ -206,21 +206,23 @@ class _Handled:
         for x in self.written:
             known.write(func, given, x, self.mode)
 
-        def back(v: Tensor, item: Any) -> torch.Tensor:
+        def back(v: Tensor, item: Any, number: int | None = None) -> torch.Tensor:
             x = self.found.get(id(v))
             if x is not None:
                 return self.live.get(id(v), x)
-            base = next((x for x in self.found.values() if x.v.storage is v.storage), None)
-            root = base if base is None or base.base is None else base.base
-            return counted(v, item, root)
+            x = next((x for x in self.found.values() if x.v.storage is v.storage), None)
+            if x is None:
+                return counted(v, item)
+            remake = known.remake(func, given, x, number, self.mode)
+            return counted(v, item, x if x.base is None else x.base, remake)
 
         if isinstance(result, Tensor):
             return back(result, value)
         if isinstance(result, tuple | list):
             parts = [known.part(value, i) for i in range(len(result))]
             items = [
-                back(v, part) if isinstance(v, Tensor) else v
-                for v, part in zip(result, parts, strict=True)
+                back(v, part, number) if isinstance(v, Tensor) else v
+                for number, (v, part) in enumerate(zip(result, parts, strict=True))
             ]
             kind: Any = type(result)
             return kind(*items) if hasattr(result, "_fields") else kind(items)

@@ -31,6 +31,7 @@ _WRAPPERS = {
 _PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _AUTOCAST = {"torch.bfloat16": "amp-bf16", "torch.float16": "amp-fp16"}
 _ACCELERATE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REHEARSE = "`vrambudget rehearse SCRIPT` runs any script on a virtual GPU"
 
 
@@ -62,6 +63,21 @@ def is_live(model: object) -> bool:
 def is_wrapped(model: object) -> bool:
     """Return whether this is a model in what changes how it runs."""
     return type(model).__name__ in _WRAPPERS
+
+
+def is_touched(model: Any) -> bool:
+    """Return whether a module runs other code than its class: a forward of its own, hooks.
+
+    Those of accelerate (autocast around the model) and PEFT (inputs that want gradients) are known.
+    """
+    for module in model.modules():
+        own = vars(module)
+        if "forward" in own and "_original_forward" not in own:
+            return True
+        hooks = [hook for name in _HOOKS for hook in own.get(name, {}).values()]
+        if any("make_inputs_require_grad" not in getattr(h, "__qualname__", "") for h in hooks):
+            return True
+    return False
 
 
 def read_model(model: Any) -> LiveModel:

@@ -23,7 +23,13 @@ from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.estimator import Scenario, estimate_scenario, resolve
 from vrambudget.integrations.live_card import card_now
-from vrambudget.integrations.live_model import LiveModel, is_live, is_wrapped, read_model
+from vrambudget.integrations.live_model import (
+    LiveModel,
+    is_live,
+    is_touched,
+    is_wrapped,
+    read_model,
+)
 from vrambudget.integrations.live_optimizer import read_optimizer
 from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.report import ledger, phrases
@@ -73,7 +79,7 @@ def predict(
     at_hand = {"batch": batch, "block": block, "optimizer": optimizer, "gpu": gpu, **fields}
     if not is_live(model):
         return _by_rules(model, **at_hand)
-    if not {"inputs", "loss"} & fields.keys():
+    if not {"inputs", "loss"} & fields.keys() and not is_touched(model):
         try:
             return _by_rules(model, **at_hand)
         except NotModelledError:

@@ -6,25 +6,32 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
     "bert": ("bert", "BertConfig"),
+    "camembert": ("roberta", "CamembertConfig"),
     "distilbert": ("distilbert", "DistilBertConfig"),
     "gemma": ("gemma", "GemmaConfig"),
     "gemma2": ("gemma2", "Gemma2Config"),
+    "gemma3_text": ("gemma3", "Gemma3TextConfig"),
     "gpt2": ("gpt2", "GPT2Config"),
     "gpt_neox": ("gpt_neox", "GPTNeoXConfig"),
+    "granite": ("granite", "GraniteConfig"),
     "llama": ("llama", "LlamaConfig"),
     "mistral": ("mistral", "MistralConfig"),
     "mixtral": ("mixtral", "MixtralConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "olmo2": ("olmo2", "Olmo2Config"),
     "opt": ("opt", "OPTConfig"),
+    "phi": ("phi", "PhiConfig"),
     "phi3": ("phi3", "Phi3Config"),
     "qwen2": ("qwen2", "Qwen2Config"),
+    "qwen2_moe": ("qwen2_moe", "Qwen2MoeConfig"),
     "qwen3": ("qwen3", "Qwen3Config"),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig"),
     "roberta": ("roberta", "RobertaConfig"),
+    "smollm3": ("smollm3", "SmolLM3Config"),
     "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
     "vit": ("vit", "ViTConfig"),
+    "xlm-roberta": ("roberta", "XLMRobertaConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 

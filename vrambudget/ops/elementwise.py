@@ -136,6 +136,11 @@ def tanh(a: Tensor) -> Tensor:
     return _keeps_output("tanh", a)
 
 
+def sigmoid(a: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-a))."""
+    return _keeps_output("sigmoid", a)
+
+
 def relu(a: Tensor) -> Tensor:
     """Return the larger of a and 0."""
     return _keeps_output("relu", a)

@@ -132,8 +132,11 @@ def set_grad(mode: Any, x: Counted, value: Any) -> None:
 
 @answers(getter("data"), torch.Tensor.detach, torch.detach)
 def detach(_mode: Any, x: Counted) -> Counted:
-    """Return the same storage, unknown to autograd."""
-    return counted(x.v.detach(), x.known)
+    """Return the same storage, unknown to autograd; of integers, whose values count, a view."""
+    if x.v.dtype.is_floating_point:
+        return counted(x.v.detach(), x.known)
+    base = x if x.base is None else x.base
+    return counted(x.v.detach(), x.known, base, x.remake or (lambda value: value))
 
 
 @answers(torch.Tensor.data.__set__)  # type: ignore[attr-defined]

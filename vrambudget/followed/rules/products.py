@@ -3,6 +3,8 @@
 from typing import Any
 
 from vrambudget.engine.context import context
+from vrambudget.errors import NotModelledError
+from vrambudget.followed.counted import REHEARSE
 from vrambudget.followed.rules.table import on
 from vrambudget.ops import embedding as embeddings
 from vrambudget.ops import linear as products
@@ -48,6 +50,14 @@ def grouped_mm(x: Any, weight: Any, *, offs: Any = None, bias: Any = None, **_: 
     if offs is None or bias is not None or x.ndim != _MATRIX or weight.ndim != _MATRIX + 1:
         return NotImplemented
     return grouped_linear(x, transpose(weight, 1, 2), offs)
+
+
+@on(
+    "gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "gru", "lstm", "rnn_tanh", "rnn_relu"
+)
+def recurrent(*_: Any, **__: Any) -> Any:
+    """Refuse: on the card these run fused kernels, or cuDNN's (aten/src/ATen/native/RNN.cpp)."""
+    raise NotModelledError("recurrent layers run fused kernels on the card", hint=REHEARSE)
 
 
 @on("embedding")

@@ -43,7 +43,7 @@ class CappedAttention(Attention):
 class Gemma2Layer(DecoderLayer):
     """Gemma2DecoderLayer."""
 
-    def __init__(self, config: "Gemma2Config", self_attn: Attention, mlp: MLP) -> None:
+    def __init__(self, config: LayerTypesConfig, self_attn: Attention, mlp: MLP) -> None:
         super().__init__(config, self_attn, mlp)
         self.pre_feedforward_layernorm = config.norm(config.hidden_size)
         self.post_feedforward_layernorm = config.norm(config.hidden_size)

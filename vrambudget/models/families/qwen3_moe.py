@@ -35,9 +35,9 @@ Layers = Annotated[
 class TopKRouter(Router):
     """Qwen3MoeTopKRouter: weights in the logits' type, made to add up to 1 if asked for."""
 
-    def __init__(self, config: "Qwen3MoeConfig") -> None:
-        super().__init__(config.num_experts, config.hidden_size, config.num_experts_per_tok)
-        self.norm_topk_prob = config.norm_topk_prob
+    def __init__(self, experts: int, width: int, top_k: int, *, normed: bool) -> None:
+        super().__init__(experts, width, top_k)
+        self.norm_topk_prob = normed
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
@@ -56,7 +56,12 @@ class SparseMoeBlock(Module):
 
     def __init__(self, config: "Qwen3MoeConfig") -> None:
         self.experts = config.make_experts(config.moe_intermediate_size)
-        self.gate = TopKRouter(config)
+        self.gate = TopKRouter(
+            config.num_experts,
+            config.hidden_size,
+            config.num_experts_per_tok,
+            normed=config.norm_topk_prob,
+        )
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""

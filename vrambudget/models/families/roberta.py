@@ -7,7 +7,7 @@ Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a 
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,7 +40,7 @@ from vrambudget.tape.events import Purpose
 class Embeddings(EncoderEmbeddings):
     """RobertaEmbeddings."""
 
-    def __init__(self, config: "RobertaConfig") -> None:
+    def __init__(self, config: "RobertaLike") -> None:
         width = config.hidden_size
         self.word_embeddings = Embedding(config.vocab_size, width)
         if not transformers_since(5, 0):  # made twice; the first goes when the second is there
@@ -74,7 +74,7 @@ def _count_positions(B: int, T: int) -> Tensor:
 class LMHead(Module):
     """RobertaLMHead: its bias is the decoder's, once they are tied."""
 
-    def __init__(self, config: "RobertaConfig") -> None:
+    def __init__(self, config: "RobertaLike") -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.layer_norm = LayerNorm(config.hidden_size)
         self.decoder = Linear(config.hidden_size, config.vocab_size)
@@ -95,7 +95,7 @@ class LMHead(Module):
 class ClassificationHead(Module):
     """RobertaClassificationHead."""
 
-    def __init__(self, config: "RobertaConfig") -> None:
+    def __init__(self, config: "RobertaLike") -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.head_dropout)
         self.out_proj = Linear(config.hidden_size, config.num_labels)
@@ -118,9 +118,12 @@ class RobertaForMaskedLM(MaskedLM):
 
     names = ("roberta", "lm_head")
 
-    def __init__(self, config: "RobertaConfig") -> None:
+    def __init__(self, config: "RobertaLike") -> None:
+        if config.head_first:
+            self.lm_head = LMHead(config)
         self.roberta = Model(config, Embeddings(config), pooler=False)
-        self.lm_head = LMHead(config)
+        if not config.head_first:
+            self.lm_head = LMHead(config)
         if config.tie_word_embeddings:
             words = self.roberta.embeddings.word_embeddings
             tie_decoder(self.lm_head.decoder, words, self.lm_head.bias)
@@ -129,9 +132,12 @@ class RobertaForMaskedLM(MaskedLM):
 class RobertaForSequenceClassification(Module):
     """RoBERTa with a classifier of the first token."""
 
-    def __init__(self, config: "RobertaConfig") -> None:
+    def __init__(self, config: "RobertaLike") -> None:
+        if config.head_first:
+            self.classifier = ClassificationHead(config)
         self.roberta = Model(config, Embeddings(config), pooler=False)
-        self.classifier = ClassificationHead(config)
+        if not config.head_first:
+            self.classifier = ClassificationHead(config)
 
     def forward(
         self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
@@ -143,14 +149,16 @@ class RobertaForSequenceClassification(Module):
         return Outputs(loss, logits)
 
 
-class RobertaConfig(EncoderConfig):
-    """transformers' RobertaConfig, with its defaults."""
+class RobertaLike(EncoderConfig):
+    """The keys of RoBERTa and of the models that are copies of it.
 
-    model_type: Literal["roberta"] = "roberta"
-    vocab_size: Size = 50265
+    `head_first`: the copies make their head before the model.
+    """
+
+    vocab_size: Size
     pad_token_id: Annotated[int, Field(ge=0)] = 1
 
-    followed_in = ("4.57", "5.17")
+    head_first: ClassVar[bool] = False
 
     @property
     def default_block(self) -> int:
@@ -180,3 +188,32 @@ class RobertaConfig(EncoderConfig):
         if task == "masked-lm":
             return RobertaForMaskedLM(self)
         return RobertaForSequenceClassification(self)
+
+
+class RobertaConfig(RobertaLike):
+    """transformers' RobertaConfig, with its defaults."""
+
+    model_type: Literal["roberta"] = "roberta"
+    vocab_size: Size = 50265
+
+    followed_in = ("4.57", "5.17")
+
+
+class XLMRobertaConfig(RobertaLike):
+    """transformers' XLMRobertaConfig, with its defaults; its code is a copy of RoBERTa's."""
+
+    model_type: Literal["xlm-roberta"] = "xlm-roberta"
+    vocab_size: Size = 30522
+
+    head_first = True
+    followed_in = ("5.17",)
+
+
+class CamembertConfig(RobertaLike):
+    """transformers' CamembertConfig, with its defaults; its code is a copy of RoBERTa's."""
+
+    model_type: Literal["camembert"] = "camembert"
+    vocab_size: Size = 30522
+
+    head_first = True
+    followed_in = ("5.17",)

@@ -50,7 +50,7 @@ class Model(Module):
                 if isinstance(attention, Attention):
                     attention.layer_idx = index
         self.norm = config.norm(config.hidden_size)
-        self.rotary_emb = config.rotary_embedding(config.rotary_width, config.rope_type)
+        self.rotary_emb = config.rotary()
 
     def forward(
         self,
@@ -76,7 +76,7 @@ class Model(Module):
             mask = masks[layer.attention_type]
             hidden_states = layer(
                 hidden_states,
-                rotary=rotary,
+                rotary=rotary[layer.attention_type] if isinstance(rotary, dict) else rotary,
                 mask=mask,
                 position_ids=position_ids,
                 past_key_values=past_key_values,
@@ -125,7 +125,7 @@ class DecoderConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     tie_word_embeddings: bool = False
 
-    tasks = ("causal-lm", "seq-cls")
+    tasks: ClassVar[tuple[Task, ...]] = ("causal-lm", "seq-cls")
 
     norm: ClassVar[type[Norm]] = RMSNorm
     embedding: ClassVar[type[Embedding]] = Embedding
@@ -145,6 +145,10 @@ class DecoderConfig(RotaryConfig):
     def rotary_width(self) -> int:
         """How many of a head's elements carry positions."""
         return self.head_width
+
+    def rotary(self) -> Module:
+        """Return what makes rotary tables, or those of each kind of layer."""
+        return self.rotary_embedding(self.rotary_width, self.rope_type)
 
     @property
     def window(self) -> int:

@@ -107,8 +107,10 @@ class Attention(Module):
 class MLP(Module):
     """LlamaMLP: down(act(gate(x)) * up(x))."""
 
-    def __init__(self, config: "DecoderConfig", *, bias: bool = False) -> None:
-        width, inner = config.hidden_size, config.intermediate_size
+    def __init__(
+        self, config: "DecoderConfig", *, bias: bool = False, inner: int | None = None
+    ) -> None:
+        width, inner = config.hidden_size, inner or config.intermediate_size
         self.gate_proj = Linear(width, inner, bias=bias)
         self.up_proj = Linear(width, inner, bias=bias)
         self.down_proj = Linear(inner, width, bias=bias)

@@ -26,9 +26,12 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class RotaryEmbedding(Module):
-    """Inverse frequencies [dim / 2] in float32, twice: the buffer and its original."""
+    """Inverse frequencies [dim / 2] in float32, twice: the buffer and its original.
 
-    def __init__(self, dim: int, rope_type: str = "default") -> None:
+    What makes more weights after it, and so is not `last`, calls `initialise` when all are there.
+    """
+
+    def __init__(self, dim: int, rope_type: str = "default", *, last: bool = True) -> None:
         self.dim = dim
         self.rope_type = rope_type
         frequencies = FREQUENCIES[rope_type]
@@ -37,8 +40,12 @@ class RotaryEmbedding(Module):
             return
         self.inv_freq = frequencies(dim)
         self.original_inv_freq = made("clone", (dim // 2,), float32)
-        # _init_weights computes the frequencies once more and copies them in.
-        again = frequencies(dim)
+        if last:
+            self.initialise()
+
+    def initialise(self) -> None:
+        """_init_weights computes the frequencies once more and copies them in."""
+        again = FREQUENCIES[self.rope_type](self.dim)
         del again
 
     def forward(self, position_ids: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
