@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
-from vrambudget.estimator import resolve
+from vrambudget.config.source import find_model
+from vrambudget.errors import NotModelledError
+from vrambudget.estimator import platform_of
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
@@ -48,10 +51,12 @@ def test_a_followed_model_equals_its_rehearsal(record):
     pytest.importorskip("transformers", minversion="5.17")
     pytest.importorskip("peft")
     job = job_of_record(record).model_copy(update={"torch": "2.11"})
-    fields = {"task": job.task, "batch": job.batch, "block": job.block}
-    scenario = resolve(record["model"], gpu="a100-80gb", torch="2.11", **fields)
-    job = job.resolve(scenario.config)
-    peak = replay(simulate(scenario.config, job, scenario.platform).tape).peak
+    from vrambudget.followed.config import followed_config  # noqa: PLC0415 - it may have no torch
+
+    config = followed_config(find_model(record["model"]), NotModelledError(""))
+    job = job.resolve(config)
+    platform = platform_of(find_gpu("a100-80gb"), "2.11")
+    peak = replay(simulate(config, job, platform).tape).peak
     measured = record["measured"]
 
     off = OFF.get(record["model"]["model_type"])

@@ -61,7 +61,8 @@ class _Tracer(TorchDispatchMode):
         made = False
         for meta in _tensors(result):
             if meta.device.type == "meta" and self.storage_of(meta) is None:
-                self.bind(meta, self._into(packet, args) or self.made(packet, meta))
+                nbytes = kernels.result_bytes(packet, args)
+                self.bind(meta, self._into(packet, args) or self.made(packet, meta, nbytes))
                 made = True
         if made or packet in kernels.WITHOUT_RESULT:
             kernels.temporaries(func, packet, args, result)
@@ -73,11 +74,11 @@ class _Tracer(TorchDispatchMode):
             return self.storage_of(args[0])
         return None
 
-    def made(self, operation: str, meta: torch.Tensor) -> Storage:
-        """Return a new storage of ours for the meta tensor's."""
+    def made(self, operation: str, meta: torch.Tensor, nbytes: int | None = None) -> Storage:
+        """Return a new storage of ours for the meta tensor's, of its size if no other is known."""
         dtype = dtype_of(meta.dtype)
         content = (tuple(meta.shape), dtype)
-        nbytes = meta.untyped_storage().nbytes()
+        nbytes = meta.untyped_storage().nbytes() if nbytes is None else nbytes
         return Storage(context.tape, nbytes, context.purpose, operation, content)
 
 

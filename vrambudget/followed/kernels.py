@@ -12,6 +12,7 @@ Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, Embedding.c
 aten's own tags say which operations are pointwise.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,7 +65,7 @@ _NOTHING = {
     *("_log_softmax", "_log_softmax_backward_data", "_softmax", "nll_loss_forward"),
     *("nll_loss_backward", "glu", "glu_backward", "im2col", "col2im", "pixel_shuffle", "polar"),
     *("complex", "view_as_complex", "view_as_real", "grid_sampler_2d", "where", "masked_fill"),
-    *("mse_loss", "mse_loss_backward", "smooth_l1_loss", "index_put", "_index_put_impl", "unfold"),
+    *("mse_loss_backward", "index_put", "_index_put_impl", "unfold"),
     *("floor_divide", "softplus_backward", "histc", "gelu_backward", "silu_backward"),
     *("expand_copy", "split_with_sizes_copy", "fill", "one_hot"),
 }
@@ -79,6 +80,37 @@ def doubts() -> Iterator[str]:
     """Yield what was counted by its result alone, as a report says it."""
     if unchecked:
         yield f"what the kernels of {', '.join(sorted(unchecked))} allocate besides their results"
+
+
+def result_bytes(name: str, args: Any) -> int | None:
+    """Return how large a result's storage is where its shape does not tell.
+
+    A loss of differences is made as large as they are, then resized to the one number that stays
+    in it (aten/src/ATen/native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss).
+    """
+    if name not in _LOSSES or _reduction(args) == _NO_REDUCTION:
+        return None
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    nbytes: int = math.prod(shape) * args[0].element_size()
+    return nbytes
+
+
+_LOSSES = {"mse_loss", "smooth_l1_loss"}
+_NO_REDUCTION, _MEAN = 0, 1
+
+
+def _reduction(args: Any) -> int:
+    return int(args[2]) if len(args) > 2 else _MEAN  # noqa: PLR2004 - its place in the schema
+
+
+def _loss(args: Any, result: Any) -> None:
+    """Make the differences, then reduce them."""
+    if _reduction(args) == _NO_REDUCTION:
+        return
+    shape = tuple(torch.broadcast_shapes(args[0].shape, args[1].shape))
+    differences = empty(shape, _kind(result))
+    with_partial_sums(differences, tuple(range(len(shape))), _kind(result), accumulator=4)
+    del differences
 
 
 def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
@@ -181,6 +213,8 @@ _RULES: dict[str, Callable[[Any, Any], None]] = {
     "index_put": _index_put,
     "sort": _sort,
     "topk": _nothing,
+    "mse_loss": _loss,
+    "smooth_l1_loss": _loss,
     "index_put_": _index_put,
     "_index_put_impl_": _index_put,
 }

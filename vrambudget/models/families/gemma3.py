@@ -6,8 +6,8 @@ rotary frequencies of their own for both kinds.
 Not modelled: `use_bidirectional_attention`; the larger ones' images (model_type gemma3).
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import DType
@@ -78,7 +78,10 @@ class Gemma3TextConfig(LayerTypesConfig):
     norm = ZeroCenteredRMSNorm
     embedding = ScaledEmbedding
     heads_share_width = True  # validate_architecture of configuration_gemma3.py
-    aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
+    aliases: ClassVar[Mapping[str, str]] = {
+        "hidden_activation": "hidden_act",
+        "_sliding_window_pattern": "sliding_window_pattern",
+    }
     ignored_keys = LayerTypesConfig.ignored_keys | {
         *("query_pre_attn_scalar", "cache_implementation", "rope_local_base_freq"),
         "attn_logit_softcapping",  # read, and handed to no kernel

@@ -6,7 +6,9 @@ goes through, times a gate.
 Not modelled: `use_sliding_window`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vrambudget.config.settings import Size
 from vrambudget.engine.module import Module
@@ -57,6 +59,7 @@ class Qwen2MoeConfig(MoeConfig):
     num_key_value_heads: Size | None = 16
     max_position_embeddings: Size = 32768
     use_sliding_window: Literal[False] = False
+    sliding_window: Annotated[int, Field(ge=0)] | None = 4096  # 0 once transformers has read it
     decoder_sparse_step: Size = 1
     moe_intermediate_size: Size = 1408
     shared_expert_intermediate_size: Size = 5632
