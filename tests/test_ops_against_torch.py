@@ -80,7 +80,7 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., 
     ),
     "patch convolution": (
         [(B, 3, 8, 8), (O, 3, 4, 4), (O,)],
-        convolution.patch_convolution,
+        convolution.convolution,
         lambda x, w, b: F.conv2d(x, w, b, stride=4),
     ),
     "slice": ([(B, T, C)], lambda a: shape.slice_last(a, 4), lambda a: a[..., :4]),

@@ -15,17 +15,11 @@ from vrambudget.validate import COUNTERS, Check, validate
 
 RECORDS = Path(__file__).parent / "records"
 
-# Measured without cuDNN, whose part PyTorch's own convolution takes with a buffer for columns: one
-# that comes and goes, but what follows lies elsewhere.
-_CONVOLUTION = "the convolution's buffer"
 # On a virtual card all rows go to no expert, and products of nothing need no workspace.
 _EMPTY_GROUPS = "workspaces of grouped products"
 _ANOTHER_STREAM = "a block that another stream used comes back at the next allocation, not at once"
 
 KNOWN: dict[str, tuple[float, str]] = {
-    "vit-base-384-bf16-dropout": (0.0054, _CONVOLUTION),
-    "vit-base-fp16-eager": (0.0051, _CONVOLUTION),
-    "drawn-42-75-small-vit-a100-80gb": (0.0003, _CONVOLUTION),
     "small-mixtral-4090-window torch 2.15": (0.0011, _EMPTY_GROUPS),
     "fsdp1-drawn-qwen2-5-accum": (0.0054, _ANOTHER_STREAM),
     "fsdp1-drawn-llama-16-autocast": (0.0021, _ANOTHER_STREAM),

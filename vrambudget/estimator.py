@@ -24,17 +24,12 @@ from vrambudget.config.versions import (
     followed_version,
     remarks_on_versions,
 )
+from vrambudget.cudnn.remarks import remarks_on_convolutions
 from vrambudget.engine import context as engine
 from vrambudget.errors import NotModelledError
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
-from vrambudget.simulate import (
-    ROUTINGS,
-    Recording,
-    routing_decides,
-    simulate,
-    simulate_routed,
-)
+from vrambudget.simulate import ROUTINGS, Recording, routing_decides, simulate, simulate_routed
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay, replay_on
 from vrambudget.units import format_bytes
@@ -254,7 +249,8 @@ def _of_gpu(gpu: Gpu | None, job: Job, replayed: Replay) -> Iterator[str]:
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
-    """Yield what bitsandbytes or a compiler does besides what is counted."""
+    """Yield what bitsandbytes, cuDNN or a compiler does besides what is counted."""
+    yield from remarks_on_convolutions(recording.tape.operations, recording.unasked_bytes)
     if recording.paged_bytes:
         yield (
             f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"

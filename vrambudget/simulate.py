@@ -45,6 +45,7 @@ class Recording:
     paged_bytes: int = 0  # of an optimizer's states, in managed memory: not on the tape
     host_bytes: int = 0  # of a rank's shards, gradients and states, in main memory
     ranks_differ: bool = False  # whether another rank of the job takes something else
+    unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
 
 
 ROUTINGS = ("uniform", "collapsed")
@@ -145,8 +146,9 @@ def _record(
         tape.close()  # what the loop's variables hold outlives the job
         host_bytes = ranked.host_bytes() if ranked else 0
         differ = ranked is not None and ranked.ranks_differ()
+        unasked = max(context.unasked, default=0)
         del model, held, ranked
-    return Recording(tape, total, trainable, paged, host_bytes, differ)
+    return Recording(tape, total, trainable, paged, host_bytes, differ, unasked)
 
 
 def _paged_bytes(job: Job, trained: list[Parameter]) -> int:

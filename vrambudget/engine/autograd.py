@@ -319,9 +319,9 @@ def _accumulate_grad(variable: Tensor, grads: list[Tensor | None]) -> None:
     gradient = grads.pop()
     assert gradient is not None  # noqa: S101 - a node without gradients is never ready
     if variable.grad is None:
-        if is_shared or not gradient.is_contiguous:
+        if is_shared or not gradient.lies_like(variable):
             context.operation = "clone"
-            gradient = empty(gradient.shape, gradient.dtype)
+            gradient = empty(gradient.shape, gradient.dtype, variable.strides)
         gradient.storage.purpose = Purpose.GRADIENTS
         variable.grad = gradient
         del gradient

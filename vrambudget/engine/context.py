@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.architectures import limits_of
 from vrambudget.dtypes import DType, float32
@@ -84,6 +84,7 @@ class Context:
         "sequence",
         "tape",
         "thread",
+        "unasked",
         "workspaces",
     )
 
@@ -112,6 +113,7 @@ class Context:
         self.before_gradient: Callable[[Tensor, list[Tensor | None]], None] | None = None
         self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
         self.workspaces: dict[tuple[str, str], Storage] = {}
+        self.unasked: list[Any] = []  # bytes that convolutions touch whose workspace is not known
         self.emulates_bf16 = False  # whether autocast has asked for it
         self.benchmarks = 0  # kernels that were timed when they were first launched
 

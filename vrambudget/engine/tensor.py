@@ -93,6 +93,13 @@ class Tensor:
                 expected *= size
         return True
 
+    def lies_like(self, variable: Tensor) -> bool:
+        """Whether this gradient can be `variable.grad` as it lies (grad_layout_contract.h)."""
+        if variable.strides is None or not variable.is_dense:
+            return self.is_contiguous
+        strides = zip(self.actual_strides(), variable.strides, self.shape, strict=True)
+        return all(own == other or size == 1 for own, other, size in strides)
+
     def detach(self) -> Tensor:
         """Return a tensor of the same storage that autograd does not know."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)

@@ -1,43 +1,153 @@
-"""The convolution that cuts an image into patches: its kernel is as large as its stride.
+"""Convolutions as PyTorch makes them on a card with cuDNN.
 
-    x       [B, I, h, w]          kept; under autocast a low-precision copy
-    weight  [O, I, p, q]          kept; likewise
-    y       [B, O, h / p, w / q]
-    backward: a contiguous copy of dy, dx if x is no image, dweight; then dbias
+    x       [B, I, *image]             kept; under autocast a low-precision copy
+    weight  [O, I / groups, *kernel]   kept; likewise
+    bias    [O]                        added in place
+    y       [B, O, *image]             channels last where x's or the weight's memory is
 
-Source: aten/src/ATen/native/Convolution.cpp (convolution_backward), cudnn/ConvShared.cpp
-(cudnn_convolution_backward); derivatives.yaml (convolution).
-Not modelled: cuDNN's workspaces. They come and go within the first operation of forward and the
-last of backward, where little else is alive. Without cuDNN, PyTorch's own kernel takes a buffer
-[I * p * q, h / p * w / q] there instead.
+    forward     x and the weight in y's format, copied where they are not; a workspace
+    backward    x and dy in that format; dx, a workspace; dweight, a workspace; then dbias
+
+A convolution over one dimension is one over an image that is 1 high, and always contiguous.
+PyTorch's own kernel for depthwise convolutions takes contiguous tensors and no workspace.
+
+Source: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), ConvUtils.h
+(cudnn_conv_suggest_memory_format), cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu;
+derivatives.yaml (convolution).
 """
 
+from dataclasses import dataclass
+
+from vrambudget.dtypes import DType, float64
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import ShapeError, Tensor, empty
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
+from vrambudget.ops.channels_last import is_like_channels_last, is_packed, packed_strides
+from vrambudget.ops.convolution_kernels import Direction, Geometry, select_kernel, workspace
 from vrambudget.ops.reduce import sum_over
 
+_LINE = 3  # dimensions of [B, I, length]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
-def patch_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return one number per patch and output channel. Raises ShapeError."""
-    bias = lower_precision(bias)
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, geometry: Geometry | None = None
+) -> Tensor:
+    """Return y; without a geometry the kernel moves by its own size. Raises ShapeError."""
+    bias = None if bias is None else lower_precision(bias)
     weight = lower_precision(weight)
     x = lower_precision(x)
-    B, channels, height, width = x.shape
-    features, expected, p, q = weight.shape
-    if channels != expected:
-        raise ShapeError(f"an image of {channels} channels by a weight {list(weight.shape)}")
+    geometry = geometry or Geometry.of_patches(weight.shape[2:])
+    if x.shape[1] != weight.shape[1] * geometry.groups:
+        raise ShapeError(f"an image of {x.shape[1]} channels by a weight {list(weight.shape)}")
     kept = keep(x), keep(weight)
     context.operation = "convolution"
-    y = empty((B, features, height // p, width // q), x.dtype)
-    x_shape, weight_shape, dtype, needs_x = x.shape, weight.shape, x.dtype, x.requires_grad
+    call = _Call(_Layout.of(x), _Layout.of(weight), geometry)
+    y = call.forward()
+    if x.ndim == _LINE:
+        y = _as_line(y)
+    wants = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
 
-    def backward(dy: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        copy = None if dy.is_contiguous else empty(dy.shape, dtype)
-        dx = empty(x_shape, dtype) if needs_x else None
-        dweight = empty(weight_shape, dtype)
-        del copy
-        return dx, dweight, sum_over(dy, (0, 2, 3), (features,))  # new, also of a single patch
+    def backward(dy: Tensor) -> Gradients:
+        return call.backward(dy, wants)
 
     return record("convolution", y, inputs=(x, weight, bias), saved=kept, backward=backward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A tensor as an image, as far as a convolution looks at it."""
+
+    shape: Shape
+    dtype: DType
+    strides: Shape
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Layout":
+        shape, strides = x.shape, x.actual_strides()
+        if x.ndim == _LINE:  # unsqueeze(2)
+            shape = (*shape[:2], 1, shape[2])
+            strides = (*strides[:2], x.shape[2] * strides[2], strides[2])
+        return cls(shape, x.dtype, strides)
+
+    @property
+    def suggests_channels_last(self) -> bool:
+        return self.dtype is not float64 and is_like_channels_last(self.shape, self.strides)
+
+    def copied(self, *, channels_last: bool) -> Tensor | None:
+        """Return the copy that `contiguous(memory_format=)` makes, None where it makes none."""
+        if is_packed(self.shape, self.strides, channels_last=channels_last):
+            return None
+        return empty(self.shape, self.dtype)
+
+
+class _Call:
+    """One convolution: what its backward needs to know of its forward."""
+
+    def __init__(self, x: _Layout, weight: _Layout, geometry: Geometry) -> None:
+        self.x, self.weight = x, weight
+        self.is_line = len(geometry.stride) < len(x.shape[2:])
+        self.geometry = geometry.over_images() if self.is_line else geometry
+        last = not self.is_line and (x.suggests_channels_last or weight.suggests_channels_last)
+        self.kernel = select_kernel(
+            x.shape, weight.shape, x.dtype, self.geometry, channels_last=last
+        )
+        self.last = last and self.kernel == "cudnn"
+        self.y_shape = self.geometry.output_shape(x.shape, weight.shape)
+
+    def forward(self) -> Tensor:
+        """Return y as an image."""
+        x = self.x.copied(channels_last=self.last)
+        y = self._new(self.y_shape)
+        weight = self.weight.copied(channels_last=self.last)
+        self._work(Direction.FORWARD)
+        del weight, x
+        return y
+
+    def backward(self, dy: Tensor, wants: tuple[bool, bool, bool]) -> Gradients:
+        """Return the gradients of x, weight and bias."""
+        gradient = _Layout.of(dy)
+        needs_x = wants[1] or self.is_line
+        copies = [self.x.copied(channels_last=self.last)] if needs_x else []
+        copies.append(gradient.copied(channels_last=self.last))
+        dx = self._input_gradient() if wants[0] else None
+        dweight = None
+        if wants[1]:
+            dweight = self._new(self.weight.shape)
+            self._work(Direction.WEIGHT)
+        copies.clear()
+        dbias = None
+        if wants[2]:
+            whole = Tensor(gradient.shape, dy.dtype, dy.storage, gradient.strides)
+            dbias = sum_over(whole, (0, *range(2, whole.ndim)), (whole.shape[1],))
+        if self.is_line:
+            dx, dweight = dx and _as_line(dx), dweight and _as_line(dweight)
+        return dx, dweight, dbias
+
+    def _input_gradient(self) -> Tensor:
+        dx = self._new(self.x.shape)
+        weight = self.weight.copied(channels_last=self.last)
+        self._work(Direction.INPUT)
+        del weight
+        return dx
+
+    def _new(self, shape: Shape) -> Tensor:
+        strides = packed_strides(shape, channels_last=True) if self.last else None
+        return empty(shape, self.x.dtype, strides)
+
+    def _work(self, direction: Direction) -> None:
+        """Let the kernel have its workspace, for as long as it runs."""
+        if self.kernel == "cudnn":
+            x, weight, y = self.x.shape, self.weight.shape, self.y_shape
+            workspace(
+                direction, self.x.dtype, (x, weight, y), self.geometry, channels_last=self.last
+            )
+
+
+def _as_line(x: Tensor) -> Tensor:
+    """Return an image that is 1 high as a line: squeeze(2)."""
+    strides = None if x.strides is None else (*x.strides[:2], x.strides[3])
+    line = Tensor((*x.shape[:2], x.shape[3]), x.dtype, x.storage, strides)
+    line.is_view = True
+    return line

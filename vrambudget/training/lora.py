@@ -87,7 +87,7 @@ class LoraLinear4bit(LoraLinear):
 class _RequiringGradient(Module):
     """Embeddings whose output requires a gradient."""
 
-    def __init__(self, embeddings: Embedding) -> None:
+    def __init__(self, embeddings: Module) -> None:
         self.embeddings = embeddings
 
     def forward(self, indices: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def add_lora(
     if casts_to is not None:
         _cast(model, layers, casts_to)
     if context.options.checkpointing:
-        make_inputs_require_grads(model)
+        make_inputs_require_grads(model, of_images=True)
 
 
 def _train_copies_of_heads(model: Module) -> None:
@@ -224,13 +224,16 @@ def _cast(model: Module, layers: Collection[Linear], dtype: DType) -> None:
             weight.dtype, weight.storage = dtype, cast.storage
 
 
-def make_inputs_require_grads(model: Module) -> None:
+def make_inputs_require_grads(model: Module, *, of_images: bool = False) -> None:
     """Make the embeddings' output require a gradient, as gradient_checkpointing_enable() does.
 
-    Input embeddings are the first table, and in an encoder-decoder each stack's own.
+    Input embeddings are the first table, and in an encoder-decoder each stack's own. Those of
+    images are the patches': gradient_checkpointing_enable() leaves them alone, PEFT does not.
     """
     found = False
     for parent, name, child in _places(model):
-        if isinstance(child, Embedding) and (not found or name == "embed_tokens"):
+        is_table = isinstance(child, Embedding) and (not found or name == "embed_tokens")
+        is_patches = of_images and name == "patch_embeddings"
+        if isinstance(child, Module) and (is_table or is_patches):
             setattr(parent, name, _RequiringGradient(child))
             found = True

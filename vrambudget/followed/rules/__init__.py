@@ -4,10 +4,19 @@ A rule takes the engine's tensors in the place of torch's and returns theirs; No
 the call to the general rule (followed.derived), which knows all that autograd knows.
 """
 
-from vrambudget.followed.rules import arithmetic, attention, fills, losses, norms, products, shapes
+from vrambudget.followed.rules import (
+    arithmetic,
+    attention,
+    convolutions,
+    fills,
+    losses,
+    norms,
+    products,
+    shapes,
+)
 from vrambudget.followed.rules.attributes import ATTRIBUTES
 from vrambudget.followed.rules.table import RULES, WRITING
 
 __all__ = ["ATTRIBUTES", "RULES", "WRITING"]
-_FILLED = arithmetic, attention, fills, losses, norms, products, shapes
+_FILLED = arithmetic, attention, convolutions, fills, losses, norms, products, shapes
 """Each fills the table as it is imported."""

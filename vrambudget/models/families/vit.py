@@ -3,8 +3,7 @@
 A convolution cuts the image into patches, a class token is put before them, learned positions are
 added; LayerNorm before each part; the classifier reads the class token.
 
-Checked against PyTorch's events with its own convolution; cuDNN's workspaces are not modelled (see
-ops/convolution.py). Not modelled either: interpolated positions, masked patches, the pooler.
+Not modelled: interpolated positions, masked patches, the pooler.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from vrambudget.models.parts.encoder import heads
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.ops.convolution import patch_convolution
+from vrambudget.ops.convolution import convolution
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
 from vrambudget.ops.shape import (
     cat,
@@ -57,7 +56,7 @@ class PatchConvolution(Module):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[B, channels, h, w] -> [B, C, h / p, w / q]."""
-        return patch_convolution(pixel_values, self.weight, self.bias)
+        return convolution(pixel_values, self.weight, self.bias)
 
 
 class PatchEmbeddings(Module):

@@ -1,0 +1,81 @@
+"""Ask cuDNN for the answers that the package keeps: `PYTHONPATH=. python tests/cudnn_answers.py`.
+
+It needs a CUDA build of torch with its cuDNN (VRAMBUDGET_PYTHON), whose virtual driver is loaded
+here, and torch and transformers for followed models.
+"""
+
+import ctypes
+import json
+import os
+from itertools import product
+from pathlib import Path
+
+from vrambudget.config.gpus import find_gpu
+from vrambudget.config.record import job_of_record, read_records
+from vrambudget.cudnn import answers, asking
+from vrambudget.cudnn.library import installed
+from vrambudget.cudnn.question import Convolution, Direction
+from vrambudget.estimator import resolve
+from vrambudget.rehearse.card import environment
+from vrambudget.rehearse.stand_in import stand_in
+from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.simulate import simulate
+
+RECORDS = Path(__file__).parent / "records"
+FILES = ("encoders.jsonl", "drawn.jsonl", "followed/model_types.jsonl")
+
+PATCHES = [(768, 16, 224), (768, 32, 224), (768, 16, 384), (1024, 16, 224)]
+"""Hidden size, patch and image of ViT: base, base of large patches, base of large images, large."""
+BATCHES = (8, 16, 32, 64, 128)
+CARDS = [((7, 5), 40), ((8, 0), 108), ((8, 6), 28), ((8, 9), 128), ((9, 0), 132), ((12, 0), 170)]
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def ask_of_patches() -> None:
+    for (hidden, patch, image), batch, card, dtype in product(PATCHES, BATCHES, CARDS, DTYPES):
+        if dtype == "bfloat16" and card[0] < (8, 0):
+            continue
+        side = image // patch
+        shapes = (batch, 3, image, image), (hidden, 3, patch, patch), (batch, hidden, side, side)
+        geometry = (patch, patch), (0, 0), (1, 1)
+        for direction in (Direction.FORWARD, Direction.WEIGHT):
+            what = Convolution(direction, dtype, *shapes, *geometry, channels_last=False)
+            answers.workspace_bytes(what, *card)
+
+
+def ask_of_records() -> None:
+    for file in FILES:
+        for record in read_records(RECORDS / file):
+            job = job_of_record(record)
+            fields = {"task": job.task, "batch": job.batch, "block": job.block}
+            scenario = resolve(record["model"], gpu=record["card"], torch="2.11", **fields)
+            simulate(scenario.config, job.resolve(scenario.config), scenario.platform)
+
+
+def main() -> None:
+    os.environ.update(environment(find_gpu("a100-80gb")))
+    for library in stand_in(find_torch([os.environ["VRAMBUDGET_PYTHON"]])):
+        if "cudnn" not in library.name:
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    cudnn = installed()
+    assert cudnn is not None
+    asked: dict[str, int] = {}
+    answers._kept = lambda: {"version": "", "answers": {}}  # noqa: SLF001 - all is asked anew
+    ask = asking.ask
+
+    def noted(cudnn, what, compute_capability, multiprocessors):
+        found = ask(cudnn, what, compute_capability, multiprocessors)
+        if found is not None:
+            asked[answers.key_of(what, compute_capability)] = found
+        return found
+
+    asking.ask = noted
+    ask_of_patches()
+    ask_of_records()
+    lines = ",\n".join(f"{json.dumps(key)}: {asked[key]}" for key in sorted(asked))
+    text = f'{{"version": "{cudnn.version}", "answers": {{\n{lines}\n}}}}\n'
+    Path(answers.__file__).with_name("answers.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

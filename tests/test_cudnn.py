@@ -1,0 +1,92 @@
+"""What cuDNN is asked of convolutions, and what a report says of its answers."""
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.cudnn import answers, asking, library
+from vrambudget.cudnn.question import Convolution, Direction
+from vrambudget.dtypes import bfloat16, float16, float32
+from vrambudget.engine.context import Platform, recording
+from vrambudget.ops.channels_last import is_like_channels_last, is_packed, packed_strides
+from vrambudget.ops.convolution_kernels import Geometry, select_kernel
+
+A100 = (8, 0), 108
+PATCHES = Convolution(
+    Direction.FORWARD,
+    "float32",
+    (8, 3, 224, 224),
+    (768, 3, 16, 16),
+    (8, 768, 14, 14),
+    stride=(16, 16),
+    padding=(0, 0),
+    dilation=(1, 1),
+    channels_last=False,
+)
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    monkeypatch.setattr(library, "installed", lambda: None)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_answers_for_known_patches_are_kept():
+    assert answers.workspace_bytes(PATCHES, *A100) == 14_385_168
+    assert answers.version() == "9.19.0"
+
+
+def test_a_cudnn_that_is_installed_says_what_is_kept():
+    if library.installed() is None:
+        pytest.skip("cuDNN is not installed: pip install nvidia-cudnn-cu13")
+    assert asking.ask(library.installed(), PATCHES, *A100) == 14_385_168
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_a_report_says_whose_workspaces_are_counted_or_how_large_they_may_be():
+    job = {"gpu": "a100-80gb", "task": "image-cls"}
+    asked = estimate({"model_type": "vit"}, batch=8, **job).warnings
+    unasked = estimate({"model_type": "vit"}, batch=7, **job).warnings
+    assert any("cuDNN 9.19.0 names" in warning for warning in asked)
+    # three times x [7, 3, 224, 224], the weight [768, 3, 16, 16] and y [7, 768, 14, 14] in 16 bit
+    assert any("mostly 0 to 15.43 MiB" in warning for warning in unasked)
+
+
+GROUPS = Geometry((1, 1), (1, 1), (1, 1), groups=64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "channels_last", "kernel"),
+    [
+        (float32, 28, False, "depthwise"),
+        (float32, 28, True, "cudnn"),
+        (float16, 28, False, "cudnn"),
+        (float16, 6, False, "depthwise"),  # too narrow to be quicker
+        (bfloat16, 28, False, "depthwise"),
+    ],
+)
+def test_a_depthwise_convolution_takes_pytorchs_own_kernel(dtype, width, channels_last, kernel):
+    with recording(Platform()):
+        shapes = (8, 64, width, width), (64, 1, 3, 3)
+        assert select_kernel(*shapes, dtype, GROUPS, channels_last=channels_last) == kernel
+
+
+def test_bfloat16_before_ampere_is_not_cudnns():
+    with recording(Platform(compute_capability=(7, 5))):
+        shapes = (8, 64, 28, 28), (64, 64, 3, 3)
+        plain = Geometry((1, 1), (1, 1), (1, 1))
+        assert select_kernel(*shapes, bfloat16, plain, channels_last=False) == "native"
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 1, 5), (4, 1, 1, 1), (1, 1, 4, 4)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_format_is_what_torch_takes_it_for(shape, transposed):
+    torch = pytest.importorskip("torch")
+    order = torch.channels_last if transposed else torch.contiguous_format
+    x = torch.empty(shape).to(memory_format=order)
+    for channels_last, format_ in ((False, torch.contiguous_format), (True, torch.channels_last)):
+        packed = is_packed(shape, x.stride(), channels_last=channels_last)
+        assert packed == x.is_contiguous(memory_format=format_)
+        made = torch.empty(shape, memory_format=format_)
+        assert packed_strides(shape, channels_last=channels_last) == made.stride()
+    format_ = torch._prims_common.suggest_memory_format(x)  # noqa: SLF001 - no public one
+    assert is_like_channels_last(shape, x.stride()) == (format_ is torch.channels_last)
