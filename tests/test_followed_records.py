@@ -22,7 +22,6 @@ RECORDS = [json.loads(line) for line in LINES]
 
 OFF: dict[str, float] = {
     "longformer": -0.005,
-    "convbert": 0.0,
     "led": 0.01,
     "swin": 0.307,
     "convnextv2": 0.207,
