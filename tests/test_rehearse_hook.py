@@ -36,8 +36,8 @@ def python(code, *arguments, **environment):
 ENTER = """
 import importlib.util, sys
 sys.path.insert(0, sys.argv[1])
-from vrambudget_hook.entering import TorchFinder
-sys.meta_path.insert(0, TorchFinder(lambda module: print("then", module.done)))
+from vrambudget_hook.entering import ModuleFinder
+sys.meta_path.insert(0, ModuleFinder("torch", lambda module: print("then", module.done)))
 for look in range(2):
     assert importlib.util.find_spec("torch").origin.startswith(sys.argv[1])
 try:
@@ -46,7 +46,7 @@ except RuntimeError:
     print("failed once")
 import torch
 import json, torch.part
-print([type(finder).__name__ for finder in sys.meta_path].count("TorchFinder"))
+print([type(finder).__name__ for finder in sys.meta_path].count("ModuleFinder"))
 """
 
 

@@ -2,6 +2,7 @@
 
     fsdp2    all alike where the shards are even; else the first ranks have most
     zero1    each has the optimizer's states of its own parameters
+    deepspeed 1, 2    each copies the gradients of its own parameters, whole
     others   all alike
 
 Ranks that differ are simulated: all of a few, or those with most and least.
@@ -43,7 +44,7 @@ def fullest(config: ModelConfig, job: Job, platform: Platform) -> Fullest:
     recording = simulate(config, first, platform)
     found = [(first, recording, replay(recording.tape))]
     if job.rank is None and recording.ranks_differ:
-        for rank in _others(job.layout.ranks):
+        for rank in _others(job.layout.ranks, recording.fullest_rank):
             other = job.model_copy(update={"rank": rank})
             recording = simulate(config, other, platform)
             found.append((other, recording, replay(recording.tape)))
@@ -53,8 +54,10 @@ def fullest(config: ModelConfig, job: Job, platform: Platform) -> Fullest:
     return Fullest(*found[most], _several(job, found[most][1], peaks))
 
 
-def _others(ranks: int) -> Sequence[int]:
-    return range(1, ranks) if ranks <= _EACH else (ranks - 1,)
+def _others(ranks: int, fullest_rank: int) -> Sequence[int]:
+    if ranks <= _EACH:
+        return range(1, ranks)
+    return sorted({fullest_rank, ranks - 1} - {0})
 
 
 def _peak(rank: int, replayed: Replay) -> RankPeak:

@@ -46,6 +46,7 @@ class Recording:
     host_bytes: int = 0  # of a rank's shards, gradients and states, in main memory
     ranks_differ: bool = False  # whether another rank of the job takes something else
     unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
+    fullest_rank: int = 0  # which may take most, besides the first and the last
 
 
 ROUTINGS = ("uniform", "collapsed")
@@ -146,9 +147,10 @@ def _record(
         tape.close()  # what the loop's variables hold outlives the job
         host_bytes = ranked.host_bytes() if ranked else 0
         differ = ranked is not None and ranked.ranks_differ()
+        fullest = ranked.fullest_rank() if ranked else 0
         unasked = max(context.unasked, default=0)
         del model, held, ranked
-    return Recording(tape, total, trainable, paged, host_bytes, differ, unasked)
+    return Recording(tape, total, trainable, paged, host_bytes, differ, unasked, fullest)
 
 
 def _paged_bytes(job: Job, trained: list[Parameter]) -> int:

@@ -179,7 +179,8 @@ class JobFields(TypedDict, total=False):
     """GPUs, one process each; --batch is that of each (--gpu 8xh100 says both)."""
     parallel: str | None
     """How they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2 (fully_shard), fsdp1
-    (FullyShardedDataParallel), tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline).
+    (FullyShardedDataParallel), DeepSpeed's deepspeed1, zero2, zero3, tp=N (tensor parallel),
+    fsdp2+tp=N, pp=N (pipeline).
     """
     rank: int | None
     """The rank to report (default: the one that takes most)."""
@@ -217,6 +218,26 @@ class JobFields(TypedDict, total=False):
     """FSDP 1: the optimizer steps parts of the original parameters."""
     forward_prefetch: bool
     """FSDP 1: gather the next layer before this one computes."""
+    reduce_bucket_size: int
+    """DeepSpeed: elements of the buffer that gradients are reduced in."""
+    overlap_comm: bool | None
+    """DeepSpeed: reduce while backward runs, in two buffers (default: in stage 3)."""
+    contiguous_gradients: bool
+    """DeepSpeed: gradients are copied into that buffer."""
+    reduce_scatter: bool
+    """DeepSpeed: reduce each rank's slices, not the whole buffer."""
+    sub_group_size: int
+    """ZeRO 3: elements of a rank that are stepped together."""
+    prefetch_bucket_size: int
+    """ZeRO 3: elements that are gathered ahead, for each module."""
+    param_persistence_threshold: int
+    """ZeRO 3: parameters of so many elements or fewer stay whole."""
+    model_persistence_threshold: int
+    """ZeRO 3: elements of all parameters that stay whole, at most."""
+    max_live_parameters: int
+    """ZeRO 3: elements that are whole at a time, besides those."""
+    max_reuse_distance: int
+    """ZeRO 3: parameters needed again within so many elements stay."""
     sequence_parallel: bool
     """Tensor parallel: norms and residuals are cut along the sequence."""
     loss_parallel: bool

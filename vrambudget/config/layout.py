@@ -1,22 +1,22 @@
 """How the ranks of a job share its work: "fsdp2", "tp=2", "fsdp2+tp=2", "pp=4".
 
-A layout is one way to share data (ddp, zero1, fsdp2), ways to cut the model (tp=T, pp=P), or both,
-joined by "+". The ranks are the product: of 8 with "fsdp2+tp=2", 4 share the parameters of each of
-the 2 cuts.
+A layout is one way to share data (ddp, fsdp2, deepspeed3, ...), ways to cut the model (tp=T, pp=P),
+or both, joined by "+". The ranks are the product: of 8 with "fsdp2+tp=2", 4 share the parameters of
+each of the 2 cuts.
 """
 
 from dataclasses import dataclass
 
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
-DATA_PARALLEL = ("ddp", "zero1", "fsdp2", "fsdp1")
+DEEPSPEED = ("deepspeed1", "deepspeed2", "deepspeed3")
+DATA_PARALLEL = ("ddp", "zero1", "fsdp2", "fsdp1", *DEEPSPEED)
 CUTS = ("tp", "pp")
+ALIASES = {"zero2": "deepspeed2", "zero3": "deepspeed3"}  # torch has no such stages
 
 NOT_MODELLED = {
     "fsdp": "that word (FullyShardedDataParallel is 'fsdp1', fully_shard 'fsdp2')",
-    "zero2": "DeepSpeed's ZeRO-2",
-    "zero3": "DeepSpeed's ZeRO-3",
-    "deepspeed": "DeepSpeed",
+    "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
     "cp": "context parallelism",
     "ep": "expert parallelism",
     "sp": "sequence parallelism",
@@ -60,6 +60,7 @@ def parse_layout(text: str | None, ranks: int | None) -> Layout:
     data, cuts = None, dict.fromkeys(CUTS, 0)
     for part in text.lower().replace(" ", "").split("+"):
         name, sign, number = part.partition("=")
+        name = ALIASES.get(name, name)
         if name in DATA_PARALLEL and not sign:
             if data is not None:
                 raise VramBudgetError(f"parallel is {text!r}: {data} and {name} exclude each other")
@@ -95,7 +96,7 @@ def _checked(text: str, ranks: int | None, data: str | None, tp: int, pp: int) -
             f"a pipeline together with {data or 'tensor parallelism'} is not modelled",
             hint=_REHEARSE,
         )
-    if tp > 1 and data in {"ddp", "zero1", "fsdp1"}:
+    if tp > 1 and data not in {None, "fsdp2"}:
         raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=_REHEARSE)
     return Layout(ranks, data, tp, pp)
 

@@ -46,6 +46,9 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
         fields |= _of_fsdp2(values)
     if method == "trainer" and values.pop("fsdp", None):
         raise NotModelledError("Trainer with FSDP is not modelled; with DDP it is")
+    if method == "zero":
+        fields |= _of_zero(values.pop("config", {}))
+        fields["parallel"] = f"deepspeed{values.pop('stage', None)}"
     if method == "fsdp1":
         values.pop("limit_all_gathers", None)  # it delays the CPU, and decides no size
     for key, value in values.items():
@@ -55,9 +58,17 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _of_zero(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of DeepSpeed's `zero_optimization` is a field; gathering is in place."""
+    names = {name.removeprefix("stage3_"): value for name, value in config.items()}
+    return {name: value for name, value in names.items() if name != "allgather_bucket_size"}
+
+
 def _layout(method: object, world: int, tp: int | None) -> str:
     if method == "trainer":
         return "ddp"
+    if method == "zero":
+        return "deepspeed"  # its stage follows
     if method in {"tp", "pp"}:
         return f"{method}={tp or world}"
     if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:

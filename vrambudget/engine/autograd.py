@@ -112,7 +112,7 @@ def keep(x: Tensor | None, *, when: bool = True) -> Saved:
     purposes = storage.tape.purposes
     if purposes[storage.index] is Purpose.TEMPORARIES:
         purposes[storage.index] = Purpose.ACTIVATIONS
-    return storage
+    return None if x.is_swapped else storage
 
 
 def edge_to(x: Tensor | None) -> Edge | None:

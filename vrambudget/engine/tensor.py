@@ -40,6 +40,8 @@ class Tensor:
         "strides",
     )
 
+    is_swapped = False
+
     def __init__(
         self, shape: Shape, dtype: DType, storage: Storage, strides: Shape | None = None
     ) -> None:
@@ -177,3 +179,15 @@ class Parameter(Tensor):
         storage = Storage(context.tape, nbytes, Purpose.WEIGHTS, "parameter", (shape, dtype))
         super().__init__(shape, dtype, storage)
         self.requires_grad = True
+
+
+class SwappedParameter(Parameter):
+    """A parameter whose data are replaced meanwhile: saved as it is, it holds none of them.
+
+    autograd keeps a leaf itself (torch/csrc/autograd/saved_variable.cpp, saved_original_), so it
+    finds the new data; views of it keep the old ones.
+    """
+
+    __slots__ = ()
+
+    is_swapped = True

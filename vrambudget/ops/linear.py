@@ -82,7 +82,7 @@ def _product(
     name = "mm" if bias is None else "addmm"
     kept: tuple[Saved, ...] = (
         keep(x, when=weight.requires_grad),
-        keep(weight, when=x.requires_grad),
+        keep(weight.detach() if transposed and weight.is_swapped else weight, when=x.requires_grad),
     )
     context.operation = name
     y = empty((x.shape[0], features), x.dtype)

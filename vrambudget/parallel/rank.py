@@ -41,3 +41,7 @@ class Ranked:
     def ranks_differ(self) -> bool:
         """Return whether other ranks take something else."""
         return False
+
+    def fullest_rank(self) -> int:
+        """Return the rank that takes most, where that is neither the first nor the last."""
+        return 0

@@ -2,6 +2,7 @@
 
     ddp, zero1    built on the GPU, then wrapped; the optimizer's states are shared (zero1)
     fsdp1         built on the GPU, wrapped layer by layer
+    deepspeed1-3  built on the GPU in float32, then initialised
     fsdp2, tp     built without memory, cut, then materialised
     pp            the same, and a loop of its own
 
@@ -15,12 +16,13 @@ from contextlib import AbstractContextManager
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
-from vrambudget.config.layout import Layout
+from vrambudget.config.layout import DEEPSPEED, Layout
 from vrambudget.dtypes import DType
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
+from vrambudget.parallel.deepspeed.rank import DeepSpeed
 from vrambudget.parallel.fsdp1.rank import FSDP1
 from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
@@ -49,13 +51,17 @@ def ranked(job: Job) -> Ranked | None:
         return _FSDP2(job, layout)
     if layout.data == "fsdp1":
         return FSDP1(job, layout)
-    if layout.pp > 1:
-        return Pipeline(job, layout)
-    if layout.tp > 1:
-        return _TensorParallel(job, layout)
+    if layout.data in DEEPSPEED:
+        return DeepSpeed(job)
     if layout.data in {"ddp", "zero1"}:
         return _DDP(job, layout)
-    return None
+    return _cut_model(job, layout)
+
+
+def _cut_model(job: Job, layout: Layout) -> Ranked | None:
+    if layout.pp > 1:
+        return Pipeline(job, layout)
+    return _TensorParallel(job, layout) if layout.tp > 1 else None
 
 
 _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
@@ -64,7 +70,8 @@ _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script 
 def refuse(job: Job, layout: Layout) -> None:
     """Raise NotModelledError for what this layout is not modelled with."""
     cut = layout.tp > 1 or layout.pp > 1
-    shards = layout.data in {"fsdp1", "fsdp2", "zero1"} or cut
+    shards = layout.data not in {None, "ddp"} or cut
+    zero = layout.data in DEEPSPEED
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"optimizer {job.optimizer} of sharded parameters": shards
@@ -75,7 +82,12 @@ def refuse(job: Job, layout: Layout) -> None:
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
         "4-bit weights in shards": job.quant is not None
-        and (layout.data in {"fsdp1", "fsdp2"} or cut),
+        and (layout.data not in {None, "ddp", "zero1"} or cut),
+        "autocast with DeepSpeed, whose bf16 and fp16 are its own (--precision bf16),": zero
+        and job.precision.startswith("amp"),
+        "evaluation with DeepSpeed": zero and job.mode != "train",
+        "DeepSpeed without an optimizer": zero and job.optimizer == "none",
+        "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         "generation on several ranks": job.mode == "generate",
         f"the loop of {job.loop} on several ranks": job.loop != "plain"
         and (job.loop, layout.data, job.mode) != ("trainer", "ddp", "train"),

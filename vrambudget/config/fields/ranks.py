@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from vrambudget.config.layout import Layout, parse_layout
+from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
 from vrambudget.config.settings import Settings, Size
 from vrambudget.errors import VramBudgetError
 
@@ -15,10 +15,17 @@ Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B"]
 FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
 
 MOST_RANKS = 2**20
+Elements = Annotated[Size, Field(le=2**40)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 _OF_FSDP1 = ("sharding_strategy", "use_orig_params", "forward_prefetch")
 _OF_MIXED = ("param_dtype", "reduce_dtype")
+_OF_ZERO = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter")
+_OF_ZERO3 = (
+    *("sub_group_size", "prefetch_bucket_size", "max_live_parameters", "max_reuse_distance"),
+    *("param_persistence_threshold", "model_persistence_threshold"),
+)
 _OF_PIPELINES = ("schedule", "microbatches", "stages_per_rank")
 _OF_TP = ("sequence_parallel", "loss_parallel")
 _OF_FSDP2 = ("reshard_after_forward", "replicate", "cpu_offload", "output_dtype", "fsdp_wrap")
@@ -46,8 +53,8 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     parallel: str | None = Field(
         None,
         description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
-        " (fully_shard), fsdp1 (FullyShardedDataParallel), tp=N (tensor parallel), fsdp2+tp=N,"
-        " pp=N (pipeline)",
+        " (fully_shard), fsdp1 (FullyShardedDataParallel), DeepSpeed's deepspeed1,"
+        " zero2, zero3, tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline)",
     )
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
         None, description="the rank to report (default: the one that takes most)"
@@ -99,6 +106,37 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
     forward_prefetch: bool = Field(
         default=False, description="FSDP 1: gather the next layer before this one computes"
     )
+    reduce_bucket_size: Elements = Field(
+        500_000_000, description="DeepSpeed: elements of the buffer that gradients are reduced in"
+    )
+    overlap_comm: bool | None = Field(
+        None,
+        description="DeepSpeed: reduce while backward runs, in two buffers (default: in stage 3)",
+    )
+    contiguous_gradients: bool = Field(
+        default=True, description="DeepSpeed: gradients are copied into that buffer"
+    )
+    reduce_scatter: bool = Field(
+        default=True, description="DeepSpeed: reduce each rank's slices, not the whole buffer"
+    )
+    sub_group_size: Elements = Field(
+        1_000_000_000, description="ZeRO 3: elements of a rank that are stepped together"
+    )
+    prefetch_bucket_size: Count = Field(
+        50_000_000, description="ZeRO 3: elements that are gathered ahead, for each module"
+    )
+    param_persistence_threshold: Count = Field(
+        100_000, description="ZeRO 3: parameters of so many elements or fewer stay whole"
+    )
+    model_persistence_threshold: Count = Field(
+        2**63 - 1, description="ZeRO 3: elements of all parameters that stay whole, at most"
+    )
+    max_live_parameters: Count = Field(
+        1_000_000_000, description="ZeRO 3: elements that are whole at a time, besides those"
+    )
+    max_reuse_distance: Count = Field(
+        1_000_000_000, description="ZeRO 3: parameters needed again within so many elements stay"
+    )
     sequence_parallel: bool = Field(
         default=False, description="tensor parallel: norms and residuals are cut along the sequence"
     )
@@ -131,6 +169,9 @@ class Ranks(Settings, defer_build=True, title="several GPUs"):
         yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
         yield from self._misplaced(_OF_FSDP1, "FSDP 1", belongs=layout.data == "fsdp1")
         shards = layout.data in {"fsdp1", "fsdp2"}
+        zero = layout.data in DEEPSPEED
+        yield from self._misplaced(_OF_ZERO, "DeepSpeed", belongs=zero)
+        yield from self._misplaced(_OF_ZERO3, "ZeRO 3", belongs=layout.data == DEEPSPEED[-1])
         yield from self._misplaced(_OF_MIXED, "FSDP", belongs=shards)
         yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=layout.pp > 1)
         yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)

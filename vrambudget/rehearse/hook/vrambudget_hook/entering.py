@@ -15,20 +15,21 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from .agreeing import CHECKS, agree
 from .recorder import Recorder
 
 
-class TorchFinder(importlib.abc.MetaPathFinder):
-    """Calls `then(torch)` when torch has been imported, however often it was looked for before."""
+class ModuleFinder(importlib.abc.MetaPathFinder):
+    """Calls `then(module)` when it has been imported, however often it was looked for before."""
 
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self.then = then
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name, self.then = name, then
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the real torch, and run our part after its own."""
-        if fullname != "torch":
+        """Find the real module, and run our part after its own."""
+        if fullname != self.name:
             return None
         others = (finder for finder in sys.meta_path[:] if finder is not self)
         found = (finder.find_spec(fullname, path, target) for finder in others)
@@ -56,4 +57,5 @@ def install(plan: str) -> None:
     recorder.load_libraries()
     os.register_at_fork(after_in_child=recorder.forked)
     sys.modules["vrambudget_hook"].mark = recorder.mark  # type: ignore[attr-defined]
-    sys.meta_path.insert(0, TorchFinder(recorder.torch_imported))
+    sys.meta_path.insert(0, ModuleFinder("torch", recorder.torch_imported))
+    sys.meta_path.insert(0, ModuleFinder(CHECKS, agree))

@@ -13,6 +13,7 @@ Not modelled: NCCL's own buffers, which lie outside PyTorch's allocator; what ot
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -21,6 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 _KEPT = ("timeout", "group_name", "use_local_synchronization", "group_desc")
+_SENDING = (
+    *("all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast"),
+    *("all_reduce", "reduce"),
+)
 
 
 class Groups:
@@ -92,8 +97,36 @@ def pretend(ranks: int | None, rank: int, copying: Callable[[], Any]) -> None:
         return None if groups.is_fake(group) else verify(group, *args)
 
     distributed._verify_params_across_processes = verified  # noqa: SLF001
+    _send_without_autograd(groups)
     _answer_ddp(groups)
     _keep_order(distributed.Reducer, copying)
+
+
+def _send_without_autograd(groups: Groups) -> None:
+    """Let collectives write into views under autograd: the fake group copies, NCCL is not seen."""
+    torch: Any = importlib.import_module("torch")
+    ours: dict[Any, Any] = {}
+    for name in _SENDING:
+        plain = getattr(torch.distributed, name, None)
+        if plain is not None:
+            ours[plain] = _without_autograd(torch, plain, groups)
+    for name, module in list(sys.modules.items()):
+        if name == "torch" or name.startswith("torch."):
+            for attribute in _SENDING:
+                plain = vars(module).get(attribute)
+                if plain in ours:
+                    setattr(module, attribute, ours[plain])
+
+
+def _without_autograd(torch: Any, plain: Any, groups: Groups) -> Any:
+    @functools.wraps(plain)
+    def sent(*args: Any, **kwargs: Any) -> Any:
+        if not groups.is_fake():
+            return plain(*args, **kwargs)
+        with torch.no_grad():
+            return plain(*args, **kwargs)
+
+    return sent
 
 
 def _keep_order(reducer: Any, copying: Callable[[], Any]) -> None:

@@ -1,0 +1,108 @@
+"""DeepSpeed's ZeRO: whose elements are whose, what is gathered. Whole jobs: test_records.py."""
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.config.job import Job
+from vrambudget.dtypes import bfloat16
+from vrambudget.engine.context import Platform, recording
+from vrambudget.engine.tensor import Parameter
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.estimator import resolve
+from vrambudget.parallel.deepspeed.partition import fullest_rank, partition
+from vrambudget.parallel.group import Group
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
+
+SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
+
+
+BF16 = {"precision": "bf16"}
+
+
+def parameters(*sizes):
+    with recording(Platform()):
+        return [Parameter((n,), bfloat16) for n in sizes]
+
+
+def made(operation, **fields):
+    fields = {"block": 32, **BF16, **fields}
+    scenario = resolve(SMALL, gpu="8xa100-80gb", **fields)
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    return [n for name, n in zip(tape.operations, tape.sizes, strict=True) if name == operation]
+
+
+def test_a_parameter_that_reaches_into_a_rank_s_part_is_its_own():
+    # 5 + 9 + 4 = 18 elements, padded to 20 for 2 ranks: elements 0 to 9, and 10 to 19
+    first, second = (partition(parameters(5, 9, 4), Group(2, rank)) for rank in (0, 1))
+    assert (first.size, first.padding) == (10, 2)
+    assert [p.numel for p in first.own] == [5, 9]
+    assert first.own_elements() == [5, 5]
+    assert [p.numel for p in second.own] == [9, 4]
+    assert second.own_elements() == [4, 4]
+
+
+def test_slices_of_a_bucket_are_joined_where_they_are_one_rank_s():
+    found = partition(parameters(5, 9, 4), Group(2))
+    backwards = [*reversed(found.parameters)]
+    assert found.slices_of(backwards) == [(1, 4), (0, 5), (1, 4), (0, 5)]
+    assert found.slices_of(found.parameters) == [(0, 10), (1, 8)]
+
+
+def test_the_fullest_rank_is_one_that_a_large_parameter_ends_in():
+    # 16 elements of each of 4 ranks: the 40 end in the third's, which has all of the others, too
+    assert fullest_rank(parameters(40, 4, 4, 16), 4) == 2
+
+
+@pytest.mark.parametrize("stage", ["deepspeed1", "zero2"])
+def test_the_bucket_is_as_large_as_it_is_said_to_be_whatever_the_model(stage):
+    assert made("ipg_buffer", parallel=stage) == [2 * 500_000_000] * 3  # one in each step
+    sizes = made("ipg_buffer", parallel=stage, reduce_bucket_size=1000, overlap_comm=True)
+    assert sizes == [2000] * 6
+
+
+def test_zero3_keeps_its_bucket():
+    assert made("ipg_buffer", parallel="zero3") == [2 * 500_000_000]
+
+
+def test_parameters_that_persist_are_gathered_once_a_step():
+    longer, shorter = (
+        len(made("all_gather", parallel="zero3", param_persistence_threshold=10**9, steps=n))
+        for n in (4, 3)
+    )
+    assert longer - shorter == 28
+
+
+def test_what_is_gathered_ahead_has_a_limit():
+    def most(**fields):
+        return max(
+            made("all_gather_flat", parallel="zero3", param_persistence_threshold=0, **fields)
+        )
+
+    assert most(prefetch_bucket_size=0) == most(prefetch_bucket_size=1000) < most()
+
+
+def test_a_gathered_parameter_lives_on_where_a_view_of_it_was_saved():
+    scenario = resolve(SMALL, gpu="8xa100-80gb", block=32, parallel="zero3", **BF16)
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    assert tape.defers_frees  # what other streams may still read comes back later
+    assert replay(tape).peak.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"precision": "amp-bf16"}, "autocast with DeepSpeed"),
+        ({"mode": "eval"}, "evaluation with DeepSpeed"),
+        ({"optimizer": "none"}, "DeepSpeed without an optimizer"),
+        ({"loop": "lightning"}, "the loop of lightning"),
+    ],
+)
+def test_what_zero_is_not_modelled_with_is_refused(fields, words):
+    with pytest.raises(NotModelledError, match=words):
+        estimate(SMALL, gpu="8xa100-80gb", block=32, parallel="zero2", **BF16 | fields)
+
+
+def test_a_setting_of_stage_3_is_refused_elsewhere():
+    with pytest.raises(VramBudgetError, match="prefetch_bucket_size is 5, a setting of ZeRO 3;"):
+        Job.parse({"ranks": 8, "parallel": "zero2", "prefetch_bucket_size": 5})

@@ -1,0 +1,62 @@
+"""What of DeepSpeed's JSON decides memory: `zero_optimization`, its defaults.
+
+Source: deepspeed/runtime/zero/config.py (DeepSpeedZeroConfig), 0.18.9.
+"""
+
+from dataclasses import dataclass
+
+from vrambudget.config.job import Job
+from vrambudget.dtypes import DType, bfloat16, float16, float32
+from vrambudget.parallel.group import Group
+
+STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
+_WEIGHTS = 3  # the stage that shares them, too
+_DTYPES = {"fp32": float32, "bf16": bfloat16, "fp16": float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroConfig:
+    """One rank's part of it; sizes are elements."""
+
+    stage: int
+    group: Group
+    dtype: DType  # of the model, and of what is sent
+    reduce_bucket_size: int
+    overlap_comm: bool
+    contiguous_gradients: bool
+    reduce_scatter: bool
+    clips: bool
+    accumulation: int  # micro-batches of a step
+    sub_group_size: int
+    prefetch_bucket_size: int
+    param_persistence_threshold: int
+    model_persistence_threshold: int
+    max_live_parameters: int
+    max_reuse_distance: int
+
+    @property
+    def looks_for_overflow(self) -> bool:
+        """Whether gradients are looked at before they are used (check_grad_overflow)."""
+        return self.dtype is float16
+
+
+def zero_config(job: Job) -> ZeroConfig:
+    """Return the settings of a job's rank."""
+    stage = STAGES[job.layout.data or ""]
+    return ZeroConfig(
+        stage=stage,
+        group=Group(job.layout.ranks, job.rank or 0),
+        dtype=_DTYPES[job.precision],
+        reduce_bucket_size=job.reduce_bucket_size,
+        overlap_comm=stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
+        contiguous_gradients=job.contiguous_gradients,
+        reduce_scatter=job.reduce_scatter,
+        clips=job.clip is not None,
+        accumulation=job.grad_accum,
+        sub_group_size=job.sub_group_size,
+        prefetch_bucket_size=job.prefetch_bucket_size,
+        param_persistence_threshold=job.param_persistence_threshold,
+        model_persistence_threshold=job.model_persistence_threshold,
+        max_live_parameters=job.max_live_parameters,
+        max_reuse_distance=job.max_reuse_distance,
+    )

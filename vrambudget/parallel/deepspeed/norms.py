@@ -1,0 +1,131 @@
+"""Norms of gradients, looks for overflow, and the factor that gradients are scaled by: scalars.
+
+    norm        of each gradient, as float64: a copy of it; stacked, squared, added up, the root
+    overflow    fp16 alone: each gradient as float32, what of it is not a number or infinite
+    factor      1 / (clip * scale)
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py (get_grad_norm_direct, scaled_global_norm,
+_has_inf_or_nan, unscale_and_clip_grads); runtime/utils.py (mask_nan_or_inf_with_val_inplace).
+"""
+
+from collections.abc import Sequence
+
+from vrambudget.dtypes import DType, bool_, float32, float64, uint8
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.creation import made
+from vrambudget.ops.reduce import with_partial_sums
+
+
+def norm_of_part(gradient: Tensor) -> Tensor:
+    """Return a gradient's norm as float64, of a copy as float64."""
+    copy = made("to_dtype", gradient.shape, float64)
+    norm = made("linalg_vector_norm", (), float64)
+    with_partial_sums(copy, tuple(range(copy.ndim)), float64, accumulator=8)
+    return norm
+
+
+def group_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of a group's gradients over all ranks (get_grad_norm_direct)."""
+    all_norms = [norm_of_part(x) for x in gradients]
+    stacked = made("stack", (len(all_norms),), float64)
+    squared = made("square", stacked.shape, float64)
+    del stacked
+    total = made("sum", (), float64)
+    with_partial_sums(squared, (0,), float64, accumulator=8)
+    del squared
+    reduced = made("to_dtype", (), float32)
+    del total
+    root = made("pow", (), float32)
+    del reduced
+    mask_nan_or_inf()
+    return root
+
+
+def mask_nan_or_inf() -> None:
+    """Look whether a norm is a number: mask_nan_or_inf_with_val_inplace."""
+    _nan_or_inf(float32)
+
+
+def _nan_or_inf(dtype: DType) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    size = made("abs", (), dtype)
+    is_infinite = made("eq", (), bool_)
+    del size
+    is_nan = made("ne", (), bool_)
+    either = made("logical_or", (), bool_)
+    return is_infinite, is_nan, either, made("tensor", (), float32)
+
+
+def global_norm(norm_groups: list[Tensor]) -> Tensor:
+    """Return the norm of all groups' norms (scaled_global_norm)."""
+    stacked = made("stack", (len(norm_groups),), float32)
+    norm = made("linalg_vector_norm", (), float32)
+    with_partial_sums(stacked, (0,), float32)
+    return norm
+
+
+def look_for_overflow(gradients: Sequence[Tensor]) -> None:
+    """Look at all gradients, one after another (has_overflow_partitioned_grads_serial)."""
+    invalid_grad_count = made("zeros", (1,), float32)
+    for gradient in gradients:
+        count = _has_inf_or_nan(gradient)
+        del count
+    overflow = made("bool", (1,), bool_)
+    del invalid_grad_count
+    overflow_gpu = made("byte", (1,), uint8)
+    del overflow_gpu, overflow
+
+
+def _has_inf_or_nan(x: Tensor) -> Tensor:
+    float_x = x if x.dtype is float32 else made("float", x.shape, float32)
+    nan = made("ne", x.shape, bool_)
+    size = made("abs", x.shape, float32)
+    inf = made("eq", x.shape, bool_)
+    del size
+    inf_or_nan = made("logical_or", x.shape, bool_)
+    as_float = made("float", x.shape, float32)
+    most = made("max", (), float32)
+    with_partial_sums(as_float, tuple(range(x.ndim)), float32)
+    del as_float, inf_or_nan, inf, nan, float_x
+    return most
+
+
+def joined_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of gradients, in float64 (stage 3's get_grad_norm_direct)."""
+    grad_norms = [norm_of_part(x) for x in gradients]
+    stacked = made("stack", (len(grad_norms),), float64)
+    powers = made("pow", stacked.shape, float64)
+    del stacked
+    total = made("sum", (), float64)
+    with_partial_sums(powers, (0,), float64, accumulator=8)
+    del powers
+    norm = made("pow", (), float64)
+    is_infinite, is_nan, either, err = _nan_or_inf(float64)
+    masked = made("where", (), float64)
+    del total, norm, is_infinite, is_nan, either, err
+    return masked
+
+
+def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all sub-groups' norms."""
+    stacked = made("stack", (len(norms),), float64)
+    norm = made("linalg_vector_norm", (), float64)
+    with_partial_sums(stacked, (0,), float64, accumulator=8)
+    return norm
+
+
+def scale_and_clip(dtype: DType, *, clips: bool) -> None:
+    """Scale gradients in place; `clips`: by a tensor of the norm's type: a few scalars."""
+    if not clips:
+        return
+    quotient = made("div", (), dtype)
+    raised = made("add", (), dtype)
+    del quotient
+    clip = made("div", (), dtype)
+    del raised
+    clamped = made("clamp", (), dtype)
+    del clip
+    combined_scale = made("mul", (), dtype)
+    reciprocal = made("reciprocal", (), dtype)
+    factor = made("mul", (), dtype)
+    del reciprocal, factor
+    del combined_scale, clamped

@@ -1,0 +1,77 @@
+"""Which elements of a group of parameters a rank has, in stages 1 and 2.
+
+A group's parameters lie one after another in one flat tensor, padded to a multiple of twice the
+ranks (a start that NCCL likes: 4 bytes); each rank has an equal part. A parameter that begins in a
+rank's part, or reaches into it, is one of its parameters, whole.
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py (get_partition_info, initialize_gradient_partition,
+average_tensor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vrambudget.engine.tensor import Parameter
+from vrambudget.parallel.group import Group
+
+_ALIGNMENT = 2  # elements of 16 bits, nccl_start_alignment_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One group's parameters: where each begins, and how many elements a rank has."""
+
+    parameters: Sequence[Parameter]
+    begins: Sequence[int]
+    padding: int
+    size: int  # of each rank's part
+    own: Sequence[Parameter]  # params_in_partition
+    own_begin: int  # the first element of the rank's part
+
+    def own_elements(self) -> list[int]:
+        """Return how many elements of each of its parameters are the rank's."""
+        end = self.own_begin + self.size
+        begins = {id(p): begin for p, begin in zip(self.parameters, self.begins, strict=True)}
+        return [
+            min(begins[id(p)] + p.numel, end) - max(begins[id(p)], self.own_begin) for p in self.own
+        ]
+
+    def slices_of(self, parameters: Sequence[Parameter]) -> list[tuple[int, int]]:
+        """Return (rank, elements) of gradients that lie one after another in a bucket."""
+        begins = {id(p): begin for p, begin in zip(self.parameters, self.begins, strict=True)}
+        found: list[tuple[int, int]] = []
+        for p in parameters:
+            begin, end = begins[id(p)], begins[id(p)] + p.numel
+            for rank in range(begin // self.size, (end - 1) // self.size + 1):
+                elements = min(end, (rank + 1) * self.size) - max(begin, rank * self.size)
+                if found and found[-1][0] == rank:
+                    elements += found.pop()[1]
+                found.append((rank, elements))
+        return found
+
+
+def partition(parameters: Sequence[Parameter], group: Group) -> Partition:
+    """Cut a group of parameters among the ranks."""
+    begins, end = list[int](), 0
+    for p in parameters:
+        begins.append(end)
+        end += p.numel
+    padding = -end % (_ALIGNMENT * group.size)
+    size = (end + padding) // group.size
+    first, last = group.rank * size, (group.rank + 1) * size
+    own = [
+        p
+        for p, begin in zip(parameters, begins, strict=True)
+        if begin < last and (begin >= first or begin + p.numel > first)
+    ]
+    return Partition(parameters, begins, padding, size, own, first)
+
+
+def fullest_rank(parameters: Sequence[Parameter], ranks: int) -> int:
+    """Return the rank whose parameters have most elements: their gradients are copied whole."""
+    sizes = [
+        sum(p.numel for p in partition(parameters, Group(ranks, rank)).own) for rank in range(ranks)
+    ]
+    return sizes.index(max(sizes))

@@ -1,0 +1,88 @@
+"""One rank of DeepSpeed, as `vrambudget.parallel.ranked` wants a rank."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from vrambudget.config.job import Job
+from vrambudget.dtypes import float32
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter
+from vrambudget.models.families.nanogpt import GPT
+from vrambudget.parallel.deepspeed.config import zero_config
+from vrambudget.parallel.deepspeed.engine import DeepSpeedEngine, ZeroOptimizer, cast_model
+from vrambudget.parallel.deepspeed.loop import train
+from vrambudget.parallel.deepspeed.partition import fullest_rank
+from vrambudget.parallel.deepspeed.stage3 import DeepSpeedZeroOptimizerStage3
+from vrambudget.parallel.deepspeed.stage_1_and_2 import DeepSpeedZeroOptimizer
+from vrambudget.parallel.meta import allocated
+from vrambudget.parallel.rank import Ranked
+from vrambudget.training.loops.run import Run
+from vrambudget.training.optimizer_base import Optimizer
+from vrambudget.training.optimizers import make_optimizer
+
+
+class DeepSpeed(Ranked):
+    """A model that deepspeed.initialize is given on the GPU, in float32."""
+
+    in_full = True
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.config = job, zero_config(job)
+        self.loop = self
+        self.engine: DeepSpeedEngine | None = None
+        self._parameters: list[Parameter] = []
+
+    def building(self) -> AbstractContextManager[None]:
+        """Build in float32; what runs afterwards is of the job's type."""
+        return _in_float32()
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        """Call deepspeed.initialize."""
+        root = getattr(model, "wrapped", model)
+        if isinstance(root, GPT):  # on the GPU its head is made, and becomes the embedding
+            root.lm_head.weight.storage = allocated(root.lm_head.weight, "parameter")
+        cast_model(root, self.config.dtype)
+        self._parameters = [p for p in root.parameters() if p.requires_grad]
+        groups = [self._parameters]
+        optimizer: ZeroOptimizer
+        if self.config.stage == 3:  # noqa: PLR2004 - a stage
+            optimizer = DeepSpeedZeroOptimizerStage3(root, groups, self.config, self._optimizer)
+        else:
+            optimizer = DeepSpeedZeroOptimizer(groups, self.config, self._optimizer)
+        self.engine = DeepSpeedEngine(called, self.config, optimizer)
+        return self.engine
+
+    def _optimizer(self, parameters: Sequence[Parameter]) -> Optimizer:
+        made = make_optimizer(self.job.optimizer, self.job.optimizer_impl, parameters)
+        assert made is not None  # noqa: S101 - `refuse` asks for one
+        return made
+
+    def train(self, run: Run) -> dict[str, Any]:
+        """Train."""
+        assert self.engine is not None  # noqa: S101 - the model was wrapped
+        return train(run, self.engine)
+
+    def evaluate(self, run: Run) -> dict[str, Any]:
+        """Refused when the job was checked."""
+        raise NotImplementedError
+
+    def ranks_differ(self) -> bool:
+        """Whose parameters they are decides how many gradients a rank copies."""
+        return self.config.stage < 3  # noqa: PLR2004 - a stage
+
+    def fullest_rank(self) -> int:
+        """Return the rank whose own parameters are largest together."""
+        return fullest_rank(self._parameters, self.config.group.size)
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    options = context.options
+    context.options = replace(options, dtype=float32)
+    try:
+        yield
+    finally:
+        context.options = options
