@@ -88,7 +88,7 @@ def test_optimizers_that_cannot_step_shards_are_refused():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"loop": "trainer"}, "the loop of trainer"),
+        ({"loop": "lightning"}, "the loop of lightning"),
         ({"optimizer": "sgd", "optimizer_impl": "fused"}, "fused SGD of sharded parameters"),
         ({"quant": "nf4", "lora_rank": 4, "precision": "bf16"}, "4-bit weights in shards"),
     ],

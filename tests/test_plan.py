@@ -11,7 +11,7 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import resolve
-from vrambudget.planning.layouts import Traffic, layouts, traffic
+from vrambudget.planning.layouts import Sizes, Traffic, layouts, traffic
 from vrambudget.planning.plan import Wish, plan_for
 from vrambudget.planning.several import fewest
 
@@ -42,6 +42,9 @@ def job(**fields):
             {"parallel": "fsdp2", "ranks": 4, "param_dtype": "bf16", "reduce_dtype": "fp32"},
             Traffic(4800),
         ),
+        # gradients there and back, parameters once; two gathers and a reduction
+        ({"parallel": "zero2", "ranks": 4, "precision": "bf16"}, Traffic(3600)),
+        ({"parallel": "zero3", "ranks": 4, "precision": "bf16"}, Traffic(3600)),
         # shards of 2, copied twice: 3 * 3200 / 2, and an all-reduce of 1600 between two
         ({"parallel": "fsdp2", "ranks": 4, "replicate": 2}, Traffic(6400)),
         # besides, two gathers and the gradients of a fourth between main memory and the GPU
@@ -49,13 +52,21 @@ def job(**fields):
     ],
 )
 def test_a_step_sends_what_its_collectives_send(fields, moved):
-    assert traffic(job(**fields), 800, 800) == moved
+    assert traffic(job(**fields), Sizes(800, 800)) == moved
+
+
+def test_tensor_parallelism_sends_hidden_states_and_logits():
+    # 2 layers of 7 products and the head's gradient, of 32 * 8 fp32 elements, there and back on 2
+    # ranks: 15 * 1024; logits of 32 * 100, gathered: 6400
+    sizes = Sizes(800, 800, layers=2, hidden_size=8, vocab_size=100)
+    assert traffic(job(parallel="tp=2", block=32), sizes) == Traffic(15 * 1024 + 6400)
 
 
 def test_accumulation_without_reducing_reduces_once():
     often = job(parallel="ddp", ranks=2, grad_accum=4)
     once = job(parallel="ddp", ranks=2, grad_accum=4, no_sync=True)
-    assert traffic(often, 800, 800).network_bytes == 4 * traffic(once, 800, 800).network_bytes
+    sizes = Sizes(800, 800)
+    assert traffic(often, sizes).network_bytes == 4 * traffic(once, sizes).network_bytes
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ SWITCHES = {
     "eval_gather": "the evaluation keeps the logits of all batches on the GPU and concatenates"
     " them",
     "compile": "the model runs under torch.compile; needs torch: pip install 'vrambudget[torch]'",
+    "contiguous_gradients": "DeepSpeed: reduce gradients as they lie",
+    "reduce_scatter": "DeepSpeed: reduce the whole buffer at once",
     "double_quant": "keep the scales of 4-bit blocks in float32",
     "expandable_segments": "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     " (Linux)",

@@ -206,7 +206,7 @@ class JobFields(TypedDict, total=False):
     """FSDP2: true, false, or a number of ranks to reshard to (default: true for layers, false for
     the root).
     """
-    fsdp_wrap: Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
+    fsdp_wrap: Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
     """FSDP2: what fully_shard is called on besides the model itself."""
     replicate: int
     """FSDP2: copies of the shards (HSDP)."""

@@ -5,7 +5,12 @@ from typing import Any
 
 from vrambudget.config.job import Job
 
-_TURNED_OFF = {"double_quant": "--no-double-quant", "keep_outputs": "--discard-outputs"}
+_TURNED_OFF = {
+    "contiguous_gradients": "--no-contiguous-gradients",
+    "double_quant": "--no-double-quant",
+    "keep_outputs": "--discard-outputs",
+    "reduce_scatter": "--no-reduce-scatter",
+}
 """Options of fields that are on by default."""
 
 EITHER = {"use_cache"}

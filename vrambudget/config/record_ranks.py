@@ -45,7 +45,9 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
     if method == "trainer" and values.pop("fsdp", None):
-        raise NotModelledError("Trainer with FSDP is not modelled; with DDP it is")
+        fields |= {"parallel": "fsdp2", "reshard_after_forward": values.pop("reshard", True)}
+        if values.pop("fsdp_checkpointing", False):
+            fields["checkpointing"] = "full"
     if method == "zero":
         fields |= _of_zero(values.pop("config", {}))
         fields["parallel"] = f"deepspeed{values.pop('stage', None)}"

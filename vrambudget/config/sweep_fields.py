@@ -148,8 +148,8 @@ class SweepFields(TypedDict, total=False):
     )
     reshard_after_forward: bool | int | str | Iterable[bool | int | str | None] | None
     fsdp_wrap: (
-        Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
-        | Iterable[Literal["blocks", "root", "torchtitan", "torchtitan-2024"]]
+        Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
+        | Iterable[Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]]
     )
     replicate: int | Iterable[int]
     cpu_offload: bool | Iterable[bool]

@@ -12,6 +12,7 @@ from vrambudget.training.loops import CountedLoop
 class Ranked:
     """One rank of a job."""
 
+    has_region: bool = True  # whether autocast is around the model's forward
     in_full: bool = False  # whether every pass and layer has to be walked
     loop: CountedLoop | None = None  # the layout's own, in place of the job's
     clips: Clips | None = None  # the library's own, in place of clip_grad_norm_

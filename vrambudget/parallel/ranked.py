@@ -90,7 +90,8 @@ def refuse(job: Job, layout: Layout) -> None:
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         "generation on several ranks": job.mode == "generate",
         f"the loop of {job.loop} on several ranks": job.loop != "plain"
-        and (job.loop, layout.data, job.mode) != ("trainer", "ddp", "train"),
+        and (job.loop, layout.data, job.mode)
+        not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
         "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
@@ -178,17 +179,13 @@ class _FSDP2(Ranked):
         self.job = job
         shard = layout.shards // job.replicate
         rank = (job.rank or 0) // (layout.tp * layout.pp)
+        self.has_region = job.loop == "plain"
         self.sharding = Sharding(
             shard=Group(shard, rank % shard),
             replicate=Group(job.replicate, rank // shard) if job.replicate > 1 else None,
-            policies=Policies(
-                param_dtype=_dtype(job.param_dtype),
-                reduce_dtype=_dtype(job.reduce_dtype),
-                output_dtype=_dtype(job.output_dtype),
-                offload=job.cpu_offload,
-            ),
+            policies=_policies(job),
             reshard=job.reshard_after_forward,  # type: ignore[arg-type]
-            wrap=job.fsdp_wrap,
+            wrap=job.fsdp_wrap if self.has_region else "accelerate",
         )
         self.wrapped: FullyShard | None = None
         self.cuts = Group(layout.tp, (job.rank or 0) % layout.tp)
@@ -203,11 +200,14 @@ class _FSDP2(Ranked):
     def wrap(self, model: Module, called: Module) -> Module:
         root = getattr(model, "wrapped", model)
         self.wrapped = FullyShard(root, self.sharding)
-        self.wrapped.materialise()
+        if self.has_region:
+            self.wrapped.materialise()
+        else:
+            self.wrapped.move_and_shard()
         return called
 
     def micro_batch(self, *, is_last: bool) -> None:
-        if self.job.no_sync:
+        if self.job.no_sync or self.job.loop == "trainer":
             assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
             set_requires_gradient_sync(self.wrapped.states, sync=is_last)
 
@@ -235,6 +235,17 @@ def _cut(model: Module, job: Job, group: Group) -> None:
             sequence_parallel=job.sequence_parallel,
             loss_parallel=job.loss_parallel,
         )
+
+
+def _policies(job: Job) -> Policies:
+    """Return what fully_shard is given; accelerate gives the mixed precision's type for all."""
+    mixed = job.autocast_dtype if job.loop == "trainer" else None
+    return Policies(
+        param_dtype=_dtype(mixed or job.param_dtype),
+        reduce_dtype=_dtype(mixed or job.reduce_dtype),
+        output_dtype=_dtype(mixed or job.output_dtype),
+        offload=job.cpu_offload,
+    )
 
 
 def _looks(job: Job) -> bool:

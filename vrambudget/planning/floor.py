@@ -9,6 +9,7 @@ Not modelled: a change of the attention implementation, which may add and drop b
 """
 
 from vrambudget.config.job import Job
+from vrambudget.config.layout import DEEPSPEED
 from vrambudget.engine.context import ModelOptions, recording
 from vrambudget.estimator import Followed, Scenario
 from vrambudget.parallel.meta import on_meta
@@ -55,7 +56,9 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
     layout, stored = job.layout, ITEM_BYTES[job.weight_dtype]
     if job.quant is not None or job.cpu_offload:
         return parameters // 2 if job.quant is not None and layout.data != "fsdp2" else 0
-    shards = layout.shards // job.replicate if layout.data == "fsdp2" else 1
+    if layout.data in DEEPSPEED:
+        return _least_of_zero(job, parameters, trainable)
+    shards = layout.tp * (layout.shards // job.replicate if layout.data == "fsdp2" else 1)
     states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(job.optimizer, 0)
     owners = layout.ranks if layout.data == "zero1" else shards
     return (
@@ -63,6 +66,16 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
         + trainable * stored // shards
         + states * trainable * stored // owners
     )
+
+
+def _least_of_zero(job: Job, parameters: int, trainable: int) -> int:
+    """Return what a rank of DeepSpeed's ZeRO holds: float32 copies and AdamW's states, too."""
+    stored, ranks = ITEM_BYTES[job.weight_dtype], job.layout.ranks
+    copies = ITEM_BYTES["fp32"] * (3 if job.optimizer in {"adamw", "adam"} else 1)
+    weights = parameters * stored
+    if job.layout.data == DEEPSPEED[-1]:
+        return (weights + trainable * (stored + copies)) // ranks
+    return weights + trainable * copies // ranks
 
 
 def count_parameters(scenario: Scenario) -> int:

@@ -1,7 +1,8 @@
 """Layouts of a job over so many GPUs, and what each costs besides memory.
 
     DDP, ZeRO-1, FSDP2 with layers that are gathered once or twice, HSDP (shards within a node,
-    copies between nodes), CPU offload; each with and without checkpointing
+    copies between nodes), CPU offload, FSDP2 of what tensor parallelism within a node leaves,
+    tensor parallelism alone, DeepSpeed's ZeRO-2 and 3; each with and without checkpointing
 
 Bytes that one rank sends in a step, of W ranks (rings, as NCCL's documentation counts them): an
 all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice that.
@@ -11,6 +12,10 @@ all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice
     FSDP2    all-gather in forward, again in backward if layers are resharded, reduce-scatter
     HSDP     those within a node, and an all-reduce of the shards between nodes
     offload  besides, a rank's shards to the GPU for each gather, its gradients to main memory
+    TP       besides, of hidden states: all-reduces behind each layer's two rows in forward, before
+             its five columns in backward; the head's logits are gathered
+    ZeRO-2   all-reduce of the gradients, all-gather of the parameters
+    ZeRO-3   all-gathers in forward and backward, reduce-scatter
 """
 
 from collections.abc import Iterator
@@ -18,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vrambudget.config.job import Job
+from vrambudget.config.layout import DEEPSPEED
 from vrambudget.planning.floor import ITEM_BYTES
 from vrambudget.planning.recipes import LORA_RANK, Trained
 
@@ -28,7 +34,8 @@ GOALS: dict[Goal, tuple[Trained, ...]] = {
     "qlora": ("qlora",),
     "any": ("full", "lora", "qlora"),
 }
-_MOST_FRUGAL = "FSDP2"  # of several GPUs, without main memory's help
+_MOST_FRUGAL = "FSDP2"  # of several GPUs, without main memory's help, and with tensor parallelism
+_COLUMNS, _ROWS = 5, 2  # products of a layer: queries, keys, values, gate, up; what follows them
 MACHINE = 8  # GPUs that NVLink connects in most machines
 
 
@@ -61,7 +68,8 @@ def layouts(job: Job, gpus: int, goal: Goal, *, has_bfloat16: bool) -> Iterator[
             fields = base | {"checkpointing": checkpointing}
             for way, more in _together(job, trained, gpus, has_bfloat16=has_bfloat16):
                 name = ", ".join([way, *words])
-                frugal = way == _MOST_FRUGAL and checkpointing != "none"
+                most_cut = f"{_MOST_FRUGAL} x TP {min(MACHINE, gpus // 2)}"
+                frugal = way in {_MOST_FRUGAL, most_cut} and checkpointing != "none"
                 yield Layout(name, fields | more, gpus, trained, frugal)
 
 
@@ -90,6 +98,21 @@ def _together(
     yield "FSDP2, gathered once", {**fsdp2, "reshard_after_forward": False}
     yield _MOST_FRUGAL, {**fsdp2}
     yield "FSDP2, CPU offload", {**fsdp2, "cpu_offload": True, "clip": None}
+    if trained == "full":
+        yield from _cut(gpus, fsdp2)
+        if has_bfloat16 and mixed:
+            zero = {"precision": "bf16"}
+            yield "DeepSpeed ZeRO-2", {"parallel": "deepspeed2", **zero}
+            yield "DeepSpeed ZeRO-3", {"parallel": "deepspeed3", **zero}
+
+
+def _cut(gpus: int, fsdp2: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ways that cut each layer among the GPUs of a machine."""
+    if gpus <= MACHINE:
+        yield f"TP {gpus}", {"parallel": f"tp={gpus}", "optimizer_impl": "for-loop"}
+    for degree in (2, 4, 8):
+        if degree < gpus and not gpus % degree:
+            yield f"{_MOST_FRUGAL} x TP {degree}", {**fsdp2, "parallel": f"fsdp2+tp={degree}"}
 
 
 def _mixed(job: Job, *, has_bfloat16: bool) -> dict[str, Any]:
@@ -100,12 +123,30 @@ def _mixed(job: Job, *, has_bfloat16: bool) -> dict[str, Any]:
     return {}
 
 
-def traffic(job: Job, parameters: int, trainable: int) -> Traffic:
-    """Return what one rank sends in a step of `job`, of a model of so many parameters."""
-    layout = job.layout
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a model decides what its ranks send."""
+
+    parameters: int
+    trainable: int
+    layers: int = 0
+    hidden_size: int = 0
+    vocab_size: int = 0
+
+
+def traffic(job: Job, sizes: Sizes) -> Traffic:
+    """Return what one rank sends in a step of `job`, of a model of such sizes."""
+    layout, parameters, trainable = job.layout, sizes.parameters, sizes.trainable
     if layout.ranks == 1:
         return Traffic(0)
     stored = ITEM_BYTES[job.weight_dtype]
+    if layout.tp > 1:
+        parameters, trainable = parameters // layout.tp, trainable // layout.tp
+    cut = _of_hidden_states(job, sizes)
+    if layout.data is None:
+        return Traffic(cut)
+    if layout.data in DEEPSPEED:
+        return Traffic(_of_zero(job, parameters * stored, trainable * stored))
     passes = 1 if job.no_sync else job.grad_accum
     if layout.data in {"ddp", "zero1"}:
         sent = 2 * _ring(trainable * stored, layout.ranks) * passes
@@ -122,7 +163,28 @@ def traffic(job: Job, parameters: int, trainable: int) -> Traffic:
     host = 0
     if job.cpu_offload:
         host = (gathers * parameters + passes * trainable) * stored // shard
-    return Traffic(sent, host)
+    return Traffic(sent + cut, host)
+
+
+def _of_zero(job: Job, parameters_bytes: int, gradients_bytes: int) -> int:
+    ranks = job.layout.ranks
+    gathered, reduced = _ring(parameters_bytes, ranks), _ring(gradients_bytes, ranks)
+    if job.layout.data == DEEPSPEED[-1]:
+        return job.grad_accum * (2 * gathered + reduced)
+    times = job.grad_accum if job.layout.data == DEEPSPEED[1] else 1
+    return 2 * times * reduced + gathered
+
+
+def _of_hidden_states(job: Job, sizes: Sizes) -> int:
+    """Return what tensor parallelism sends in a step."""
+    tp = job.layout.tp
+    if tp == 1:
+        return 0
+    item = ITEM_BYTES[job.param_dtype or job.autocast_dtype or job.weight_dtype]
+    tokens = job.batch * (job.block or 1) * item
+    rows = _ROWS * (2 if job.checkpointing != "none" else 1)
+    hidden = (sizes.layers * (rows + _COLUMNS) + 1) * tokens * sizes.hidden_size
+    return job.grad_accum * (2 * _ring(hidden, tp) + _ring(tokens * sizes.vocab_size, tp))
 
 
 def _ring(nbytes: int, ranks: int) -> int:

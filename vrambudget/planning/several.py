@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from vrambudget.budget import Budget
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, follow
@@ -21,6 +22,7 @@ from vrambudget.planning.layouts import (
     MACHINE,
     Goal,
     Layout,
+    Sizes,
     layouts,
     traffic,
 )
@@ -97,7 +99,7 @@ class Planner:
 
     def _job(self, layout: Layout) -> Job:
         ranks: dict[str, Any] = {"ranks": layout.gpus}
-        if layout.fields.get("parallel") == "fsdp2":
+        if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed3")):
             ranks["rank"] = 0  # no other has more
         values = self.scenario.job.model_dump() | layout.fields | ranks
         return Job.parse(values).resolve(self.scenario.config.for_job(self.scenario.job))
@@ -113,7 +115,7 @@ class Planner:
         nccl = several.nccl_bytes[1] if several else 0
         if not device.fits or device.headroom_bytes < nccl:
             return None
-        moved = traffic(job, budget.parameters.total, budget.parameters.trainable)
+        moved = traffic(job, self._sizes(budget))
         slower = job.checkpointing != "none" or job.cpu_offload
         return Choice(
             layout=layout.name,
@@ -130,6 +132,13 @@ class Planner:
             fields=fields_of(self.scenario, job),
             command=command(self.scenario, job, layout.gpus),
         )
+
+    def _sizes(self, budget: Budget) -> Sizes:
+        """Return what of the model decides what is sent; only cut ones have to have it."""
+        config = self.scenario.config
+        names = ("num_hidden_layers", "hidden_size", "vocab_size")
+        found = (getattr(config, name, 0) for name in names)
+        return Sizes(budget.parameters.total, budget.parameters.trainable, *found)
 
 
 def _cost(choice: Choice) -> tuple[object, ...]:

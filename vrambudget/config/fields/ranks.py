@@ -12,7 +12,7 @@ from vrambudget.errors import VramBudgetError
 DTypeName = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP"]
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B"]
-FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024"]
+FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
 
 MOST_RANKS = 2**20
 Elements = Annotated[Size, Field(le=2**40)]

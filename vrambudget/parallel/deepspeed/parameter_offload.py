@@ -14,7 +14,6 @@ _register_deepspeed_module).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from vrambudget.engine.autograd import record_many
@@ -24,7 +23,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.parallel.deepspeed.config import ZeroConfig
 from vrambudget.parallel.deepspeed.partition_parameters import ZeroParameter
 from vrambudget.parallel.deepspeed.partitioned_param_coordinator import Coordinator
-from vrambudget.parallel.fsdp2.state import mapped
+from vrambudget.parallel.fsdp2.state import mapped, mapped_outputs
 
 
 class ZeroOffload:
@@ -77,7 +76,7 @@ class _Hooks:
         args = mapped(args, lambda x: self._post_backward(module, x))
         output = module.forward(*args, **kwargs)
         self.coordinator.release_sub_module(module)
-        return _outputs(output, lambda x: self._pre_backward(module, x))
+        return mapped_outputs(output, lambda x: self._pre_backward(module, x))
 
     def _post_backward(self, module: Module, x: Tensor) -> Tensor:
         if not (x.requires_grad and context.grad_enabled):
@@ -111,13 +110,3 @@ def _identity(name: str, x: Tensor, backward: Callable[[Tensor], Tensor]) -> Ten
     view = x.viewed(x.shape, x.strides)
     record_many(name, [view], inputs=(x,), backward=backward)
     return view
-
-
-def _outputs(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a module's outputs with `function` applied to their tensors."""
-    if not is_dataclass(output) or isinstance(output, type):
-        return mapped(output, function)
-    changed: Any = replace(
-        output, **{f.name: mapped(getattr(output, f.name), function) for f in fields(output)}
-    )
-    return changed

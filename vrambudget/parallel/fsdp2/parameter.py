@@ -114,6 +114,17 @@ class ShardedParameter:
             self.sharded.storage = allocated(like, "new_zeros")
         self.data = self.sharded.storage
 
+    def made_whole(self) -> Storage:
+        """Return the memory of the whole parameter, in the original type."""
+        nbytes = numel(self.shape) * self.orig_dtype.itemsize
+        content = self.shape, self.orig_dtype
+        return Storage(context.tape, nbytes, Purpose.WEIGHTS, "to_device", content)
+
+    def shard_from_whole(self) -> None:
+        """Take the rank's shard of a parameter that is whole on the GPU (_init_sharded_param)."""
+        like = _parameter(Parameter, (self.padded_numel,), self.orig_dtype, self.sharded.storage)
+        self.sharded.storage = self.data = allocated(like, "new_zeros")
+
     @property
     def gather_dtype(self) -> DType:
         """The type that it is gathered and computed in."""

@@ -14,7 +14,7 @@ _register_group_forward_hooks).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from vrambudget.dtypes import DType
@@ -96,7 +96,8 @@ class State:
             self.shared.comm.all_gather_state = None
             self.shared.iter_forward_root = None
         if self.policies.output_dtype is not None:
-            output = _cast(output, self.policies.output_dtype)
+            dtype = self.policies.output_dtype
+            output = mapped_outputs(output, lambda x: _as(x, dtype))
         return output
 
     def _register_pre_backward_hook(self, output: Any) -> None:
@@ -152,7 +153,11 @@ def _with_post_backward(
 
 
 def _cast(values: Any, dtype: DType) -> Any:
-    return mapped(values, lambda x: to(x, dtype) if x.dtype.is_floating_point else x)
+    return mapped(values, lambda x: _as(x, dtype))
+
+
+def _as(x: Tensor, dtype: DType) -> Tensor:
+    return to(x, dtype) if x.dtype.is_floating_point else x
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -164,6 +169,15 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
         return {key: mapped(item, function) for key, item in value.items()}
     return value
+
+
+def mapped_outputs(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return a module's outputs likewise; a model's are a dataclass."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return mapped(value, function)
+    changed = {f.name: mapped(getattr(value, f.name), function) for f in fields(value)}
+    replaced: Any = replace(value, **changed)
+    return replaced
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -5,10 +5,12 @@
     torchtitan   the embedding by itself; every layer; the last norm and the head together, which
                  are not resharded after forward; then the root, which has nothing left
     torchtitan-2024   blocks, of which the last is not resharded after forward
+    accelerate   every layer; an untied embedding by itself; the last norm and the head together,
+                 with a tied embedding before them, which are not resharded; then the root
 
 Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py, _fsdp_init.py
 (_get_managed_modules, _get_managed_states); torchtitan/models/llama3/infra/parallelize.py
-(apply_fsdp).
+(apply_fsdp); accelerate/utils/fsdp_utils.py (fsdp2_prepare_model), 1.15.
 Not modelled: several roots, ignored parameters, parameters of several types in one group.
 """
 
@@ -16,16 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from vrambudget.engine.alike import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
+from vrambudget.parallel.ddp import buffers_of
 from vrambudget.parallel.fsdp2.param_group import ParamGroup
 from vrambudget.parallel.fsdp2.parameter import Policies, ShardedParameter
 from vrambudget.parallel.fsdp2.state import State
 from vrambudget.parallel.group import Group
-from vrambudget.parallel.meta import to_empty
+from vrambudget.parallel.meta import allocated, to_empty
 
 Reshard = bool | int | None
 
@@ -76,8 +80,20 @@ class FullyShard:
         if sharding.wrap == "torchtitan":
             self._fully_shard([norm, head], reshard=False)
             reshard = None
+        if sharding.wrap == "accelerate":
+            self._wrap_ends(reshard)
+            reshard = None
         # A root whose argument was left at its default is not resharded: it is needed at once.
         self._fully_shard([model], reshard=False if reshard is None else reshard)
+
+    def _wrap_ends(self, reshard: Reshard) -> None:
+        """Wrap the embedding, the last norm and the head as accelerate does."""
+        embedding, norm, head = _ends_of_transformers(self.model)
+        is_tied = embedding.weight is head.weight
+        if not is_tied:
+            self._fully_shard([embedding], reshard=reshard)
+        ends = [norm, embedding, head] if is_tied else [norm, head]
+        self._fully_shard([module for module in ends if module is not None], reshard=False)
 
     def _fully_shard(self, modules: Sequence[Module], *, reshard: Reshard) -> None:
         sharding = self.sharding
@@ -142,6 +158,18 @@ class FullyShard:
 
         to_empty(self.model, applied, offload=self.sharding.policies.offload)
 
+    def move_and_shard(self) -> None:
+        """Move each group's parameters from main memory to the GPU whole, and shard them there."""
+        for state in self.states:
+            parameters = state.group.parameters if state.group is not None else []
+            whole = [p.made_whole() for p in parameters]
+            for p in parameters:
+                p.shard_from_whole()
+            while whole:
+                del whole[0]
+        for buffer in buffers_of(self.model):
+            buffer.storage = allocated(buffer, "buffer")
+
 
 def _post_forward_group(shard: Group, reshard: Reshard) -> Group | None:
     """Return the ranks that hold the parameters together between forward and backward."""
@@ -161,6 +189,21 @@ def _post_forward_group(shard: Group, reshard: Reshard) -> Group | None:
 def layers_of(model: Module) -> list[Layer]:
     """Return the layers of a model's stacks, in order: what is wrapped one by one."""
     return [module for module in model.modules() if isinstance(module, Layer)]
+
+
+def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
+    """Return the embedding, the last norm and the head of a model with transformers' names."""
+    head = getattr(model, "lm_head", None)
+    base: Any = next((m for m in model.children() if m is not head), None)
+    names = ("embed_tokens", "wte", "embed_in")
+    embedding = next((getattr(base, name) for name in names if hasattr(base, name)), None)
+    if head is None or embedding is None:
+        raise NotModelledError(
+            "the embedding and the head of this model, which accelerate wraps, are not known here",
+            hint="`vrambudget rehearse --ranks N -- python train.py` runs any script",
+        )
+    norms = [module for module in base.children() if "Norm" in type(module).__name__]
+    return embedding, norms[-1] if norms else None, head
 
 
 def _ends(model: Module) -> tuple[Module, Module, Module]:

@@ -79,7 +79,7 @@ class Run:
 
     def _prepared(self) -> Module:
         """Return what is wrapped: the model, or one whose forward accelerate replaced before."""
-        if self.settings.loop == "plain":
+        if self.settings.loop == "plain" or not (self._ranked and self._ranked.has_region):
             return self._walked
         from vrambudget.training.accelerated import Prepared  # noqa: PLC0415 - few jobs have ranks
 
