@@ -134,6 +134,11 @@ SHORT = [
     pytest.param({"prompt": 20, "new": 30, "sample": True, "return_logits": True}, id="logits"),
     pytest.param({"prompt": 200, "new": 40, "batch": 16}, id="large blocks"),
 ]
+QUANTISED = [
+    pytest.param({"prompt": 100, "new": 300, "batch": 8, "sample": True}, id="twice in full"),
+    pytest.param({"prompt": 600, "new": 150, "prefill_chunk": 200}, id="pieces"),
+    pytest.param({"prompt": 9, "new": 140, "cache_bits": 2}, id="2 bit"),
+]
 WINDOW = {
     "model_type": "mistral",
     "hidden_size": 64,
@@ -160,6 +165,36 @@ def test_steps_that_are_found_take_what_steps_that_are_walked_take(model, fields
     one, other = replay(found), replay(in_full)
     assert one.peak.reserved_bytes == other.peak.reserved_bytes
     assert one.steps == other.steps
+
+
+@pytest.mark.parametrize("fields", QUANTISED)
+def test_steps_of_a_quantised_cache_are_found_between_those_that_quantise(fields, monkeypatch):
+    model = {"model_type": "gpt2", "n_layer": 3}
+    found = tape_of(model, cache="quantized", **fields)
+    monkeypatch.setattr("vrambudget.inference.generate._FEWEST", 1000)
+    in_full = tape_of(model, cache="quantized", **fields)
+    assert any(mark.steps for mark in found.marks)
+    assert peaks_by_part(found) == peaks_by_part(in_full)
+    assert replay(found).peak.reserved_bytes == replay(in_full).peak.reserved_bytes
+
+
+def test_a_quantised_cache_is_codes_a_scale_and_a_shift_for_each_64():
+    tape = tape_of("gpt2", prompt=64, new=3, batch=2, cache="quantized")
+    starts = [mark.position for mark in tape.marks if mark.phase.startswith("decode")]
+    elements = 2 * 64 * 768
+    codes = 12 * 2 * (elements // 2 + 2 * elements // 64 * 2)
+    in_full = 12 * 2 * 2 * 768 * 2  # a token of two rows
+    assert [cached_at(tape, at - 1) for at in starts] == [codes, codes + in_full]
+
+
+def test_a_quantised_cache_refuses_what_generate_does():
+    with pytest.raises(VramBudgetError, match="layers with a window: generate refuses it"):
+        tape_of(WINDOW, prompt=8, new=2, cache="quantized")
+    odd = {"model_type": "gpt2", "n_embd": 60, "n_head": 3, "n_layer": 1}
+    with pytest.raises(VramBudgetError, match="groups of 64, and 420 elements"):
+        tape_of(odd, prompt=7, new=2, cache="quantized")
+    with pytest.raises(VramBudgetError, match="reorders its newest tokens alone"):
+        resolve("gpt2", mode="generate", num_beams=2, cache="quantized")
 
 
 def test_a_card_that_is_full_in_a_step_between_says_which():

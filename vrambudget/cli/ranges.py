@@ -57,4 +57,4 @@ def _powers(start: int, end: int, factor: int) -> Iterator[int]:
 def _with_choices(reading: dict[str, Any]) -> str:
     choices = reading.get("choices")
     text: str = reading["help"]
-    return f"{text}; of {', '.join(choices)}" if choices else text
+    return f"{text}; of {', '.join(map(str, choices))}" if choices else text

@@ -145,8 +145,10 @@ class JobFields(TypedDict, total=False):
     """
     new: int
     """Tokens to generate: max_new_tokens."""
-    cache: Literal["dynamic", "static", "offloaded", "none"]
+    cache: Literal["dynamic", "static", "offloaded", "quantized", "none"]
     """Cache_implementation of keys and values; none: use_cache=False."""
+    cache_bits: Literal[2, 4]
+    """Of a quantised cache: nbits of its cache_config, with quanto as its backend."""
     sample: bool
     """Draw tokens: do_sample=True."""
     temperature: float

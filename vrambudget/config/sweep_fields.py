@@ -111,9 +111,10 @@ class SweepFields(TypedDict, total=False):
     prompt: int | Iterable[int | None] | None
     new: int | Iterable[int]
     cache: (
-        Literal["dynamic", "static", "offloaded", "none"]
-        | Iterable[Literal["dynamic", "static", "offloaded", "none"]]
+        Literal["dynamic", "static", "offloaded", "quantized", "none"]
+        | Iterable[Literal["dynamic", "static", "offloaded", "quantized", "none"]]
     )
+    cache_bits: Literal[2, 4] | Iterable[Literal[2, 4]]
     sample: bool | Iterable[bool]
     temperature: float | Iterable[float]
     top_k: int | Iterable[int]

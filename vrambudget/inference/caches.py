@@ -10,8 +10,10 @@ from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.cache import AnyCache, Cache, EncoderDecoderCache, SlidingLayer
 
 
-def cache_of(kind: CacheKind, dynamic: Callable[[], AnyCache], length: int) -> AnyCache | None:
-    """Return an empty cache; `length`: tokens that it will hold."""
+def cache_of(
+    kind: CacheKind, dynamic: Callable[[], AnyCache], length: int, bits: int
+) -> AnyCache | None:
+    """Return an empty cache; `length`: tokens that it will hold, `bits`: of a quantised one."""
     if kind == "none":
         return None
     if kind == "offloaded":
@@ -22,6 +24,10 @@ def cache_of(kind: CacheKind, dynamic: Callable[[], AnyCache], length: int) -> A
         from vrambudget.models.parts.static_cache import static_cache  # noqa: PLC0415
 
         return static_cache(_of_a_decoder(dynamic(), kind), length)
+    if kind == "quantized":
+        from vrambudget.models.parts.quantized_cache import QuantizedCache  # noqa: PLC0415
+
+        return QuantizedCache(_of_a_decoder(dynamic(), kind), bits)
     return dynamic()
 
 

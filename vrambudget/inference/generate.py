@@ -132,7 +132,8 @@ def _skip_to(
             step=lambda: there[0].decode(lambda _: None, ""),
         )
 
-    planner = Planner(walk_alone, settings.prompt, aligned=settings.padded)
+    odd = range(0) if loop.cache is None else loop.cache.odd_steps(done)
+    planner = Planner(walk_alone, settings.prompt, aligned=settings.padded, odd=odd)
     try:
         stretches = tuple(planner.stretches(done + 1, shown - 1))
     except Unsteady:

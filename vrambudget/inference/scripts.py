@@ -48,7 +48,9 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
         batch=job.batch,
         prompt=job.prompt,
         new=job.new,
-        new_cache=partial(cache_of, job.cache, config.new_cache, job.prompt + job.new - 1),
+        new_cache=partial(
+            cache_of, job.cache, config.new_cache, job.prompt + job.new - 1, job.cache_bits
+        ),
         windows=windows_of(config.new_cache()),
         answers=max(job.num_return, job.num_beams),
         num_beams=job.num_beams,

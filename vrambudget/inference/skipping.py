@@ -82,10 +82,20 @@ def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
 
 
 class Planner:
-    """Finds stretches of steps that are alike; `walk` walks a step by its number."""
+    """Finds stretches of steps that are alike; `walk` walks a step by its number.
 
-    def __init__(self, walk: Callable[[int], Walked], length: int, *, aligned: bool) -> None:
-        self.walk, self.length = walk, length  # tokens before step 0
+    `odd`: steps known to be unlike those between them.
+    """
+
+    def __init__(
+        self,
+        walk: Callable[[int], Walked],
+        length: int,
+        *,
+        aligned: bool,
+        odd: range = range(0),
+    ) -> None:
+        self.walk, self.length, self.odd = walk, length, odd  # tokens before step 0
         self.period = _ALIGNMENT if aligned else 1
         self.known: dict[int, Walked] = {}
 
@@ -128,7 +138,16 @@ class Planner:
         )
 
     def _cut(self, low: int, high: int) -> int:
-        """Return where to divide: after a number of tokens with most zeros at its end."""
+        """Return where to divide: beside an odd step, and behind the one after it.
+
+        Else after a number of tokens with most zeros at its end.
+        """
+        if self.odd:
+            turns = max(0, -(-(low - 1 - self.odd.start) // self.odd.step))
+            step = self.odd[turns]
+            beside = [at for at in (step - 1, step, step + 1) if low <= at < high]
+            if beside:
+                return beside[0]
         return max(
             range(low, high), key=lambda k: (_zeros(self.length + k), -abs(low + high - 2 * k))
         )

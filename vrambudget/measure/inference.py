@@ -6,6 +6,7 @@ Not modelled: pipelines, end tokens: all rows run to their full length.
 """
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 INFERENCE = ("generate", "forward")
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-_CACHES = ("static", "offloaded")
+_CACHES = ("static", "offloaded", "quantized")
 
 
 def infer(model: Any, job: Mapping[str, Any]) -> object:
@@ -30,9 +31,27 @@ def _generate(model: Any, job: Mapping[str, Any]) -> object:
     model.generation_config.eos_token_id = None
     inputs = _inputs(job, job["prompt"], with_mask=True)
     options = options_of(job)
+    if job.get("cache") == "quantized" and "vrambudget_hook" in sys.modules:
+        _stand_in_for_quanto()
     for _ in range(job.get("calls", 1)):
         out = model.generate(**inputs, **options)
     return out
+
+
+class _Unpacking:
+    """quanto's extension on a virtual GPU: it allocates what `unpack.cu` does, without nvcc."""
+
+    @staticmethod
+    def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+        """Return room for the unpacked values."""
+        return packed.new_empty((packed.shape[0] * (8 // bits), *packed.shape[1:]))
+
+
+def _stand_in_for_quanto() -> None:
+    """Keep quanto from compiling kernels that would not run."""
+    from optimum.quanto.library.extensions import get_extension  # noqa: PLC0415
+
+    get_extension("quanto_cuda")._lib = _Unpacking()  # noqa: SLF001
 
 
 def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +71,8 @@ def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
         options |= {name: job[name] for name in ("top_k", "top_p", "temperature") if name in job}
     if cache in _CACHES:
         options["cache_implementation"] = cache
+    if cache == "quantized":
+        options["cache_config"] = {"backend": "quanto", "nbits": job.get("cache_bits", 4)}
     if job.get("prefill_chunk"):
         options["prefill_chunk_size"] = job["prefill_chunk"]
     for name in ("scores", "logits"):

@@ -16,8 +16,9 @@ class Run:
         self.steps, self.allocator, self.position = steps, allocator, position
         patterns = [p for s in steps.stretches for p in s.patterns]
         self.most, self.base = max(len(p.operations) for p in patterns), len(sizes)
-        self.banks = 2 + max(p.longest_carry for p in patterns)
-        # Storages of as many steps as are alive at once.
+        # Storages of as many steps as are alive at once: those that carry on what they made, and
+        # two that made what later steps carry on as it is, the old and the new.
+        self.banks = 4 + max(p.longest_carry for p in patterns)
         self.sizes = [*sizes, *[0] * (self.banks * self.most)]
         self.carried = list(steps.before)
         self.first = 0  # storage of the step that runs
@@ -33,10 +34,17 @@ class Run:
             self.step(step)
             if allocator.peak_allocated_bytes > before:
                 allocator.peak_event, allocator.peak_step = self.position, step.number
-            bank = (bank + 1) % self.banks
+            bank = self.next_bank(bank)
         self.settle()
         for last, storage in zip(self.carried, self.steps.after, strict=True):
             allocator.take_over(last, last + 1, storage - last)
+
+    def next_bank(self, bank: int) -> int:
+        """Return the next bank of storages of which none is carried on."""
+        held = {(storage - self.base) // self.most for storage in self.carried}
+        return next(
+            b % self.banks for b in range(bank + 1, bank + self.banks) if b % self.banks not in held
+        )
 
     def step(self, step: Step) -> None:
         """Run one step."""

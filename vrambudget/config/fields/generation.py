@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 from vrambudget.config.settings import Settings, Size
 
-CacheKind = Literal["dynamic", "static", "offloaded", "none"]
+CacheKind = Literal["dynamic", "static", "offloaded", "quantized", "none"]
+CacheBits = Literal[2, 4]
 Padding = Literal["none", "left"]
 Pool = Literal["none", "mean", "cls", "last"]
 
@@ -29,6 +30,9 @@ class Generation(Settings, defer_build=True, title="generation"):
     )
     cache: CacheKind = Field(
         "dynamic", description="cache_implementation of keys and values; none: use_cache=False"
+    )
+    cache_bits: CacheBits = Field(
+        4, description="of a quantised cache: nbits of its cache_config, with quanto as its backend"
     )
     sample: bool = Field(default=False, description="draw tokens: do_sample=True")
     temperature: Annotated[float, Field(gt=0)] = Field(
@@ -89,6 +93,8 @@ class Generation(Settings, defer_build=True, title="generation"):
             yield "calls with num_beams is not modelled: how long the best answers are decides"
         if self.calls > 1 and (self.return_scores or self.return_logits):
             yield "calls with return_scores or return_logits is not modelled"
+        if self.num_beams > 1 and self.cache == "quantized":
+            yield "num_beams with a quantised cache: transformers reorders its newest tokens alone"
         if self.num_beams > 1 and self.sample:
             yield "num_beams with sample is not modelled"
         if self.prefill_chunk is not None and self.cache == "none":

@@ -173,6 +173,14 @@ class Cache(FilledByLayers):
         for layer in self.layers:
             layer.grow(tokens, new)
 
+    def odd_steps(self, done: int) -> range:
+        """Return decoding steps that do not do what those between them do, as far as is known.
+
+        `done`: steps so far.
+        """
+        del done
+        return range(0)
+
     def reorder(self) -> None:
         """reorder_cache: keys and values of each layer in another order of rows."""
         for layer in self.layers:
@@ -223,6 +231,10 @@ class EncoderDecoderCache:
         """Become what it will be after so many more tokens of the decoder, one by one."""
         self.self_attention.grow(tokens, new)
         self.cross_attention.grow(0, new)
+
+    def odd_steps(self, done: int) -> range:
+        """Return what those of the decoder's own tokens do."""
+        return self.self_attention.odd_steps(done)
 
     def reorder(self) -> None:
         """reorder_cache of both."""
