@@ -1,13 +1,17 @@
 """Generation: what a step makes and holds, against hand arithmetic; records hold the peaks."""
 
+import json
+
 import pytest
 
 import vrambudget
+from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario, resolve
 from vrambudget.planning.changes import CHANGES
+from vrambudget.planning.longest import longest_answer
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.phases import peaks_by_part
@@ -185,6 +189,77 @@ def test_a_quantised_cache_is_codes_a_scale_and_a_shift_for_each_64():
     codes = 12 * 2 * (elements // 2 + 2 * elements // 64 * 2)
     in_full = 12 * 2 * 2 * 768 * 2  # a token of two rows
     assert [cached_at(tape, at - 1) for at in starts] == [codes, codes + in_full]
+
+
+WIDE = {"model_type": "llama", "num_hidden_layers": 12, "num_attention_heads": 8} | {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "vocab_size": 2000,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({}, id="greedy"),
+        pytest.param({"sample": True, "padding": "left"}, id="padded"),
+        pytest.param({"cache": "static"}, id="static"),
+        pytest.param({"num_beams": 2, "batch": 800}, id="beams"),
+    ],
+)
+def test_the_longest_answer_fits_and_one_token_more_does_not(fields):
+    job = {"prompt": 60, "new": 8, "batch": 1500, "mode": "generate", **fields}
+    scenario = resolve(WIDE, gpu="8GB", **job)
+    new = longest_answer(scenario)
+    assert new > 20
+    fit = [
+        estimate_scenario(resolve(WIDE, gpu="8GB", **{**job, "new": n})).fits
+        for n in (new, new + 1)
+    ]
+    assert fit == [True, False]
+
+
+def test_a_report_says_when_the_card_is_full():
+    options = {"gpu": "8GB", "mode": "generate", "prompt": 60, "batch": 1500}
+    budget = vrambudget.estimate(WIDE, new=20, **options)
+    assert budget.full_at is not None
+    assert budget.full_at.is_exact
+    longest = longest_answer(resolve(WIDE, new=20, **options))
+    assert budget.full_at.tokens == 60 + longest
+    assert f"the card is full at {60 + longest:,} tokens of a row" in str(budget)
+    assert Budget.from_json(budget.to_json()) == budget
+    too_long = vrambudget.estimate(WIDE, new=longest + 50, **options)
+    assert not too_long.fits
+    assert too_long.full_at == budget.full_at
+
+
+def test_a_card_that_is_full_far_off_is_said_to_be_so_at_the_latest(capsys):
+    words = ["gpt2", "--mode", "generate", "--prompt", "16", "--new", "4", "--gpu", "a100-80gb"]
+    far = vrambudget.estimate(WIDE, gpu="a100-80gb", mode="generate", new=9)
+    assert "tokens of a row at the latest" in str(far)
+    assert main(words) == 0
+    assert "the card is full" not in capsys.readouterr().out  # its positions end before
+
+
+def test_how_long_an_answer_may_be_is_a_command(capsys):
+    words = [
+        "fit",
+        "gpt2",
+        "--mode",
+        "generate",
+        "--prompt",
+        "16",
+        "--gpu",
+        "8GB",
+        "--batch",
+        "256",
+    ]
+    assert main([*words, "--longest-new"]) == 0
+    assert "most new tokens that fit: " in capsys.readouterr().out
+    assert main([*words, "--longest-new", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == 16
+    with pytest.raises(VramBudgetError, match="has no new tokens"):
+        longest_answer(resolve("gpt2", gpu="8GB"))
 
 
 def test_a_quantised_cache_refuses_what_generate_does():

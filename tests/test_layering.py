@@ -26,7 +26,7 @@ LAYERS = [
     {"followed"},
     {"compiled"},
     {"simulate"},
-    {"per_rank"},
+    {"per_rank", "full_length"},
     {"estimator"},
     {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},
     {"integrations"},

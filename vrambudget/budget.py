@@ -78,6 +78,14 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class FullAt:
+    """How many tokens a row of a generation has when the GPU is full, the prompt among them."""
+
+    tokens: int
+    is_exact: bool  # else it is full at so many at the latest
+
+
+@dataclass(frozen=True, slots=True)
 class RankPeak:
     """What one rank takes at its peak."""
 
@@ -118,6 +126,7 @@ class Budget:
     not_modelled: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     several: Several | None = None
+    full_at: FullAt | None = None  # of a generation whose cache grows
 
     @property
     def fits(self) -> bool:

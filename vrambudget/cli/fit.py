@@ -1,4 +1,4 @@
-"""`vrambudget fit MODEL --gpu GPU`: the largest batch, or the longest block, that fits."""
+"""`vrambudget fit MODEL --gpu GPU`: the largest batch, longest block or answer that fits."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import Gpu
-from vrambudget.estimator import resolve
+from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
@@ -20,6 +20,8 @@ _COLUMNS = [
     Column("peak_reserved_bytes", "reserved", "right", format_bytes),
     Column("fits", "fits", "left", lambda fits: "yes" if fits else "no"),
 ]
+
+_OF_AN_ANSWER = [Column(name, name, "right") for name in ("batch", "prompt", "new")]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,8 +37,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--margin", default="0B", metavar="SIZE", help="memory to leave free (default: 0B)"
     )
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--longest-block", action="store_true", help="find the longest block at --batch instead"
+    )
+    kinds.add_argument(
+        "--longest-new",
+        action="store_true",
+        help="find how many new tokens there is room for, with --mode generate",
     )
     add_job_options(parser)
     add_output_options(parser)
@@ -47,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what fits, and the sizes tried around it. Returns 1 if nothing fits."""
     scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
     assert scenario.gpu is not None  # noqa: S101 - the option is required
+    if args.longest_new:
+        return _answer(scenario, args)
     what: What = "block" if args.longest_block else "batch"
     margin = margin_bytes(args.margin)
     found = fit(scenario, what=what, margin_bytes=margin)
@@ -59,6 +69,28 @@ def run(args: argparse.Namespace) -> int:
             text = f"{_verdict(found, what, scenario.gpu, margin)}\n\n{text}"
     emit(text, args)
     return DONE if getattr(found, what) else DOES_NOT_FIT
+
+
+def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
+    """Print how many new tokens there is room for."""
+    from vrambudget.planning.longest import longest_answer  # noqa: PLC0415 - asked for seldom
+
+    new = longest_answer(scenario, margin_bytes=margin_bytes(args.margin))
+    job, output = scenario.job, chosen_format(args)
+    values = {"batch": job.batch, "prompt": job.prompt, "new": new}
+    if output == "json":
+        emit(json.dumps(values, indent=2), args)
+    elif output == "csv":
+        emit(render_rows(_OF_AN_ANSWER, [values], output), args)
+    else:
+        assert scenario.gpu is not None  # noqa: S101 - the option is required
+        where = f"batch {job.batch}, on {scenario.gpu.name}"
+        said = f"the card is full at {(job.prompt or 0) + new:,} tokens of a row"
+        fits = (
+            f"most new tokens that fit: {new:,} after a prompt of {job.prompt:,} ({where}): {said}"
+        )
+        emit(fits if new else f"not even the prompt fits ({where})", args)
+    return DONE if new else DOES_NOT_FIT
 
 
 def _verdict(found: Fit, what: What, card: Gpu, margin: int) -> str:

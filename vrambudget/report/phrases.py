@@ -112,6 +112,9 @@ def moments(budget: Budget) -> Iterator[str]:
             f"out of memory in {_step(budget, failure.step)}{phase_text(failure.phase)}:"
             f" {failure.operation} requests {asked} with {held} allocated"
         )
+    if budget.full_at is not None:
+        by = "" if budget.full_at.is_exact else " at the latest"
+        yield f"the card is full at {budget.full_at.tokens:,} tokens of a row{by}"
 
 
 def _step(budget: Budget, step: int, of: str = "") -> str:

@@ -1,0 +1,57 @@
+"""The longest answer that a GPU has room for: how many new tokens a generation may have.
+
+Where a cache grows, one replay step by step says it (`vrambudget.full_length`). Where the number of
+new tokens decides before the first step (a static cache, beams), answers are tried.
+"""
+
+import sys
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.estimator import Scenario
+from vrambudget.full_length import MOST, full_at
+from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.variants import variant
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import fits, replay, replay_on
+
+_SHORT = 4  # new tokens of the job that is looked at first
+
+
+def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
+    """Return the most new tokens that fit, 0 if the prompt alone does not."""
+    if scenario.gpu is None:
+        raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu 12GB")
+    if scenario.job.mode != "generate":
+        raise VramBudgetError(
+            f"mode is {scenario.job.mode!r}, which has no new tokens", hint="add --mode generate"
+        )
+    room = scenario.gpu.room_bytes - margin_bytes
+    short = variant(scenario, new=_SHORT)
+    tape = simulate(short.config, short.job, short.platform).tape
+    found = full_at(
+        short.config,
+        short.job,
+        short.platform,
+        tape,
+        room_bytes=room,
+        out_of_memory=replay_on(tape, room),
+        further=sys.maxsize,
+    )
+    if found is not None and found.is_exact:
+        return found.tokens - (short.job.prompt or 0)
+    return _tried(scenario, room)
+
+
+def _tried(scenario: Scenario, room: int) -> int:
+    positions = scenario.config.learned_positions
+    most = MOST if positions is None else positions - (scenario.job.prompt or 0)
+
+    def attempt(new: int) -> Try:
+        there = variant(scenario, new=new)
+        tape = simulate(there.config, there.job, there.platform).tape
+        replayed = replay(tape)
+        peak = replayed.peak
+        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fits(tape, peak, room))
+
+    start = min(scenario.job.new, most)
+    return largest_that_fits(range(1, most + 1), attempt, start=start, room=room) or 0
