@@ -434,3 +434,39 @@ def test_a_long_prompt_may_run_in_pieces():
 
 def test_a_mean_of_hidden_states_has_the_mask_that_it_divides_by():
     assert resolve("gpt2", mode="forward", task="embed", pool="mean").job.attention_mask == "ones"
+
+
+def test_weights_that_are_cast_on_the_gpu_peak_while_they_are_loaded():
+    options = {"mode": "generate", "prompt": 16, "new": 2, "precision": "fp16", "gpu": GPU}
+    budget = vrambudget.estimate("gpt2", load="to-half", **options)
+    assert budget.peak.phase == "loading"
+    weights, largest = 124_439_808 * 4, 50257 * 768 * 2
+    assert budget.peak.requested_bytes == weights + largest
+    assert "the peak is in loading, to" in str(budget)
+
+
+def test_a_device_map_leaves_one_segment_for_all_weights():
+    options = {"mode": "generate", "prompt": 16, "new": 2, "gpu": GPU}
+    mapped, moved = (vrambudget.estimate("gpt2", load=how, **options) for how in LOADS)
+    assert mapped.peak.requested_bytes == moved.peak.requested_bytes
+    assert mapped.peak.reserved_bytes < moved.peak.reserved_bytes
+
+
+LOADS = ("device-map", "to")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"load": "to-half", "precision": "fp32"}, "the weights are fp32", id="fp32"),
+        pytest.param({"load": "to", "quant": "nf4"}, "quant says how weights", id="4 bit"),
+    ],
+)
+def test_ways_of_loading_that_do_not_go_together_are_refused(fields, words):
+    with pytest.raises(VramBudgetError, match=words):
+        resolve("gpt2", mode="generate", **fields)
+
+
+def test_experts_through_a_device_map_are_refused_by_name():
+    with pytest.raises(NotModelledError, match="its experts are stacked"):
+        tape_of({"model_type": "mixtral", "num_hidden_layers": 1}, prompt=8, load="device-map")

@@ -16,6 +16,8 @@ JOBS = [
     pytest.param({"mode": "generate", "prompt": 40, "new": 12}, id="greedy"),
     pytest.param({"mode": "generate", "prompt": 40, "new": 12, "cache": "static"}, id="static"),
     pytest.param({"mode": "generate", "prompt": 40, "new": 8, "padding": "left"}, id="padded"),
+    pytest.param({"mode": "generate", "prompt": 40, "new": 4, "load": "device-map"}, id="mapped"),
+    pytest.param({"mode": "generate", "prompt": 40, "new": 4, "cache": "quantized"}, id="codes"),
     pytest.param({"mode": "forward", "task": "embed", "block": 64, "pool": "last"}, id="embed"),
 ]
 

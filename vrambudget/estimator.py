@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from vrambudget.budget import Budget, Device, FullAt, OutOfMemory, Parameters
+from vrambudget.budget import Budget, Device, OutOfMemory, Parameters
 from vrambudget.compiled.asked import compiler_defaults, compiling, original
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu, gpu_under
 from vrambudget.config.job import Job
@@ -27,6 +27,7 @@ from vrambudget.config.versions import (
 from vrambudget.cudnn.remarks import remarks_on_convolutions
 from vrambudget.engine import context as engine
 from vrambudget.errors import NotModelledError
+from vrambudget.full_length import full_at
 from vrambudget.models import config_class
 from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.simulate import ROUTINGS, Recording, routing_decides, simulate, simulate_routed
@@ -190,7 +191,7 @@ def follow(scenario: Scenario) -> Followed:
         not_modelled=tuple(_not_modelled(scenario)),
         warnings=_warnings(scenario, recording, replayed),
         several=several,
-        full_at=_full_at(scenario, recording, out_of_memory),
+        full_at=full_at(scenario, recording.tape, out_of_memory),
     )
     return Followed(scenario, recording.tape, budget, replayed.peak_event)
 
@@ -230,24 +231,6 @@ def on_card(
         fits=out_of_memory is None,
     )
     return device, out_of_memory
-
-
-def _full_at(
-    scenario: Scenario, recording: Recording, out_of_memory: OutOfMemory | None
-) -> FullAt | None:
-    """Return the length at which a generation fills its GPU; imported here, for most jobs train."""
-    if scenario.job.mode != "generate" or scenario.gpu is None:
-        return None
-    from vrambudget.full_length import full_at  # noqa: PLC0415
-
-    return full_at(
-        scenario.config,
-        scenario.job,
-        scenario.platform,
-        recording.tape,
-        room_bytes=scenario.gpu.room_bytes,
-        out_of_memory=out_of_memory,
-    )
 
 
 def _warnings(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ several calls of `generate`.
 """
 
 from math import prod
+from typing import Protocol
 
 from vrambudget.budget import FullAt, OutOfMemory
+from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.engine.context import Platform
@@ -25,22 +27,37 @@ _KEYS = 4  # dimensions of keys: rows, heads, tokens, width
 MOST = 2**20  # new tokens of a job
 
 
+class Resolved(Protocol):
+    """A job on a card, as `vrambudget.estimator.Scenario` has it."""
+
+    @property
+    def config(self) -> ModelConfig: ...  # noqa: D102
+    @property
+    def job(self) -> Job: ...  # noqa: D102
+    @property
+    def platform(self) -> Platform: ...  # noqa: D102
+    @property
+    def gpu(self) -> Gpu | None: ...  # noqa: D102
+
+
 def full_at(
-    config: ModelConfig,
-    job: Job,
-    platform: Platform,
+    scenario: Resolved,
     tape: Tape,
-    *,
-    room_bytes: int,
     out_of_memory: OutOfMemory | None,
+    *,
+    margin_bytes: int = 0,
     further: int = _FURTHER,
 ) -> FullAt | None:
     """Return how many tokens a row has when the card is full; None where that never is.
 
     `tape`: the job's own. At most `further` steps more than the job has are replayed.
     """
-    if job.mode != "generate" or job.calls > 1 or job.task != "causal-lm" or job.prompt is None:
+    config, job = scenario.config, scenario.job
+    if job.mode != "generate" or job.calls > 1 or job.task != "causal-lm":
         return None
+    if scenario.gpu is None or job.prompt is None:
+        return None
+    room_bytes = scenario.gpu.room_bytes - margin_bytes
     if out_of_memory is not None:
         return _of(job.prompt, out_of_memory)
     most = _at_most(job, tape, room_bytes)
@@ -51,7 +68,7 @@ def full_at(
     if new - job.new > further or job.num_beams > 1:  # beams have room for all new tokens
         return FullAt(job.prompt + new, is_exact=False)
     longer = job.model_copy(update={"new": new, "block": job.prompt + new})
-    full = replay_on(simulate(config, longer, platform).tape, room_bytes)
+    full = replay_on(simulate(config, longer, scenario.platform).tape, room_bytes)
     return None if full is None else _of(job.prompt, full)
 
 

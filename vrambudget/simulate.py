@@ -4,12 +4,14 @@ The recording starts with the process: where the weights lie in memory decides w
 them.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vrambudget import dtypes
+from vrambudget.config.fields.batches import Task
 from vrambudget.config.fields.generation import INFERENCE
 from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
@@ -123,15 +125,17 @@ def _record(
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
         ranked = _ranked(job)
+        if job.load:
+            context.tape.mark(0, Phase.LOADING)
         with ranked.building() if ranked else nullcontext():
             model = _build(config, job)
             if ranked or job.mode in INFERENCE:  # counters begin with the whole model
                 _adapt(model, config.model_type, job)
         if job.mode in INFERENCE:
             begins = "setup" if job.mode == "generate" else Phase.FORWARD
-            context.tape.mark(0, begins, resets_allocator=True)
+            context.tape.mark(0, begins, resets_allocator=not job.load)
         elif not ranked:
-            context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
+            context.tape.mark(0, Phase.FORWARD, resets_allocator=not job.load)
             _adapt(model, config.model_type, job)
         if not in_full and not ranked and not job.with_grad:  # graphs die as they are
             stack_layers(model)
@@ -261,7 +265,25 @@ def _build(config: ModelConfig, job: Job) -> Module:
         build = partial(config.build, job.task)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
         return build_quantised(build, double=job.double_quant, prepared=prepared)
-    model: Module = config.body() if job.task == "embed" else config.build(job.task)
+    if job.load == "device-map" and config.has_experts:
+        raise NotModelledError(
+            f"load 'device-map' of {config.model_type} is not modelled: its experts are stacked",
+            hint="`vrambudget rehearse --gpu GPU -- python script.py` runs the script as it is",
+        )
+    return _loaded(partial(_made, config, job.task), job)
+
+
+def _loaded(build: Callable[[], Module], job: Job) -> Module:
+    """Return the model, its weights on the GPU as the job says; most are made there."""
+    if job.load is None:
+        return build()
+    from vrambudget.training.loading import load  # noqa: PLC0415
+
+    return load(build, job.load)
+
+
+def _made(config: ModelConfig, task: Task) -> Module:
+    model: Module = config.body() if task == "embed" else config.build(task)
     if model is None:
         raise NotModelledError(f"{config.model_type} without a head is not modelled")
     return model

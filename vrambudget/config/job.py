@@ -137,6 +137,8 @@ class Job(
             yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
+        if self.load is not None:
+            yield from self._problems_of_loading()
         if self.use_cache and self.mode == "generate":
             yield "use_cache is for training and evaluation; generation has --cache"
         yield from self._problems_of_inference()
@@ -157,6 +159,13 @@ class Job(
             yield f"pool is {self.pool!r}, which needs task 'embed', and no with_grad"
         if self.with_grad and self.mode != "forward":
             yield f"with_grad is a forward pass's; mode is {self.mode!r}"
+
+    def _problems_of_loading(self) -> Iterable[str]:
+        for name in ("quant", "compile", "parallel"):
+            if getattr(self, name):
+                yield f"load is {self.load!r}, and {name} says how weights are loaded"
+        if self.load == "to-half" and self.weight_dtype == "fp32":
+            yield "load is 'to-half', and the weights are fp32"
 
     def _problems_of_gradients(self) -> Iterable[str]:
         if self.zero_grad != "none" and self.optimizer == "none":

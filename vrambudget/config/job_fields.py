@@ -123,6 +123,10 @@ class JobFields(TypedDict, total=False):
     """
     dropout: float | None
     """Dropout probability everywhere (default: the model's own)."""
+    load: Literal["device-map", "to", "to-half"] | None
+    """How weights come to the GPU: from_pretrained with device_map='cuda'; .to('cuda');
+    .to('cuda').half() (default: made there, and what is cached is given back).
+    """
     compile: bool
     """The model runs under torch.compile: PyTorch's own compiler is followed, which needs torch
     (pip install 'vrambudget[torch]').

@@ -101,6 +101,11 @@ class SweepFields(TypedDict, total=False):
     )
     use_cache: bool | Iterable[bool]
     dropout: float | Iterable[float | None] | None
+    load: (
+        Literal["device-map", "to", "to-half"]
+        | Iterable[Literal["device-map", "to", "to-half"] | None]
+        | None
+    )
     compile: bool | Iterable[bool]
     lora_rank: int | Iterable[int | None] | None
     lora_targets: str | Sequence[str] | Iterable[str | Sequence[str]]

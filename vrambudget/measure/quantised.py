@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from vrambudget.measure.loading import checkpoint_of
+
 UNPREPARED = ("sft", "dpo")
 """Loops whose trainers take a model as it was loaded."""
 
@@ -29,12 +31,6 @@ def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
     dtype = _LOADED_AS.get(job.get("precision", "fp32"), torch.float32)
     with torch.device("meta"):
         model = from_config(config, dtype=dtype)
-    shared = set(model.all_tied_weights_keys)
-    checkpoint = {
-        name: torch.empty(x.shape, dtype=x.dtype)
-        for name, x in model.state_dict().items()
-        if name not in shared
-    }
     quantisation = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=job["quant"],
@@ -44,7 +40,7 @@ def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
     model = type(model).from_pretrained(
         None,
         config=config,
-        state_dict=checkpoint,
+        state_dict=checkpoint_of(model),
         dtype=dtype,
         quantization_config=quantisation,
         attn_implementation=job.get("attention", "sdpa"),

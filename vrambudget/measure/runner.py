@@ -23,6 +23,7 @@ import torch
 
 from vrambudget.auto_classes import AUTO_CLASSES, built, lora_options
 from vrambudget.measure.inference import INFERENCE, infer
+from vrambudget.measure.loading import loaded
 from vrambudget.measure.loops import PREPARING, real_loop
 from vrambudget.measure.loops.run import OnPhase, Run
 from vrambudget.measure.quantised import load_quantised
@@ -51,8 +52,9 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     infers = job.get("mode") in INFERENCE
     model = _prepared(model, job) if infers else model  # counters begin with the whole model
     result: dict[str, Any] = {"param_count": sum(p.numel() for p in model.parameters())}
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    if not job.get("load"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     result["weights"] = torch.cuda.memory_allocated()
     if infers:
         held: object = infer(model, job)
@@ -103,6 +105,8 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
     build = getattr(transformers, AUTO_CLASSES[job.get("task", "causal-lm")]).from_config
     if job.get("quant"):
         model = load_quantised(job, config, build)
+    elif job.get("load"):
+        model = loaded(build, config, job, dtype)
     else:
         with torch.device("cuda"):
             model = built(build, config, attention=job.get("attention", "sdpa"), dtype=dtype)

@@ -28,15 +28,8 @@ def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
     room = scenario.gpu.room_bytes - margin_bytes
     short = variant(scenario, new=_SHORT)
     tape = simulate(short.config, short.job, short.platform).tape
-    found = full_at(
-        short.config,
-        short.job,
-        short.platform,
-        tape,
-        room_bytes=room,
-        out_of_memory=replay_on(tape, room),
-        further=sys.maxsize,
-    )
+    full = replay_on(tape, room)
+    found = full_at(short, tape, full, margin_bytes=margin_bytes, further=sys.maxsize)
     if found is not None and found.is_exact:
         return found.tokens - (short.job.prompt or 0)
     return _tried(scenario, room)

@@ -65,7 +65,8 @@ class SharedTape:
         born = change_of(events) > 0
         storages = storage_of(events)
         changes = change_of(events) * weights[storages]
-        reset = max(mark.position for mark in self.tape.marks if mark.resets_allocator)
+        resets = (mark.position for mark in self.tape.marks if mark.resets_allocator)
+        reset = max(resets, default=0)
         ends = _highest_moments(born, reset)  # events after which a moment is over
         width = len(vectors) + 1
         place = np.searchsorted(ends, np.arange(len(events))) * width + columns[storages]

@@ -15,6 +15,7 @@ class Phase(StrEnum):
     """The phases of a plain loop."""
 
     BUILD = "build"
+    LOADING = "loading"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"

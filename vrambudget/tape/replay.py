@@ -49,11 +49,13 @@ class _Readings:
 def replay(tape: Tape) -> Replay:
     """Replay on a card without end."""
     allocator = allocator_for(tape)
-    readings, steps = _Readings(), []
+    readings, steps, is_loading = _Readings(), [], False
     for mark, allocated_bytes in run(tape, allocator):
+        if is_loading or mark.resets_allocator:
+            readings.weights_bytes = allocated_bytes
+        is_loading = mark.phase == Phase.LOADING
         if mark.resets_allocator:
             allocator.reset_peaks()
-            readings.weights_bytes = allocated_bytes
             readings.built_bytes = allocator.reserved_bytes
         elif mark.phase == Phase.BACKWARD:
             readings.after_forward_bytes = allocated_bytes

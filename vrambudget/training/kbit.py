@@ -23,10 +23,11 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_bytes, empty_like
+from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.models.parts.layers import Conv1D, Linear
 from vrambudget.ops.four_bit import FourBit, linear_4bit, quantise
-from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.events import Purpose
+from vrambudget.training.loading import by_name, load_buffers, on_meta, warm_up
 
 _HEAD = "lm_head"
 
@@ -58,11 +59,7 @@ def build_quantised(build: Callable[[], Module], *, double: bool, prepared: bool
 
     `prepared`: cast the rest to float32, for a job that trains.
     """
-    tape, context.tape = context.tape, Tape()  # torch.device("meta")
-    try:
-        model = build()
-    finally:
-        context.tape = tape
+    model = on_meta(build)
     for parent, name, child in [*_linear_layers(model)]:
         setattr(parent, name, Linear4bit(child))
     with made_for(Purpose.WEIGHTS):
@@ -81,15 +78,11 @@ def _linear_layers(model: Module) -> Iterator[tuple[Module, str, Linear | Conv1D
 
 def _load(model: Module, *, double: bool) -> None:
     weights = {id(m.weight): m for m in model.modules() if isinstance(m, Linear4bit)}
-    named = dict(_named_parameters(model))
-    context.operation = "caching_allocator_warmup"
-    warm_up = sum(
-        p.numel * (1 if id(p) in weights else 2 * p.dtype.itemsize) for p in named.values()
-    )
-    empty_bytes(warm_up // 4 * 2)  # freed at once: nobody holds it
+    named = by_name(model)
+    halves = (p.numel * (1 if id(p) in weights else 2 * p.dtype.itemsize) for _, p in named)
+    warm_up(sum(halves) // 2)
     tables: list[Tensor] = []
-    for name in sorted(named, key=_natural):
-        parameter = named[name]
+    for _, parameter in named:
         layer = weights.get(id(parameter))
         context.operation = "load"
         loaded = empty(parameter.shape, parameter.dtype)
@@ -100,48 +93,11 @@ def _load(model: Module, *, double: bool) -> None:
         layer.quantised = quantise(loaded, tables, double=double)
         parameter.storage = layer.quantised.packed.storage
         del transposed, loaded
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not isinstance(value, Parameter):
-                context.operation = "empty_like"
-                value.storage = empty(value.shape, value.dtype).storage
+    load_buffers(model)
     # The table of double quantisation lives as long as the process, held here by every layer.
     for layer in weights.values():
         if layer.quantised is not None and tables:
             layer.quantised = replace(layer.quantised, nested=(*layer.quantised.nested, *tables))
-
-
-def _named_parameters(module: Module, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-    """Yield parameters with their names; shared ones once, by their first name."""
-    seen: set[int] = set()
-    for name, parameter in _all_parameters(module, prefix):
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield name, parameter
-
-
-def _all_parameters(module: Module, prefix: str) -> Iterator[tuple[str, Parameter]]:
-    for name, value in vars(module).items():
-        if isinstance(value, Parameter):
-            yield prefix + name, value
-        elif isinstance(value, Module):
-            yield from _all_parameters(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                if isinstance(item, Module):
-                    yield from _all_parameters(item, f"{prefix}{name}.{i}.")
-
-
-def _natural(name: str) -> list[tuple[int, int, str, int]]:
-    """dot_natural_key: parts that are numbers come first, and count as numbers; so do endings."""
-    key = []
-    for part in name.split("."):
-        if part.isdigit():
-            key.append((0, int(part), "", 0))
-        else:
-            text = part.rstrip("0123456789")
-            key.append((1, 0, text, int(part[len(text) :] or -1)))
-    return key
 
 
 def _prepare(model: Module) -> None:

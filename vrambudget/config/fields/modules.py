@@ -10,6 +10,7 @@ Attention = Literal["sdpa", "eager"]
 ExpertsImplementation = Literal["grouped_mm", "eager"]
 Routing = Literal["uniform", "worst"]
 Checkpointing = Literal["none", "full", "selective-2"]
+Load = Literal["device-map", "to", "to-half"]
 
 
 class Modules(Settings, defer_build=True, title="model"):
@@ -36,6 +37,11 @@ class Modules(Settings, defer_build=True, title="model"):
     )
     dropout: Probability | None = Field(
         None, description="dropout probability everywhere (default: the model's own)"
+    )
+    load: Load | None = Field(
+        None,
+        description="how weights come to the GPU: from_pretrained with device_map='cuda';"
+        " .to('cuda'); .to('cuda').half() (default: made there, and what is cached is given back)",
     )
     compile: bool = Field(
         default=False,
