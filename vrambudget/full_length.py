@@ -87,7 +87,7 @@ def _at_most(job: Job, tape: Tape, room_bytes: int) -> int | None:
     growth = sum(_of_a_token(tape, storage, job.prompt + last - 1) for storage in alive)
     if not growth:
         return None
-    left = room_bytes - sum(tape.sizes[storage] for storage in alive)
+    left: int = room_bytes - sum(tape.sizes[storage] for storage in alive)
     return last + max(0, left) // growth + 1
 
 
