@@ -33,7 +33,7 @@ from vrambudget.serving import llama_cpp, sglang
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_name
 from vrambudget.serving.options import OPTIONS, LlamaCppOptions, ServeOptions, SglangOptions
 from vrambudget.serving.vllm import serve
-from vrambudget.serving.weights import decoder_of
+from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
 
@@ -115,7 +115,7 @@ Result = tuple[Mapping[str, Any], str, bool]
 
 def _vllm(args: argparse.Namespace, gpu: Gpu, options: ServeOptions) -> Result:
     found = find_model(args.model)
-    config = decoder_of(load_config(found.values, config_class, where=found.where))
+    config = load_decoder(found.values, where=found.where)
     serving = serve(config, gpu, options)
     _check_context(args.context, serving.max_model_len)
     starts = serving.cache_bytes[0] > 0 and holds_one(serving)
@@ -125,7 +125,7 @@ def _vllm(args: argparse.Namespace, gpu: Gpu, options: ServeOptions) -> Result:
 
 def _sglang(args: argparse.Namespace, gpu: Gpu, options: SglangOptions) -> Result:
     found = find_model(args.model)
-    config = decoder_of(load_config(found.values, config_class, where=found.where))
+    config = load_decoder(found.values, where=found.where)
     serving = sglang.serve(config, gpu, options)
     _check_context(args.context, serving.context_length)
     text = sglang_report(found.name, gpu, serving, args.context)

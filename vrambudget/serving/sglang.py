@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.serving.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
 from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes
 
@@ -90,11 +91,12 @@ def _fewest(serving: SglangServing) -> int:
 
 
 def _check(config: DecoderConfig, options: SglangOptions) -> None:
-    if "sliding_attention" in config.layer_kinds:
+    is_latent = isinstance(config, LatentConfig)
+    if is_latent or "sliding_attention" in config.layer_kinds:
+        what = "latent attention" if is_latent else "layers with a window"
         raise NotModelledError(
-            f"SGLang's pools for {config.model_type}, which has layers with a window, are not"
-            " modelled",
-            hint="--engine vllm has rules for them",
+            f"SGLang's pool for {config.model_type}, which has {what}, is not modelled",
+            hint="--engine vllm has rules for it",
         )
     if config.num_attention_heads % options.tensor_parallel_size:
         raise VramBudgetError(

@@ -14,7 +14,7 @@ Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_run
 _dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
 model_executor/layers/fused_moe/fused_moe.py (TritonExperts.workspace_shapes).
 vLLM 0.19.
-Not modelled: quantised weights, multi-head latent attention, speculative decoding, LoRA adapters,
+Not modelled: quantised weights, speculative decoding, LoRA adapters,
 multimodal inputs, models of which each layer has a cache of another size.
 """
 
@@ -28,6 +28,7 @@ from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
+from vrambudget.serving.latent import LatentConfig
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes
 
@@ -114,7 +115,11 @@ def _of_rank(config: DecoderConfig, gpu: Gpu, options: ServeOptions, layers: ran
     cache = rest - outside[1], rest - outside[0]
     groups, block = groups_of(config, layers), options.block_size
     kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
-    page = page_bytes(config, kv_heads(config, tp), itemsize=kv_itemsize, block=block)
+    page = (
+        block * config.latent_width * kv_itemsize
+        if isinstance(config, LatentConfig)
+        else page_bytes(config, kv_heads(config, tp), itemsize=kv_itemsize, block=block)
+    )
     blocks = _pair(lambda n: max(0, n // page // groups.layers), cache)
     each = groups.blocks_of(longest, step, block)
     return Serving(
@@ -163,7 +168,7 @@ def _activations(
     hidden = step * width * 2
     workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
     mlp = 2 * hidden + 3 * step * inner * 2
-    if isinstance(config, MoeConfig):
+    if isinstance(config, MoeConfig | LatentConfig):
         chosen = step * config.num_experts_per_tok
         workspace += chosen * (max(inner, width) + max(2 * inner, width)) * 2
         mlp = 3 * hidden

@@ -16,11 +16,15 @@ Source: vllm/model_executor/models/llama.py and its namesakes, layers/linear.py
 (pad_vocab_size), layers/rotary_embedding; distributed/utils.py (get_pp_indices). vLLM 0.19.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.dtypes import float32
 from vrambudget.errors import NotModelledError
+from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.serving.latent import MODEL_TYPES, LatentConfig
 from vrambudget.tape.allocator import CachingAllocator
 
 _VOCABULARY_MULTIPLE = 64
@@ -35,12 +39,27 @@ _NORMS = {"gemma2": 4}  # of a layer; two elsewhere
 def decoder_of(config: object) -> DecoderConfig:
     """Return a configuration whose weights are known. Raises NotModelledError."""
     model_type = getattr(config, "model_type", "?")
-    if model_type not in _FAMILIES or not isinstance(config, DecoderConfig):
+    known = _FAMILIES | MODEL_TYPES
+    if model_type not in known or not isinstance(config, DecoderConfig):
         raise NotModelledError(
-            f"serving {model_type} is not modelled",
-            hint=f"there is {', '.join(sorted(_FAMILIES))}",
+            f"serving {model_type} is not modelled", hint=f"there is {', '.join(sorted(known))}"
         )
     return config
+
+
+def load_decoder(values: Mapping[str, Any], *, where: str) -> DecoderConfig:
+    """Return the configuration of a file's keys. Raises VramBudgetError."""
+    if values.get("quantization_config"):
+        raise NotModelledError(
+            "quantised weights are not modelled",
+            where=where,
+            hint="a configuration without quantization_config is that of 16-bit weights",
+        )
+    return decoder_of(load_config(values, _class_of, where=where))
+
+
+def _class_of(model_type: str) -> type[ModelConfig]:
+    return LatentConfig if model_type in MODEL_TYPES else config_class(model_type)
 
 
 def layers_of(config: DecoderConfig, ranks: int) -> list[range]:
@@ -84,8 +103,13 @@ def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterat
     if is_first or (is_last and config.tie_word_embeddings):
         yield rows * width
     for layer in layers:
-        yield from _attention(config, tp, wide if layer == layers.start else 0)
-        yield from _mlp(config, tp)
+        rotary = wide if layer == layers.start else 0
+        if isinstance(config, LatentConfig):
+            yield from config.attention_tensors(tp, rotary=bool(rotary))
+            yield from config.mlp_tensors(tp, layer)
+        else:
+            yield from _attention(config, tp, rotary)
+            yield from _mlp(config, tp)
         for _ in range(_NORMS.get(config.model_type, 2)):
             yield width
     if is_last:
