@@ -132,6 +132,7 @@ SHORT = [
     pytest.param({"prompt": 20, "new": 40, "sample": True, "top_p": 0.9}, id="sampled"),
     pytest.param({"prompt": 20, "new": 30, "cache": "none"}, id="no cache"),
     pytest.param({"prompt": 20, "new": 30, "num_beams": 3}, id="beams"),
+    pytest.param({"prompt": 20, "new": 30, "num_beams": 3, "sample": True}, id="drawn beams"),
     pytest.param({"prompt": 20, "new": 30, "precision": "amp-bf16"}, id="autocast"),
     pytest.param({"prompt": 20, "new": 40, "cache": "static"}, id="static"),
     pytest.param({"prompt": 20, "new": 40, "return_scores": True}, id="scores"),
@@ -312,9 +313,12 @@ def test_beams_are_rows_of_their_own_from_the_prompt_on():
     assert cached_at(tape, start - 1) == 16 * 2 * 12 * 12 * 768 * 2
 
 
-def test_beams_cannot_be_sampled_here():
-    with pytest.raises(VramBudgetError, match="num_beams with sample is not modelled"):
-        resolve("gpt2", mode="generate", num_beams=2, sample=True)
+def test_sampled_beams_draw_their_candidates_from_a_softmax():
+    shapes = {}
+    for sample in (True, False):
+        tape = tape_of("gpt2", prompt=16, new=2, batch=3, num_beams=4, sample=sample)
+        shapes[sample] = [c[0] for c in tape.contents if c].count((3, 4 * 50257))
+    assert shapes[True] - shapes[False] == 2 * 2  # probabilities and draws of each step
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
     sequences        [B, K, prompt + new] twice: those that run, and the best that are finished
     scores           [B, K], and which beam each token came from [B, K, new] int32
-    log_probs        [B K, V] float32: the logits, their log-softmax, and the sum with the scores
+    log_probs        [B K, V] float32: the logits, their log-softmax, and the sum with the scores;
+                     sampled: its softmax, and draws
     reorder_cache    keys and values of each layer, copied in the order of the beams
 
 Source: generation/utils.py of transformers 5.17 (_beam_search and the functions that it calls).
-Not modelled: sampled beams, early_stopping and the penalties that are not its defaults.
+Not modelled: early_stopping and the penalties that are not its defaults.
 """
 
 from vrambudget.dtypes import DType, bool_, float32, int32, int64
@@ -16,9 +17,9 @@ from vrambudget.inference.settings import GenerateSettings, Marker
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.ordering import topk
-from vrambudget.ops.sampling import topk_of_rows
+from vrambudget.ops.sampling import multinomial, topk_of_rows
 from vrambudget.ops.shape import cat, clone
-from vrambudget.ops.softmax import log_softmax
+from vrambudget.ops.softmax import log_softmax, softmax
 
 
 class BeamSearch(Sampling):
@@ -73,6 +74,11 @@ class BeamSearch(Sampling):
         B, K, _ = self.running_sequences.shape
         self.logits = made("to_copy", (rows, vocabulary), float32)
         self.log_probs = log_softmax(self.logits)
+        scores = self.log_probs
+        for process in self.processors:
+            scores = process(scores)
+        self.log_probs = scores
+        del scores
         if self.settings.return_logits:
             self.kept.append(clone(self.logits))
         if self.settings.return_scores:
@@ -105,7 +111,11 @@ class BeamSearch(Sampling):
         """_get_top_k_continuations."""
         B = log_probs.shape[0]
         n = B, self.candidates
-        topk_log_probs, topk_indices = topk_of_rows(log_probs, self.candidates)
+        if self.settings.sample:
+            topk_indices = multinomial(softmax(log_probs), self.candidates)
+            topk_log_probs = made("gather", n, float32)
+        else:
+            topk_log_probs, topk_indices = topk_of_rows(log_probs, self.candidates)
         beams = made("floor_divide", n, int64)
         topk_running_beam_indices = _gathered(self.running_beam_indices, self.candidates)
         topk_running_sequences = _gathered(self.running_sequences, self.candidates)

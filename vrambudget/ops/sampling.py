@@ -3,7 +3,8 @@
     argmax            [B, V] -> int64 [B]
     topk_of_rows      values and indices [B, k] of long rows: radix select over blocks of a row
     sort_rows         float32 [B, V] -> values, and int64 indices
-    multinomial       probabilities [B, V], divided by exponential draws -> argmax, int64 [B, 1]
+    multinomial       probabilities [B, V], divided by exponential draws -> argmax, int64 [B, 1];
+                      of several samples topk, int64 [B, k]
 
 Nothing here is followed by autograd.
 
@@ -50,12 +51,14 @@ def topk_of_rows(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     B, V = x.shape
     context.operation = "topk"
     values, indices = empty((B, k), x.dtype), empty((B, k), int64)
-    if next(length for rows, length in _MULTIBLOCK if rows >= B) <= V:
-        _radix_select(B, V)
+    _select(B, V)
     return values, indices
 
 
-def _radix_select(B: int, V: int) -> None:
+def _select(B: int, V: int) -> None:
+    """Find the largest of B long rows, each by several blocks; short ones take nothing."""
+    if next(length for rows, length in _MULTIBLOCK if rows >= B) > V:
+        return
     blocks = B * _blocks_of_a_row(context.platform.multiprocessors, B, V)
     kth_values, ks_to_find, desired = (empty_bytes(B * n) for n in (4, 8, 8))
     counts = empty_bytes(blocks * _DIGITS * 2)
@@ -95,10 +98,10 @@ def sort_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def multinomial(probs: Tensor) -> Tensor:
-    """Return one draw of each row of probabilities [B, V]: int64 [B, 1]."""
+def multinomial(probs: Tensor, samples: int = 1) -> Tensor:
+    """Return draws of each row of probabilities [B, V], none twice: int64 [B, samples]."""
     B, V = probs.shape
-    result = made("multinomial", (B, 1), int64)
+    result = made("multinomial", (B, samples), int64)
     largest = _reduced(probs, (0, 1))
     is_finite = empty((), bool_)
     smallest = _reduced(probs, (0, 1))
@@ -114,6 +117,10 @@ def multinomial(probs: Tensor) -> Tensor:
     is_read = empty((), bool_)
     del is_read
     draws = empty((B, V), float32)  # exponential; probabilities divided by them, in place
+    if samples > 1:
+        values = empty((B, samples), float32)
+        _select(B, V)
+        del values
     del draws, has_zeros, is_valid
     return result
 

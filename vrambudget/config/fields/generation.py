@@ -84,10 +84,10 @@ class Generation(Settings, defer_build=True, title="generation"):
 
     def problems(self) -> Iterable[str]:
         """Yield what `generate` refuses."""
-        if self.num_return > self.num_beams and not self.sample:
+        if self.num_return > self.num_beams and (self.num_beams > 1 or not self.sample):
             yield (
-                f"num_return is {self.num_return}; without sample there are as many answers as"
-                f" beams, {self.num_beams}: generate refuses more"
+                f"num_return is {self.num_return}; with beams, or without sample, there are as many"
+                f" answers as beams, {self.num_beams}: generate refuses more"
             )
         if self.num_beams > 1 and self.calls > 1:
             yield "calls with num_beams is not modelled: how long the best answers are decides"
@@ -95,8 +95,6 @@ class Generation(Settings, defer_build=True, title="generation"):
             yield "calls with return_scores or return_logits is not modelled"
         if self.num_beams > 1 and self.cache == "quantized":
             yield "num_beams with a quantised cache: transformers reorders its newest tokens alone"
-        if self.num_beams > 1 and self.sample:
-            yield "num_beams with sample is not modelled"
         if self.prefill_chunk is not None and self.cache == "none":
             yield "prefill_chunk needs a cache, and cache is 'none'"
         if self.prefill_chunk is not None and self.cache == "static":
