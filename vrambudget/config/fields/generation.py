@@ -86,7 +86,7 @@ class Generation(Settings, defer_build=True, title="generation"):
         """Yield what `generate` refuses."""
         if self.num_return > self.num_beams and (self.num_beams > 1 or not self.sample):
             yield (
-                f"num_return is {self.num_return}; with beams, or without sample, there are as many"
+                f"num_return is {self.num_return}; without sample, or with beams, there are as many"
                 f" answers as beams, {self.num_beams}: generate refuses more"
             )
         if self.num_beams > 1 and self.calls > 1:
