@@ -205,3 +205,19 @@ def test_quantised_weights_are_refused(tmp_path, capsys):
     path.write_text(json.dumps({**QWEN, "quantization_config": {"quant_method": "fp8"}}))
     assert main(["serve", str(path), "--gpu", "h100"]) == 2
     assert "quantised weights are not modelled" in capsys.readouterr().err
+
+
+def test_the_longest_request_that_starts_is_what_vllm_estimates(capsys):
+    assert main(["fit", "llama-3.1-8b", "--gpu", "24GB", "--longest-model-len"]) == 0
+    longest = served(gpu="24GB").longest_request
+    assert f"starts with: {longest:,} tokens of the model's 131,072" in capsys.readouterr().out
+    words = ["serve", "llama-3.1-8b", "--gpu", "24GB", "--max-model-len"]
+    assert main([*words, str(longest)]) == 0
+    assert main([*words, str(longest + 17)]) == 1
+    capsys.readouterr()
+    assert main(["fit", "llama-3.1-8b", "--gpu", "h100", "--longest-model-len"]) == 0
+    assert "the model's own limit" in capsys.readouterr().out
+    assert main(["fit", "llama-3.1-8b", "--gpu", "12GB", "--longest-model-len"]) == 1
+    words = ["fit", "gpt2", "--gpu", "12GB", "--longest-model-len", "--batch", "3"]
+    assert main(words) == 2
+    assert "a server has no such option" in capsys.readouterr().err

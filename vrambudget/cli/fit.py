@@ -8,6 +8,7 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
@@ -46,6 +47,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="find how many new tokens there is room for, with --mode generate",
     )
+    kinds.add_argument(
+        "--longest-model-len",
+        action="store_true",
+        help="find the longest request that a vLLM server starts with",
+    )
     add_job_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -53,6 +59,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print what fits, and the sizes tried around it. Returns 1 if nothing fits."""
+    if args.longest_model_len:
+        return _request(args)
     scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
     assert scenario.gpu is not None  # noqa: S101 - the option is required
     if args.longest_new:
@@ -91,6 +99,25 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
         )
         emit(fits if new else f"not even the prompt fits ({where})", args)
     return DONE if new else DOES_NOT_FIT
+
+
+def _request(args: argparse.Namespace) -> int:
+    """Print the longest request that vLLM holds, with its defaults."""
+    from vrambudget.serving.longest import longest_request  # noqa: PLC0415 - asked for seldom
+
+    if given := job_fields(args):
+        raise VramBudgetError(
+            f"{', '.join(sorted(given))} with --longest-model-len: a server has no such option",
+            hint="`vrambudget serve MODEL --gpu GPU` takes vLLM's options",
+        )
+    name, card, longest, positions = longest_request(args.model, args.gpu)
+    values = {"model": name, "max_model_len": longest, "positions": positions}
+    limit = ", the model's own limit" if longest == positions else f" of the model's {positions:,}"
+    said = f"longest request that vLLM starts with: {longest:,} tokens{limit} (on {card})"
+    if chosen_format(args) == "json":
+        said = json.dumps(values, indent=2)
+    emit(said if longest else f"vLLM does not start with {name} on {card}", args)
+    return DONE if longest else DOES_NOT_FIT
 
 
 def _verdict(found: Fit, what: What, card: Gpu, margin: int) -> str:
