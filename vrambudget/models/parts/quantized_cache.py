@@ -183,7 +183,7 @@ class QuantizedCache(Cache):
                 hint="take --cache dynamic",
             )
         self.quantised = [QuantizedLayer(bits) for _ in like.layers]
-        super().__init__(self.quantised)
+        super().__init__([*self.quantised])
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield what all layers hold."""
@@ -194,7 +194,7 @@ class QuantizedCache(Cache):
         """Return a cache that holds the same tensors."""
         other = copy(self)
         other.quantised = [copy(layer) for layer in self.quantised]
-        other.layers = other.quantised
+        other.layers = [*other.quantised]
         return other
 
     def odd_steps(self, done: int) -> range:
