@@ -1,6 +1,7 @@
 """Generation: what a step makes and holds, against hand arithmetic; records hold the peaks."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ import vrambudget
 from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
+from vrambudget.config.record import read_records
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario, resolve
 from vrambudget.planning.changes import CHANGES
@@ -16,8 +18,10 @@ from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.phases import peaks_by_part
 from vrambudget.tape.replay import replay, replay_on
+from vrambudget.validate import validate
 
 GPU = "a100-80gb"
+REHEARSED = Path(__file__).parent / "records" / "generation" / "quantised_loaded_sampled.jsonl"
 
 
 def tape_of(model, **fields):
@@ -474,3 +478,10 @@ def test_ways_of_loading_that_do_not_go_together_are_refused(fields, words):
 def test_experts_through_a_device_map_are_refused_by_name():
     with pytest.raises(NotModelledError, match="its experts are stacked"):
         tape_of({"model_type": "mixtral", "num_hidden_layers": 1}, prompt=8, load="device-map")
+
+
+@pytest.mark.parametrize("record", read_records(REHEARSED), ids=lambda record: record["id"])
+def test_caches_in_few_bits_ways_of_loading_and_drawn_beams_take_what_was_rehearsed(record):
+    (check,) = validate([record])
+    assert check.problem is None
+    assert check.predicted == check.measured
