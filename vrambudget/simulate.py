@@ -4,7 +4,6 @@ The recording starts with the process: where the weights lie in memory decides w
 them.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from vrambudget import dtypes
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.fields.generation import INFERENCE
+from vrambudget.config.fields.modules import Load
 from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
@@ -265,21 +265,19 @@ def _build(config: ModelConfig, job: Job) -> Module:
         build = partial(config.build, job.task)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
         return build_quantised(build, double=job.double_quant, prepared=prepared)
-    if job.load == "device-map" and config.has_experts:
+    return _made(config, job.task) if job.load is None else _loaded(config, job.task, job.load)
+
+
+def _loaded(config: ModelConfig, task: Task, how: Load) -> Module:
+    """Return the model, its weights brought to the GPU; imported here, for most are made there."""
+    if how == "device-map" and config.has_experts:
         raise NotModelledError(
             f"load 'device-map' of {config.model_type} is not modelled: its experts are stacked",
             hint="`vrambudget rehearse --gpu GPU -- python script.py` runs the script as it is",
         )
-    return _loaded(partial(_made, config, job.task), job)
-
-
-def _loaded(build: Callable[[], Module], job: Job) -> Module:
-    """Return the model, its weights on the GPU as the job says; most are made there."""
-    if job.load is None:
-        return build()
     from vrambudget.training.loading import load  # noqa: PLC0415
 
-    return load(build, job.load)
+    return load(partial(_made, config, task), how)
 
 
 def _made(config: ModelConfig, task: Task) -> Module:
