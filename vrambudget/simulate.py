@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from vrambudget import dtypes
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.fields.generation import INFERENCE
-from vrambudget.config.fields.modules import Load
 from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
@@ -265,19 +264,11 @@ def _build(config: ModelConfig, job: Job) -> Module:
         build = partial(config.build, job.task)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
         return build_quantised(build, double=job.double_quant, prepared=prepared)
-    return _made(config, job.task) if job.load is None else _loaded(config, job.task, job.load)
+    if job.load is None:
+        return _made(config, job.task)
+    from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU
 
-
-def _loaded(config: ModelConfig, task: Task, how: Load) -> Module:
-    """Return the model, its weights brought to the GPU; imported here, for most are made there."""
-    if how == "device-map" and config.has_experts:
-        raise NotModelledError(
-            f"load 'device-map' of {config.model_type} is not modelled: its experts are stacked",
-            hint="`vrambudget rehearse --gpu GPU -- python script.py` runs the script as it is",
-        )
-    from vrambudget.training.loading import load  # noqa: PLC0415
-
-    return load(partial(_made, config, task), how)
+    return load(config, partial(_made, config, job.task), job.load)
 
 
 def _made(config: ModelConfig, task: Task) -> Module:

@@ -18,15 +18,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from vrambudget.config.fields.modules import Load
+from vrambudget.config.model_config import ModelConfig
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_bytes
+from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose, Tape
 
 
-def load(build: Callable[[], Module], how: Load) -> Module:
+def load(config: ModelConfig, build: Callable[[], Module], how: Load) -> Module:
     """Return the model that `build` makes, its weights loaded in this way."""
+    if how == "device-map" and config.has_experts:
+        raise NotModelledError(
+            f"load 'device-map' of {config.model_type} is not modelled: its experts are stacked",
+            hint="`vrambudget rehearse --gpu GPU -- python script.py` runs the script as it is",
+        )
     options = context.options
     if how == "to-half":
         context.options = replace(options, dtype=float32)
