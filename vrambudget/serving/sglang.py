@@ -25,12 +25,14 @@ from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes
 
 VERSION = "0.5.9"
 _MIB = 2**20
-# nvidia-smi's memory.total in MiB, which is more than the driver tells programs.
+# nvidia-smi's memory.total in MiB, which is more than the driver tells programs. Printed in
+# github.com/modal-labs/modal-client/pull/2797; RTX 4090: github.com/vllm-project/vllm/issues/7553;
+# RTX 3090: github.com/noonghunna/club-3090/issues/390.
 _TOTALS = {
     "h100-80gb": 81559,
     "a100-80gb": 81920,
     "a100-40gb": 40960,
-    "h200": 143771,
+    "l40s": 46068,
     "rtx-4090": 24564,
     "rtx-3090": 24576,
     "l4": 23034,
