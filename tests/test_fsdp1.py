@@ -12,7 +12,8 @@ MIXED = {"precision": "fp32", "param_dtype": "bf16", "reduce_dtype": "fp32"}
 
 
 def small(**fields):
-    return estimate(SMALL, gpu="a100-80gb", block=32, parallel="fsdp1", **{"ranks": 4, **fields})
+    told = {"ranks": 4, "parallel": "fsdp1", **fields}
+    return estimate(SMALL, gpu="a100-80gb", block=32, **told)
 
 
 def tape_of(**fields):
@@ -55,9 +56,11 @@ def test_a_layer_is_gathered_before_the_one_below_it_computes_if_told():
     assert small(forward_prefetch=True).peak.requested_bytes >= plain
 
 
-@pytest.mark.parametrize(("parallel", "is_told"), [("fsdp1", True), ("fsdp2", False)])
+@pytest.mark.parametrize(
+    ("parallel", "is_told"), [("fsdp1", True), ("zero3", True), ("zero2", False), ("fsdp2", False)]
+)
 def test_a_report_says_where_a_real_card_may_reserve_more(parallel, is_told):
-    budget = estimate("gpt2", batch=1, block=64, ranks=2, parallel=parallel)
+    budget = small(parallel=parallel, precision="bf16")
     assert any("record_stream" in warning for warning in budget.warnings) is is_told
 
 

@@ -93,6 +93,7 @@ def refuse(job: Job, layout: Layout) -> None:
         and (job.loop, layout.data, job.mode)
         not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
         "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
+        "LoRA with DeepSpeed": zero and job.lora_rank is not None,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "checkpointing under autocast in a pipeline, whose backward runs in the region,": layout.pp

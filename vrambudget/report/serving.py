@@ -98,12 +98,12 @@ def log_lines(found: Serving) -> list[str]:
         f"Available KV cache memory: {spread(*found.cache_bytes)}",
     ]
     if found.cache_bytes[0] > 0 and holds_one(found):
-        low, high = found.concurrency
+        times = (f"{times:.2f}x" for times in found.concurrency)
         lines += [
             f"GPU KV cache size: {between(*found.tokens)} tokens",
             (
                 f"Maximum concurrency for {found.max_model_len:,} tokens per request:"
-                f" {low:.2f}x to {high:.2f}x"
+                f" {' to '.join(dict.fromkeys(times))}"
             ),
         ]
     return lines
