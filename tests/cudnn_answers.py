@@ -15,10 +15,10 @@ from vrambudget.config.record import job_of_record, read_records
 from vrambudget.cudnn import answers, asking
 from vrambudget.cudnn.library import installed
 from vrambudget.cudnn.question import Convolution, Direction
-from vrambudget.estimator import resolve
 from vrambudget.rehearse.card import environment
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 RECORDS = Path(__file__).parent / "records"

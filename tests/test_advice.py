@@ -7,10 +7,11 @@ import pytest
 
 import vrambudget
 from vrambudget.cli import main
-from vrambudget.estimator import follow, resolve
+from vrambudget.estimator import follow
 from vrambudget.planning.changes import CHANGES, Cost
 from vrambudget.planning.floor import Floor
 from vrambudget.report.advice import next_step, render_advice
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 COSTS = list(Cost)

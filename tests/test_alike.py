@@ -7,8 +7,8 @@ from vrambudget import simulate as recorder
 from vrambudget.engine import layer_parts
 from vrambudget.engine.alike import Layer, stack_layers
 from vrambudget.engine.context import Platform, recording
-from vrambudget.estimator import resolve
 from vrambudget.models import model_types
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 

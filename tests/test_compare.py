@@ -12,9 +12,9 @@ from vrambudget.cli import compare as command
 from vrambudget.cli import main
 from vrambudget.compare import Allocation, after_first_step, first_difference, of_events, of_tape
 from vrambudget.config.versions import CHECKED
-from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of
 from vrambudget.rehearse.events import Event, JobRehearsal, rehearse_job
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay

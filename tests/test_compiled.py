@@ -18,7 +18,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.engine.context import Platform, recording
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 

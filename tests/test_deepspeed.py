@@ -8,9 +8,9 @@ from vrambudget.dtypes import bfloat16
 from vrambudget.engine.context import Platform, recording
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.parallel.deepspeed.partition import fullest_rank, partition
 from vrambudget.parallel.group import Group
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.packing import Kind
 from vrambudget.tape.replay import replay

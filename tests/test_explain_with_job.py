@@ -12,10 +12,10 @@ import pytest
 
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.oom.explain import explain
 from vrambudget.oom.message import parse_oom
 from vrambudget.oom.with_job import explain_with_job
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay_on
 from vrambudget.units import format_bytes

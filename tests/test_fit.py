@@ -16,8 +16,8 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.planning.fit import fit, largest_batch
+from vrambudget.scenario import resolve
 
 RECORDS = [
     json.loads(line)

@@ -15,8 +15,9 @@ from vrambudget.cli import main
 from vrambudget.config.model_config import unknown_model_type
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import estimate, resolve
+from vrambudget.estimator import estimate
 from vrambudget.planning.sweep import sweep
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 

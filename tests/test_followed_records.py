@@ -12,7 +12,7 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import platform_of
+from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 

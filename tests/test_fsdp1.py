@@ -4,7 +4,7 @@ import pytest
 
 from vrambudget import estimate
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 SMALL = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 1000}

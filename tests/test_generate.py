@@ -11,9 +11,10 @@ from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import read_records
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
 from vrambudget.planning.changes import CHANGES
 from vrambudget.planning.longest import longest_answer
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.phases import peaks_by_part

@@ -10,8 +10,9 @@ import pytest
 
 from vrambudget.budget import Budget
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import Scenario, estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
 from vrambudget.models import config_class, model_types
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape

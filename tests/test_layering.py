@@ -25,8 +25,9 @@ LAYERS = [
     {"parallel", "training", "inference", "serving"},
     {"followed"},
     {"compiled"},
+    {"scenario"},
     {"simulate"},
-    {"per_rank", "full_length"},
+    {"per_rank", "full_length", "remarks"},
     {"estimator"},
     {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},
     {"integrations"},
@@ -135,7 +136,7 @@ def test_the_main_job_runs_without_heavy_packages():
 
 def test_the_list_of_commands_needs_none_of_them():
     loaded = _loaded_by("import vrambudget.cli.parser as p; p.overview().format_help()")
-    assert not loaded & {"pydantic", "tabulate", "vrambudget.estimator", *HEAVY}
+    assert not loaded & {"pydantic", "tabulate", "vrambudget.scenario", *HEAVY}
 
 
 def test_every_name_of_the_api_is_there():

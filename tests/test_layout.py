@@ -8,7 +8,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.layout import Layout, parse_layout
 from vrambudget.config.record import job_of_record
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import Scenario, estimate, resolve
+from vrambudget.estimator import estimate
 from vrambudget.measure.record import record_of, runnable
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.rehearse.events import rehearse_job
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay

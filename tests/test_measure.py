@@ -18,7 +18,6 @@ from vrambudget.config.job import Job
 from vrambudget.config.record import job_of_record, read_records
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.measure import record as record_module
 from vrambudget.measure.record import (
     DECIDED_BY_THE_RUN,
@@ -29,6 +28,7 @@ from vrambudget.measure.record import (
     runnable,
 )
 from vrambudget.rehearse.events import JobRehearsal
+from vrambudget.scenario import resolve
 from vrambudget.validate import validate
 
 MEASURE = Path(record_module.__file__).parent

@@ -5,9 +5,9 @@ import json
 import pytest
 from virtual import VIRTUAL_GPU
 
-from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of
 from vrambudget.rehearse.events import rehearse_job
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 

@@ -5,7 +5,7 @@ from test_laws import KINDS, TINY
 
 from vrambudget.auto_classes import AUTO_CLASSES
 from vrambudget.engine.context import Platform, recording
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -11,11 +11,11 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.context import Platform, recording
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import resolve
 from vrambudget.parallel.ddp import assigned
 from vrambudget.parallel.fsdp2.collectives import _chunk_cat_table_bytes, _split_table_bytes
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.zero1 import partitioned
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}

@@ -10,11 +10,12 @@ import pytest
 
 import vrambudget
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import follow, resolve
+from vrambudget.estimator import follow
 from vrambudget.report.html import page
 from vrambudget.report.ledger import ledger
 from vrambudget.report.memory_curve import PARTS, memory_curve
 from vrambudget.report.snapshot import snapshot, snapshot_bytes
+from vrambudget.scenario import resolve
 from vrambudget.tape.trace import trace
 from vrambudget.units import format_bytes
 

@@ -4,8 +4,8 @@ import pytest
 
 from vrambudget import estimate
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.parallel.pipeline.schedules import interleaved_order
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 TITAN = {

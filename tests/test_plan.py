@@ -10,10 +10,10 @@ from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.planning.layouts import Sizes, Traffic, layouts, traffic
 from vrambudget.planning.plan import Wish, plan_for
 from vrambudget.planning.several import fewest
+from vrambudget.scenario import resolve
 
 LAYERS = {"model_type": "gpt2", "n_layer": 2, "n_embd": 512, "n_head": 8, "vocab_size": 8000}
 FIXED = ["--optimizer", "adamw", "--precision", "fp32"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError

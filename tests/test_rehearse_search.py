@@ -7,11 +7,11 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.cli import rehearse as command
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of
 from vrambudget.rehearse.largest import read_bounds
 from vrambudget.rehearse.models import job_of
 from vrambudget.rehearse.record import Rehearsal
+from vrambudget.scenario import resolve
 
 GIB = 2**30
 

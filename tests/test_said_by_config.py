@@ -4,7 +4,8 @@ import pytest
 from test_laws import TINY
 
 from vrambudget.config.record import job_of_record
-from vrambudget.estimator import estimate, resolve
+from vrambudget.estimator import estimate
+from vrambudget.scenario import resolve
 
 LLAMA = {"model_type": "llama", **TINY["llama"]}
 

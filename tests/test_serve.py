@@ -8,7 +8,7 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.serving.blocks import Groups, groups_of
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.vllm import serve

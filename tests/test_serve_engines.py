@@ -8,7 +8,7 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.serving import llama_cpp, sglang
 from vrambudget.serving.gguf import read_gguf
 from vrambudget.serving.gguf_model import of_file, of_name

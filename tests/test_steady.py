@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.allocators import allocator_for

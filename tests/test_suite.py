@@ -10,11 +10,11 @@ from vrambudget.cli import main, measure_suite
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import gpu_of_record, read_records
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.measure import record as record_module
 from vrambudget.measure import suite
 from vrambudget.measure.record import as_record, found_on, record_of
 from vrambudget.measure.suite import QUICK, Row, rows_of, sized
+from vrambudget.scenario import resolve
 from vrambudget.validate import validate
 
 VERSIONS = {"torch": "2.11.0+cu130", "transformers": "5.17.0", "cuda": "13.0"}

@@ -9,8 +9,8 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.context import Platform, context, on_stream, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.tensor import empty, empty_bytes
-from vrambudget.estimator import resolve
 from vrambudget.report.memory_curve import memory_curve
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.packing import Event, Kind, change_of, decode, encode, storage_of, stream_of

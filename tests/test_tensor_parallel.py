@@ -9,9 +9,9 @@ from vrambudget.dtypes import bfloat16
 from vrambudget.engine.context import Platform, recording
 from vrambudget.engine.tensor import empty
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import resolve
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.tensor.collectives import all_gather, reduce_scatter
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 
 LLAMA = {

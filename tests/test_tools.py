@@ -9,8 +9,8 @@ import pytest
 
 from vrambudget.cli import main
 from vrambudget.config.job import Job
-from vrambudget.estimator import resolve
 from vrambudget.report.tools import TOOLS
+from vrambudget.scenario import resolve
 
 FILES = [name for name in TOOLS if name != "trainer"]
 SAID = {

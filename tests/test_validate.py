@@ -8,7 +8,7 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
+from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 from vrambudget.validate import COUNTERS, Check, relative_error, summarise, validate

@@ -24,10 +24,10 @@ from vrambudget.config.versions import (
 )
 from vrambudget.engine.context import recording
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.models import config_class, model_types
 from vrambudget.ops.cub import exclusive_sum_bytes
 from vrambudget.report.phrases import job_text
+from vrambudget.scenario import resolve
 
 RECORDS = Path(__file__).parent / "records"
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 500}

@@ -10,13 +10,10 @@ several calls of `generate`.
 """
 
 from math import prod
-from typing import Protocol
 
 from vrambudget.budget import FullAt, OutOfMemory
-from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
-from vrambudget.config.model_config import ModelConfig
-from vrambudget.engine.context import Platform
+from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay_on
@@ -27,21 +24,8 @@ _KEYS = 4  # dimensions of keys: rows, heads, tokens, width
 MOST = 2**20  # new tokens of a job
 
 
-class Resolved(Protocol):
-    """A job on a card, as `vrambudget.estimator.Scenario` has it."""
-
-    @property
-    def config(self) -> ModelConfig: ...  # noqa: D102
-    @property
-    def job(self) -> Job: ...  # noqa: D102
-    @property
-    def platform(self) -> Platform: ...  # noqa: D102
-    @property
-    def gpu(self) -> Gpu | None: ...  # noqa: D102
-
-
 def full_at(
-    scenario: Resolved,
+    scenario: Scenario,
     tape: Tape,
     out_of_memory: OutOfMemory | None,
     *,

@@ -31,8 +31,8 @@ from vrambudget.config.record import check_keys, gpu_of_record, job_of_record
 from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario
 from vrambudget.models import config_class
+from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.phases import peaks_by_part

@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vrambudget.estimator import estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
+from vrambudget.scenario import resolve
 
 RUNS = 9
 ESTIMATES = {

@@ -12,8 +12,9 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.source import Run
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
 from vrambudget.report.tabular import Column, render_rows
+from vrambudget.scenario import resolve
 from vrambudget.units import format_bytes
 
 _COLUMNS = [

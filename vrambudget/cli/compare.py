@@ -16,10 +16,10 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.compare import Allocation, after_first_step, first_difference, of_events, of_tape
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import DEFAULT_GPU, Scenario, resolve
 from vrambudget.measure.record import measure_job, record_of
 from vrambudget.rehearse.events import JobRehearsal, rehearse_job
 from vrambudget.report.tabular import Column, render_rows
+from vrambudget.scenario import DEFAULT_GPU, Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay

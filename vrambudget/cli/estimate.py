@@ -19,10 +19,11 @@ from vrambudget.cli.output import (
 )
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, Scenario, follow, resolve
+from vrambudget.estimator import Followed, follow
 from vrambudget.report import render
 from vrambudget.report.pictures import is_picture, save
 from vrambudget.report.table import render_next
+from vrambudget.scenario import Scenario, resolve
 
 if TYPE_CHECKING:
     from vrambudget.planning.advice import Advice

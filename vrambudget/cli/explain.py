@@ -17,12 +17,12 @@ from vrambudget.cli import DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.streams import put
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, resolve
 from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
 from vrambudget.oom.foreign import explain_foreign, render_foreign
 from vrambudget.oom.message import OomMessage, parse_oom
 from vrambudget.oom.with_job import explain_with_job
+from vrambudget.scenario import Scenario, resolve
 
 _MOST_MIB = 64  # of a log: what is longer is read in parts
 _MOST_BYTES = _MOST_MIB << 20

@@ -9,9 +9,9 @@ from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.units import format_bytes
 
 _COLUMNS = [

@@ -21,9 +21,9 @@ from vrambudget.cli.records import append_record, told
 from vrambudget.cli.streams import say
 from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import resolve
 from vrambudget.measure.record import measure_context, measure_job, record_of
 from vrambudget.measure.suite import SuiteName
+from vrambudget.scenario import resolve
 from vrambudget.units import format_bytes
 
 

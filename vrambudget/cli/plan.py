@@ -15,7 +15,6 @@ from vrambudget.cli.output import add_output_options, chosen_format, emit, telli
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
@@ -23,6 +22,7 @@ from vrambudget.planning.plan import Plan, Wish, plan_for
 from vrambudget.report.plan import render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.units import format_bytes
 
 

@@ -5,21 +5,16 @@ from typing import Any
 
 from vrambudget.config.job import Job
 
-_TURNED_OFF = {
-    "contiguous_gradients": "--no-contiguous-gradients",
-    "double_quant": "--no-double-quant",
-    "keep_outputs": "--discard-outputs",
-    "reduce_scatter": "--no-reduce-scatter",
-}
-"""Options of fields that are on by default."""
-
 EITHER = {"use_cache"}
 """Fields that are on or off by what the model or the loop is: there is an option for each."""
 
 
 def option_of(field: str) -> str:
     """Return a field's option; that of a field which is true or false flips its default."""
-    return _TURNED_OFF.get(field, f"--{field.replace('_', '-')}")
+    if field == "keep_outputs":
+        return "--discard-outputs"
+    is_on = field in Job.model_fields and Job.model_fields[field].default is True
+    return f"--{'no-' if is_on else ''}{field.replace('_', '-')}"
 
 
 def told(fields: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """What a report says of convolutions: whose workspaces are counted, or how much is not."""
 
-from collections.abc import Iterable, Iterator
-
 from vrambudget.cudnn.answers import version
 from vrambudget.units import format_bytes
 
@@ -13,18 +11,15 @@ and half of them once or less; a few small ones took up to 38 times.
 """
 
 
-def remarks_on_convolutions(operations: Iterable[str], unasked_bytes: int) -> Iterator[str]:
-    """Yield a sentence; `unasked_bytes`: most that one touches whose workspace is not known."""
-    if "convolution" not in operations:
-        return
+def remark_on_convolutions(unasked_bytes: int) -> str:
+    """Return a sentence; `unasked_bytes`: most that one touches whose workspace is not known."""
     if unasked_bytes:
-        yield (
+        return (
             "cuDNN is not here to be asked for its convolutions' workspaces: not counted, mostly 0"
             f" to {format_bytes(_MOSTLY * unasked_bytes)} while one runs"
             " (`pip install nvidia-cudnn-cu13` on Linux counts them, without a GPU)"
         )
-        return
-    yield (
+    return (
         f"convolutions take the workspaces that cuDNN {version()} names for this GPU; another"
         " version, or torch.backends.cudnn.benchmark, may take others"
     )

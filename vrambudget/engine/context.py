@@ -163,6 +163,16 @@ def no_grad() -> Iterator[None]:
 
 
 @contextmanager
+def on_meta() -> Iterator[None]:
+    """Let tensors made inside take no memory (torch.device("meta")), or lie in main memory."""
+    tape, context.tape = context.tape, Tape()
+    try:
+        yield
+    finally:
+        context.tape = tape
+
+
+@contextmanager
 def on_stream(stream: int) -> Iterator[None]:
     """Storages get their bytes on `stream` inside, as in torch.cuda.stream(...).
 

@@ -15,8 +15,9 @@ from vrambudget.config.fields.training import Optimizer, Precision
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
 from vrambudget.report.notebook import budget_html
+from vrambudget.scenario import Scenario, resolve
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields

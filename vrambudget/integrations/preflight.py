@@ -21,7 +21,7 @@ from vrambudget.compiled.asked import original
 from vrambudget.config.gpus import Gpu
 from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
-from vrambudget.estimator import Scenario, estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
 from vrambudget.integrations.live_card import card_now
 from vrambudget.integrations.live_model import (
     LiveModel,
@@ -33,6 +33,7 @@ from vrambudget.integrations.live_model import (
 from vrambudget.integrations.live_optimizer import read_optimizer
 from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.report import ledger, phrases
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.training.freeze import shortest
 
 _LOG = logging.getLogger("vrambudget")

@@ -15,8 +15,10 @@ from vrambudget.budget import Budget, Parameters
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.versions import default_version
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import DEFAULT_GPU, on_card, platform_of
+from vrambudget.estimator import on_card
 from vrambudget.integrations.rehearsal import rehearsal_command
+from vrambudget.remarks import remarks_on_choice
+from vrambudget.scenario import platform_of
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay
 
@@ -79,11 +81,7 @@ def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
 
 def _notes(card: Gpu | None) -> Iterator[str]:
     yield "the step's own code was followed; numbers that it reads back are taken to be finite"
-    if card is None:
-        usual = find_gpu(DEFAULT_GPU).name
-        yield f"no GPU was named: kernels and workspaces are those of an {usual}"
-    elif card.assumed:
-        yield card.assumed
+    yield from remarks_on_choice(card)
 
 
 def _job(left: "Stepped", version: str, steps: int) -> dict[str, Any]:

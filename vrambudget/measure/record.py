@@ -20,7 +20,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.record import FOUND, check_keys
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.estimator import Scenario
+from vrambudget.scenario import Scenario
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
 """Fields of a job that no runner is told: versions are as installed, values decide the rest."""

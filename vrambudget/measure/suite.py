@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.versions import CHECKED, plain_version
-from vrambudget.estimator import Scenario, estimate_scenario, resolve
+from vrambudget.estimator import estimate_scenario
 from vrambudget.measure.record import record_of
+from vrambudget.scenario import Scenario, resolve
 
 SuiteName = Literal["quick", "full"]
 Fields = Mapping[str, Any]

@@ -11,7 +11,7 @@ Not modelled: torch.compile, which makes fewer temporaries than the simulated jo
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vrambudget.estimator import Scenario, follow
+from vrambudget.estimator import follow
 from vrambudget.oom.card_ledger import CardLedger
 from vrambudget.oom.explain import Explanation, explain
 from vrambudget.oom.message import OomMessage
@@ -20,6 +20,7 @@ from vrambudget.oom.scene import Finding
 from vrambudget.planning.advice import Advice, advise_on
 from vrambudget.planning.tensors import describe, held
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay

@@ -7,23 +7,12 @@ Source: torch/nn/modules/module.py (to_empty, _apply: DTensors are swapped in pl
 parameter is made anew for each module that has it, and the earlier one dies).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.tape.events import Purpose, Storage, Tape
-
-
-@contextmanager
-def on_meta() -> Iterator[None]:
-    """Let tensors made inside take no memory (torch.device("meta")), or lie in main memory."""
-    tape, context.tape = context.tape, Tape()
-    try:
-        yield
-    finally:
-        context.tape = tape
+from vrambudget.tape.events import Purpose, Storage
 
 
 def to_empty(module: Module, applied: Callable[[Module], None], *, offload: bool = False) -> None:

@@ -18,6 +18,7 @@ from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED, Layout
 from vrambudget.dtypes import DType
+from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
@@ -28,7 +29,7 @@ from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
 from vrambudget.parallel.group import Group
-from vrambudget.parallel.meta import on_meta, to_empty
+from vrambudget.parallel.meta import to_empty
 from vrambudget.parallel.pipeline.rank import Pipeline
 from vrambudget.parallel.rank import Ranked
 from vrambudget.parallel.tensor.plan import parallelize

@@ -24,12 +24,13 @@ from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.gpus import all_gpus
 from vrambudget.config.job import GROUPS
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, follow, resolve
+from vrambudget.estimator import Followed, follow
 from vrambudget.planner.commands import command_line, python_call
 from vrambudget.report.html import advice_section, sections
 from vrambudget.report.ledger import ledger
 from vrambudget.report.phrases import verdict
 from vrambudget.report.tools.script import training_arguments
+from vrambudget.scenario import resolve
 from vrambudget.units import format_bytes
 
 Question = Mapping[str, Any]

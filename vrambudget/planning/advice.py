@@ -18,13 +18,14 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, Scenario, follow, resolve
+from vrambudget.estimator import Followed, follow
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.floor import Floor
 from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import Held, held
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import fits, replay

@@ -20,8 +20,8 @@ from typing import Any
 
 from vrambudget.config.job import Job
 from vrambudget.config.options import told
-from vrambudget.estimator import Scenario
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario
 
 Search = Callable[[Sequence[int], Callable[[int], Scenario], int], Scenario]
 """From rising sizes, the scenario at a size, and the size it has now, to the best scenario."""

@@ -8,8 +8,8 @@ from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
 from vrambudget.config.options import told
 from vrambudget.config.said_by_config import caches
-from vrambudget.estimator import Scenario
 from vrambudget.planning.recipes import Recipe
+from vrambudget.scenario import Scenario
 
 _RESOLVED = frozenset(
     ("attention_mask", "causal_mask", "target_len", "task", "ranks", "rank", "eval_batch")

@@ -15,9 +15,9 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST, show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import fits, replay
 from vrambudget.units import parse_bytes

@@ -10,9 +10,9 @@ Not modelled: a change of the attention implementation, which may add and drop b
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED
-from vrambudget.engine.context import ModelOptions, recording
-from vrambudget.estimator import Followed, Scenario
-from vrambudget.parallel.meta import on_meta
+from vrambudget.engine.context import ModelOptions, on_meta, recording
+from vrambudget.estimator import Followed
+from vrambudget.scenario import Scenario
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 

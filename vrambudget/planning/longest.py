@@ -7,10 +7,10 @@ new tokens decides before the first step (a static cache, beams), answers are tr
 import sys
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario
 from vrambudget.full_length import MOST, full_at
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import fits, replay, replay_on
 

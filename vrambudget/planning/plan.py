@@ -14,12 +14,12 @@ from vrambudget.config.job import Job
 from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, resolve
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
 from vrambudget.planning.recipes import Trained, recipes
 from vrambudget.planning.several import Planner, fewest
+from vrambudget.scenario import Scenario, resolve
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields

@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.floor import count_parameters, least_bytes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import fits, replay
 

@@ -13,7 +13,7 @@ from typing import Any
 from vrambudget.budget import Budget
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Scenario, follow
+from vrambudget.estimator import follow
 from vrambudget.planning.changes import Cost
 from vrambudget.planning.choices import Choice, command, fields_of
 from vrambudget.planning.floor import count_parameters, least_bytes
@@ -27,6 +27,7 @@ from vrambudget.planning.layouts import (
     traffic,
 )
 from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16
+from vrambudget.scenario import Scenario
 
 
 def fewest(planner: "Planner", most: int, tell: Callable[[], object]) -> int:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vrambudget.engine.sizes import forget
-from vrambudget.estimator import Scenario
 from vrambudget.planning.size_vector import SizeVector, by_regime
 from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.packing import change_of, storage_of

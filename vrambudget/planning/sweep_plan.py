@@ -18,7 +18,7 @@ from vrambudget.config.settings import canonical, show
 from vrambudget.config.source import ModelSource
 from vrambudget.engine.context import Platform
 from vrambudget.errors import VramBudgetError, did_you_mean
-from vrambudget.estimator import Scenario, resolve
+from vrambudget.scenario import Scenario, resolve
 
 Cards = str | Gpu | Iterable[str | Gpu] | None
 

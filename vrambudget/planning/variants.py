@@ -7,7 +7,7 @@ changes. A prompt is what a generation's block holds besides its new tokens.
 from dataclasses import replace
 from typing import Any
 
-from vrambudget.estimator import Scenario
+from vrambudget.scenario import Scenario
 
 
 def variant(scenario: Scenario, **fields: Any) -> Scenario:

@@ -17,8 +17,8 @@ from vrambudget.config.said_by_config import caches
 from vrambudget.config.source import find_model
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import resolve
 from vrambudget.measure.record import record_of, record_of_job
+from vrambudget.scenario import resolve
 
 
 @dataclass(frozen=True, slots=True)

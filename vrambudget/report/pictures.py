@@ -13,8 +13,9 @@ from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, follow, resolve
+from vrambudget.estimator import Followed, follow
 from vrambudget.files import write_file
+from vrambudget.scenario import resolve
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields

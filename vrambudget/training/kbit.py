@@ -21,13 +21,13 @@ from dataclasses import replace
 
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import context, made_for, on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.models.parts.layers import Conv1D, Linear
 from vrambudget.ops.four_bit import FourBit, linear_4bit, quantise
 from vrambudget.tape.events import Purpose
-from vrambudget.training.loading import by_name, load_buffers, on_meta, warm_up
+from vrambudget.training.loading import by_name, load_buffers, warm_up
 
 _HEAD = "lm_head"
 
@@ -59,7 +59,8 @@ def build_quantised(build: Callable[[], Module], *, double: bool, prepared: bool
 
     `prepared`: cast the rest to float32, for a job that trains.
     """
-    model = on_meta(build)
+    with on_meta():
+        model = build()
     for parent, name, child in [*_linear_layers(model)]:
         setattr(parent, name, Linear4bit(child))
     with made_for(Purpose.WEIGHTS):

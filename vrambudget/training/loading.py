@@ -20,11 +20,11 @@ from dataclasses import replace
 from vrambudget.config.fields.modules import Load
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.dtypes import DType, float32
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import context, made_for, on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_bytes
 from vrambudget.errors import NotModelledError
-from vrambudget.tape.events import Purpose, Tape
+from vrambudget.tape.events import Purpose
 
 
 def load(config: ModelConfig, build: Callable[[], Module], how: Load) -> Module:
@@ -37,7 +37,8 @@ def load(config: ModelConfig, build: Callable[[], Module], how: Load) -> Module:
     options = context.options
     if how == "to-half":
         context.options = replace(options, dtype=float32)
-    model = on_meta(build)
+    with on_meta():
+        model = build()
     context.options = options
     with made_for(Purpose.WEIGHTS):
         if how == "device-map":
@@ -50,15 +51,6 @@ def load(config: ModelConfig, build: Callable[[], Module], how: Load) -> Module:
                 if tensor.dtype.is_floating_point:
                     _placed(tensor, options.dtype)
     return model
-
-
-def on_meta(build: Callable[[], Module]) -> Module:
-    """Return the model, nothing of it on the GPU: torch.device("meta")."""
-    tape, context.tape = context.tape, Tape()
-    try:
-        return build()
-    finally:
-        context.tape = tape
 
 
 def warm_up(nbytes: int) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import Layout
+from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.errors import VramBudgetError
-from vrambudget.parallel.meta import on_meta
 from vrambudget.parallel.pipeline.build import build
 from vrambudget.parallel.pipeline.cut import Piece, pieces_of
 from vrambudget.parallel.pipeline.loop import train

@@ -15,7 +15,6 @@ from typing import Literal
 
 from vrambudget.config.fields.training import LoopName
 from vrambudget.config.job import Job
-from vrambudget.estimator import Scenario
 from vrambudget.planning.recipes import Trained
 from vrambudget.report.tools.files import (
     axolotl,
@@ -26,6 +25,7 @@ from vrambudget.report.tools.files import (
     trl,
 )
 from vrambudget.report.tools.script import script, suits_trainer
+from vrambudget.scenario import Scenario
 
 ToolName = Literal["trainer", "trl", "axolotl", "llamafactory"]
 _ADAPTERS: frozenset[Trained] = frozenset(("lora", "qlora"))

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vrambudget.config.job import Job
-from vrambudget.estimator import Scenario
 from vrambudget.report.tools.words import TYPES, arguments, can_be_said, model_id, optim_of
+from vrambudget.scenario import Scenario
 
 _YOURS = "  # replace it by yours"
 Line = tuple[str, Any]

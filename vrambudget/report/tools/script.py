@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from vrambudget.auto_classes import AUTO_CLASSES
 from vrambudget.config.job import Job
-from vrambudget.estimator import Scenario
 from vrambudget.report.tools.words import TYPES, arguments, can_be_said, model_id, optim_of
+from vrambudget.scenario import Scenario
 
 _TASK_TYPES = {
     "causal-lm": "CAUSAL_LM",

@@ -9,7 +9,7 @@ from typing import Any
 from vrambudget.config.cards import card_name, load_card
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError
-from vrambudget.estimator import Scenario
+from vrambudget.scenario import Scenario
 
 OPTIMIZERS = {
     "adamw": "adamw_torch",

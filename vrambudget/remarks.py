@@ -1,0 +1,119 @@
+"""What a report says beside its numbers: what was assumed, what is not counted."""
+
+from collections.abc import Iterator
+
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.job import Job
+from vrambudget.config.loops import remark_on_leak, remarks_on_loop
+from vrambudget.config.remarks_on_gpu import remarks_on_gpu
+from vrambudget.config.said_by_config import remarks_on_config
+from vrambudget.config.versions import remarks_on_versions
+from vrambudget.ops.attention import prefers_cudnn
+from vrambudget.scenario import DEFAULT_GPU, Scenario
+from vrambudget.simulate import ROUTINGS, Recording, routing_decides, simulate_routed
+from vrambudget.tape.replay import Replay, replay
+from vrambudget.units import format_bytes
+
+
+def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
+    """Return the sentences that go with an estimate, none of them a number of its table."""
+    return (
+        *scenario.config.notes(),
+        *remarks_on_versions(
+            scenario.job.torch, scenario.job.transformers, scenario.config.followed_in
+        ),
+        *(scenario.run.notes if scenario.run else ()),
+        *_assumptions(scenario, replayed),
+        *_of_gpu(scenario.gpu, scenario.job, replayed),
+        *_not_on_the_tape(scenario, recording),
+    )
+
+
+def _of_gpu(gpu: Gpu | None, job: Job, replayed: Replay) -> Iterator[str]:
+    return remarks_on_gpu(gpu, job, replayed.peak.reserved_bytes) if gpu else iter(())
+
+
+def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
+    """Yield what bitsandbytes, cuDNN or a compiler does besides what is counted."""
+    if "convolution" in recording.tape.operations:
+        from vrambudget.cudnn.remarks import remark_on_convolutions  # noqa: PLC0415 - few have any
+
+        yield remark_on_convolutions(recording.unasked_bytes)
+    if recording.paged_bytes:
+        yield (
+            f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"
+            " and leave the GPU when it is full: not counted"
+        )
+    job = scenario.job
+    if job.mode == "generate" and job.cache == "static":
+        yield (
+            "by default generate compiles a static cache's steps with CUDA graphs, whose pools come"
+            " on top: counted with disable_compile=True"
+        )
+    if job.quant is None:
+        return
+    from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED  # noqa: PLC0415 - most jobs have none
+
+    if job.batch * (job.block or 1) <= MAY_MULTIPLY_PACKED:
+        yield (
+            "with so few tokens bitsandbytes may multiply 4-bit weights without dequantising them:"
+            " counted as dequantised in every product"
+        )
+
+
+def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
+    """Yield what the estimate assumes and a user may know better."""
+    job = scenario.job
+    yield from remarks_on_choice(scenario.gpu)
+    if job.attention == "sdpa" and prefers_cudnn(scenario.platform) and job.precision != "fp32":
+        yield (
+            "on this GPU PyTorch uses cuDNN's attention kernel: counted as the flash kernel,"
+            " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
+        )
+    yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
+    yield from remarks_on_loop(job)
+    if job.keep_losses == "graphs":
+        peaks = [step.peak_allocated_bytes for step in replayed.steps]
+        room = scenario.gpu.room_bytes - replayed.peak.reserved_bytes if scenario.gpu else None
+        yield remark_on_leak(peaks, room)
+    if scenario.config.has_experts:
+        yield _of_experts(scenario, replayed)
+
+
+def remarks_on_choice(gpu: Gpu | None) -> Iterator[str]:
+    """Yield which GPU is counted where none was named, or what its name left open."""
+    if gpu is None:
+        name = find_gpu(DEFAULT_GPU).name
+        yield f"no GPU was named: kernels and workspaces are those of an {name}"
+    elif gpu.assumed:
+        yield gpu.assumed
+
+
+def _of_experts(scenario: Scenario, counted: Replay) -> str:
+    """Say how tokens are assumed to spread over experts, and what other spreads take."""
+    if not routing_decides(scenario.config, scenario.job):
+        return "experts run as grouped products: how tokens spread over them does not matter"
+    even, collapsed = (_routed_peak(scenario, routing, counted) for routing in ROUTINGS)
+    if even == collapsed:
+        return f"experts one by one: {format_bytes(even)}, however tokens spread over them"
+    return (
+        f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
+        f" {format_bytes(collapsed)} if all go to the same few;"
+        f" {'the larger' if scenario.job.routing == 'worst' else 'the first'} is counted"
+    )
+
+
+def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
+    """Return allocated bytes with tokens spread by `routing`; `counted` is the job's own replay."""
+    if routing == scenario.job.routing:
+        return counted.peak.allocated_bytes
+    tape = simulate_routed(scenario.config, scenario.job, scenario.platform, routing).tape
+    return replay(tape).peak.allocated_bytes
+
+
+def not_modelled(scenario: Scenario) -> Iterator[str]:
+    """Yield what the job has or its files say and nothing counts."""
+    yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
+    yield from scenario.config.doubts()
+    if scenario.run:
+        yield from scenario.run.uncounted

@@ -1,0 +1,104 @@
+"""What to estimate, resolved: a model, a job and a GPU.
+
+name or path  ->  config  ->  job  ->  scenario
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from vrambudget.compiled.asked import compiler_defaults, compiling, original
+from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu, gpu_under
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.said_by_config import caches
+from vrambudget.config.source import Files, FoundModel, find_model, of_files
+from vrambudget.config.versions import CHECKED, CHECKED_CUDA, as_numbers, cuda_of, followed_version
+from vrambudget.engine import context as engine
+from vrambudget.errors import NotModelledError
+from vrambudget.models import config_class
+
+if TYPE_CHECKING:
+    from vrambudget.config.foreign.run_file import RunFile
+
+DEFAULT_GPU = "a100-80gb"
+"""The GPU whose kernels and workspaces are used if none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What to estimate, resolved: a model, a job and a GPU (None: any that is large enough)."""
+
+    model: str
+    config: ModelConfig
+    job: Job
+    gpu: Gpu | None
+    values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
+    run: "RunFile | None" = None  # what files said of it
+
+    @property
+    def platform(self) -> engine.Platform:
+        """What of the GPU and of torch decides kernels, workspaces and addresses."""
+        platform = platform_of(self.gpu, self.job.torch)
+        capacity_bytes = (self.gpu or find_gpu(DEFAULT_GPU)).capacity_bytes
+        expands = self.job.expandable_segments
+        return replace(platform, expandable_on_bytes=capacity_bytes if expands else None)
+
+
+def platform_of(gpu: Gpu | None, torch: str) -> engine.Platform:
+    """Return what of a GPU and of a version of torch decides kernels and workspaces."""
+    gpu = gpu or find_gpu(DEFAULT_GPU)
+    return engine.Platform(
+        gpu.compute_capability,
+        gpu.multiprocessors,
+        as_numbers(followed_version(torch, CHECKED["torch"])),
+        as_numbers(followed_version(cuda_of(torch), CHECKED_CUDA)),
+        gpu.l2_bytes,
+    )
+
+
+def resolve(
+    model: Any = None, *, gpu: str | Gpu | None = None, config: Files = (), **fields: Any
+) -> Scenario:
+    """Return the scenario that `estimate` would do; `config` are files of a run."""
+    if hasattr(model, "named_parameters"):
+        if (inner := original(model)) is not None:
+            model, fields = inner, {"compile": True, **fields}
+        return _of_module(model, gpu=gpu, **fields)
+    found = find_model(of_files(model, config))
+    run = found.run
+    known = _config_of(found)
+    named = run.gpu if gpu is None and run else gpu
+    if isinstance(named, str):
+        count, named = count_of_gpus(named)
+        fields = {"ranks": count, **fields} if count > 1 else fields
+    own = found.job_defaults
+    cached = known.keeps_cache and caches(found.values, {**own, **fields})
+    defaults = {**known.job_defaults, "use_cache": cached, **own, **compiler_defaults(fields)}
+    job = Job.with_defaults(fields, defaults, where=run.where if run else None)
+    card = None if named is None else gpu_under(job.torch, find_gpu(named))
+    known = compiling(known, found.values) if job.compile else known
+    return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
+
+
+def _of_module(
+    module: Any, *, gpu: str | Gpu | None, inputs: Any = None, loss: Any = None, **fields: Any
+) -> Scenario:
+    """Return the scenario of a live module."""
+    from vrambudget.followed.module import module_config  # noqa: PLC0415 - it imports torch
+
+    known: ModelConfig = module_config(module, inputs, loss)
+    job = Job.with_defaults(fields, {**known.job_defaults, **compiler_defaults(fields)})
+    known = compiling(known, {}) if job.compile else known
+    card = None if gpu is None else find_gpu(gpu)
+    return Scenario(known.model_type, known, job.resolve(known.for_job(job)), card)
+
+
+def _config_of(found: FoundModel) -> ModelConfig:
+    """Return a model's configuration: a family's, or one whose own code is followed."""
+    try:
+        return load_config(found.values, config_class, where=found.where)
+    except NotModelledError as error:
+        from vrambudget.followed.config import followed_config  # noqa: PLC0415 - most are known
+
+        return followed_config(found, error)
