@@ -10,8 +10,10 @@ Exit codes: 0 it fits or is done, 1 it does not fit, 2 it could not be done.
 """
 
 import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from vrambudget.cli.streams import escape_what_cannot_be_encoded, put, say
 from vrambudget.errors import VramBudgetError
@@ -35,20 +37,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from vrambudget.cli.output import (  # noqa: PLC0415 - help needs none
-        refuse_to_overwrite,
-        show_progress,
-    )
-    from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
+    with _starting():
+        from vrambudget.cli.output import (  # noqa: PLC0415 - help needs none
+            refuse_to_overwrite,
+            show_progress,
+        )
+        from vrambudget.cli.parser import parse  # noqa: PLC0415 - so that errors there are caught
 
-    gc.freeze()  # what is imported stays: collections need not look at it
-    try:
-        args = parse(argv)
-    except SystemExit:  # --help and --version
-        put("")  # what argparse wrote waits in the stream
-        raise
+        try:
+            args = parse(argv)
+        except SystemExit:  # --help and --version
+            put("")  # what argparse wrote waits in the stream
+            raise
     refuse_to_overwrite(args)
     if getattr(args, "compile", None):  # which takes a while
         show_progress()
     code: int = args.run(args)
     return code
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Import quickly: what is made now stays, so no collection need look at it, now or later.
+
+    Pydantic would read the metadata of every installed package, for plugins that nothing here uses.
+    """
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    asked = os.environ.get(name)
+    os.environ[name] = "__all__"
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if asked is None:  # a script that is rehearsed keeps its plugins
+            del os.environ[name]
+        else:
+            os.environ[name] = asked
