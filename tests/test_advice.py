@@ -1,6 +1,7 @@
 """Advice is what `estimate` says of the job that it leads to, and none that does not help."""
 
 import json
+import os
 import shlex
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.estimator import follow
+from vrambudget.planning import advice as planning_advice
+from vrambudget.planning import forked
+from vrambudget.planning.advice import advise_on
 from vrambudget.planning.changes import CHANGES, Cost
 from vrambudget.planning.floor import Floor
 from vrambudget.report.advice import next_step, render_advice
@@ -204,3 +208,46 @@ def test_advice_shows_itself_as_text_as_html_and_as_records():
     assert [each["options"] for each in advised.records()] == [
         option.options for option in advised.options
     ]
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    monkeypatch.setattr(forked, "cpu_count", lambda: 2)
+    monkeypatch.setattr(forked, "may_fork", lambda: True)
+
+
+@pytest.mark.usefixtures("two_processes")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@each_job
+def test_other_processes_find_what_one_does(model, fields, monkeypatch):
+    followed = follow(resolve(model, **fields))
+    alone = advise_on(followed)
+    brought, bring = [], forked.forked
+
+    def bringing(pieces):
+        brought.extend(bring(pieces))
+        return brought
+
+    monkeypatch.setattr(planning_advice, "forked", bringing)
+    assert advise_on(followed, forks=True) == alone
+    assert brought
+
+
+@pytest.mark.usefixtures("two_processes")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_what_a_lost_process_had_to_do_is_missing():
+    parent = os.getpid()
+
+    def piece():
+        if os.getpid() != parent:
+            os._exit(3)
+        return "done"
+
+    assert set(forked.forked([piece] * 50)) == {"done"}
+
+
+def test_a_process_with_one_cpu_shares_nothing(monkeypatch):
+    monkeypatch.setattr(forked, "cpu_count", lambda: 1)
+    assert forked.forked([os.getpid] * 2) == []

@@ -114,9 +114,9 @@ def test_the_report_is_printed_before_advice_is_worked_out(capsys, monkeypatch):
 
     advise_on = advice.advise_on
 
-    def spying(followed, tell):
+    def spying(*args, **named):
         printed.append(capsys.readouterr().out)
-        return advise_on(followed, tell)
+        return advise_on(*args, **named)
 
     monkeypatch.setattr(advice, "advise_on", spying)
     main([*SMALL, "--gpu", "500MiB"])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import vrambudget
-from vrambudget.planning.processes import cpu_count
+from vrambudget.planning.forked import cpu_count
 
 RUNS = 3
 GRIDS = {

@@ -106,7 +106,7 @@ def _advice(followed: Followed) -> "Advice":
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - needed last
 
     with telling("working out what would help") as tell:
-        return advise_on(followed, tell)
+        return advise_on(followed, tell, forks=True)
 
 
 def _draw(scenario: Scenario, args: argparse.Namespace) -> int:

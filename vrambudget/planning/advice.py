@@ -10,7 +10,9 @@ The largest tensors that are alive at the peak are named, to show what the chang
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,6 +23,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.floor import Floor
+from vrambudget.planning.forked import forked
 from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import Held, held
@@ -96,9 +99,14 @@ def advise(
     return advise_on(follow(resolve(model, gpu=gpu, **fields)))
 
 
-def advise_on(followed: Followed, tell: Callable[[], object] = lambda: None) -> Advice:
-    """Return what would help a scenario that was followed; `tell` is called before each try."""
-    trial = _Trial(followed, tell)
+def advise_on(
+    followed: Followed, tell: Callable[[], object] = lambda: None, *, forks: bool = False
+) -> Advice:
+    """Return what would help a scenario that was followed; `tell` is called before each try.
+
+    `forks`: let other processes try, too. For a process that has no other threads.
+    """
+    trial = _Trial(followed, tell, forks=forks)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not _is_enough(singles.values()):
@@ -135,8 +143,8 @@ class _Result:
 class _Trial:
     """A scenario and its variants; each is replayed once."""
 
-    def __init__(self, followed: Followed, tell: Callable[[], object]) -> None:
-        self.tell = tell
+    def __init__(self, followed: Followed, tell: Callable[[], object], *, forks: bool) -> None:
+        self.tell, self.forks = tell, forks
         self.scenario, self.tape = followed.scenario, followed.tape
         self.room = followed.room_bytes
         budget = followed.budget
@@ -168,7 +176,14 @@ class _Trial:
         self, sets: Iterable[tuple[Change, ...]], *, only_enough: bool = False
     ) -> dict[tuple[Change, ...], Option]:
         """Return the sets of changes that can be made and lower the peak (below the GPU's)."""
-        found = {}
+        found, sets = {}, list(sets)
+        if self.forks:
+            self.tell()
+            last_first = reversed(sets)  # what searches takes longest
+            pieces = [partial(self._learned, one, only_enough=only_enough) for one in last_first]
+            for results, requested in forked(pieces):
+                self.results |= results
+                self.requested |= requested
         for changes in sets:
             self.tell()
             try:
@@ -179,6 +194,18 @@ class _Trial:
             if option is not None and option.saved_bytes * least >= self.now.reserved_bytes:
                 found[changes] = option
         return found
+
+    def _learned(
+        self, changes: tuple[Change, ...], *, only_enough: bool
+    ) -> tuple[dict[Job, _Result], dict[Job, int]]:
+        """Return what is known once these changes are tried, and was not before."""
+        before, asked = {*self.results}, {*self.requested}
+        with suppress(VramBudgetError):
+            self._option(changes, only_enough=only_enough)
+        return (
+            {job: result for job, result in self.results.items() if job not in before},
+            {job: size for job, size in self.requested.items() if job not in asked},
+        )
 
     def recipes(self) -> list[Option]:
         """Return the ways to make the same step that fit, what gives up least first."""

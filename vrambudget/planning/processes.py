@@ -6,7 +6,6 @@ The progress bar is tqdm's, on stderr, if that is a terminal; without tqdm it is
 """
 
 import multiprocessing
-import os
 import signal
 import sys
 import warnings
@@ -17,18 +16,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.planning.forked import cpu_count
 
 _ERASE_LINE = "\r\x1b[K"
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-
-
-def cpu_count() -> int:
-    """Return how many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def side_by_side(

@@ -8,7 +8,7 @@ generation is one point in any case.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vrambudget.planning.processes import cpu_count
+from vrambudget.planning.forked import cpu_count
 from vrambudget.planning.sweep_outcome import Outcome, outcome
 from vrambudget.planning.sweep_plan import Setting
 from vrambudget.planning.variants import variant

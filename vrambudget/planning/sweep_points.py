@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vrambudget.planning.processes import cpu_count
+from vrambudget.planning.forked import cpu_count
 from vrambudget.planning.shared_tape import Sizes, shared_tapes
 from vrambudget.planning.sweep_outcome import Outcome, outcome
 from vrambudget.planning.sweep_plan import Setting
