@@ -21,9 +21,10 @@ from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
-torch = None
+torch = Block = None
 with contextlib.suppress(ImportError):
     import torch
+    from step_cases import Block
 
 FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 500}
 FALCON |= {"num_attention_heads": 4, "architectures": ["FalconForCausalLM"]}
@@ -152,26 +153,6 @@ def test_to_know_that_a_family_is_known_imports_no_torch():
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert told.stdout.strip() == "False"
-
-
-class Block(torch.nn.Module if torch else object):
-    """A transformer's block as people write it by hand."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
-        up, down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
-        self.mlp = torch.nn.Sequential(up, torch.nn.GELU(), down)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        parts = self.qkv(self.norm_1(x)).chunk(3, -1)
-        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in parts)
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
-        return x + self.mlp(self.norm_2(x))
 
 
 def loss_of(logits, inputs):

@@ -1,12 +1,16 @@
 """`vrambudget.follow(step)`: a step's own code, held against its rehearsal."""
 
 import contextlib
-import json
 import sys
-from pathlib import Path
 
 import pytest
-from virtual import VIRTUAL_GPU, run
+from rehearsed import (
+    assert_equal,
+    assert_rehearsed,
+    each,
+    each_on_the_virtual_gpu,
+    records_of,
+)
 
 import vrambudget
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -17,12 +21,7 @@ with contextlib.suppress(ImportError):
     import torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason="torch is not installed")
-HERE = Path(__file__).parent
-RECORDS = [
-    json.loads(line)
-    for line in (HERE / "records" / "followed" / "steps.jsonl").read_text().splitlines()
-]
-each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["id"])
+RECORDS = records_of("steps.jsonl")
 
 
 def followed(name, **options):
@@ -30,22 +29,14 @@ def followed(name, **options):
     return vrambudget.follow(step, *given, gpu="a100-80gb", torch="2.11", **options)
 
 
-@each_record
+@each(RECORDS)
 def test_a_followed_step_equals_its_rehearsal(record):
-    peak = followed(record["id"]).check().peak
-    measured = record["measured"]
-    assert peak.requested_bytes == measured["peak_requested"]
-    assert peak.allocated_bytes == measured["peak_allocated"]
-    assert peak.reserved_bytes == measured["peak_reserved"]
+    assert_equal(followed(record["id"]).check().peak, record)
 
 
-@pytest.mark.parametrize(
-    "record", [pytest.param(record, marks=VIRTUAL_GPU, id=record["id"]) for record in RECORDS]
-)
+@each_on_the_virtual_gpu(RECORDS)
 def test_the_records_of_steps_are_what_a_rehearsal_says(record, tmp_path):
-    told = tmp_path / "peaks"
-    run(HERE / "step_cases.py", record["id"], told, steps=100)
-    assert told.read_text().split() == [str(n) for n in record["measured"].values()]
+    assert_rehearsed("step_cases.py", record, tmp_path)
 
 
 def test_every_step_has_a_record():

@@ -3,10 +3,10 @@
 Every ninth record is followed here; docs/follow.md has the errors of all.
 """
 
-import json
 from pathlib import Path
 
 import pytest
+from rehearsed import assert_equal, each, records_of
 
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
@@ -17,8 +17,7 @@ from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
 ROOT = Path(__file__).parents[1]
-LINES = (ROOT / "tests" / "records" / "followed" / "model_types.jsonl").read_text().splitlines()
-RECORDS = [json.loads(line) for line in LINES]
+RECORDS = records_of("model_types.jsonl")
 
 OFF: dict[str, float] = {
     "longformer": -0.005,
@@ -29,7 +28,7 @@ OFF: dict[str, float] = {
 """The model types whose peaks differ, with the error of allocated bytes in percent."""
 
 
-@pytest.mark.parametrize("record", [pytest.param(r, id=r["id"]) for r in RECORDS[::9]])
+@each(RECORDS[::9])
 @pytest.mark.filterwarnings("ignore")  # PEFT's own
 def test_a_followed_model_equals_its_rehearsal(record):
     pytest.importorskip("torch")
@@ -42,15 +41,12 @@ def test_a_followed_model_equals_its_rehearsal(record):
     job = job.resolve(config)
     platform = platform_of(find_gpu("a100-80gb"), "2.11")
     peak = replay(simulate(config, job, platform).tape).peak
-    measured = record["measured"]
 
     off = OFF.get(record["model"]["model_type"])
     if off is None:
-        assert peak.requested_bytes == measured["peak_requested"]
-        assert peak.allocated_bytes == measured["peak_allocated"]
-        assert peak.reserved_bytes == measured["peak_reserved"]
+        assert_equal(peak, record)
     else:
-        error = 100 * (peak.allocated_bytes / measured["peak_allocated"] - 1)
+        error = 100 * (peak.allocated_bytes / record["measured"]["peak_allocated"] - 1)
         assert error == pytest.approx(off, abs=6e-4)
 
 

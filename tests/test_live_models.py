@@ -1,11 +1,15 @@
 """`preflight` of live models that no family knows, each held against its rehearsal."""
 
 import contextlib
-import json
-from pathlib import Path
 
 import pytest
-from virtual import VIRTUAL_GPU, run
+from rehearsed import (
+    assert_equal,
+    assert_rehearsed,
+    each,
+    each_on_the_virtual_gpu,
+    records_of,
+)
 
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.preflight import predict
@@ -19,33 +23,21 @@ pytestmark = [
     pytest.mark.skipif(live_cases is None, reason="torch or transformers is not installed"),
     pytest.mark.filterwarnings("ignore"),  # PEFT's own
 ]
-HERE = Path(__file__).parent
-RECORDS = [
-    json.loads(line)
-    for line in (HERE / "records" / "followed" / "live.jsonl").read_text().splitlines()
-]
+RECORDS = records_of("live.jsonl")
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["id"])
+@each(RECORDS)
 def test_a_live_model_equals_its_rehearsal(record, monkeypatch):
     pytest.importorskip("transformers", minversion="5.17")
     pytest.importorskip("peft")
     monkeypatch.setattr("vrambudget.integrations.preflight._versions", lambda: {"torch": "2.11"})
     model, told = live_cases.CASES[record["id"]]()
-    peak = predict(model, gpu="a100-80gb", **told).check().peak
-    measured = record["measured"]
-    assert peak.requested_bytes == measured["peak_requested"]
-    assert peak.allocated_bytes == measured["peak_allocated"]
-    assert peak.reserved_bytes == measured["peak_reserved"]
+    assert_equal(predict(model, gpu="a100-80gb", **told).check().peak, record)
 
 
-@pytest.mark.parametrize(
-    "record", [pytest.param(record, marks=VIRTUAL_GPU, id=record["id"]) for record in RECORDS]
-)
+@each_on_the_virtual_gpu(RECORDS)
 def test_the_records_of_live_models_are_what_a_rehearsal_says(record, tmp_path):
-    told = tmp_path / "peaks"
-    run(HERE / "live_cases.py", record["id"], told, steps=100)
-    assert told.read_text().split() == [str(n) for n in record["measured"].values()]
+    assert_rehearsed("live_cases.py", record, tmp_path)
 
 
 def test_every_live_model_has_a_record():

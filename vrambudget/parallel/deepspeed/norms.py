@@ -20,25 +20,29 @@ def norm_of_part(gradient: Tensor) -> Tensor:
     """Return a gradient's norm as float64, of a copy as float64."""
     copy = made("to_dtype", gradient.shape, float64)
     norm = made("linalg_vector_norm", (), float64)
-    with_partial_sums(copy, tuple(range(copy.ndim)), float64, accumulator=8)
+    with_partial_sums(copy, tuple(range(copy.ndim)), float64, accumulator=float64.itemsize)
     return norm
 
 
 def group_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of a group's gradients over all ranks (get_grad_norm_direct)."""
     all_norms = [norm_of_part(x) for x in gradients]
-    stacked = made("stack", (len(all_norms),), float64)
-    squared = made("square", stacked.shape, float64)
-    del stacked
-    total = made("sum", (), float64)
-    with_partial_sums(squared, (0,), float64, accumulator=8)
-    del squared
+    total = _sum_of_squares(all_norms, "square")
     reduced = made("to_dtype", (), float32)
     del total
     root = made("pow", (), float32)
     del reduced
     mask_nan_or_inf()
     return root
+
+
+def _sum_of_squares(norms: Sequence[Tensor], squares: str) -> Tensor:
+    stacked = made("stack", (len(norms),), float64)
+    squared = made(squares, stacked.shape, float64)
+    del stacked
+    total = made("sum", (), float64)
+    with_partial_sums(squared, (0,), float64, accumulator=float64.itemsize)
+    return total
 
 
 def mask_nan_or_inf() -> None:
@@ -55,11 +59,12 @@ def _nan_or_inf(dtype: DType) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return is_infinite, is_nan, either, made("tensor", (), float32)
 
 
-def global_norm(norm_groups: list[Tensor]) -> Tensor:
-    """Return the norm of all groups' norms (scaled_global_norm)."""
-    stacked = made("stack", (len(norm_groups),), float32)
-    norm = made("linalg_vector_norm", (), float32)
-    with_partial_sums(stacked, (0,), float32)
+def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all groups' norms, of their type (scaled_global_norm)."""
+    dtype = norms[0].dtype
+    stacked = made("stack", (len(norms),), dtype)
+    norm = made("linalg_vector_norm", (), dtype)
+    with_partial_sums(stacked, (0,), dtype, accumulator=dtype.itemsize)
     return norm
 
 
@@ -92,25 +97,12 @@ def _has_inf_or_nan(x: Tensor) -> Tensor:
 def joined_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of gradients, in float64 (stage 3's get_grad_norm_direct)."""
     grad_norms = [norm_of_part(x) for x in gradients]
-    stacked = made("stack", (len(grad_norms),), float64)
-    powers = made("pow", stacked.shape, float64)
-    del stacked
-    total = made("sum", (), float64)
-    with_partial_sums(powers, (0,), float64, accumulator=8)
-    del powers
+    total = _sum_of_squares(grad_norms, "pow")
     norm = made("pow", (), float64)
     is_infinite, is_nan, either, err = _nan_or_inf(float64)
     masked = made("where", (), float64)
     del total, norm, is_infinite, is_nan, either, err
     return masked
-
-
-def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all sub-groups' norms."""
-    stacked = made("stack", (len(norms),), float64)
-    norm = made("linalg_vector_norm", (), float64)
-    with_partial_sums(stacked, (0,), float64, accumulator=8)
-    return norm
 
 
 def scale_and_clip(dtype: DType, *, clips: bool) -> None:

@@ -24,9 +24,9 @@ from vrambudget.ops.creation import made
 from vrambudget.parallel.deepspeed.config import ZeroConfig
 from vrambudget.parallel.deepspeed.engine import quotient
 from vrambudget.parallel.deepspeed.norms import (
-    global_norm,
     group_norm,
     look_for_overflow,
+    norm_of_norms,
     scale_and_clip,
 )
 from vrambudget.parallel.deepspeed.partition import Partition, partition
@@ -265,7 +265,7 @@ class DeepSpeedZeroOptimizer:
         if self.config.looks_for_overflow:
             look_for_overflow([x for group in self.groups for x in group.averaged])
         norms = [group_norm(g.averaged[: max(1, len(g.partition.own))]) for g in self.groups]
-        total_norm = global_norm(norms)
+        total_norm = norm_of_norms(norms)
         del norms
         self._global_grad_norm = quotient()
         for group in self.groups:
