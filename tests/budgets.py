@@ -45,7 +45,7 @@ def budget() -> Budget:
         model="nanogpt",
         job=JOB,
         parameters=Parameters(124_373_760, 124_373_760),
-        peak=Peak(ALLOCATED - 1_207_808, ALLOCATED, RESERVED, 1, "backward", "nll_loss_backward"),
+        peak=Peak(ALLOCATED - 1_207_808, ALLOCATED, RESERVED, 2, "backward", "nll_loss_backward"),
         breakdown=BREAKDOWN,
         steps=(
             Step(30_000_000_000, 2_000_000_000, 33_000_000_000, 34_000_000_000),
@@ -59,5 +59,5 @@ def on_card(capacity: int) -> Budget:
     peak = RESERVED + CONTEXT
     fits = peak <= capacity
     device = Device("NVIDIA GeForce RTX 3060", capacity, CONTEXT, peak, capacity - peak, fits)
-    failure = OutOfMemory(0, "forward", "log_softmax", 6_593_445_888, 7_283_000_000)
+    failure = OutOfMemory(1, "forward", "log_softmax", 6_593_445_888, 7_283_000_000)
     return replace(budget(), device=device, out_of_memory=None if fits else failure)

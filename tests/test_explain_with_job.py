@@ -125,7 +125,7 @@ def test_a_training_crash_is_traced_to_its_phase_and_iteration(model, fields):
     full, text = predicted_crash(scenario)
     explanation = explain_with_job(parse_oom(text), scenario)
     asked = explanation.findings[0]
-    iteration = ("first iteration", "second iteration", "a later iteration")[full.step]
+    iteration = ("first iteration", "second iteration", "a later iteration")[full.step - 1]
     assert asked.title.startswith("The request: ")
     assert f"training {full.phase.replace('_', ' ')}" in asked.title
     assert iteration in asked.title

@@ -150,7 +150,7 @@ def test_no_cell_of_a_csv_is_a_formula(sign):
         (
             replace(
                 budget(),
-                peak=replace(budget().peak, step=0),
+                peak=replace(budget().peak, step=1),
                 breakdown=BREAKDOWN | {"optimizer states": 0},
             ),
             "optimizer states",

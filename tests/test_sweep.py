@@ -380,3 +380,11 @@ def test_an_open_block_is_the_models_own():
         for block in ({"block": [None]}, {"block": [8]})
     )
     assert open_block == named
+
+
+def test_a_sweep_prints_and_shows_what_the_command_prints(capsys):
+    swept = vrambudget.sweep("gpt2", batch=[1, 2], block=64, gpu="12GB")
+    main(["sweep", "gpt2", "--batch", "1,2", "--block", "64", "--gpu", "12GB"])
+    assert capsys.readouterr().out == f"{swept}\n"
+    assert swept._repr_html_().count("<tr>") == 3
+    assert "<td>yes</td>" in swept._repr_html_()

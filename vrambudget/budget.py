@@ -39,7 +39,7 @@ class Peak:
     requested_bytes: int  # as tensors ask
     allocated_bytes: int  # torch.cuda.max_memory_allocated()
     reserved_bytes: int  # torch.cuda.max_memory_reserved()
-    step: int  # from 0
+    step: int  # from 1
     phase: str
     operation: str
 
@@ -70,7 +70,7 @@ class Device:
 class OutOfMemory:
     """Where the given GPU is full: the request that fails, with what is allocated by then."""
 
-    step: int
+    step: int  # from 1
     phase: str
     operation: str
     requested_bytes: int
@@ -167,7 +167,7 @@ class Budget:
             "more parameters are trained than there are": (
                 0 <= self.parameters.trainable <= self.parameters.total
             ),
-            "the peak is in no step": 0 <= peak.step < len(self.steps),
+            "the peak is in no step": 1 <= peak.step <= len(self.steps),
             "the last step does not end at the peak": bool(self.steps)
             and self.steps[-1].peak_allocated_bytes == peak.allocated_bytes
             and self.steps[-1].peak_reserved_bytes == peak.reserved_bytes,

@@ -7,7 +7,6 @@ of points (batch, block) from requested bytes alone.
 
 import argparse
 import io
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vrambudget.cli import DONE
@@ -17,11 +16,9 @@ from vrambudget.cli.ranges import several
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.planning.sweep import Record, sweep
-from vrambudget.report.tabular import Column, render_rows
-from vrambudget.units import format_bytes
+from vrambudget.report.sweep import render_sweep
 
 _PARQUET = ".parquet"
-_FITS = {True: "yes", False: "no", None: "-"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,29 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output and args.output.suffix.lower() == _PARQUET:
         _write_parquet(records, args.output)
         return DONE
-    output = chosen_format(args)
-    whole = output in ("json", "csv")
-    columns = [Column(key, key) for key in records[0]] if whole else list(_columns(records))
-    emit(render_rows(columns, records, output), args)
+    emit(render_sweep(records, chosen_format(args)), args)
     return DONE
-
-
-def _columns(records: Sequence[Record]) -> Iterator[Column]:
-    """Yield the columns of a table: batch, block, what varies, and the results."""
-    first = records[0]
-    for key in first:
-        if key.startswith("peak_") and key.endswith("_bytes"):
-            heading = key.removeprefix("peak_").removesuffix("_bytes")
-            yield Column(key, heading, "right", format_bytes)
-        elif key == "fits":
-            yield Column(key, key, "left", _FITS.__getitem__)
-        elif key in {"batch", "block"}:
-            yield Column(key, key, "right")
-        elif key not in _LEFT_OUT and any(record[key] != first[key] for record in records):
-            yield Column(key, key.replace("_", " "))
-
-
-_LEFT_OUT = {"capacity_bytes", "headroom_bytes", "peak_step", "peak_phase", "peak_operation"}
 
 
 def _write_parquet(records: list[Record], path: Path) -> None:

@@ -3,8 +3,9 @@
     sweep("gpt2", batch=[1, 2, 4], precision=["fp32", "amp-bf16"], gpu=["RTX 3060", "RTX 4090"])
 
 returns a list of records (dicts of plain values with the same keys), which pandas, polars and
-pyarrow accept. Shared work is done once: GPUs with the same kernels share a tape, and points
-(batch, block) for which a model's rules decide alike share a run of the model.
+pyarrow accept; printed, or shown in a notebook, it is a table. Shared work is done once: GPUs with
+the same kernels share a tape, and points (batch, block) for which a model's rules decide alike
+share a run of the model.
 
     by="replay"      requested, allocated and reserved peaks of each point and whether it fits on
                      each GPU, as `estimate` says
@@ -37,6 +38,21 @@ By = Literal["replay", "requested"]
 Record = dict[str, Any]
 
 
+class Sweep(list[Record]):
+    """A record for every combination: `pandas.DataFrame(swept)`, `polars.DataFrame(swept)`."""
+
+    def __str__(self) -> str:
+        """Return the table that the command line prints."""
+        from vrambudget.report.sweep import render_sweep  # noqa: PLC0415 - reports know sweeps
+
+        return render_sweep(self)
+
+    def _repr_html_(self) -> str:
+        from vrambudget.report.sweep import sweep_html  # noqa: PLC0415 - likewise
+
+        return sweep_html(self)
+
+
 def sweep(
     model: ModelSource,
     *,
@@ -44,7 +60,7 @@ def sweep(
     by: By = "replay",
     executor: Executor | None = None,
     **fields: "Unpack[SweepFields]",
-) -> list[Record]:
+) -> Sweep:
     """Return a record for every combination; a field of `Job` may have one value or many.
 
     The order is that of nested loops: fields of the job, then batch, block and GPU. Raises
@@ -53,7 +69,7 @@ def sweep(
     if by not in get_args(By):
         raise VramBudgetError(f"by is {show(by)}", hint="use 'replay' or 'requested'")
     plan = make_plan(model, gpu, fields)
-    return list(_records(plan, by, _results(plan, by, executor)))
+    return Sweep(_records(plan, by, _results(plan, by, executor)))
 
 
 def _results(plan: SweepPlan, by: By, executor: Executor | None) -> list[list[Any]]:

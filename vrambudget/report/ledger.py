@@ -107,7 +107,7 @@ def _gradients(budget: Budget) -> str:
 def _optimizer_states(budget: Budget) -> str:
     if _evaluates(budget):
         return _NOT_TRAINED
-    if budget.peak.step == 0 and not budget.breakdown["optimizer states"]:
+    if budget.peak.step == 1 and not budget.breakdown["optimizer states"]:
         return "none yet: created at the end of step 1"
     return _STATES.get(budget.job["optimizer"], "")
 

@@ -119,7 +119,7 @@ def moments(budget: Budget) -> Iterator[str]:
 
 def _step(budget: Budget, step: int, of: str = "") -> str:
     """Return which step it is; a generation's phases say so themselves."""
-    return "" if budget.job["mode"] == "generate" else f"step {step + 1}{of}, "
+    return "" if budget.job["mode"] == "generate" else f"step {step}{of}, "
 
 
 def phase_text(phase: str) -> str:

@@ -1,13 +1,12 @@
 """A plan as text, as HTML, and as rows for pandas or polars."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any
 
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.plan import Plan
-from vrambudget.report.tabular import Column, Format, render_rows
+from vrambudget.report.tabular import Column, Format, html_table, render_rows
 from vrambudget.units import format_bytes
 
 _RECIPES = [
@@ -36,18 +35,9 @@ def render_plan(found: Plan, output: Format = "table") -> str:
 
 def plan_html(found: Plan) -> str:
     """Return a plan as an HTML fragment."""
-    columns = _columns(found)
-    head = "".join(f"<th>{escape(column.heading)}</th>" for column in columns)
-    rows = "".join(_html_row(columns, _row(choice), choice.command) for choice in found.choices)
-    return (
-        f"<p><b>{escape(_verdict(found))}</b></p>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    )
-
-
-def _html_row(columns: Sequence[Column], row: dict[str, Any], command: str) -> str:
-    cells = "".join(f"<td>{escape(column.show(row[column.key]))}</td>" for column in columns)
-    return f'<tr title="{escape(command)}">{cells}</tr>'
+    rows = [_row(choice) for choice in found.choices]
+    commands = [choice.command for choice in found.choices]
+    return f"<p><b>{escape(_verdict(found))}</b></p>{html_table(_columns(found), rows, commands)}"
 
 
 def _columns(found: Plan) -> list[Column]:

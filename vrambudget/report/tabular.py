@@ -11,6 +11,8 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from vrambudget.errors import escaped
@@ -45,6 +47,18 @@ def render_rows(
     shown = [[column.show(row[column.key]) for column in columns] for row in rows]
     headings = [column.heading for column in columns]
     return grid(shown, headings, [c.align for c in columns], markdown=output == "markdown")
+
+
+def html_table(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], titles: Sequence[str] = ()
+) -> str:
+    """Return the rows as a table in HTML; `titles`: what a pointer over each row shows."""
+    head = "".join(f"<th>{escape(column.heading)}</th>" for column in columns)
+    lines = []
+    for row, title in zip_longest(rows, titles):
+        cells = "".join(f"<td>{escape(column.show(row[column.key]))}</td>" for column in columns)
+        lines.append(f'<tr title="{escape(title)}">{cells}</tr>' if title else f"<tr>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def csv_text(keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -77,7 +77,7 @@ def replay(tape: Tape) -> Replay:
         requested_bytes=allocator.peak_requested_bytes,
         allocated_bytes=allocator.peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
-        step=mark.step,
+        step=mark.step + 1,
         phase=str(mark.phase),
         operation=operation,
     )
@@ -105,7 +105,7 @@ def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
     except OutOfDeviceMemoryError as full:
         mark, operation = moment(tape, full.event)
         return OutOfMemory(
-            step=mark.step,
+            step=mark.step + 1,
             phase=full.phase or str(mark.phase),
             operation=full.operation or operation,
             requested_bytes=full.requested_bytes,
