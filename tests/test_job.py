@@ -84,7 +84,15 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"rows": "packed", "attention_mask": "ones"}, "have none", id="packed mask"),
         pytest.param({"rows": "packed", "causal_mask": "skipped"}, "need the mask", id="skipped"),
         pytest.param({"rows": "packed", "task": "seq-cls"}, "for causal-lm", id="packed task"),
-        pytest.param({"block": "128:1024"}, "--block 1024 counts the longest", id="lengths"),
+        pytest.param({"block": "1024:128"}, "is more than the block", id="falling lengths"),
+        pytest.param({"shortest": 8}, "no block says", id="shortest alone"),
+        pytest.param({"draw": 1}, "all batches are alike", id="draw of one length"),
+        pytest.param({"block": "8:16", "mode": "generate"}, "mode 'generate'", id="generated"),
+        pytest.param({"block": "8:16", "compile": True}, "compiles anew", id="compiled lengths"),
+        pytest.param({"block": "8:16", "parallel": "ddp", "ranks": 2}, "several ranks", id="ranks"),
+        pytest.param(
+            {"block": "8:16", "eval_batches": 2, "eval_gather": True}, "padded", id="gathered"
+        ),
         pytest.param({"completion_len": 8}, "for loops 'sft' and 'dpo'", id="completion"),
         pytest.param({"precompute_ref_log_probs": True}, "for loop 'dpo'", id="reference"),
         pytest.param({"loop": "sft", "task": "seq-cls"}, "causal language models", id="task"),

@@ -14,6 +14,7 @@ from vrambudget import simulate as simulate_module
 from vrambudget.cli import main
 from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
+from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.walked_once import WalkedOnce
@@ -28,6 +29,7 @@ from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay
 from vrambudget.training.loops import plain
 from vrambudget.training.loops.run import Run
+from vrambudget.units import format_bytes
 
 PACKAGE = Path(simulate_module.__file__).parent
 WRITTEN_BY_HAND = ["plain"]  # the others' twins run a library
@@ -129,6 +131,32 @@ def test_losses_that_keep_their_graphs_are_told_with_what_each_step_adds() -> No
     found = estimate(TINY, batch=2, block=32, gpu="t4", keep_losses="graphs").warnings
     assert any("the GPU is full after about" in warning for warning in found)
     assert estimate(TINY, block=32, keep_losses="list").peak.allocated_bytes < third
+
+
+# ---- lengths that change -------------------------------------------------------------------------
+
+
+def test_drawn_lengths_are_the_same_again_and_the_longest_comes_late() -> None:
+    for draw in range(20):
+        lengths = drawn_lengths(8, 64, count=12, draw=draw)
+        assert lengths == drawn_lengths(8, 64, count=12, draw=draw)
+        assert 64 in lengths[6:]
+        assert min(lengths) >= 8
+        assert max(lengths) == 64
+    assert drawn_lengths(8, 64, count=1, draw=0) == [64]
+
+
+def test_lengths_that_change_reserve_the_most_of_five_draws_and_their_spread_is_told() -> None:
+    job: dict[str, Any] = {"batch": 4, "block": "64:1024", "steps": 6, "precision": "bf16"}
+    budget = estimate("gpt2", **job)
+    draws = [estimate("gpt2", **job, draw=draw).peak.reserved_bytes for draw in range(5)]
+    assert budget.peak.reserved_bytes == max(draws) > min(draws)
+    assert budget.job["draw"] == draws.index(max(draws))
+    told = f"{format_bytes(min(draws))} to {format_bytes(max(draws))}"
+    assert any(told in warning for warning in budget.warnings)
+    longest = estimate("gpt2", **{**job, "block": 1024}).peak
+    assert budget.peak.reserved_bytes > longest.reserved_bytes
+    assert budget.peak.requested_bytes == longest.requested_bytes  # what the longest takes
 
 
 def test_packed_rows_are_told_where_a_cache_keeps_their_mask_from_being_built() -> None:

@@ -65,3 +65,15 @@ def test_progress_is_a_percentage_on_a_terminal_without_tqdm(monkeypatch):
         done(2)
         assert "3 of 4 points: 75 %" in sys.stderr.getvalue()
     assert sys.stderr.getvalue().endswith("\x1b[K")
+
+
+def test_a_sweep_over_lengths_that_change_is_what_each_estimate_says():
+    job = {"shortest": 16, "steps": 4, "precision": "bf16"}
+    records = vrambudget.sweep("gpt2", batch=[1, 2], block=[64, 128], **job)
+    for record in records:
+        alone = vrambudget.estimate("gpt2", batch=record["batch"], block=record["block"], **job)
+        assert record["peak_reserved_bytes"] == alone.peak.reserved_bytes
+    assert [(r["batch"], r["block"]) for r in records] == [(1, 64), (1, 128), (2, 64), (2, 128)]
+    with pytest.raises(VramBudgetError, match="is a length, or several") as caught:
+        vrambudget.sweep("gpt2", block="16:64")
+    assert caught.value.hint == "lengths that change: block=64, shortest=16"

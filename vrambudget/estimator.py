@@ -108,6 +108,8 @@ def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
     job = scenario.job.model_dump(mode="json")
     if not scenario.config.followed_in:
         job["transformers"] = None
+    if recording.drawn is not None:
+        job["draw"] = recording.drawn.counted
     if scenario.job.attention == "sdpa":
         names = {"flash_attention": "flash", "efficient_attention": "efficient"}
         taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))

@@ -23,7 +23,7 @@ def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple
             scenario.job.torch, scenario.job.transformers, scenario.config.followed_in
         ),
         *(scenario.run.notes if scenario.run else ()),
-        *_assumptions(scenario, replayed),
+        *_assumptions(scenario, recording, replayed),
         *_of_gpu(scenario.gpu, scenario.job, replayed),
         *_not_on_the_tape(scenario, recording),
     )
@@ -61,7 +61,7 @@ def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
         )
 
 
-def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
+def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> Iterator[str]:
     """Yield what the estimate assumes and a user may know better."""
     job = scenario.job
     yield from remarks_on_choice(scenario.gpu)
@@ -72,12 +72,27 @@ def _assumptions(scenario: Scenario, replayed: Replay) -> Iterator[str]:
         )
     yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
+    if job.shortest is not None:
+        yield _of_lengths(job, recording)
     if job.keep_losses == "graphs":
         peaks = [step.peak_allocated_bytes for step in replayed.steps]
         room = scenario.gpu.room_bytes - replayed.peak.reserved_bytes if scenario.gpu else None
         yield remark_on_leak(peaks, room)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
+
+
+def _of_lengths(job: Job, recording: Recording) -> str:
+    """Say what lengths were drawn, and how far apart draws are in reserved bytes."""
+    lengths = f"lengths from {job.shortest} to {job.block} were drawn for {job.steps} steps"
+    if recording.drawn is None:
+        return f"{lengths} (--draw {job.draw or 0}); another draw reserves more or less"
+    low, high = (format_bytes(f(recording.drawn.reserved_bytes)) for f in (min, max))
+    between = low if low == high else f"{low} to {high}"
+    return (
+        f"{lengths}: five draws reserve {between}, and --draw {recording.drawn.counted} is counted;"
+        " more steps may reserve more"
+    )
 
 
 def remarks_on_choice(gpu: Gpu | None) -> Iterator[str]:

@@ -5,7 +5,7 @@ them.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -25,7 +25,8 @@ from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
-from vrambudget.training.inputs import inputs_of
+from vrambudget.training.draws import Drawn
+from vrambudget.training.inputs import batches_of, eval_batches_of
 from vrambudget.training.loops import counted_loop
 from vrambudget.training.loops.run import LoopSettings, Run
 
@@ -48,6 +49,7 @@ class Recording:
     ranks_differ: bool = False  # whether another rank of the job takes something else
     unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
     fullest_rank: int = 0  # which may take most, besides the first and the last
+    drawn: Drawn | None = None  # where lengths change from batch to batch
 
 
 ROUTINGS = ("uniform", "collapsed")
@@ -67,6 +69,11 @@ def simulate(
         simulated = partial(simulate_routed, job=job, platform=platform, routing="uniform")
         compiled: Recording = fullest(config, job, platform, simulated, Recording)
         return compiled
+    if job.shortest is not None and job.draw is None:
+        from vrambudget.training.draws import fullest_draw  # noqa: PLC0415 - most lengths are one
+
+        fullest_of, drawn = fullest_draw(job, partial(simulate, config, platform=platform))
+        return replace(fullest_of, drawn=drawn)
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())
@@ -96,8 +103,8 @@ def simulate_routed(
     )
     settings = LoopSettings(
         job=job,
-        inputs=config.own_inputs(job) or inputs_of(job, config.image_shape),
-        eval_inputs=inputs_of(job, config.image_shape, batch=job.eval_batch),
+        batches=[own] if (own := config.own_inputs(job)) else batches_of(job, config.image_shape),
+        eval_batches=eval_batches_of(job, config.image_shape),
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
         shown=shown,
     )

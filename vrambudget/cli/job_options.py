@@ -4,15 +4,14 @@ An option that is not given is absent from the result, so that a model card's de
 """
 
 import argparse
-from collections.abc import Callable, Container, Mapping
-from functools import partial
+from collections.abc import Callable, Container
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from vrambudget.config.fields.batches import one_length
+from vrambudget.config.fields.batches import lengths_of
 from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.options import EITHER, option_of
@@ -69,8 +68,10 @@ def add_job_options(
                 )
             else:
                 how = reads(_reading(field))
-                if name in _REFUSING and how.get("type") in {None, int}:
-                    how["type"] = partial(_refusing, name, how.get("type", str))
+                if name == "loop" and "type" not in how:
+                    how["type"] = _counted
+                elif name == "block" and how["type"] is int:
+                    how["type"] = _one_or_two
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
 
 
@@ -100,23 +101,20 @@ def with_files(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-_REFUSING: Mapping[str, Callable[[Any], Any]] = {
-    "loop": counted_loop,
-    "block": one_length,
-}
-"""Options with values that are refused by name, and what refuses them."""
-
-
-def _refusing(name: str, kind: Callable[[str], Any], word: str) -> Any:
-    """Return what a word says; say of one that is refused by name what to do."""
+def _counted(word: str) -> Any:
+    """Return a loop's name; say of one that is refused by name what to do."""
     try:
-        known = _REFUSING[name](word)
+        return counted_loop(word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _one_or_two(word: str) -> Any:
+    """Return a length, or the text of two: 128:1024."""
     try:
-        return kind(known)
+        return word if lengths_of(word) else int(word)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid {kind.__name__} value: {word!r}") from None
+        raise argparse.ArgumentTypeError(f"invalid int value: {word!r}") from None
 
 
 def _spellings(name: str) -> list[str]:

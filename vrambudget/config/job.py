@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol, Self
 
 from vrambudget.config.fields.adapters import Adapters
-from vrambudget.config.fields.batches import Batches, Task
+from vrambudget.config.fields.batches import Batches, Task, lengths_of
 from vrambudget.config.fields.evaluation import Evaluation
 from vrambudget.config.fields.generation import USUAL_PROMPT, Generation
 from vrambudget.config.fields.modules import Modules
@@ -47,6 +47,9 @@ GROUPS: tuple[type[Settings], ...] = (
     Software,
 )
 """The groups of a job's fields, in the order in which people read them."""
+
+STEPS_OF_LENGTHS = 32
+"""Steps to simulate where lengths change from batch to batch."""
 
 EVALUATED_BEFORE = 3
 """The step that an evaluation comes before."""
@@ -122,6 +125,8 @@ class Job(
         except ValueError:
             given = dict(values)  # parse reports what is wrong with them
         own = {**canonical(defaults, cls.aliases), **loop_defaults(given)}
+        if "shortest" in given or lengths_of(given.get("block")):
+            own["steps"] = STEPS_OF_LENGTHS
         usual = own.get("optimizer", "adamw")
         if given.get("optimizer", usual) != usual:
             own.pop("optimizer_impl", None)  # the default's optimizer was implemented so
@@ -139,6 +144,8 @@ class Job(
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
         if self.load is not None:
             yield from self._problems_of_loading()
+        if self.shortest is not None:
+            yield from self._problems_of_changing_lengths()
         if self.use_cache and self.mode == "generate":
             yield "use_cache is for training and evaluation; generation has --cache"
         yield from self._problems_of_inference()
@@ -147,6 +154,23 @@ class Job(
         yield from self._problems_of_gradients()
         if self.evaluates:
             yield from self._problems_of_evaluation()
+
+    def _problems_of_changing_lengths(self) -> Iterable[str]:
+        what = None
+        if self.mode not in {"train", "eval"}:
+            what = f"mode {self.mode!r}"
+        elif self.task == "image-cls":
+            what = "images"
+        elif self.compile:
+            what = "compile, which compiles anew for other lengths"
+        elif self.parallel or (self.ranks or 1) > 1:
+            what = "several ranks"
+        elif self.routing == "worst":
+            what = "routing 'worst'"
+        elif self.eval_gather and self.task != "seq-cls":
+            what = "eval_gather, whose logits would be padded"
+        if what is not None:
+            yield f"shortest is {self.shortest}: lengths that change are not modelled for {what}"
 
     def _problems_of_inference(self) -> Iterable[str]:
         if self.task == "embed" and self.mode not in {"forward", "train"}:

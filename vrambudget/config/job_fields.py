@@ -14,7 +14,15 @@ class JobFields(TypedDict, total=False):
     batch: int
     """Sequences per forward pass on this GPU."""
     block: int | None
-    """Tokens per sequence (default: the model's own limit, at most 4096)."""
+    """Tokens per sequence (default: the model's own limit, at most 4096); 128:1024 for lengths that
+    change from batch to batch.
+    """
+    shortest: int | None
+    """Tokens of the shortest batch, where lengths are drawn between it and the block (default: all
+    batches are as long as the block).
+    """
+    draw: int | None
+    """Which draw of those lengths: a seed (default: of five, the one that reserves most)."""
     task: Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"] | None
     """What the model is for, which decides its head (default: the family's own); embed: without a
     head, for --mode forward, or trained on the mean of its states' squares.

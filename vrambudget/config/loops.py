@@ -55,6 +55,7 @@ TRAINER_OPTIMIZERS = (
 
 _PHRASES: tuple[tuple[str, Any, str], ...] = (
     ("rows", "packed", "rows packed"),
+    ("shortest", True, "lengths that change"),
     ("label_smoothing", True, "label smoothing"),
     ("zero_grad", "zeros", "gradients zeroed in place"),
     ("zero_grad", "late", "gradients zeroed late"),
@@ -74,6 +75,7 @@ SCRIPT_KEYS = frozenset(
     {
         "loop",
         "weights",
+        "draw",
         "eval_batches",
         "eval_batch",
         "eval_first",

@@ -12,6 +12,8 @@ class SweepFields(TypedDict, total=False):
 
     batch: int | Iterable[int]
     block: int | Iterable[int | None] | None
+    shortest: int | Iterable[int | None] | None
+    draw: int | Iterable[int | None] | None
     task: (
         Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
         | Iterable[

@@ -24,7 +24,7 @@ def run_script(
 def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
     if job.task == "seq2seq-lm" or (job.logits_to_keep and job.task != "causal-lm"):
         raise NotModelledError(f"a forward pass for {job.task} like this is not modelled")
-    inputs = {name: value for name, value in settings.inputs.items() if name != "labels"}
+    inputs = {name: value for name, value in settings.batches[0].items() if name != "labels"}
     return forward.run(
         model,
         inputs,

@@ -94,6 +94,8 @@ def _work(
 
         own = [alone.generation(number, setting) for number, setting in numbered]
         return own, alone.replayed if by == "replay" else alone.requested
+    if any(setting.scenario.job.shortest is not None for setting in plan.settings):
+        return _point_by_point(plan, by)
     try:
         from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
     except ImportError as error:
@@ -102,13 +104,7 @@ def _work(
                 "a sweep by requested bytes needs NumPy",
                 hint="pip install 'vrambudget[sweep]', or leave by='requested' (--by) out",
             ) from error
-        from vrambudget.planning import sweep_alone  # noqa: PLC0415 - where NumPy is missing
-
-        return [
-            portion
-            for number, setting in numbered
-            for portion in sweep_alone.portions(number, setting, plan.points)
-        ], sweep_alone.replayed
+        return _point_by_point(plan, by)
     return [
         portion
         for number, setting in numbered
@@ -116,6 +112,17 @@ def _work(
             number, setting, plan.points, replays=by == "replay", elsewhere=elsewhere
         )
     ], (work.replayed if by == "replay" else work.requested)
+
+
+def _point_by_point(plan: SweepPlan, by: By) -> tuple[list[Any], Callable[[Any], list[Any]]]:
+    """Return the work where points share no tape: without NumPy, or where lengths change."""
+    from vrambudget.planning import sweep_alone as alone  # noqa: PLC0415 - few sweeps need it
+
+    return [
+        portion
+        for number, setting in enumerate(plan.settings)
+        for portion in alone.portions(number, setting, plan.points)
+    ], (alone.replayed if by == "replay" else alone.requested)
 
 
 def _records(plan: SweepPlan, by: By, found: list[list[Any]]) -> Iterator[Record]:

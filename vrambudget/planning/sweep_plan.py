@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vrambudget.config.fields.batches import lengths_of
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
@@ -114,6 +115,11 @@ def _many(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
     for name, values in several.items():
         if not values:
             raise VramBudgetError(f"{name} has no values")
+    if lengths := next(filter(None, map(lengths_of, several.get("block", ()))), None):
+        raise VramBudgetError(
+            "a sweep's block is a length, or several to try",
+            hint="lengths that change: block={block}, shortest={shortest}".format(**lengths),
+        )
     return several
 
 

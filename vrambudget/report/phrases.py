@@ -82,7 +82,8 @@ def _of_step(job: Mapping[str, Any]) -> list[str]:
 
 def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
-        return [f"block {job['block']}", job["mode"]]
+        shortest = f"{job['shortest']} to " if job.get("shortest") else ""
+        return [f"block {shortest}{job['block']}", job["mode"]]
     how = "sampled" if job["sample"] else "greedy"
     how = f"{job['num_beams']} beams" if job["num_beams"] > 1 else how
     words = [f"a prompt of {job['prompt']} tokens", f"generate {job['new']} more ({how})"]

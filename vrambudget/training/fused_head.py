@@ -177,8 +177,7 @@ def fused(
 
     Its loss is made here: nobody asks for its gradient, so its graph goes with the outputs.
     """
-    rows, _ = inputs["labels"].shape
-    counted = counted_labels(run.settings, rows)
+    counted = counted_labels(run.settings, *inputs["labels"].shape)
     with run.autocast():
         outputs: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
         negative = neg(sum_all(outputs.log_probs))
@@ -187,10 +186,9 @@ def fused(
     return outputs
 
 
-def counted_labels(job: Job, rows: int) -> int:
+def counted_labels(job: Job, rows: int, length: int) -> int:
     """Return how many labels of a batch count; where rows are padded, the first is the longest."""
-    assert job.block is not None  # noqa: S101 - resolved by the caller
-    completion = min(job.completion_len or job.block, job.block - 1)
+    completion = min(job.completion_len or length, length - 1)
     return rows * completion - (rows - 1 if job.rows == "padded" else 0)
 
 

@@ -17,6 +17,7 @@ weights' dtype.
 from dataclasses import dataclass
 
 from vrambudget.config.job import Job
+from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
@@ -67,6 +68,31 @@ def inputs_of(
     if job.attention_mask != "none":
         return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
     return {"input_ids": per_token, "labels": labels}
+
+
+def batches_of(job: Job, image_shape: tuple[int, int, int] | None) -> list[dict[str, Input]]:
+    """Return what a loop feeds, batch by batch: one where all are alike."""
+    passes = job.steps * (job.grad_accum if job.mode == "train" else 1)
+    return [inputs_of(at, image_shape) for at in _at_lengths(job, passes)]
+
+
+def eval_batches_of(job: Job, image_shape: tuple[int, int, int] | None) -> list[dict[str, Input]]:
+    """Return what an evaluation between steps feeds, batch by batch: one where all are alike."""
+    several = _at_lengths(job, job.eval_batches or 1)
+    return [inputs_of(at, image_shape, batch=job.eval_batch) for at in several]
+
+
+def _at_lengths(job: Job, count: int) -> list[Job]:
+    """Return the job at the length of each of so many batches, or once if all are alike."""
+    if job.shortest is None or job.block is None:
+        return [job]
+    own_target = job.target_len != job.block
+    return [
+        job.model_copy(
+            update={"block": length, "target_len": job.target_len if own_target else length}
+        )
+        for length in drawn_lengths(job.shortest, job.block, count, job.draw or 0)
+    ]
 
 
 def _pairs(job: Job, batch: int) -> dict[str, Input]:

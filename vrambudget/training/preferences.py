@@ -116,8 +116,9 @@ def _divided_if_positive() -> None:
 
 def _average_logits(run: Run, logits: Tensor, mask: Tensor) -> None:
     """Sum the logits of the labels that count, of both halves, and read the sums back."""
-    pairs = mask.shape[0]
-    counts = counted_labels(run.settings, pairs), _rejected_labels(run, pairs)
+    pairs, length = mask.shape[0], mask.shape[1] + 1
+    chosen = counted_labels(run.settings, pairs, length)
+    counts = chosen, counted_labels(run.settings, 2 * pairs, length) - chosen
     sums: list[Tensor] = []
     for count in counts:
         is_completion = made("to_dtype", mask.shape, bool_)
@@ -131,10 +132,6 @@ def _average_logits(run: Run, logits: Tensor, mask: Tensor) -> None:
         gathered = made("sum", (), sums[i].dtype)
         del gathered
         sums[i] = logits  # rebound to what was read
-
-
-def _rejected_labels(run: Run, pairs: int) -> int:
-    return counted_labels(run.settings, 2 * pairs) - counted_labels(run.settings, pairs)
 
 
 def _rewards(pairs: int) -> tuple[Tensor, ...]:

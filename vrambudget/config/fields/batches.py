@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from vrambudget.config.settings import Settings, Size
 
@@ -12,26 +12,33 @@ Rows = Literal["full", "padded", "packed"]
 AttentionMask = Literal["none", "ones", "padding"]
 CausalMask = Literal["built", "skipped"]
 
-_REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
 
-
-def one_length(value: Any) -> Any:
-    """Return the length of rows. Raises ValueError for several, which are refused by name."""
-    shortest, colon, longest = str(value).partition(":")
-    if colon and shortest.isdecimal() and longest.isdecimal():
-        raise ValueError(
-            f"lengths that change from batch to batch are not modelled: --block {longest} counts"
-            f" the longest, without what they fragment; {_REHEARSE}"
-        )
-    return value
+def lengths_of(block: Any) -> dict[str, int] | None:
+    """Return what "128:1024" says as fields: the shortest batch and the longest; None for one."""
+    shortest, colon, longest = str(block).partition(":")
+    if not colon or not (shortest.isdecimal() and longest.isdecimal()):
+        return None
+    return {"shortest": int(shortest), "block": int(longest)}
 
 
 class Batches(Settings, defer_build=True, title="batches"):
     """What goes through the model in one forward pass."""
 
     batch: Size = Field(1, description="sequences per forward pass on this GPU")
-    block: Annotated[Size | None, BeforeValidator(one_length)] = Field(
-        None, description="tokens per sequence (default: the model's own limit, at most 4096)"
+    block: Size | None = Field(
+        None,
+        description="tokens per sequence (default: the model's own limit, at most 4096);"
+        " 128:1024 for lengths that change from batch to batch",
+    )
+    shortest: Size | None = Field(
+        None,
+        description="tokens of the shortest batch, where lengths are drawn between it and the block"
+        " (default: all batches are as long as the block)",
+    )
+    draw: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="which draw of those lengths: a seed (default: of five, the one that reserves"
+        " most)",
     )
     task: Task | None = Field(
         None,
@@ -62,6 +69,14 @@ class Batches(Settings, defer_build=True, title="batches"):
 
     @model_validator(mode="before")
     @classmethod
+    def _lengths_of_block(cls, values: Any) -> Any:
+        """Take a block of two lengths for the shortest and the longest."""
+        if isinstance(values, dict) and (lengths := lengths_of(values.get("block"))):
+            return {**values, **lengths}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _mask_of_rows(cls, values: Any) -> Any:
         """Take rows for padded if only the mask says so."""
         if isinstance(values, dict) and values.get("attention_mask") == "padding":
@@ -70,6 +85,7 @@ class Batches(Settings, defer_build=True, title="batches"):
 
     def problems(self) -> Iterable[str]:
         """Yield what rows and masks say against each other."""
+        yield from self._problems_of_lengths()
         if self.rows == "padded" and self.attention_mask in {"none", "ones"}:
             yield f"attention_mask is {self.attention_mask!r}; rows with padding need their mask"
         if self.rows == "padded" and self.causal_mask == "skipped":
@@ -78,6 +94,15 @@ class Batches(Settings, defer_build=True, title="batches"):
             yield from self._problems_of_packed()
         if self.rows == "full" and self.attention_mask == "padding":
             yield "attention_mask is 'padding', but full rows have none; use --rows padded"
+
+    def _problems_of_lengths(self) -> Iterable[str]:
+        if self.shortest is None:
+            if self.draw is not None:
+                yield f"draw is {self.draw}, but all batches are alike; say --block 128:1024"
+        elif self.block is None:
+            yield f"shortest is {self.shortest}, and no block says how long the longest batch is"
+        elif self.shortest > self.block:
+            yield f"shortest is {self.shortest}, which is more than the block, {self.block}"
 
     def _problems_of_packed(self) -> Iterable[str]:
         if self.attention_mask not in {None, "none"}:

@@ -89,6 +89,6 @@ def _accelerator(run: Run) -> Any:
 
 def _batches(run: Run, accelerator: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
     """Return a prepared loader's batches."""
-    rows: Any = run.rows(size * count)
+    rows: Any = run.rows(count, size)
     loader = accelerator.prepare(DataLoader(rows, batch_size=size))
     return iter(loader)

@@ -19,10 +19,10 @@ def train(run: Run) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer, module = _trainer(run, folder), _module(run)
         run.model.train(mode=job.get("model_mode", "train") == "train")
-        loaders = [_loader(run, job["batch"] * times * steps, job["batch"])]
+        loaders = [_loader(run, times * steps, job["batch"])]
         if job.get("eval_batches"):
             size = job.get("eval_batch", job["batch"])
-            loaders.append(_loader(run, size * job["eval_batches"], size))
+            loaders.append(_loader(run, job["eval_batches"], size))
         trainer.fit(module, *loaders)
         return locals()
 
@@ -31,13 +31,13 @@ def evaluate(run: Run) -> dict[str, Any]:
     """Run `Trainer.validate`."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer, module = _trainer(run, folder), _module(run)
-        count = run.settings["batch"] * run.settings.get("steps", 3)
-        trainer.validate(module, _loader(run, count, run.settings["batch"]), verbose=False)
+        loader = _loader(run, run.settings.get("steps", 3), run.settings["batch"])
+        trainer.validate(module, loader, verbose=False)
         return locals()
 
 
 def _loader(run: Run, count: int, size: int) -> Any:
-    rows: Any = run.rows(count)
+    rows: Any = run.rows(count, size)
     return DataLoader(rows, batch_size=size)
 
 

@@ -6,11 +6,13 @@ that records have for them.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle, islice
 from typing import Any
 
 import torch
 
 from vrambudget.auto_classes import image_shape_of
+from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.measure.optimizers import make_optimizer
 
 OnPhase = Callable[[int, str], None]
@@ -56,13 +58,18 @@ class Run:
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Yield batches, made on the CPU and moved, as a loader's are."""
-        while True:
-            yield make_batch(self.settings, self.model)
+        job = self.settings
+        accumulated = job.get("grad_accum", 1) if job.get("mode", "train") == "train" else 1
+        for settings in cycle(at_lengths(job, job.get("steps", 3) * accumulated)):
+            yield make_batch(settings, self.model)
 
-    def rows(self, count: int) -> list[dict[str, Any]]:
-        """Return rows on the CPU, as a dataset has them."""
-        row = make_batch({**self.settings, "batch": 1}, self.model, device="cpu")
-        return [{name: value[0] for name, value in row.items()}] * count
+    def rows(self, batches: int, size: int) -> list[dict[str, Any]]:
+        """Return the rows of so many batches on the CPU, as a dataset has them."""
+        rows = list[dict[str, Any]]()
+        for settings in islice(cycle(at_lengths(self.settings, batches)), batches):
+            row = make_batch({**settings, "batch": 1}, self.model, device="cpu")
+            rows += [{name: value[0] for name, value in row.items()}] * size
+        return rows
 
     def eval_steps(self) -> Iterator[int]:
         """Yield the numbers of an evaluation's batches."""
@@ -71,8 +78,8 @@ class Run:
     def eval_batches(self) -> Iterator[dict[str, Any]]:
         """Yield batches of an evaluation."""
         count = self.settings.get("eval_batch", self.settings["batch"])
-        while True:
-            yield make_batch({**self.settings, "batch": count}, self.model)
+        for settings in cycle(at_lengths(self.settings, self.settings.get("eval_batches", 1))):
+            yield make_batch({**settings, "batch": count}, self.model)
 
     def evaluates_before(self, step: int) -> bool:
         """Whether an evaluation comes before a step: the third; or the first, too."""
@@ -137,6 +144,17 @@ class Run:
             result[f"peak_allocated_{step}"] = torch.cuda.max_memory_allocated()
             result[f"peak_reserved_{step}"] = torch.cuda.max_memory_reserved()
             result["after_step"] = torch.cuda.memory_allocated()
+
+
+def at_lengths(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
+    """Return the job at the length of each of so many batches, or once if all are alike."""
+    if "shortest" not in job:
+        return [job]
+    lengths = drawn_lengths(job["shortest"], job["block"], count, job.get("draw", 0))
+    target = job.get("target_len") or job.get("target") or job["block"]
+    own = {} if target == job["block"] else {"target": target}
+    others = {name: value for name, value in job.items() if name not in {"target", "target_len"}}
+    return [{**others, "block": length, **own} for length in lengths]
 
 
 def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict[str, Any]:

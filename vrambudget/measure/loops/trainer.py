@@ -59,7 +59,7 @@ def _trainer(run: Run, folder: str) -> Any:
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - other loops need none
 
     run.result["trainable"] = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    trained_rows, evaluated_rows = counts_of_rows(run)
+    trained, evaluated = counts_of_batches(run)
     return Trainer(
         model=run.model,
         args=TrainingArguments(
@@ -68,8 +68,8 @@ def _trainer(run: Run, folder: str) -> Any:
             torch_compile=bool(run.settings.get("compile")),
             label_smoothing_factor=run.settings.get("label_smoothing", 0.0),
         ),
-        train_dataset=run.rows(trained_rows),
-        eval_dataset=run.rows(evaluated_rows),
+        train_dataset=run.rows(trained, run.settings["batch"]),
+        eval_dataset=run.rows(evaluated, eval_size(run)),
         **others(run),
     )
 
@@ -82,9 +82,10 @@ def arguments(run: Run, folder: str) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "per_device_train_batch_size": job["batch"],
-        "per_device_eval_batch_size": _eval_size(run),
+        "per_device_eval_batch_size": eval_size(run),
         "gradient_accumulation_steps": job.get("grad_accum", 1),
         "max_steps": job.get("steps", 3),
+        "train_sampling_strategy": "sequential",  # a batch's rows are as long as each other
         "max_grad_norm": job.get("clip") or 0.0,
         "optim": _OPTIM[key] if trains else "adamw_torch",
         "bf16": precision == "amp-bf16",
@@ -107,15 +108,16 @@ def others(run: Run) -> dict[str, Any]:
     }
 
 
-def counts_of_rows(run: Run) -> tuple[int, int]:
-    """Return how many rows are trained on and how many are evaluated."""
+def counts_of_batches(run: Run) -> tuple[int, int]:
+    """Return how many batches are trained on and how many are evaluated."""
     job, steps = run.settings, run.settings.get("steps", 3)
     trains = job.get("mode", "train") == "train"
-    count = job.get("eval_batches", 0) if trains else steps
-    return job["batch"] * job.get("grad_accum", 1) * steps, _eval_size(run) * count
+    evaluated = job.get("eval_batches", 0) if trains else steps
+    return job.get("grad_accum", 1) * steps, evaluated
 
 
-def _eval_size(run: Run) -> int:
+def eval_size(run: Run) -> int:
+    """Return the rows of an evaluation's batch."""
     trains = run.settings.get("mode", "train") == "train"
     size: int = run.settings.get("eval_batch", 8) if trains else run.settings["batch"]
     return size

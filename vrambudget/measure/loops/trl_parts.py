@@ -1,11 +1,12 @@
 """What TRL's trainers are given: arguments, adapters, a tokenizer of three words, data sets."""
 
 from collections.abc import Callable
+from itertools import cycle, islice
 from typing import Any
 
 from vrambudget.auto_classes import lora_options
 from vrambudget.measure.loops import trainer
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import Run, at_lengths
 
 WORD, END = "w", "<end>"
 
@@ -18,7 +19,6 @@ def trl_arguments(run: Run, folder: str) -> dict[str, Any]:
         **trainer.arguments(run, folder),
         "gradient_checkpointing": run.settings.get("checkpointing", "none") == "full",
         "max_length": None,
-        "train_sampling_strategy": "sequential",  # a batch's first row is its longest
     }
 
 
@@ -31,21 +31,22 @@ def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
     from datasets import Dataset  # noqa: PLC0415 - TRL's own requirement
 
     job = run.settings
-    trained, evaluated = trainer.counts_of_rows(run)
-    length, padded = job["block"], job.get("rows") == "padded"
-    completion = min(job.get("completion_len") or length, length - 1)
+    trained, evaluated = trainer.counts_of_batches(run)
+    padded = job.get("rows") == "padded"
 
-    def dataset(count: int, batch: int) -> Any:
-        shorter = [int(padded and i % batch > 0) for i in range(count)]
-        sizes = [(completion - less, completion - int(padded)) for less in shorter]
-        return Dataset.from_list([row(length - completion, *both) for both in sizes])
+    def dataset(batches: int, size: int) -> Any:
+        rows = []
+        for settings in islice(cycle(at_lengths(job, batches)), batches):
+            length = settings["block"]
+            completion = min(job.get("completion_len") or length, length - 1)
+            for shorter in [int(padded and i > 0) for i in range(size)]:
+                both = completion - shorter, completion - int(padded)
+                rows.append(row(length - completion, *both))
+        return Dataset.from_list(rows)
 
-    sizes = trainer.arguments(run, "")
     return {
-        "train_dataset": dataset(trained, sizes["per_device_train_batch_size"]),
-        "eval_dataset": dataset(evaluated, sizes["per_device_eval_batch_size"])
-        if evaluated
-        else None,
+        "train_dataset": dataset(trained, job["batch"]),
+        "eval_dataset": dataset(evaluated, trainer.eval_size(run)) if evaluated else None,
         "processing_class": _tokenizer(),
         "peft_config": _lora_config(run),
         **trainer.others(run),

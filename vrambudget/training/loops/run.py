@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from vrambudget import dtypes
@@ -43,8 +44,8 @@ class LoopSettings:
     """What decides a loop's memory besides the model: a job, its batches, autocast's type."""
 
     job: Job
-    inputs: Mapping[str, Input]
-    eval_inputs: Mapping[str, Input]
+    batches: Sequence[Mapping[str, Input]]  # in order; after the last the first comes again
+    eval_batches: Sequence[Mapping[str, Input]]
     autocast: DType | None
     shown: int | None = None  # a decoding step that has to be on the tape itself
 
@@ -65,7 +66,7 @@ class Run:
         self._walks: list[WalkedOnce] = []
         self.settings = settings.job
         self.model = self._walked = self._walked_once(model)
-        self._inputs, self._eval_inputs = settings.inputs, settings.eval_inputs
+        self._batches, self._eval_batches = settings.batches, settings.eval_batches
         self._autocast = settings.autocast
         self._model, self._ranked = model, ranked
         if ranked is not None:
@@ -102,8 +103,8 @@ class Run:
 
     def batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """Yield batches on the device, as a data loader hands them over."""
-        while True:
-            yield _on_device(self._inputs, without)
+        for batch in cycle(self._batches):
+            yield _on_device(batch, without)
 
     def eval_steps(self) -> Iterator[int]:
         """Yield the numbers of an evaluation's batches."""
@@ -111,8 +112,8 @@ class Run:
 
     def eval_batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """Yield batches of an evaluation on the device."""
-        while True:
-            yield _on_device(self._eval_inputs, without)
+        for batch in cycle(self._eval_batches):
+            yield _on_device(batch, without)
 
     def given(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the model is called with: no labels where the loop makes the loss."""

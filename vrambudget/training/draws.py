@@ -1,0 +1,44 @@
+"""Lengths that change from batch to batch: what several draws of them reserve.
+
+Blocks of another length leave gaps in what is cached, so reserved bytes depend on the order in
+which lengths come. What is counted is the draw that reserves most.
+
+Not modelled: that reserved bytes may rise beyond the steps that are counted; lengths that are not
+evenly spread, or sorted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from vrambudget.config.job import Job
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import replay
+
+DRAWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What each draw of lengths reserves, by its number; and which of them is counted."""
+
+    reserved_bytes: tuple[int, ...]
+    counted: int
+
+
+class _Recording(Protocol):
+    @property
+    def tape(self) -> Tape:
+        """What the job allocates."""
+
+
+_R = TypeVar("_R", bound=_Recording)
+
+
+def fullest_draw(job: Job, record: Callable[[Job], _R]) -> tuple[_R, Drawn]:
+    """Return the recording of the draw that reserves most, and what all of them reserve."""
+    jobs = [job.model_copy(update={"draw": draw}) for draw in range(DRAWS)]
+    recordings = [record(drawn) for drawn in jobs]
+    reserved = [replay(recording.tape).peak.reserved_bytes for recording in recordings]
+    counted = reserved.index(max(reserved))
+    return recordings[counted], Drawn(tuple(reserved), counted)
