@@ -75,19 +75,19 @@ print(json.loads(os.environ["VRAMBUDGET_REHEARSAL"])["ranks"])
 """
 
 
-def launch(tmp_path, *words, ranks=None, rank=0):
+def launch(tmp_path, *words, ranks=None, rank=0, code=LAUNCH):
     """Return what a script sees of the launcher's arguments and environment."""
     (tmp_path / "show.py").write_text(SHOW)
     plan = json.dumps({"ranks": ranks, "rank": rank})
     words = [str(tmp_path / word) if word == "show.py" else word for word in words]
-    return python(LAUNCH, *words, PYTHONPATH="", VRAMBUDGET_REHEARSAL=plan).splitlines()
+    return python(code, *words, PYTHONPATH="", VRAMBUDGET_REHEARSAL=plan).splitlines()
 
 
 @pytest.mark.parametrize(
     ("words", "options", "seen"),
     [
         (["--nproc-per-node", "4"], {}, "0 0 4 4"),
-        (["--standalone", "--nproc_per_node=2", "--nnodes=3"], {"rank": 5}, "5 5 6 6"),
+        (["--standalone", "--nproc_per_node=2", "--nnodes=3"], {"rank": 5}, "5 1 6 2"),
         (["--nproc-per-node=gpu"], {"ranks": 8}, "0 0 8 8"),
     ],
 )
@@ -95,6 +95,61 @@ def test_torchrun_s_own_parser_says_how_many_ranks_there_are(tmp_path, words, op
     pytest.importorskip("torch")
     out = launch(tmp_path, "torchrun", *words, "show.py", "--lr", "1", **options)
     assert out == [f"['--lr', '1'] {seen} None", seen.split()[2]]
+
+
+def test_torch_distributed_launch_tells_the_local_rank_by_an_argument(tmp_path):
+    pytest.importorskip("torch")
+    words = ["launch", "--nproc_per_node=2", "show.py", "x"]
+    assert launch(tmp_path, *words, rank=1)[0] == "['--local-rank=1', 'x'] 1 1 2 2 None"
+    words.insert(1, "--use_env")
+    assert launch(tmp_path, *words, rank=1)[0] == "['x'] 1 1 2 2 None"
+
+
+# The part of deepspeed/launcher/runner.py that is asked.
+RUNNER = """
+import argparse
+
+def parse_args(words):
+    parser = argparse.ArgumentParser()
+    for name in ("hostfile", "include", "exclude"):
+        parser.add_argument("--" + name, default="")
+    for name in ("num_nodes", "num_gpus"):
+        parser.add_argument("--" + name, type=int, default=-1)
+    for name in ("module", "no_python", "no_local_rank"):
+        parser.add_argument("--" + name, action="store_true")
+    parser.add_argument("user_script")
+    parser.add_argument("user_args", nargs=argparse.REMAINDER)
+    return parser.parse_args(words)
+
+def fetch_hostfile(path):
+    return {"a": 8, "b": 8} if path else None
+
+def parse_inclusion_exclusion(machines, include, exclude):
+    slots = include.rpartition(":")[2].split(",") if include else None
+    return {name: slots or list(range(count)) for name, count in machines.items()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "seen"),
+    [
+        (["--num_gpus=4"], {"rank": 3}, "['--local_rank=3', 'x'] 3 3 4 4 None"),
+        ([], {"ranks": 8}, "['--local_rank=0', 'x'] 0 0 8 8 None"),
+        ([], {}, "['--local_rank=0', 'x'] 0 0 1 1 None"),
+        (["--include", "localhost:1,2", "--no_local_rank"], {}, "['x'] 0 0 2 2 None"),
+        (["--hostfile=h"], {"rank": 9}, "['--local_rank=1', 'x'] 9 1 16 8 None"),
+    ],
+)
+def test_deepspeed_counts_its_machines_and_tells_the_local_rank(tmp_path, words, options, seen):
+    folder = tmp_path / "deepspeed" / "launcher"
+    folder.mkdir(parents=True)
+    (folder / "runner.py").write_text(RUNNER)
+    sys_path = LAUNCH.replace(
+        "import runpy, sys", f"import runpy, sys\nsys.path.insert(0, {str(tmp_path)!r})"
+    )
+    assert (
+        launch(tmp_path, "deepspeed", *words, "show.py", "x", code=sys_path, **options)[0] == seen
+    )
 
 
 def test_accelerate_s_settings_go_to_the_script(tmp_path):
@@ -109,7 +164,8 @@ def test_accelerate_s_settings_go_to_the_script(tmp_path):
         (["python", "t.py"], ["python", "t.py"], None),
         (["/bin/torchrun", "t.py"], ["torchrun", "t.py"], 2),
         (["python", "-m", "torch.distributed.run", "t.py"], ["torchrun", "t.py"], 2),
-        (["python", "-m", "torch.distributed.launch", "t.py"], ["torchrun", "t.py"], 2),
+        (["python", "-u", "-m", "torch.distributed.launch", "t.py"], ["launch", "t.py"], 2),
+        (["deepspeed", "t.py", "--deepspeed"], ["deepspeed", "t.py", "--deepspeed"], 2),
         (["accelerate", "launch", "t.py"], ["accelerate", "t.py"], 2),
         (["python", "-m", "accelerate.commands.launch", "t.py"], ["accelerate", "t.py"], 2),
         (["accelerate", "env"], ["accelerate", "env"], None),

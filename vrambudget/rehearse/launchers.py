@@ -5,17 +5,21 @@ here it is only found. One rank is rehearsed, in one process.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
 
 _MODULES = {
     "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
+    "torch.distributed.launch": "launch",
     "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "deepspeed": "deepspeed",
 }
-_PROGRAMS = {"torchrun": "torchrun", "accelerate-launch": "accelerate"}
-_OTHERS = ("deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "ray")
+_PROGRAMS = {"torchrun": "torchrun", "accelerate-launch": "accelerate", "deepspeed": "deepspeed"}
+_PYTHON_S = ("-u", "-O", "-B", "-s", "-I")
+_OTHERS = ("horovodrun", "ray", "pdsh", "jsrun", "ibrun", "flux")
 
 
 def launched(
@@ -28,10 +32,16 @@ def launched(
     kind, rest = launcher_of(command)
     if kind is None:
         return tuple(command), ranks
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if ranks is None and "," in visible:
-        ranks = len([card for card in visible.split(",") if card.strip()])
+    visible = visible_cards(environment)
+    if ranks is None and visible > 1:
+        ranks = visible
     return (python, "-m", "vrambudget_hook.launch", kind, *rest), ranks
+
+
+def visible_cards(environment: Mapping[str, str]) -> int:
+    """Return how many cards CUDA_VISIBLE_DEVICES names, at least one: the virtual one."""
+    named = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return max(1, sum(bool(card.strip()) for card in named))
 
 
 def launcher_of(command: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -46,6 +56,7 @@ def launcher_of(command: Sequence[str]) -> tuple[str | None, Sequence[str]]:
             f"{program} is not understood: it starts ranks that speak through NCCL",
             hint="rehearse one of them: --ranks 8 -- python train.py",
         )
-    if tuple(command[1:2]) == ("-m",) and len(command) > 2 and command[2] in _MODULES:  # noqa: PLR2004
-        return _MODULES[command[2]], command[3:]
+    words = list(dropwhile(lambda word: word in _PYTHON_S, command[1:]))
+    if words[:1] == ["-m"] and words[1:2] and words[1] in _MODULES:
+        return _MODULES[words[1]], words[2:]
     return None, command

@@ -14,14 +14,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.files import cache_folder
 from vrambudget.rehearse import card
-from vrambudget.rehearse.hook.vrambudget_hook.launch import ranks_environment
+from vrambudget.rehearse.hook.vrambudget_hook.launch import cards_environment, ranks_environment
+from vrambudget.rehearse.launchers import visible_cards
 
 HOOK = Path(__file__).parent / "hook"
 GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill
@@ -43,6 +44,8 @@ class Plan:
     snapshot: bool = False
     ranks: int | None = None  # run as one of so many
     rank: int = 0
+    each: int | None = None  # of the ranks, on one machine
+    told: Mapping[str, str] = field(default_factory=dict)  # what mpirun or srun tells a rank
 
     def to_json(self, gpu: Gpu) -> str:
         """Return what the recorder reads."""
@@ -86,12 +89,19 @@ def environment(
         "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
         "VRAMBUDGET_FOLDER": str(plan.folder),
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
-        "CUDA_VISIBLE_DEVICES": "0",
-        **({} if plan.ranks is None else ranks_environment(plan.ranks, plan.rank)),
+        **_ranks(plan, base),
         "TRITON_LIBCUDA_PATH": str(plan.libraries[-1].parent),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(plan.folder / "inductor"),
     }
+
+
+def _ranks(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+    """Return which rank it is, and how many cards it sees."""
+    if plan.ranks is None:
+        return cards_environment(visible_cards(base))
+    told = ranks_environment(plan.ranks, plan.rank, plan.each or plan.ranks)
+    return {**told, **plan.told}
 
 
 def run(

@@ -30,6 +30,7 @@ from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
 from vrambudget.rehearse.launchers import launched, launcher_of
 from vrambudget.rehearse.left import Progress, keep_snapshot, read_records, unrecorded
+from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
@@ -131,12 +132,17 @@ def rehearse_command(
     command: tuple[str, ...], gpu: Gpu, options: RehearsalOptions, python_path: Path | None = None
 ) -> Rehearsal:
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
+    inner = placed(command, os.environ)
+    given = inner.ranks if options.ranks is None else options.ranks
+    options = replace(options, ranks=given)
     _check(options)
-    launcher, _ = launcher_of(command)
+    launcher, _ = launcher_of(inner.command)
     if options.rank and options.ranks is None and launcher is None:
         raise VramBudgetError("--rank needs --ranks: of how many?", where="--rank")
-    build = find_torch(command, any_torch=options.any_torch)
-    started, ranks = launched(command, build.python, options.ranks, os.environ)
+    build = find_torch(inner.command, inner.prefix, any_torch=options.any_torch)
+    started, ranks = launched(inner.command, build.python, options.ranks, os.environ)
+    if launcher is None:
+        started = (*inner.prefix, *started)
     libraries = stand_in(build, options.say)
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         folder = Path(name)
@@ -148,6 +154,8 @@ def rehearse_command(
             snapshot=options.snapshot is not None,
             ranks=ranks,
             rank=options.rank,
+            each=inner.each,
+            told=inner.told(options.rank),
         )
         options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(

@@ -59,15 +59,21 @@ class TorchBuild:
         return int(self.cuda.split(".")[0])
 
 
-def find_torch(command: Sequence[str], *, any_torch: bool = False) -> TorchBuild:
-    """Return the PyTorch of the command's Python. Raises VramBudgetError without a fit one."""
+def find_torch(
+    command: Sequence[str], prefix: Sequence[str] = (), *, any_torch: bool = False
+) -> TorchBuild:
+    """Return the PyTorch of the command's Python. Raises VramBudgetError without a fit one.
+
+    After a `prefix` (`uv run`), it is that of the environment which the prefix enters.
+    """
     if sys.platform != "linux":
         raise VramBudgetError(
             f"rehearsing needs Linux, and this is {sys.platform}",
             hint="on Windows it runs under WSL; `vrambudget estimate` runs everywhere",
         )
-    python = python_of(command)
-    found = _probe(python)
+    words = (*prefix, "python") if prefix else (python_of(command),)
+    found = _probe(words)
+    python = " ".join(words)
     if not found.get("torch"):
         raise VramBudgetError("this Python has no PyTorch", where=python, hint=INSTALL_HINT)
     version, cuda = found["version"], found.get("cuda")
@@ -103,13 +109,15 @@ def python_of(command: Sequence[str]) -> str:
     return shutil.which("python") or sys.executable
 
 
-def _probe(python: str) -> dict[str, str]:
+def _probe(python: Sequence[str]) -> dict[str, str]:
+    if shutil.which(python[0]) is None:
+        raise VramBudgetError(f"no such command: {python[0]!r}")
     done = subprocess.run(  # noqa: S603 - the user's own Python
-        [python, "-c", _PROBE], capture_output=True, text=True, check=False
+        [*python, "-c", _PROBE], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise VramBudgetError(
-            f"this Python does not start: {done.stderr.strip()[-200:]}", where=python
+            f"this Python does not start: {done.stderr.strip()[-200:]}", where=" ".join(python)
         )
     answer: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -1,0 +1,224 @@
+"""What stands before a training command: `uv run`, `mpirun -n 8`, `srun --ntasks 8`.
+
+Each is taken off by its own options, of which those are known that the programs' manuals list:
+`uv help run`, mpirun(1) of Open MPI 5, mpiexec of MPICH 4 (Hydra), srun(1) of Slurm 24. One that is
+not known is refused, because whether it takes a word decides where the command begins.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vrambudget.errors import VramBudgetError
+
+_UV = (
+    "--extra --no-extra --group --no-group --only-group --env-file --with --with-editable"
+    " --with-requirements --index --default-index -i --index-url --extra-index-url -f --find-links"
+    " -P --upgrade-package --reinstall-package --refresh-package --index-strategy --prerelease"
+    " --resolution --fork-strategy --exclude-newer --link-mode -C --config-setting --cache-dir -w"
+    " -p --python --python-platform --color --directory --project --config-file --package"
+)
+_UV_FLAGS = (
+    "--all-extras --no-dev --only-dev --no-default-groups --all-groups --no-env-file --isolated"
+    " --active --no-sync --locked --frozen --exact --all-packages --no-project --no-index -U"
+    " --upgrade --reinstall --no-build --no-binary --no-sources --compile-bytecode -n --no-cache"
+    " --refresh --managed-python --no-managed-python --no-python-downloads -q --quiet -v --verbose"
+    " --native-tls --offline --no-progress --no-config -m --module"
+)
+_MPI = (
+    "-n -np --np -c -N -npernode --npernode -ppn -x -H -host --host -hosts --hosts -f -hostfile"
+    " --hostfile -machinefile --machinefile -bind-to --bind-to -map-by --map-by -rank-by --rank-by"
+    " -wdir --wdir -wd -iface -launcher -prefix --prefix -output --output -timeout --timeout"
+)
+_MPI_TWO = "-mca --mca -gmca --gmca -pmixmca --pmixmca -prtemca --prtemca -env -genv"
+_MPI_FLAGS = (
+    "--allow-run-as-root -allow-run-as-root --oversubscribe -oversubscribe --report-bindings"
+    " --tag-output -tag-output --timestamp-output -q --quiet -v --verbose -l -prepend-rank -genvall"
+    " -envall -envnone -genvnone --display-map --nooversubscribe --bind-to-none --use-hwthread-cpus"
+)
+_SRUN = (
+    "-n --ntasks -N --nodes --ntasks-per-node --ntasks-per-gpu --gres -G --gpus --gpus-per-node"
+    " --gpus-per-task --gpu-bind --gpus-per-socket -c --cpus-per-task --cpus-per-gpu --mem"
+    " --mem-per-gpu --mem-per-cpu -p --partition -A --account -J --job-name -t --time -w --nodelist"
+    " -x --exclude -o --output -e --error -i --input -D --chdir -C --constraint -q --qos --export"
+    " --jobid --mpi --distribution -m -r --relative --container-image --container-mounts"
+    " --container-workdir --container-name --reservation --threads-per-core --wait -W --nice"
+)
+_SRUN_FLAGS = (
+    "-l --label -u --unbuffered --exclusive --overlap -v --verbose -Q --quiet -K -k --no-kill -E"
+    " --preserve-env --kill-on-bad-exit --pty -O --overcommit -s --oversubscribe -X"
+    " --disable-status -H --hold --exact --no-container-mount-home --container-writable"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A command without what stood before it.
+
+    `prefix`: what still goes before it (`uv run`). `ranks`: of how many it is one, `each` on one
+    machine. `kinds`: the programs that said it, which tell the rank in their own variables.
+    """
+
+    command: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
+    ranks: int | None = None
+    each: int | None = None
+    kinds: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)  # variables that its options set
+
+    def told(self, rank: int) -> dict[str, str]:
+        """Return what the programs tell a rank."""
+        numbers = dict(self.given)
+        for kind in self.kinds:
+            numbers |= _TOLD[kind](rank, self.ranks or 1, self.each or 1)
+        return numbers
+
+
+def placed(command: Sequence[str], environment: Mapping[str, str]) -> Placed:
+    """Return the command that is inside. Raises VramBudgetError for options that are not known."""
+    found = Placed(tuple(command))
+    while found.command:
+        program = Path(found.command[0]).name
+        if program == "uv" and found.command[1:2] == ("run",):
+            found = _uv(found)
+        elif program in ("mpirun", "mpiexec", "orterun"):
+            found = _mpirun(found)
+        elif program == "srun":
+            found = _srun(found, environment)
+        else:
+            return found
+    raise VramBudgetError(f"nothing is started by: {' '.join(command)}")
+
+
+def _uv(found: Placed) -> Placed:
+    """Keep uv before the command, which it runs in its project's environment."""
+    _, rest = _options(found.command[2:], "uv run", _UV, _UV_FLAGS)
+    before = found.command[: len(found.command) - len(rest)]
+    if before[-1] in ("-m", "--module"):
+        before, rest = before[:-1], ("python", "-m", *rest)
+    elif rest and rest[0].endswith(".py"):
+        _check_dependencies(Path(rest[0]))
+        rest = ("python", *rest)
+    return replace(found, command=rest, prefix=(*found.prefix, *before))
+
+
+def _check_dependencies(script: Path) -> None:
+    if script.is_file() and "# /// script" in script.read_text(errors="replace"):
+        raise VramBudgetError(
+            "uv makes an environment of the script's own dependencies: which PyTorch it has is"
+            " not known",
+            where=str(script),
+            hint="VRAMBUDGET_PYTHON=$(uv python find --script FILE), and leave out `uv run`",
+        )
+
+
+def _mpirun(found: Placed) -> Placed:
+    program = Path(found.command[0]).name
+    options, rest = _options(found.command[1:], program, _MPI, _MPI_FLAGS, two=_MPI_TWO)
+    ranks = _number(program, options, "n", "np", "c")
+    each = _number(program, options, "npernode", "N", "ppn") or ranks
+    if ranks is None:
+        raise VramBudgetError(f"{program}: of how many ranks?", hint=f"write {program} -n 8 …")
+    given = dict(word.split("=", 1) for word in options.get("x", ()) if "=" in word)
+    given |= {word.split()[0]: word.split()[1] for word in options.get("genv", ())}
+    return replace(
+        found,
+        command=rest,
+        ranks=ranks,
+        each=each,
+        kinds=(*found.kinds, "mpi"),
+        given={**found.given, **given},
+    )
+
+
+def _srun(found: Placed, environment: Mapping[str, str]) -> Placed:
+    options, rest = _options(found.command[1:], "srun", _SRUN, _SRUN_FLAGS)
+    nodes = _number("srun", options, "N", "nodes") or _told(environment, "SLURM_NNODES") or 1
+    each = _number("srun", options, "ntasks-per-node") or _told(
+        environment, "SLURM_NTASKS_PER_NODE"
+    )
+    ranks = _number("srun", options, "n", "ntasks") or (each * nodes if each else None)
+    ranks = ranks or _told(environment, "SLURM_NTASKS") or nodes
+    return replace(
+        found,
+        command=rest,
+        ranks=ranks,
+        each=each or -(-ranks // nodes),
+        kinds=(*found.kinds, "slurm"),
+    )
+
+
+def _told(environment: Mapping[str, str], name: str) -> int | None:
+    number = environment.get(name, "")
+    return int(number) if number.isdigit() else None
+
+
+def _number(program: str, options: Mapping[str, list[str]], *names: str) -> int | None:
+    found = [options[name][-1] for name in names if name in options]
+    if found and not (found[0].isdigit() and int(found[0])):
+        raise VramBudgetError(f"{program} -{names[0]} {found[0]}: a number was expected")
+    return int(found[0]) if found else None
+
+
+def _options(
+    words: Sequence[str], program: str, values: str, flags: str, two: str = ""
+) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    """Return the options, by name without dashes, and what follows them."""
+    takes = dict.fromkeys(values.split(), 1) | dict.fromkeys(flags.split(), 0)
+    takes |= dict.fromkeys(two.split(), 2)
+    found: dict[str, list[str]] = {}
+    left = list(words)
+    while left and left[0].startswith("-"):
+        name, equals, value = left.pop(0).partition("=")
+        if name == "--":
+            break
+        if not equals and name not in takes and name[:2] in takes and name[1] != "-":
+            name, value, equals = name[:2], name[2:], "="  # -n8
+        if name not in takes and not equals:
+            raise VramBudgetError(
+                f"{program} {name}: this option is not known here",
+                hint=f"leave it out, or write {name}=… if it takes a word",
+            )
+        taken = [value] if equals else [left.pop(0) for _ in range(takes[name]) if left]
+        found.setdefault(name.lstrip("-"), []).append(" ".join(taken))
+        if name in ("-m", "--module") and program == "uv run":
+            break
+    return found, tuple(left)
+
+
+def _mpi_told(rank: int, ranks: int, each: int) -> dict[str, str]:
+    """Return what Open MPI and MPICH tell a rank."""
+    local = str(rank % each)
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(ranks),
+        "OMPI_COMM_WORLD_LOCAL_RANK": local,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(each),
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(ranks),
+        "MPI_LOCALRANKID": local,
+        "MPI_LOCALNRANKS": str(each),
+    }
+
+
+def _slurm_told(rank: int, ranks: int, each: int) -> dict[str, str]:
+    """Return what Slurm tells a task (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
+    nodes = str(-(-ranks // each))
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % each),
+        "SLURM_NODEID": str(rank // each),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(ranks)),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
+        "SLURM_NTASKS_PER_NODE": str(each),
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), "1"),
+        "SLURM_JOB_NAME": "rehearsal",
+        **dict.fromkeys(
+            ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), "localhost"
+        ),
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "SLURM_GPUS_ON_NODE": str(each),
+    }
+
+
+_TOLD = {"mpi": _mpi_told, "slurm": _slurm_told}
