@@ -11,6 +11,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.scenario import resolve
 from vrambudget.serving.blocks import Groups, groups_of
 from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.quantization_config import quantisation_of
 from vrambudget.serving.vllm import serve
 from vrambudget.serving.weights import decoder_of, layers_of, load_decoder, weight_bytes
 
@@ -32,13 +33,16 @@ GEMMA = {"model_type": "gemma2"}  # 26 layers, every second one with a window of
 
 
 def config_of(model):
-    if isinstance(model, dict) and model["model_type"] == "deepseek_v2":
+    if isinstance(model, dict) and (model.keys() & {"quantization_config", "kv_lora_rank"}):
         return load_decoder(model, where="a test")
     return decoder_of(resolve(model).config)
 
 
 def served(model="llama-3.1-8b", gpu="h100", **options):
-    return serve(config_of(model), find_gpu(gpu), ServeOptions.parse(options))
+    parsed, card = ServeOptions.parse(options), find_gpu(gpu)
+    values = model.get("quantization_config") if isinstance(model, dict) else None
+    quantised = quantisation_of(values, parsed.quantization, card, where="a test")
+    return serve(config_of(model), card, parsed, quantised)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +156,8 @@ def test_the_result_is_json_too(capsys):
 def name_of(log):
     model = log["model"]
     name = model if isinstance(model, str) else model["model_type"]
+    if isinstance(model, dict) and (way := model.get("quantization_config")):
+        name += f"-{way.get('format', way['quant_method'])}"
     return "-".join([name, *map(str, list(log["options"].values())[2:])])
 
 
@@ -198,13 +204,6 @@ def test_a_latent_cache_is_one_for_all_heads_on_every_rank():
     assert shared.weights_bytes < 0.55 * alone.weights_bytes
     with pytest.raises(VramBudgetError, match="kv_lora_rank"):
         load_decoder({"model_type": "deepseek_v3"}, where="a test")
-
-
-def test_quantised_weights_are_refused(tmp_path, capsys):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**QWEN, "quantization_config": {"quant_method": "fp8"}}))
-    assert main(["serve", str(path), "--gpu", "h100"]) == 2
-    assert "quantised weights are not modelled" in capsys.readouterr().err
 
 
 def test_the_longest_request_that_starts_is_what_vllm_estimates(capsys):

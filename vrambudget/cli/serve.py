@@ -32,6 +32,7 @@ from vrambudget.report.serving import as_values, holds_one, served
 from vrambudget.serving import llama_cpp, sglang
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_name
 from vrambudget.serving.options import OPTIONS, LlamaCppOptions, ServeOptions, SglangOptions
+from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
 from vrambudget.serving.vllm import serve
 from vrambudget.serving.weights import load_decoder
 
@@ -116,16 +117,27 @@ Result = tuple[Mapping[str, Any], str, bool]
 def _vllm(args: argparse.Namespace, gpu: Gpu, options: ServeOptions) -> Result:
     found = find_model(args.model)
     config = load_decoder(found.values, where=found.where)
-    serving = serve(config, gpu, options)
+    quantisation = found.values.get("quantization_config")
+    quantised = quantisation_of(quantisation, options.quantization, gpu, where=found.where)
+    if cache_in_fp8(quantisation):
+        options = options.model_copy(update={"kv_cache_dtype": "fp8"})
+    serving = serve(config, gpu, options, quantised)
     _check_context(args.context, serving.max_model_len)
     starts = serving.cache_bytes[0] > 0 and holds_one(serving)
-    text = served(found.name, gpu, options, serving, args.context)
+    text = served(found.name, gpu, options, serving, args.context, quantised=quantised)
     return as_values(serving, args.context), text, starts
 
 
 def _sglang(args: argparse.Namespace, gpu: Gpu, options: SglangOptions) -> Result:
     found = find_model(args.model)
     config = load_decoder(found.values, where=found.where)
+    if found.values.get("quantization_config"):
+        raise NotModelledError(
+            "quantised weights are not modelled as SGLang loads them",
+            where=found.where,
+            hint="--engine vllm has rules for them; a configuration without quantization_config"
+            " is that of 16-bit weights",
+        )
     serving = sglang.serve(config, gpu, options)
     _check_context(args.context, serving.context_length)
     text = sglang_report(found.name, gpu, serving, args.context)

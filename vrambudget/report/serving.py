@@ -9,13 +9,23 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.vllm import GRAPHS, VERSION, Serving
 from vrambudget.units import format_bytes
 
+_MERGED = "as loaded: merged projections"
 _CONTEXTS = (2048, 8192, 32768, 131072)
 
 
-def served(model: str, gpu: Gpu, options: ServeOptions, found: Serving, context: int | None) -> str:
+def served(
+    model: str,
+    gpu: Gpu,
+    options: ServeOptions,
+    found: Serving,
+    context: int | None,
+    *,
+    quantised: Quantisation | None,
+) -> str:
     """Return the report as text."""
     cards = options.tensor_parallel_size * options.pipeline_parallel_size
     many = f"{cards} x {gpu.name}, each" if cards > 1 else gpu.name
@@ -24,7 +34,7 @@ def served(model: str, gpu: Gpu, options: ServeOptions, found: Serving, context:
         "",
         f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
         "",
-        *_parts(gpu, options, found),
+        *_parts(gpu, options, found, quantised),
         "",
         "requests at once   held by the cache",
         *_contexts(found, context),
@@ -56,10 +66,12 @@ def holds_one(found: Serving) -> bool:
     return found.longest_request >= found.max_model_len
 
 
-def _parts(gpu: Gpu, options: ServeOptions, found: Serving) -> Iterator[str]:
+def _parts(
+    gpu: Gpu, options: ServeOptions, found: Serving, quantised: Quantisation | None
+) -> Iterator[str]:
     low, high = found.cache_bytes
     parts = [
-        ("weights", gib(found.weights_bytes), "as loaded: merged projections"),
+        ("weights", gib(found.weights_bytes), quantised.description if quantised else _MERGED),
         (
             "activations",
             gib(found.activations_bytes),

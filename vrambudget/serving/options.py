@@ -10,13 +10,22 @@ from vrambudget.config.settings import Settings, Size
 Engine = Literal["vllm", "sglang", "llama.cpp", "tgi"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
+QuantizationMethod = Literal[
+    "awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors"
+]
+
 
 class ServeOptions(Settings, title="server"):
     """vLLM's engine arguments, with its defaults."""
 
     engine: Engine = Field("vllm", description="whose rules are followed")
-    dtype: Literal["auto", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="of the weights; auto: bfloat16, before compute capability 8.0 float16"
+    )
+    quantization: QuantizationMethod | None = Field(
+        None,
+        description="of the weights (default: what the configuration's quantization_config says);"
+        " fp8 and bitsandbytes quantise 16-bit weights as they are loaded",
     )
     max_model_len: Size | None = Field(
         None, description="tokens of the longest request (default: the model's own limit)"

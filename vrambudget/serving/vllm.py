@@ -14,8 +14,8 @@ Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_run
 _dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
 model_executor/layers/fused_moe/fused_moe.py (TritonExperts.workspace_shapes).
 vLLM 0.19.
-Not modelled: quantised weights, speculative decoding, LoRA adapters,
-multimodal inputs, models of which each layer has a cache of another size.
+Not modelled: quantised experts, speculative decoding, LoRA adapters, multimodal inputs, models of
+which each layer has a cache of another size.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from math import ceil
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.latent import LatentConfig
 from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.quantised import BitsAndBytes, Quantisation
 from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes
 
 VERSION = "0.19"
@@ -69,11 +70,20 @@ class Serving:
         return max(0, least), max(0, most)
 
 
-def serve(config: DecoderConfig, gpu: Gpu, options: ServeOptions) -> Serving:
+def serve(
+    config: DecoderConfig,
+    gpu: Gpu,
+    options: ServeOptions,
+    quantised: Quantisation | None = None,
+) -> Serving:
     """Return what a server holds. Raises VramBudgetError for options that vLLM refuses."""
     _check(config, options)
+    if quantised is not None:
+        _check_quantised(config, options, quantised)
     stages = layers_of(config, options.pipeline_parallel_size)
-    return min((_of_rank(config, gpu, options, layers) for layers in stages), key=_fewest)
+    return min(
+        (_of_rank(config, gpu, options, layers, quantised) for layers in stages), key=_fewest
+    )
 
 
 def _fewest(serving: Serving) -> int:
@@ -100,15 +110,44 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
         )
 
 
-def _of_rank(config: DecoderConfig, gpu: Gpu, options: ServeOptions, layers: range) -> Serving:
-    itemsize, tp = 2, options.tensor_parallel_size
+def _check_quantised(config: DecoderConfig, options: ServeOptions, quantised: Quantisation) -> None:
+    if isinstance(config, MoeConfig | LatentConfig):
+        raise NotModelledError(
+            f"quantised weights of {config.model_type} are not modelled",
+            hint="dense models have rules; a configuration without quantization_config is that of"
+            " 16-bit weights",
+        )
+    if options.dtype == "float32":
+        raise NotModelledError("quantised weights with dtype float32 are not modelled")
+    if (
+        isinstance(quantised, BitsAndBytes)
+        and quantised.in_checkpoint
+        and options.tensor_parallel_size > 1
+    ):
+        raise VramBudgetError(
+            "vLLM reads a checkpoint that bitsandbytes quantised on one card alone",
+            hint="--pipeline-parallel-size divides it by its layers",
+        )
+
+
+def _of_rank(
+    config: DecoderConfig,
+    gpu: Gpu,
+    options: ServeOptions,
+    layers: range,
+    quantised: Quantisation | None,
+) -> Serving:
+    itemsize, tp = 4 if options.dtype == "float32" else 2, options.tensor_parallel_size
     is_large = gpu.capacity_bytes >= _LARGE_CARD and "a100" not in gpu.name.lower()
     step = options.max_num_batched_tokens or (8192 if is_large else 2048)
     seqs = min(options.max_num_seqs or (1024 if is_large else 256), step)
     longest = options.max_model_len or config.max_position_embeddings
-    weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp)
+    how = None if quantised is None else (quantised, gpu)
+    weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how)
     samples = layers.stop == config.num_hidden_layers
-    activations = _activations(config, gpu, step, seqs, tp=tp, samples=samples)
+    activations = _activations(
+        config, gpu, step, seqs, tp=tp, samples=samples, itemsize=itemsize, quantised=quantised
+    )
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
     rest = may_take - weights - activations
     outside = outside_bytes(tp, options.pipeline_parallel_size)
@@ -154,29 +193,43 @@ def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int,
 
 
 def _activations(
-    config: DecoderConfig, gpu: Gpu, step: int, seqs: int, *, tp: int, samples: bool
+    config: DecoderConfig,
+    gpu: Gpu,
+    step: int,
+    seqs: int,
+    *,
+    tp: int,
+    samples: bool,
+    itemsize: int,
+    quantised: Quantisation | None,
 ) -> int:
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
 
     hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
+    bitsandbytes: a projection's weights in 16 bit, while it multiplies
     experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
     logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
     the kernel for top-k and top-p
+    cuBLAS's workspace: from the first product on, which of quantised layers is the head's
     """
     width, vocabulary = config.hidden_size, config.vocab_size
     inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
-    hidden = step * width * 2
+    hidden = step * width * itemsize
     workspace = _HOPPER_WORKSPACE if gpu.compute_capability == (9, 0) else _WORKSPACE
-    mlp = 2 * hidden + 3 * step * inner * 2
+    mlp = 2 * hidden + 3 * step * inner * itemsize
+    if isinstance(quantised, BitsAndBytes):
+        mlp += inner * width * itemsize
     if isinstance(config, MoeConfig | LatentConfig):
         chosen = step * config.num_experts_per_tok
-        workspace += chosen * (max(inner, width) + max(2 * inner, width)) * 2
+        workspace += chosen * (max(inner, width) + max(2 * inner, width)) * itemsize
         mlp = 3 * hidden
+    if quantised is None:
+        mlp += workspace
     if not samples:
-        return mlp + workspace
-    rows = 2 * seqs * width * 2
-    sampler = (2 + 3 * 4) * seqs * vocabulary + gpu.multiprocessors * vocabulary * 4
-    return max(mlp, hidden + rows + sampler) + workspace
+        return mlp
+    rows = 2 * seqs * width * itemsize
+    sampler = (itemsize + 3 * 4) * seqs * vocabulary + gpu.multiprocessors * vocabulary * 4
+    return max(mlp, hidden + rows + sampler + workspace)
 
 
 def _longest(groups: Groups, blocks: int, longest: int, step: int, block: int) -> int:

@@ -8,6 +8,8 @@
     experts          [E, 2 I / tp, C], [E, C, I / tp], and the router's gate [E, C]
     norms            [C]
 
+Of quantised layers `serving.quantised` says the tensors.
+
 They count as PyTorch's allocator hands them out: a tensor of 10 MiB and more gets a segment of its
 own, in units of 2 MiB, and what is left of one up to 1 MiB belongs to it.
 
@@ -19,12 +21,15 @@ Source: vllm/model_executor/models/llama.py and its namesakes, layers/linear.py
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vrambudget.config.gpus import Gpu
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.dtypes import float32
 from vrambudget.errors import NotModelledError
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.latent import MODEL_TYPES, LatentConfig
+from vrambudget.serving.linear import Linear
+from vrambudget.serving.quantised import Part, Quantisation
 from vrambudget.tape.allocator import CachingAllocator
 
 _VOCABULARY_MULTIPLE = 64
@@ -33,6 +38,11 @@ _FAMILIES = frozenset(
 )
 _BIASED = frozenset({"qwen2"})  # q, k and v have biases
 _NORMED_HEADS = frozenset({"qwen3", "qwen3_moe"})  # norms of q and k [D]
+_APART = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_MERGED = frozenset({"phi3"})  # in its checkpoints, too
 _NORMS = {"gemma2": 4}  # of a layer; two elsewhere
 
 
@@ -49,12 +59,6 @@ def decoder_of(config: object) -> DecoderConfig:
 
 def load_decoder(values: Mapping[str, Any], *, where: str) -> DecoderConfig:
     """Return the configuration of a file's keys. Raises VramBudgetError."""
-    if values.get("quantization_config"):
-        raise NotModelledError(
-            "quantised weights are not modelled",
-            where=where,
-            hint="a configuration without quantization_config is that of 16-bit weights",
-        )
     return decoder_of(load_config(values, _class_of, where=where))
 
 
@@ -72,28 +76,64 @@ def layers_of(config: DecoderConfig, ranks: int) -> list[range]:
     return [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
 
 
-def weight_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
-    """Return allocated bytes of the weights of one rank, which has these layers."""
-    return _loaded(config, layers, tp, itemsize, itemsize).allocated_bytes
+def weight_bytes(
+    config: DecoderConfig,
+    layers: range,
+    *,
+    itemsize: int,
+    tp: int,
+    quantised: tuple[Quantisation, Gpu] | None = None,
+) -> int:
+    """Return allocated bytes of the weights of one rank, which has these layers.
+
+    `quantised`: how, and for which card's kernels. Raises NotModelledError.
+    """
+    return _loaded(config, layers, tp, (itemsize, itemsize), quantised).allocated_bytes
 
 
 def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
     """Return what the card's free memory falls by as SGLang loads one rank's weights."""
-    return _loaded(config, layers, tp, itemsize, float32.itemsize).reserved_bytes
+    return _loaded(config, layers, tp, (itemsize, float32.itemsize)).reserved_bytes
 
 
 def _loaded(
-    config: DecoderConfig, layers: range, tp: int, itemsize: int, rotary: int
+    config: DecoderConfig,
+    layers: range,
+    tp: int,
+    itemsizes: tuple[int, int],
+    quantised: tuple[Quantisation, Gpu] | None = None,
 ) -> CachingAllocator:
-    """Return an allocator that holds a rank's weights; `rotary`: bytes of its table's elements."""
-    sizes = [elements * itemsize for elements in _tensors(config, layers, tp, rotary // itemsize)]
+    """Return an allocator that holds a rank's weights; the second size is the rotary table's."""
+    sizes: list[int] = []
+    events: list[int] = []
+
+    def make(size: int) -> int:
+        sizes.append(size)
+        events.append(len(sizes) - 1)
+        return events[-1]
+
+    waiting: list[list[Part]] = []  # of each quantised layer; a tensor's number for its bytes
+    is_lazy = quantised is not None and quantised[0].while_loading
+    for tensor in _tensors(config, layers, tp, itemsizes[1] // itemsizes[0]):
+        if isinstance(tensor, int):
+            make(tensor * itemsizes[0])
+        elif quantised is None or quantised[0].ignored.has(tensor):
+            make(tensor.elements * itemsizes[0])
+        else:
+            parts = list(quantised[0].parts(tensor, quantised[1]))
+            waiting.append(parts if is_lazy else [(make(size), new) for size, new in parts])
+    for held in waiting:
+        for old, new in [(make(size), new) for size, new in held] if is_lazy else held:
+            if new is not None:
+                make(new)
+                events.append(~old)
     allocator = CachingAllocator()
-    allocator.run(range(len(sizes)), sizes)
+    allocator.run(events, sizes)
     return allocator
 
 
-def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterator[int]:
-    """Yield elements of each tensor of one rank, in the order in which they are made.
+def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterator[int | Linear]:
+    """Yield elements of each tensor of one rank, or a linear layer, in the order of their making.
 
     `wide`: how often an element of the rotary table counts.
     """
@@ -108,8 +148,8 @@ def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterat
             yield from config.attention_tensors(tp, rotary=bool(rotary))
             yield from config.mlp_tensors(tp, layer)
         else:
-            yield from _attention(config, tp, rotary)
-            yield from _mlp(config, tp)
+            yield from _attention(config, tp, rotary, f"model.layers.{layer}.self_attn")
+            yield from _mlp(config, tp, f"model.layers.{layer}.mlp")
         for _ in range(_NORMS.get(config.model_type, 2)):
             yield width
     if is_last:
@@ -118,13 +158,14 @@ def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterat
             yield rows * width
 
 
-def _attention(config: DecoderConfig, tp: int, rotary: int) -> Iterator[int]:
+def _attention(config: DecoderConfig, tp: int, rotary: int, name: str) -> Iterator[int | Linear]:
     width, head = config.hidden_size, config.head_width
-    outputs = (config.num_attention_heads // tp + 2 * kv_heads(config, tp)) * head
-    yield outputs * width
+    queries, shared = config.num_attention_heads // tp * head, kv_heads(config, tp) * head
+    outputs = (queries, shared, shared)
+    yield _linear(config, f"{name}.qkv_proj", width, outputs)
     if config.model_type in _BIASED or getattr(config, "attention_bias", False):
-        yield outputs
-    yield width * config.num_attention_heads // tp * head
+        yield sum(outputs)
+    yield _linear(config, f"{name}.o_proj", queries, (width,), ranks=tp)
     if rotary:  # the first layer's: all share it
         yield config.max_position_embeddings * config.rotary_width * rotary
     if config.model_type in _NORMED_HEADS:
@@ -132,7 +173,17 @@ def _attention(config: DecoderConfig, tp: int, rotary: int) -> Iterator[int]:
         yield head
 
 
-def _mlp(config: DecoderConfig, tp: int) -> Iterator[int]:
+def _linear(
+    config: DecoderConfig, name: str, inputs: int, outputs: tuple[int, ...], ranks: int = 1
+) -> Linear:
+    """Return a layer; its checkpoint has the projections apart, but for Phi-3's."""
+    start, _, last = name.rpartition(".")
+    apart = () if config.model_type in _MERGED else _APART.get(last, ())
+    names = tuple(f"{start}.{part}" for part in apart) or (name,)
+    return Linear(name, names, inputs, outputs, inputs * ranks)
+
+
+def _mlp(config: DecoderConfig, tp: int, name: str) -> Iterator[int | Linear]:
     width, experts = config.hidden_size, getattr(config, "experts", 0)
     inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
     if experts:
@@ -140,8 +191,8 @@ def _mlp(config: DecoderConfig, tp: int) -> Iterator[int]:
         yield experts * 2 * inner * width
         yield experts * width * inner
     else:
-        yield 2 * inner * width
-        yield width * inner
+        yield _linear(config, f"{name}.gate_up_proj", width, (inner, inner))
+        yield _linear(config, f"{name}.down_proj", inner, (width,), ranks=tp)
 
 
 def kv_heads(config: DecoderConfig, tp: int) -> int:
