@@ -4,9 +4,9 @@ An option that is not given is absent from the result, so that a model card's de
 """
 
 import argparse
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container, Mapping
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -76,16 +76,25 @@ def add_job_options(
 
 
 def add_options(
-    parser: argparse.ArgumentParser, settings: type[Settings], *, without: Container[str] = ()
+    parser: argparse.ArgumentParser,
+    settings: type[Settings],
+    *,
+    without: Container[str] = (),
+    choices: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> None:
-    """Add an option for every field of some settings, but for those `without`."""
+    """Add an option for every field of some settings, but for those `without`.
+
+    `choices`: of options that have others elsewhere, all.
+    """
     group = parser.add_argument_group(settings.model_config["title"])
     for name, field in settings.model_fields.items():
         if name in without:
             continue
         option = f"--{name.replace('_', '-')}"
-        switch = {"action": "store_true", "help": field.description}
-        how = switch if field.annotation is bool else _reading(field)
+        switch: dict[str, Any] = {"action": "store_true", "help": field.description}
+        how: dict[str, Any] = switch if field.annotation is bool else _reading(field)
+        if name in choices:
+            how["choices"] = choices[name]
         group.add_argument(option, dest=name, default=argparse.SUPPRESS, **how)
 
 

@@ -2,6 +2,7 @@
 
     vrambudget serve llama-3.1-8b --gpu h100 --context 8192
     vrambudget serve llama-3.1-8b --gpu h100 --engine sglang --mem-fraction-static 0.85
+    vrambudget serve llama-3.1-8b --gpu l4 --engine tgi --max-batch-prefill-tokens 4096
     vrambudget serve llama-3.1-8b:Q4_K_M --gpu 12GB --engine llama.cpp --ctx-size 8192
     vrambudget serve model.gguf --gpu 12GB
 
@@ -19,19 +20,29 @@ from vrambudget.cli.job_options import add_options
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.model_config import load_config
-from vrambudget.config.source import find_model
+from vrambudget.config.source import FoundModel, find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models import config_class
+from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.engines import (
     llama_cpp_report,
     llama_cpp_values,
     sglang_report,
     sglang_values,
+    tgi_report,
+    tgi_values,
 )
 from vrambudget.report.serving import as_values, holds_one, served
-from vrambudget.serving import llama_cpp, sglang
+from vrambudget.serving import llama_cpp, sglang, tgi
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_name
-from vrambudget.serving.options import OPTIONS, LlamaCppOptions, ServeOptions, SglangOptions
+from vrambudget.serving.options import (
+    CACHE_DTYPES,
+    OPTIONS,
+    LlamaCppOptions,
+    ServeOptions,
+    SglangOptions,
+    TgiOptions,
+)
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
 from vrambudget.serving.vllm import serve
 from vrambudget.serving.weights import load_decoder
@@ -56,7 +67,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     known: set[str] = set()
     for options in OPTIONS.values():
-        add_options(parser, options, without=known)
+        add_options(parser, options, without=known, choices={"kv_cache_dtype": CACHE_DTYPES})
         known |= set(options.model_fields)
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -80,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         )
     elif isinstance(options, SglangOptions):
         values, text, starts = _sglang(args, gpu, options)
+    elif isinstance(options, TgiOptions):
+        values, text, starts = _tgi(args, gpu, options)
     else:
         values, text, starts = _vllm(args, gpu, options)
     emit(json.dumps(values, indent=2) if output == "json" else text, args)
@@ -88,11 +101,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(engine: str, args: argparse.Namespace) -> Any:
     """Return the engine's options. Raises VramBudgetError for those of another engine."""
-    if engine not in OPTIONS:
-        raise NotModelledError(
-            f"engine {engine!r} is not modelled: its cache is what a warm-up on the card leaves",
-            hint="--engine vllm or sglang has rules from its source, with the same model and card",
-        )
     fields = {name for options in OPTIONS.values() for name in options.model_fields}
     given = {name: value for name, value in vars(args).items() if name in fields}
     own = OPTIONS[engine].model_fields
@@ -130,18 +138,29 @@ def _vllm(args: argparse.Namespace, gpu: Gpu, options: ServeOptions) -> Result:
 
 def _sglang(args: argparse.Namespace, gpu: Gpu, options: SglangOptions) -> Result:
     found = find_model(args.model)
-    config = load_decoder(found.values, where=found.where)
+    serving = sglang.serve(_not_quantised(found), gpu, options)
+    _check_context(args.context, serving.context_length)
+    text = sglang_report(found.name, gpu, serving, args.context)
+    return sglang_values(serving, args.context), text, serving.starts
+
+
+def _tgi(args: argparse.Namespace, gpu: Gpu, options: TgiOptions) -> Result:
+    found = find_model(args.model)
+    serving = tgi.serve(_not_quantised(found), gpu, options)
+    _check_context(args.context, serving.max_total_tokens)
+    text = tgi_report(found.name, gpu, options, serving, args.context)
+    return tgi_values(serving, args.context), text, serving.starts
+
+
+def _not_quantised(found: FoundModel) -> DecoderConfig:
     if found.values.get("quantization_config"):
         raise NotModelledError(
-            "quantised weights are not modelled as SGLang loads them",
+            "quantised weights are not modelled as this engine loads them",
             where=found.where,
             hint="--engine vllm has rules for them; a configuration without quantization_config"
             " is that of 16-bit weights",
         )
-    serving = sglang.serve(config, gpu, options)
-    _check_context(args.context, serving.context_length)
-    text = sglang_report(found.name, gpu, serving, args.context)
-    return sglang_values(serving, args.context), text, serving.starts
+    return load_decoder(found.values, where=found.where)
 
 
 def _llama_cpp(args: argparse.Namespace, gpu: Gpu, options: LlamaCppOptions) -> Result:

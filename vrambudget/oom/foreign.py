@@ -118,6 +118,20 @@ def _sglang(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     )
 
 
+def _tgi(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    return (
+        (
+            f"TGI warms up with a prefill of {hit['tokens']} tokens, and the card has no room for"
+            " it beside the weights. What the warm-up leaves becomes the cache."
+        ),
+        (
+            "lower --max-batch-prefill-tokens: longer prompts come in pieces",
+            "more cards: --num-shard; or fewer bits: --quantize",
+            "`vrambudget serve MODEL --gpu GPU --engine tgi` counts weights, warm-up and cache",
+        ),
+    )
+
+
 def _llama_buffer(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     asked = f"{hit['asked']} MiB" if hit["asked"] else "a buffer"
     return (
@@ -216,6 +230,14 @@ _KNOWN = (
             r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static"
         ),
         _sglang,
+    ),
+    _Known(
+        "TGI",
+        _pattern(
+            r"Not enough memory to handle (?:\d{1,9} total tokens with )?"
+            r"(?P<tokens>\d{1,9}) prefill tokens\."
+        ),
+        _tgi,
     ),
     _Known(
         "llama.cpp",
