@@ -61,18 +61,23 @@ def stack_layers(model: Module) -> None:
                     Stack(layers)
 
 
+def kinds_of(layers: Sequence[Module]) -> tuple[list[int], list[list[Parameter]]]:
+    """Return which layers are alike, a number for each kind, and each layer's parameters."""
+    kinds, every = list[int](), list[list[Parameter]]()
+    numbers: dict[tuple[object, ...], int] = {}
+    for layer in layers:
+        kind, parameters = list[object](), list[Parameter]()
+        _describe(layer, kind, parameters)
+        kinds.append(numbers.setdefault(tuple(kind), len(numbers)))
+        every.append(parameters)
+    return kinds, every
+
+
 class Stack:
     """The layers of one list."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self.parameters: list[list[Parameter]] = []
-        self.kinds: list[int] = []
-        numbers: dict[tuple[object, ...], int] = {}
-        for layer in layers:
-            kind, parameters = list[object](), list[Parameter]()
-            _describe(layer, kind, parameters)
-            self.kinds.append(numbers.setdefault(tuple(kind), len(numbers)))
-            self.parameters.append(parameters)
+        self.kinds, self.parameters = kinds_of(layers)
         left: Counter[int] = Counter()
         self.is_last = [False] * len(layers)
         for number in reversed(range(len(layers))):

@@ -91,7 +91,8 @@ def _together(
     if trained == "full":
         more = {"parameters_as_bucket_view": True, "gradient_as_bucket_view": True}
         yield "ZeRO-1", {"parallel": "zero1", **more}
-    mixed = _mixed(job, has_bfloat16=has_bfloat16)
+    halved = trained == "lora" and has_bfloat16  # frozen weights in 16 bits, as for one GPU
+    mixed = {} if halved else _mixed(job, has_bfloat16=has_bfloat16)
     fsdp2 = {"parallel": "fsdp2", **mixed}
     if gpus > MACHINE and gpus % MACHINE == 0:
         yield f"HSDP, {gpus // MACHINE} copies", {**fsdp2, "replicate": gpus // MACHINE}

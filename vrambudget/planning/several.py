@@ -1,7 +1,8 @@
 """The fewest GPUs for a job, and the layouts that fit them.
 
 Their number is doubled until the most frugal layout fits, then whole machines of eight are tried
-between; a layout whose weights, gradients and states alone are too much is not followed at all.
+between. A layout whose weights, gradients and states alone are too much is not followed at all, nor
+one that walks of a few layers show to be too much.
 
 A layout fits if PyTorch runs it on the GPU with NCCL's buffers at their largest beside it.
 """
@@ -16,6 +17,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import follow
 from vrambudget.planning.changes import Cost
 from vrambudget.planning.choices import Choice, command, fields_of
+from vrambudget.planning.few_layers import FewLayers
 from vrambudget.planning.floor import count_parameters, least_bytes
 from vrambudget.planning.layouts import (
     GOALS,
@@ -63,6 +65,7 @@ class Planner:
         self.offload = offload
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.parameters = count_parameters(scenario)
+        self.few_layers = FewLayers(scenario)
 
     def can(self, gpus: int) -> bool:
         """Return whether any layout fits so many GPUs; of several, the most frugal are tried."""
@@ -110,6 +113,8 @@ class Planner:
         if self._bound(layout) > self.gpu.room_bytes:
             return None
         job = self._job(layout)
+        if self.few_layers.least_bytes(job) > self.gpu.room_bytes:
+            return None
         budget = follow(replace(self.scenario, job=job)).budget
         device, several = budget.device, budget.several
         assert device is not None  # noqa: S101 - a GPU was named

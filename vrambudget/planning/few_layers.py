@@ -1,0 +1,78 @@
+"""The least that a job of several GPUs takes, from walks of a few of its layers.
+
+What is alive at any one moment grows by the same bytes with every layer that is like the others. So
+the peak, the highest of all moments, is a convex function of their number: beyond two numbers it is
+on or above the line through them.
+
+    3 and 4 layers of 80    a walk of seven in place of 80: least = peak(3) + 77 (peak(4) - peak(3))
+
+What grows up to a limit is taken off: in ZeRO 3, parameters that are whole (max_live_parameters),
+and float32 gradients of a group that is stepped at once (sub_group_size).
+
+Not bounded: models whose layers differ, and layouts that give parameters out whole or by their
+place in a flat tensor (ZeRO-1, DeepSpeed's stages 1 and 2), where layers differ for a rank.
+"""
+
+from vrambudget.config.job import Job
+from vrambudget.engine.alike import kinds_of
+from vrambudget.engine.context import ModelOptions, on_meta, recording
+from vrambudget.engine.module import Module
+from vrambudget.planning.floor import ITEM_BYTES
+from vrambudget.scenario import Scenario
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
+
+_FEW = 3
+_DEPTHS = ("num_hidden_layers", "n_layers")
+_BOUNDED = ("ddp", "fsdp1", "fsdp2", "deepspeed3", None)
+
+
+class FewLayers:
+    """Lower bounds of the requested bytes of a scenario's jobs."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        fields = type(scenario.config).model_fields
+        self.depth = next((name for name in _DEPTHS if name in fields), None)
+        self.layers = self.depth and getattr(scenario.config, self.depth)
+        self.alike = self.layers is not None and self._are_alike()
+
+    def _are_alike(self) -> bool:
+        """Return whether the model has one list of layers, all of them alike."""
+        config, task = self.scenario.config.for_job(self.scenario.job), self.scenario.job.task
+        assert task is not None  # noqa: S101 - resolved
+        with recording(self.scenario.platform, ModelOptions()), on_meta():
+            lists = [
+                value
+                for module in config.build(task).modules()
+                for value in module.__dict__.values()
+                if isinstance(value, list) and len(value) == self.layers
+            ]
+            layers = [[item for item in value if isinstance(item, Module)] for value in lists]
+            return [len(each) for each in layers] == [self.layers] and not any(
+                kinds_of(layers[0])[0]
+            )
+
+    def least_bytes(self, job: Job) -> int:
+        """Return what `job` takes at least on its rank; 0 where that is not known."""
+        layout, stages = job.layout, job.layout.pp * job.stages_per_rank
+        if not self.alike or layout.data not in _BOUNDED or self.layers % stages:
+            return 0
+        few, more = _FEW * stages, (_FEW + 1) * stages
+        if more * 2 > self.layers:
+            return 0
+        below, above = (self._peak_bytes(job, layers) for layers in (few, more))
+        steps = (self.layers - few) // stages
+        return below + steps * (above - below) - _limited_bytes(job)
+
+    def _peak_bytes(self, job: Job, layers: int) -> int:
+        config = self.scenario.config.model_copy(update={self.depth: layers})
+        return replay(simulate(config, job, self.scenario.platform).tape).peak.requested_bytes
+
+
+def _limited_bytes(job: Job) -> int:
+    """Return what of a job's bytes may stop growing with its layers."""
+    if job.layout.data != "deepspeed3":
+        return 0
+    gathered = ITEM_BYTES[job.weight_dtype] * job.max_live_parameters
+    return gathered + ITEM_BYTES["fp32"] * job.sub_group_size
