@@ -98,12 +98,12 @@ def test_a_gathered_parameter_lives_on_where_a_view_of_it_was_saved():
         ({"mode": "eval"}, "evaluation with DeepSpeed"),
         ({"optimizer": "none"}, "DeepSpeed without an optimizer"),
         ({"loop": "lightning"}, "the loop of lightning"),
-        ({"lora_rank": 8}, "LoRA with DeepSpeed"),
+        ({"lora_rank": 8, "parallel": "zero3", "checkpointing": "full"}, "CheckpointError"),
     ],
 )
 def test_what_zero_is_not_modelled_with_is_refused(fields, words):
     with pytest.raises(NotModelledError, match=words):
-        estimate(SMALL, gpu="8xa100-80gb", block=32, parallel="zero2", **BF16 | fields)
+        estimate(SMALL, gpu="8xa100-80gb", **{"block": 32, "parallel": "zero2", **BF16, **fields})
 
 
 def test_a_setting_of_stage_3_is_refused_elsewhere():

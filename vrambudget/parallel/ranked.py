@@ -94,7 +94,6 @@ def refuse(job: Job, layout: Layout) -> None:
         and (job.loop, layout.data, job.mode)
         not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
         "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
-        "LoRA with DeepSpeed": zero and job.lora_rank is not None,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "checkpointing under autocast in a pipeline, whose backward runs in the region,": layout.pp
@@ -107,6 +106,14 @@ def refuse(job: Job, layout: Layout) -> None:
     for what, is_asked in problems.items():
         if is_asked:
             raise NotModelledError(f"{what} is not modelled", hint=_REHEARSE)
+    if layout.data == DEEPSPEED[-1] and job.lora_rank is not None and job.checkpointing != "none":
+        raise NotModelledError(
+            "checkpointing of frozen weights under ZeRO 3 ends in PyTorch's CheckpointError: what"
+            " the second forward saves of a norm, its weight itself, is let go before it is looked"
+            " at (torch/utils/checkpoint.py, pack_hook)",
+            hint="use zero2 or fsdp2; gradient_checkpointing_kwargs={'use_reentrant': True} runs,"
+            f" and is not modelled: {_REHEARSE}",
+        )
     if mixed and job.clip is not None:
         raise _mixed("clipping by a norm", "leave --clip out")
     stepped_together = job.optimizer != "none" and job.optimizer_impl != "for-loop"

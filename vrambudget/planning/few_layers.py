@@ -33,9 +33,9 @@ class FewLayers:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         fields = type(scenario.config).model_fields
-        self.depth = next((name for name in _DEPTHS if name in fields), None)
-        self.layers = self.depth and getattr(scenario.config, self.depth)
-        self.alike = self.layers is not None and self._are_alike()
+        self.depth = next((name for name in _DEPTHS if name in fields), "")
+        self.layers: int = getattr(scenario.config, self.depth) if self.depth else 0
+        self.alike = self.layers > 0 and self._are_alike()
 
     def _are_alike(self) -> bool:
         """Return whether the model has one list of layers, all of them alike."""

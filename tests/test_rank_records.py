@@ -1,0 +1,22 @@
+"""Further jobs of several GPUs, one rank of each on a virtual GPU: equal to the byte.
+
+lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vrambudget.config.record import read_records
+from vrambudget.validate import COUNTERS, validate
+
+FILES = sorted((Path(__file__).parent / "records" / "ranks").glob("*.jsonl"))
+RECORDS = [pytest.param(record, id=record["id"]) for file in FILES for record in read_records(file)]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_rank_takes_what_it_took(record: dict[str, Any]) -> None:
+    (found,) = validate([record])
+    assert found.problem is None, found.problem
+    assert {counter: found.error(counter) for counter in COUNTERS} == dict.fromkeys(COUNTERS, 0.0)
