@@ -42,13 +42,16 @@ VARIANTS = {
     "mixtral, routers are trained": ("mixtral", {"output_router_logits": True}),
     "qwen3_moe, some layers dense": ("qwen3_moe", {"mlp_only_layers": [0, 3]}),
 }
-ALTERNATING = {"gemma2", "gemma3_text", "smollm3"}  # layers of two kinds
+ALTERNATING = {"gemma2", "gemma3", "gemma3_text", "smollm3"}  # layers of two kinds
 WALKED = {"t5"}  # its layers share tensors that want gradients
 
 
 def scenario_of(name, fields, values=None, layers=9):
     values = {"model_type": name, **TINY[name], **(values or {})}
-    values[LAYERS.get(name, "num_hidden_layers")] = layers
+    depth = {LAYERS.get(name, "num_hidden_layers"): layers}
+    if "text_config" in values:
+        depth = {"text_config": {**values["text_config"], **depth}}
+    values |= depth
     sizes = {"batch": 2} if name == "vit" else {"batch": 2, "block": 16}
     return resolve(values, gpu="t4", **sizes, **fields)
 

@@ -29,13 +29,20 @@ DECODER = {
 GROUPED = {**DECODER, "num_key_value_heads": 2}
 EXPERTS = {**GROUPED, "num_experts_per_tok": 2}
 T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": 50}
+GEMMA3 = {**GROUPED, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}
 TINY: dict[str, dict[str, Any]] = {
     "bert": DECODER,
     "camembert": {**DECODER, "max_position_embeddings": 70},  # as roberta
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
     "gemma": {**GROUPED, "head_dim": 16},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
-    "gemma3_text": {**GROUPED, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2},
+    "gemma3": {
+        # every layer slides: transformers makes masks of two kinds in a set's order, any order
+        "text_config": {"model_type": "gemma3_text", **GEMMA3, "sliding_window_pattern": 6},
+        "vision_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+        | {"model_type": "siglip_vision_model", "num_attention_heads": 2, "image_size": 32},
+    },
+    "gemma3_text": GEMMA3,
     "granite": GROUPED,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
     "gpt_neox": DECODER,

@@ -180,6 +180,14 @@ class ModelConfig(Settings):
         """Whether it is a decoder that keeps keys and values in training, too (use_cache)."""
         return "causal-lm" in self.tasks and self.new_cache() is not None
 
+    @property
+    def caches_by_itself(self) -> bool:
+        """Whether a language model inside keeps keys and values, whatever the job says.
+
+        `model.config.use_cache = False` does not reach the configuration of a model inside another.
+        """
+        return False
+
     def new_cache(self) -> Any:
         """Return an empty cache of keys and values; None for a model that keeps none."""
         return None

@@ -1,6 +1,8 @@
 """What a configuration of a model without rules says of itself: its tasks, its usual length.
 
-Its tasks are those that its `architectures` name, then all others.
+Its tasks are those that its `architectures` name, then all others. A configuration with a
+`text_config` is that of a model that reads images or sound, too: its ForConditionalGeneration is a
+causal language model, and here it reads text.
 """
 
 from collections.abc import Mapping
@@ -10,18 +12,30 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import TASK_OF_CLASS
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
+_GENERATES = "ForConditionalGeneration"
 _LONGEST = 1024  # tokens, where a model would take many more
 
 
 def tasks_of(values: Mapping[str, Any]) -> tuple[Task, ...]:
     """Return the tasks of a model, its own first."""
     names = [str(name) for name in values.get("architectures") or ()]
-    own = [task for name in names for end, task in TASK_OF_CLASS.items() if name.endswith(end)]
+    of_class: dict[str, Task] = {
+        **TASK_OF_CLASS,
+        **({_GENERATES: "causal-lm"} if _inner(values) else {}),
+    }
+    own = [task for name in names for end, task in of_class.items() if name.endswith(end)]
     return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
+
+
+def _inner(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the configuration of the language model in a model that reads more than text."""
+    inner = values.get("text_config")
+    return inner if isinstance(inner, Mapping) and not values.get("is_encoder_decoder") else None
 
 
 def length_of(values: Mapping[str, Any]) -> int:
     """Return the tokens per sequence of a job that names none."""
+    values = _inner(values) or values
     given = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
     return int(min([*given, _LONGEST]))
 

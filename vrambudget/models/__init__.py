@@ -10,6 +10,7 @@ _CONFIG_CLASSES = {
     "distilbert": ("distilbert", "DistilBertConfig"),
     "gemma": ("gemma", "GemmaConfig"),
     "gemma2": ("gemma2", "Gemma2Config"),
+    "gemma3": ("gemma3_images", "Gemma3Config"),
     "gemma3_text": ("gemma3", "Gemma3TextConfig"),
     "gpt2": ("gpt2", "GPT2Config"),
     "gpt_neox": ("gpt_neox", "GPTNeoXConfig"),

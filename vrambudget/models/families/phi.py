@@ -8,18 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vrambudget.config.fields.batches import Task
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended
-from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache
-from vrambudget.models.parts.classification import SequenceClassifier
-from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
+from vrambudget.models.parts.decoder import DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Attention, attended
-from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, LayerNorm, Linear
-from vrambudget.models.parts.masks import Masks, causal_mask, positions
+from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, LayerNorm, Linear
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotated
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
 from vrambudget.ops.shape import cat, contiguous, reshape, slice_last, unsqueeze
@@ -111,56 +107,22 @@ class PhiLayer(CheckpointedLayer):
 class PhiModel(Model):
     """PhiModel."""
 
-    def __init__(self, config: "PhiConfig") -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        layers = [PhiLayer(config) for _ in range(config.num_hidden_layers)]
-        for index, layer in enumerate(layers):
-            layer.self_attn.layer_idx = index
-        self.layers: list[CheckpointedLayer] = [*layers]
-        self.rotary_emb = RotaryEmbedding(config.rotary_width, config.rope_type, last=False)
-        self.embed_dropout = Dropout(config.embd_pdrop)
-        self.final_layernorm = LayerNorm(config.hidden_size)
+    config: "PhiConfig"
+    final_norm = "final_layernorm"
+
+    def finish(self) -> None:
+        """Make what comes after the layers."""
+        self.rotary_emb = RotaryEmbedding(
+            self.config.rotary_width, self.config.rope_type, last=False
+        )
+        self.embed_dropout = Dropout(self.config.embd_pdrop)
+        self.final_layernorm = LayerNorm(self.config.hidden_size)
         self.rotary_emb.initialise()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | Masks | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """[B, T] -> [B, T, C]."""
-        inputs_embeds = self.embed_tokens(input_ids)
-        if position_ids is None:
-            position_ids = positions(input_ids.shape[1])
-        if isinstance(attention_mask, dict):  # generate built it
-            mask = attention_mask["full_attention"]
-        else:
-            mask = causal_mask(inputs_embeds, position_ids, attention_mask, past_key_values)
-        inputs_embeds = self.embed_dropout(inputs_embeds)
-        hidden_states = inputs_embeds
-        rotary = self.rotary_emb(position_ids, hidden_states.dtype)
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                rotary=rotary,
-                mask=mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-            )
-        y: Tensor = self.final_layernorm(hidden_states)
-        return y
-
-
-class PhiForCausalLM(CausalLM):
-    """PhiForCausalLM."""
-
-    def __init__(self, config: "PhiConfig") -> None:
-        self.config = config
-        self.model = PhiModel(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
-            self.lm_head.weight = self.model.embed_tokens.weight
+    def entered(self, inputs_embeds: Tensor) -> Tensor:
+        """Drop embeddings out [B, T, C]."""
+        dropped: Tensor = self.embed_dropout(inputs_embeds)
+        return dropped
 
 
 class PhiConfig(DecoderConfig):
@@ -180,18 +142,17 @@ class PhiConfig(DecoderConfig):
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     followed_in = ("5.17",)
+    head_bias = True
 
     @property
     def rotary_width(self) -> int:
         """How many of a head's elements carry positions."""
         return int(self.head_width * self.partial_rotary_factor_of(self.partial_rotary_factor))
 
-    def body(self) -> DecoderBody:
-        """Return the model without a head, its weights allocated."""
-        return DecoderBody(self, PhiModel(self))
+    def layer(self) -> PhiLayer:
+        """PhiDecoderLayer."""
+        return PhiLayer(self)
 
-    def build(self, task: Task) -> CausalLM | SequenceClassifier:
-        """Return the model, its weights allocated."""
-        if task == "seq-cls":
-            return SequenceClassifier(self, PhiModel(self), self.hidden_size)
-        return PhiForCausalLM(self)
+    def decoder(self) -> PhiModel:
+        """PhiModel."""
+        return PhiModel(self)

@@ -260,7 +260,8 @@ class CachesKeysAndValues(Module):
         A model that checkpoints its layers makes none (merge_with_config_defaults).
         """
         options = context.options
-        wanted = options.use_cache if use_cache is None else use_cache
+        usual = options.use_cache or self.config.caches_by_itself
+        wanted = usual if use_cache is None else use_cache
         if given is not None or not wanted or (options.checkpointing and self.training):
             return given
         cache: Cache | None = self.config.new_cache()

@@ -4,15 +4,15 @@
     CausalLM       the head and its loss
 
 A family says which parts it is made of (`DecoderConfig.layer`, `norm`, `embedding`,
-`rotary_embedding`; parts are in `decoder_layers`) and overrides what its own code does otherwise
-(`CausalLM.logits`).
+`rotary_embedding`, `head_bias`; parts are in `decoder_layers`) and overrides what its own code does
+otherwise (`Model.entered`, `CausalLM.logits`).
 
 Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
 Not modelled: tensor parallelism.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
@@ -39,6 +39,8 @@ LayerType = Literal["full_attention", "sliding_attention"]
 class Model(Module):
     """LlamaModel; Qwen2Model where layers of two kinds alternate."""
 
+    final_norm: ClassVar[str] = "norm"
+
     def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
         self.embed_tokens = config.embedding(config.vocab_size, config.hidden_size)
@@ -49,8 +51,12 @@ class Model(Module):
             for attention in self.layers[index].children():
                 if isinstance(attention, Attention):
                     attention.layer_idx = index
-        self.norm = config.norm(config.hidden_size)
-        self.rotary_emb = config.rotary()
+        self.finish()
+
+    def finish(self) -> None:
+        """Make what comes after the layers."""
+        self.norm = self.config.norm(self.config.hidden_size)
+        self.rotary_emb = self.config.rotary()
 
     def forward(
         self,
@@ -58,16 +64,19 @@ class Model(Module):
         attention_mask: Tensor | Masks | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """[B, T] -> [B, T, C]."""
-        inputs_embeds = self.embed_tokens(input_ids)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
         if position_ids is None:
             position_ids = positions(input_ids.shape[1])
         if isinstance(attention_mask, dict):
             masks: Masks = attention_mask
         else:
             given = inputs_embeds, position_ids, attention_mask, past_key_values
-            masks = {kind: self._mask(*given, kind) for kind in self.config.mask_kinds}
+            masks = {kind: self.mask(*given, kind) for kind in self.config.mask_kinds}
+        inputs_embeds = self.entered(inputs_embeds)
         hidden_states = inputs_embeds
         rotary = self.rotary_emb(position_ids, inputs_embeds.dtype)
         if self.scales_embeddings:
@@ -81,17 +90,22 @@ class Model(Module):
                 position_ids=position_ids,
                 past_key_values=past_key_values,
             )
-        y: Tensor = self.norm(hidden_states)
+        y: Tensor = getattr(self, self.final_norm)(hidden_states)
         return y
 
-    def _mask(
+    def entered(self, inputs_embeds: Tensor) -> Tensor:
+        """Return what the first layer reads [B, T, C]; here the embeddings themselves."""
+        return inputs_embeds
+
+    def mask(
         self,
         embeddings: Tensor,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         padding: Tensor | None,
         past: Cache | None,
         kind: LayerType,
     ) -> Tensor | None:
+        """Return the mask of layers of this kind."""
         if kind == "full_attention":
             return causal_mask(embeddings, position_ids, padding, past)
         return sliding_window_mask(embeddings, position_ids, self.config.window, padding, past)
@@ -104,8 +118,8 @@ class CausalLM(LanguageModel):
 
     def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
-        self.model = Model(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.model = config.decoder()
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias)
         if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -130,6 +144,7 @@ class DecoderConfig(RotaryConfig):
     norm: ClassVar[type[Norm]] = RMSNorm
     embedding: ClassVar[type[Embedding]] = Embedding
     rotary_embedding: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
+    head_bias: ClassVar[bool] = False
 
     @property
     def kv_heads(self) -> int:
@@ -189,14 +204,18 @@ class DecoderConfig(RotaryConfig):
         """Return one layer, its weights allocated; families say of which parts."""
         raise NotImplementedError
 
+    def decoder(self) -> Any:
+        """Return the model that heads stand on, its weights allocated."""
+        return Model(self)
+
     def body(self) -> DecoderBody:
         """Return the model without a head, its weights allocated."""
-        return DecoderBody(self, Model(self))
+        return DecoderBody(self, self.decoder())
 
     def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
         if task == "seq-cls":
-            return SequenceClassifier(self, Model(self), self.hidden_size)
+            return SequenceClassifier(self, self.decoder(), self.hidden_size)
         return self.causal_lm()
 
     def causal_lm(self) -> CausalLM:

@@ -1,0 +1,143 @@
+"""Gemma 3 of the repositories that read images, too: 4B, 12B, 27B (model_type gemma3).
+
+A batch of text goes through Gemma 3 alone; the vision tower and its projector lie on the card. The
+masks are made before the language model is called, without positions: rows are not looked through
+for packing.
+
+Source: models/gemma3/modeling_gemma3.py of transformers 5.17 (Gemma3ForConditionalGeneration).
+Not modelled: images.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from vrambudget.config.settings import Size, show
+from vrambudget.dtypes import bool_
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.errors import VramBudgetError
+from vrambudget.models.families.gemma import ZeroCenteredRMSNorm
+from vrambudget.models.families.gemma3 import Gemma3TextConfig
+from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.decoder import LayerType, Model
+from vrambudget.models.parts.layers import Embedding
+from vrambudget.models.parts.masks import Masks
+from vrambudget.models.parts.siglip import SiglipVisionConfig, SiglipVisionModel
+from vrambudget.ops.creation import made
+
+
+class MultiModalProjector(Module):
+    """Gemma3MultiModalProjector, without its forward."""
+
+    def __init__(self, config: "Gemma3Config") -> None:
+        width = config.vision_config.hidden_size
+        self.mm_input_projection_weight = Parameter(
+            (width, config.hidden_size), context.options.dtype
+        )
+        self.mm_soft_emb_norm = ZeroCenteredRMSNorm(width)
+
+
+class Gemma3Model(Module):
+    """Gemma3Model."""
+
+    def __init__(self, config: "Gemma3Config") -> None:
+        self.masks_ids = config.image_token_index >= config.vocab_size
+        self.vision_tower = SiglipVisionModel(config.vision_config)
+        self.multi_modal_projector = MultiModalProjector(config)
+        self.language_model = Model(config)
+
+    @property
+    def embed_tokens(self) -> Embedding:
+        """What the head's weights may be tied to."""
+        return self.language_model.embed_tokens
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | Masks | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        text = self.language_model
+        llm_input_ids, special_image_mask = input_ids, None
+        if self.masks_ids:
+            special_image_mask = made("eq", input_ids.shape, bool_)
+            llm_input_ids = made("clone", input_ids.shape, input_ids.dtype)
+        inputs_embeds = text.embed_tokens(llm_input_ids)
+        if not isinstance(attention_mask, dict):  # `generate` has built masks
+            given = inputs_embeds, position_ids, attention_mask, past_key_values
+            attention_mask = {kind: text.mask(*given, kind) for kind in text.config.mask_kinds}
+        y: Tensor = text(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=inputs_embeds
+        )
+        del llm_input_ids, special_image_mask  # held until here
+        return y
+
+
+class Gemma3Config(Gemma3TextConfig):
+    """transformers' Gemma3Config: the keys of its `text_config`, and those of its vision tower."""
+
+    model_type: Literal["gemma3"] = "gemma3"  # type: ignore[assignment]
+    vision_config: SiglipVisionConfig = Field(default_factory=lambda: SiglipVisionConfig.parse({}))
+    image_token_index: Size = 262_144
+    use_cache: bool = Field(default=True, description="of text_config")
+
+    ignored_keys = Gemma3TextConfig.ignored_keys | {
+        *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
+        "mm_tokens_per_image",
+    }
+    aliases: ClassVar[Mapping[str, str]] = {
+        **Gemma3TextConfig.aliases,
+        "image_token_id": "image_token_index",
+    }
+
+    @property
+    def caches_by_itself(self) -> bool:
+        """Whether the language model keeps keys and values, whatever the job says."""
+        return self.use_cache
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """Those that the layers need (create_masks_for_generate), in no fixed order: a set's."""
+        return sorted(set(self.layer_kinds))
+
+    @classmethod
+    def parse(cls, values: Mapping[str, object], *, where: str | None = None) -> Self:
+        """Return the configuration of a file's keys. Raises VramBudgetError for every mistake."""
+        outer = {k: v for k, v in values.items() if k not in {"text_config", "vision_config"}}
+        text = _table(values, "text_config", where)
+        vision = SiglipVisionConfig.parse(_table(values, "vision_config", where), where=where)
+        own = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
+        own |= {"use_cache": text.get("use_cache", True)}
+        own |= {"model_type": "gemma3", "vision_config": vision}
+        return super().parse({**outer, **text, **own}, where=where)
+
+    def notes(self) -> Iterator[str]:
+        """Yield how the model is counted."""
+        yield (
+            "a batch of text: the vision tower's weights lie on the card and do nothing;"
+            " Gemma3ForCausalLM, which has none, is counted from text_config alone"
+        )
+        if self.use_cache:
+            yield (
+                "keys and values are cached in training, too: model.config.use_cache = False does"
+                " not reach text_config, model.config.text_config.use_cache = False does"
+            )
+
+    def decoder(self) -> Gemma3Model:
+        """Gemma3Model."""
+        return Gemma3Model(self)
+
+
+def _table(values: Mapping[str, object], key: str, where: str | None) -> Mapping[str, Any]:
+    """Return a configuration inside a configuration; without one, all of it is the default."""
+    table = values.get(key)
+    if table is None:
+        return {}
+    if not isinstance(table, Mapping):
+        raise VramBudgetError(f"{key} is {show(table)}; it should be a table", where=where)
+    return table
