@@ -92,6 +92,19 @@ def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
     assert not budget.not_modelled
 
 
+def test_a_model_that_reads_images_too_is_trained_on_text():
+    followed()
+    inner = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48}
+    inner |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 48}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24}
+    vision |= {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    llava = {"model_type": "llava", "text_config": inner, "vision_config": vision}
+    llava["architectures"] = ["LlavaForConditionalGeneration"]
+    budget = estimate(llava, batch=2, precision="bf16", torch="2.11")
+
+    assert (budget.job.task, budget.job.block) == ("causal-lm", 48)
+
+
 def test_layers_that_are_skipped_at_random_are_counted_as_never_skipped():
     followed()
     sizes = {"d_model": 32, "vocab_size": 100, "encoder_layers": 2, "decoder_layers": 2}

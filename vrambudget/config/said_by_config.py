@@ -62,7 +62,8 @@ def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool)
             f"the configuration says {key} {show(values[key])}, which from_pretrained loads weights"
             f" in; fp32 is counted: add --weights {_NARROW[values[key]]} if you name no dtype"
         )
-    if job.use_cache and job.checkpointing == "none" and job.mode in {"train", "eval"}:
+    cached = job.use_cache and job.checkpointing == "none" and job.mode in {"train", "eval"}
+    if cached and "text_config" not in values:  # which a script's use_cache does not reach
         yield (
             "keys and values are cached, as the configuration has it: add --no-use-cache if the"
             " script sets model.config.use_cache = False"
