@@ -102,7 +102,8 @@ def test_a_model_that_reads_images_too_is_trained_on_text():
     llava["architectures"] = ["LlavaForConditionalGeneration"]
     budget = estimate(llava, batch=2, precision="bf16", torch="2.11")
 
-    assert (budget.job.task, budget.job.block) == ("causal-lm", 48)
+    assert (budget.job["task"], budget.job["block"]) == ("causal-lm", 48)
+    assert budget.parameters.total == 30_288  # those of the vision tower, too
 
 
 def test_layers_that_are_skipped_at_random_are_counted_as_never_skipped():

@@ -16,6 +16,20 @@ AUTO_CLASSES: Mapping[str, str] = {
 }
 """The classes whose `from_config` builds a model."""
 
+
+def class_for(transformers: Any, task: str, config: Any) -> Any:
+    """Return the class of transformers that builds a configuration's model for a task.
+
+    A model that reads images besides text may have no causal language model's class: then it is
+    AutoModelForImageTextToText, whose forward takes text alone, too.
+    """
+    usual = getattr(transformers, AUTO_CLASSES[task])
+    reads_more = task == "causal-lm" and hasattr(config, "text_config")
+    if reads_more and type(config) not in usual._model_mapping:  # noqa: SLF001 - what it builds
+        return transformers.AutoModelForImageTextToText
+    return usual
+
+
 IMAGE_SIZE = 224
 """Pixels along each side of an image for a model that reads any."""
 

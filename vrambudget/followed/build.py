@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers.models.auto import configuration_auto
 
-from vrambudget.auto_classes import AUTO_CLASSES, built, image_shape_of
+from vrambudget.auto_classes import built, class_for, image_shape_of
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import DROPOUT_FIELDS
@@ -59,7 +59,7 @@ def live_model(config: FollowedConfig, task: Task) -> Live:
     transformers.logging.set_verbosity_error()
     kernels.unchecked.clear()
     own = configuration(config.keys, job)
-    make = getattr(transformers, AUTO_CLASSES[task]).from_config
+    make = class_for(transformers, task, own).from_config
     dtype = TORCH_DTYPE[context.options.dtype]
     mode = Following()
     with running(mode), made_for(Purpose.WEIGHTS):

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.auto_classes import AUTO_CLASSES, built, lora_options
+from vrambudget.auto_classes import built, class_for, lora_options
 from vrambudget.measure.inference import INFERENCE, infer
 from vrambudget.measure.loading import loaded
 from vrambudget.measure.loops import PREPARING, real_loop
@@ -102,7 +102,7 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
             setattr(config, name, job["dropout"])
     if job.get("image_size"):
         config.image_size = job["image_size"]
-    build = getattr(transformers, AUTO_CLASSES[job.get("task", "causal-lm")]).from_config
+    build = class_for(transformers, job.get("task", "causal-lm"), config).from_config
     if job.get("quant"):
         model = load_quantised(job, config, build)
     elif job.get("load"):
