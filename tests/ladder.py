@@ -68,7 +68,7 @@ def ladder() -> str:
         error = check.error("device")
         assert error is not None
         printed, predicted = check.measured["device"] / _MIB, check.predicted["device"] / _MIB
-        cells = f"{printed:,.0f} | {predicted:,.0f} | {100 * error:+.1f} %"
+        cells = f"{printed:,.0f} | {predicted:,.0f} | {round(100 * error, 1) + 0.0:+.1f} %"
         rows.append(f"| {told(record)} | {cells} | {device_mib(now(record)):,.0f} |")
     return "\n".join(rows)
 

@@ -23,6 +23,7 @@ from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
+from vrambudget.ops.workspaces import workspaces_of_an_earlier_training
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.training.draws import Drawn
@@ -130,6 +131,10 @@ def _record(
     in_full = in_full or job.keep_losses == "graphs"
     with recording(platform, options) as tape:
         tape.expandable_on_bytes = platform.expandable_on_bytes
+        tape.driver_addresses = job.driver_addresses
+        if job.warm_process:
+            workspaces_of_an_earlier_training()
+            context.tape.mark(0, Phase.BUILD, resets_allocator=True)
         ranked = _ranked(job)
         if job.load:
             context.tape.mark(0, Phase.LOADING)

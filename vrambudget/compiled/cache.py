@@ -86,6 +86,7 @@ def _plain(tape: Tape) -> dict[str, Any]:
         "marks": [(m.position, m.step, m.phase, m.resets_allocator, m.period) for m in tape.marks],
         "laid": tape.laid,
         "expandable_on_bytes": tape.expandable_on_bytes,
+        "driver_addresses": tape.driver_addresses,
         "is_plain": tape.is_plain,
     }
 

@@ -264,6 +264,14 @@ class JobFields(TypedDict, total=False):
     """Pipeline: stages of each rank, if interleaved."""
     expandable_segments: bool
     """Run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)."""
+    driver_addresses: Literal["rising", "linux"]
+    """Where the driver puts PyTorch's segments, which decides between free blocks of one size: each
+    above the last, as on a virtual GPU; or as NVIDIA's driver for Linux does.
+    """
+    warm_process: bool
+    """The process has trained before, as a notebook's has: the workspaces that cuBLAS keeps lie in
+    memory before the model does.
+    """
     torch: str
     """The version of PyTorch whose rules are followed; name the CUDA of a build that is not PyPI's:
     2.11+cu128.

@@ -185,6 +185,8 @@ class SweepFields(TypedDict, total=False):
     microbatches: int | Iterable[int | None] | None
     stages_per_rank: int | Iterable[int]
     expandable_segments: bool | Iterable[bool]
+    driver_addresses: Literal["rising", "linux"] | Iterable[Literal["rising", "linux"]]
+    warm_process: bool | Iterable[bool]
     torch: str | Iterable[str]
     transformers: str | Iterable[str]
     batch_size: int | Iterable[int]

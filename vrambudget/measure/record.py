@@ -8,6 +8,7 @@ memory is a result.
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,9 @@ from vrambudget.scenario import Scenario
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
 """Fields of a job that no runner is told: versions are as installed, values decide the rest."""
+
+# WSL has the driver of Windows.
+_LINUX = sys.platform == "linux" and "microsoft" not in platform.release()
 
 _NANOGPT = {
     "n_layer": "num_hidden_layers",
@@ -109,9 +113,11 @@ def measure_job(
 def found_on(machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record says of the machine that `look` saw."""
     apart = ("card", "versions")
+    is_virtual = "VRAMBUDGET_REHEARSAL" in os.environ
     return {
+        **({"driver_addresses": "linux"} if _LINUX and not is_virtual else {}),
         "card": machine["card"],
-        "source": "virtual" if "VRAMBUDGET_REHEARSAL" in os.environ else "real",
+        "source": "virtual" if is_virtual else "real",
         "versions": machine["versions"],
         "machine": {key: value for key, value in machine.items() if key not in apart},
     }

@@ -13,6 +13,7 @@ Not modelled: data loaders, several GPUs.
 """
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -44,10 +45,20 @@ _DROPOUTS = (
 )
 
 
+def _train_before() -> None:
+    """Train a little, as what ran in the process before: cuBLAS keeps its workspaces."""
+    torch.nn.Linear(64, 64, device="cuda")(torch.ones(64, 64, device="cuda")).sum().backward()
+    torch.cuda.empty_cache()
+
+
 def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[str, Any]:
     """Build the model, run the loop, return the allocator's counters."""
     if job.get("expandable_segments"):
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # noqa: SLF001
+    addresses = job.get("driver_addresses", "rising")  # those of a virtual GPU
+    os.environ["VRAMBUDGET_DRIVER_ADDRESSES"] = addresses
+    if job.get("warm_process"):
+        _train_before()
     model = build_model(job)
     infers = job.get("mode") in INFERENCE
     model = _prepared(model, job) if infers else model  # counters begin with the whole model

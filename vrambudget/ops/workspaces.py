@@ -51,6 +51,14 @@ def cublas_workspace(*, epilogue: bool = False) -> None:
         del passing
 
 
+def workspaces_of_an_earlier_training() -> None:
+    """Allocate what is left of one: a biased layer's forward, and its backward in its thread."""
+    cublas_workspace(epilogue=True)
+    before, context.thread = context.thread, "autograd"
+    cublas_workspace()
+    context.thread = before
+
+
 def addmm_workspace() -> None:
     """Allocate what a 16-bit product allocates that a matrix is added to."""
     cublas_workspace(epilogue=torch_since(2, 15))

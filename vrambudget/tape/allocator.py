@@ -22,8 +22,8 @@ DeviceCachingAllocator: malloc, round_size, get_pool, get_free_block, get_alloca
 alloc_block, should_split, alloc_found_block, free_block, try_merge_blocks, release_cached_blocks.
 tests/test_allocator.py holds it against what PyTorch itself did.
 
-Addresses: the driver is taken to hand out segments at rising addresses. A real one may not; that
-decides only between free blocks of one size.
+Addresses: the driver is taken to hand out segments at rising addresses, as a virtual GPU's does.
+That decides between free blocks of one size; `vrambudget.tape.linux_addresses` has a real one's.
 
 Not modelled: PYTORCH_CUDA_ALLOC_CONF (max_split_size_mb, roundup_power2_divisions,
 garbage_collection_threshold; expandable_segments are `vrambudget.tape.expandable`'s), memory
@@ -241,16 +241,21 @@ class CachingAllocator(Counters):
             self.num_alloc_retries += 1
             if not self._has_room(size):
                 return 0
-        address = self._next_address
-        if address + size > ADDRESS_MASK:
-            most = format_bytes(ADDRESS_MASK << UNIT_BITS)
-            raise TooLargeError(f"this job takes more than {most}")
-        self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
+        address = self._address_of(size)
         self._segments[address] = size
         self.segment_changes.append((address << UNIT_BITS, size << UNIT_BITS))
         self._reserved += size
         self._peak_reserved = max(self._peak_reserved, self._reserved)
         return (size << SIZE_SHIFT) + address
+
+    def _address_of(self, size: int) -> int:
+        """Return where a new segment lies."""
+        address = self._next_address
+        if address + size > ADDRESS_MASK:
+            most = format_bytes(ADDRESS_MASK << UNIT_BITS)
+            raise TooLargeError(f"this job takes more than {most}")
+        self._next_address += size + 1  # a gap: blocks of two segments are never neighbours
+        return address
 
     def _has_room(self, size: int) -> bool:
         return self._capacity is None or self._reserved + size <= self._capacity

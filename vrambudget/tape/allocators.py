@@ -11,6 +11,8 @@ from vrambudget.tape.events import Tape
 def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAllocator:
     """Return the allocator of a tape's process, on a card with `capacity_bytes` for segments."""
     card = tape.expandable_on_bytes
+    if card is None and tape.driver_addresses == "linux":
+        return _linux_allocator(tape, capacity_bytes)
     if not tape.is_plain:
         from vrambudget.tape import streams  # noqa: PLC0415
 
@@ -26,3 +28,12 @@ def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAlloc
     from vrambudget.tape.expandable import ExpandableAllocator  # noqa: PLC0415
 
     return ExpandableAllocator(card, capacity_bytes)
+
+
+def _linux_allocator(tape: Tape, capacity_bytes: int | None) -> CachingAllocator:
+    from vrambudget.tape.linux_addresses import (  # noqa: PLC0415
+        LinuxAllocator,
+        LinuxStreamAllocator,
+    )
+
+    return (LinuxAllocator if tape.is_plain else LinuxStreamAllocator)(capacity_bytes)

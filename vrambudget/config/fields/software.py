@@ -1,7 +1,7 @@
 """What PyTorch runs with: the allocator's settings and the versions that are followed."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -16,6 +16,7 @@ def _minor_version(value: Any) -> Any:
     return version
 
 
+DriverAddresses = Literal["rising", "linux"]
 Version = Annotated[str, BeforeValidator(_minor_version)]
 
 
@@ -25,6 +26,16 @@ class Software(Settings, defer_build=True, title="allocator and versions"):
     expandable_segments: bool = Field(
         default=False,
         description="run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
+    )
+    driver_addresses: DriverAddresses = Field(
+        "rising",
+        description="where the driver puts PyTorch's segments, which decides between free blocks of"
+        " one size: each above the last, as on a virtual GPU; or as NVIDIA's driver for Linux does",
+    )
+    warm_process: bool = Field(
+        default=False,
+        description="the process has trained before, as a notebook's has: the workspaces that"
+        " cuBLAS keeps lie in memory before the model does",
     )
     torch: Version = Field(
         default_factory=partial(default_version, "torch"),

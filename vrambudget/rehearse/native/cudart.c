@@ -67,14 +67,16 @@ EXPORT int cudaMalloc(void **out, size_t bytes) {
   *out = NULL;
   virtual_note_use();
   if (!virtual_take(virtual_device, bytes)) return fail(OUT_OF_MEMORY);
-  *out = (void *)virtual_addresses(bytes);
+  *out = (void *)virtual_segment(bytes);
   add_range(&segments, *out, bytes);
   return SUCCESS;
 }
 
 EXPORT int cudaFree(void *address) {
   struct range taken = take_range(&segments, address);
-  if (taken.bytes) virtual_give(taken.device, taken.bytes);
+  if (!taken.bytes) return SUCCESS;
+  virtual_give(taken.device, taken.bytes);
+  virtual_give_addresses(address, taken.bytes);
   return SUCCESS;
 }
 

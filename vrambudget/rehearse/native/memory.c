@@ -1,4 +1,4 @@
-/* The card, its accounts, and its address space. */
+/* The card and its accounts. */
 #include "virtual_gpu.h"
 
 #include <fcntl.h>
@@ -9,13 +9,11 @@
 
 #define GRANULE ((size_t)2 << 20)         /* the driver hands out memory in pages of 2 MiB */
 #define DEVICES 1024
-#define FIRST_ADDRESS ((uintptr_t)1 << 56) /* above all user memory of x86-64 and arm64, positive as a signed number */
 
 static struct virtual_card card;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t used[DEVICES];
 EXPORT __thread int virtual_device;
-static uintptr_t next_address = FIRST_ADDRESS;
 
 __attribute__((constructor)) static void read_card(void) {
   const char *name = getenv("VRAMBUDGET_GPU_NAME"), *numbers = getenv("VRAMBUDGET_GPU");
@@ -71,14 +69,6 @@ EXPORT void virtual_give(int device, size_t bytes) {
   pthread_mutex_lock(&lock);
   used[device] -= pages(bytes);
   pthread_mutex_unlock(&lock);
-}
-
-EXPORT uintptr_t virtual_addresses(size_t bytes) {
-  pthread_mutex_lock(&lock);
-  uintptr_t address = next_address;
-  next_address += pages(bytes);
-  pthread_mutex_unlock(&lock);
-  return address;
 }
 
 EXPORT int virtual_is_device(const void *address) { return (uintptr_t)address >= FIRST_ADDRESS; }

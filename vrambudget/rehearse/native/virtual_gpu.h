@@ -9,8 +9,7 @@
  *
  * Memory is accounted for and never touched. Device addresses lie beyond what the processor can map, so that
  * they cannot collide with the host's, a stray look at one faults as it does on a real card, and a card of any
- * size costs nothing. They rise and are never handed out twice: PyTorch's allocator breaks ties by address, so
- * the same program gives the same peaks every time. */
+ * size costs nothing. PyTorch's allocator breaks ties by address; the same program gets the same ones every time. */
 #ifndef VIRTUAL_GPU_H
 #define VIRTUAL_GPU_H
 
@@ -34,7 +33,10 @@ extern __thread int virtual_device;         /* this thread's */
 size_t virtual_free_bytes(int device);
 int virtual_take(int device, size_t bytes); /* 1, or 0 where the card has no such bytes left */
 void virtual_give(int device, size_t bytes);
+#define FIRST_ADDRESS ((uintptr_t)1 << 56)  /* above all user memory of x86-64 and arm64, positive as a signed number */
 uintptr_t virtual_addresses(size_t bytes);  /* a fresh range, aligned to 2 MiB */
+uintptr_t virtual_segment(size_t bytes);    /* the same for what cudaMalloc gives: it may lie where others were */
+void virtual_give_addresses(const void *segment, size_t bytes);
 int virtual_is_device(const void *address);
 int virtual_attribute(int attribute);       /* cudaDevAttr... and CU_DEVICE_ATTRIBUTE_... have the same numbers */
 int virtual_blocks(int block_size);         /* resident blocks of that many threads */
