@@ -138,6 +138,59 @@ def test_an_interrupted_suite_goes_on_where_it_was(suite_on, tmp_path, capsys):
     assert len(read_records(file)) == 3
 
 
+class Clock:
+    """Time that passes when a job is measured."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def on(self, card: Card) -> Card:
+        measure = card.measure
+
+        def slowly(job, *, machine):
+            self.now += self.seconds
+            return measure(job, machine=machine)
+
+        card.measure = slowly
+        return card
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param((199, None, 3), id="quick ends within ten minutes"),
+        pytest.param((250, None, 2), id="a third job would end later"),
+        pytest.param((250, 60, 3), id="an hour is enough"),
+        pytest.param((40, 1, 1), id="a minute is enough for one"),
+    ],
+)
+def test_a_suite_ends_in_time(suite_on, tmp_path, monkeypatch, case):
+    seconds, minutes, ran = case
+    clock = Clock(seconds)
+    monkeypatch.setattr(measure_suite, "time", clock)
+    suite_on(card := clock.on(Card()))
+    command = ["measure", "--suite", "quick", "-o", str(tmp_path / "x.jsonl")]
+    command += [] if minutes is None else ["--minutes", str(minutes)]
+    assert main(command) == 0
+    assert len(card.ran) == ran
+    assert clock.now <= 60 * (minutes or 10)
+
+
+def test_a_suite_that_ran_out_of_time_says_so_and_goes_on(suite_on, tmp_path, capsys, monkeypatch):
+    clock = Clock(250)
+    monkeypatch.setattr(measure_suite, "time", clock)
+    suite_on(card := clock.on(Card()))
+    command = ["measure", "--suite", "quick", "-o", str(tmp_path / "x.jsonl")]
+    main(command)
+    assert "1 left as time was up: the same command goes on" in capsys.readouterr().out
+    main(command)
+    assert "left" not in capsys.readouterr().out
+    assert len(card.ran) == 3
+
+
 def test_records_of_another_gpu_or_version_are_no_reason_not_to_run(suite_on, tmp_path):
     file = tmp_path / "t4.jsonl"
     suite_on(Card())
@@ -182,12 +235,15 @@ def test_a_gpu_that_the_table_does_not_have_says_itself_what_it_is():
         ["--suite", "quick", "--context"],
         ["--suite", "quick", "--batch", "3"],
         ["--context", "--lora-rank", "3"],
+        ["gpt2", "--minutes", "3"],
+        ["--suite", "quick", "--minutes", "0"],
     ],
 )
 def test_what_a_suite_cannot_be_combined_with_is_said(words, capsys):
     assert main(["measure", *words]) == 2
     err = capsys.readouterr().err
-    assert "name either a model" in err or "cannot be combined with --suite" in err
+    told = ("name either a model", "cannot be combined with --suite", "--minutes is of a --suite")
+    assert any(words in err for words in told)
 
 
 # ---- the context --------------------------------------------------------------------------------

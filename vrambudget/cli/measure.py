@@ -7,11 +7,13 @@
 
 Each job runs in its own process. Records go to stdout, or -o appends them to a file; one line for
 each job goes to stderr. A suite shows estimate and measurement of each job at once and writes its
-records to a file; interrupted, it goes on where it was. Out of memory is a result.
+records to a file; interrupted, or after --minutes, it goes on where it was. Out of memory is a
+result.
 """
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -49,6 +51,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="what the driver takes: at the start, after a matrix product, after cuDNN",
     )
+    parser.add_argument(
+        "--minutes", type=float, metavar="X", help="end the suite by then; quick: 10, full: none"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="append records to FILE")
     add_job_options(parser)
     parser.set_defaults(run=run)
@@ -59,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     asked = [args.model is not None, args.jobs is not None, args.suite is not None, args.context]
     if sum(asked) != 1:
         raise VramBudgetError("name either a model or one of --jobs FILE, --suite, --context")
+    if args.minutes is not None and (args.suite is None or not 0 < args.minutes < math.inf):
+        raise VramBudgetError("--minutes is of a --suite, and more than 0")
     if args.suite is not None or args.context:
         if given := job_fields(args):
             option = "--" + next(iter(given)).replace("_", "-")
@@ -84,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def _suite(args: argparse.Namespace) -> int:
     from vrambudget.cli.measure_suite import run_suite  # noqa: PLC0415 - what it needs is its own
 
-    return run_suite(args.suite, args.output)
+    return run_suite(args.suite, args.output, args.minutes)
 
 
 def _context(output: Path | None) -> int:

@@ -3,8 +3,11 @@
 A line for each job: bytes as estimated and as measured. Its record is appended to a file before the
 next job begins, so that an interrupted suite goes on where it was: jobs whose records are there, of
 the same GPU and versions, are not run again. Out of memory is a result.
+
+A time limit is kept: no job begins that would end after it if it took as long as the longest yet.
 """
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,13 @@ _LINE = "{:<44}  {:>11} {:>11} {:>9}  {:>11} {:>11} {:>9}\n"
 _SEND = "docs/measure.md says how to send records"
 
 
-def run_suite(suite: SuiteName, output: Path | None) -> int:
-    """Run a suite to its end. Returns 2 where a job could not be measured."""
+_MINUTES: Mapping[SuiteName, float] = {"quick": 10}
+"""How long a suite takes at most, where nothing else is said."""
+
+
+def run_suite(suite: SuiteName, output: Path | None, minutes: float | None = None) -> int:
+    """Run a suite to its end, or for so many minutes. Returns 2 where a job was not measured."""
+    clock = _Clock(_MINUTES.get(suite) if minutes is None else minutes)
     machine = look()
     gpu = gpu_of_record(machine)
     file = output or Path(f"measured-{gpu.key or 'gpu'}.jsonl")
@@ -34,10 +42,28 @@ def run_suite(suite: SuiteName, output: Path | None) -> int:
     put(f"{gpu.name}, {format_bytes(gpu.capacity_bytes)}; records go to {file}\n")
     head = ("estimate", "measured", "error")
     put(_LINE.format("allocated, then reserved", *head, *head))
-    for row in rows_of(suite):
+    rows = list(rows_of(suite))
+    for number, row in enumerate(rows):
+        if clock.is_up():
+            found.left = len(rows) - number
+            break
         found.measure(row, gpu)
     put(f"{found.told()}\n")
     return FAILED if found.failed else DONE
+
+
+class _Clock:
+    """Knows when another job might end too late."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.last, self.longest = time.monotonic(), 0.0
+
+    def is_up(self) -> bool:
+        """Whether to begin no more jobs; it is asked before each."""
+        now = time.monotonic()
+        self.longest, self.last = max(self.longest, now - self.last), now
+        return self.end is not None and now + self.longest > self.end
 
 
 class _Found:
@@ -46,7 +72,7 @@ class _Found:
     def __init__(self, file: Path, machine: Mapping[str, Any]) -> None:
         self.file, self.machine = file, machine
         self.checks: list[Check] = []
-        self.failed = self.skipped = 0
+        self.failed = self.skipped = self.left = 0
         before = read_records(file) if file.exists() else []
         mine = (machine["card"], machine["versions"])
         self._before = {r["id"]: r for r in before if (r.get("card"), r.get("versions")) == mine}
@@ -89,6 +115,8 @@ class _Found:
             f"{len(full)} out of memory, {sum(c.foreseen for c in full)} of them foreseen",
             f"{self.skipped} not measured, {self.failed} failed",
         ]
+        if self.left:
+            words.append(f"{self.left} left as time was up: the same command goes on with them")
         return f"{'; '.join(words)}. {_SEND}"
 
 
