@@ -1,10 +1,13 @@
 """What cuDNN is asked of convolutions, and what a report says of its answers."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from vrambudget import estimate
 from vrambudget.cudnn import answers, asking, library
 from vrambudget.cudnn.question import Convolution, Direction
+from vrambudget.cudnn.remarks import remark_on_convolutions
 from vrambudget.dtypes import bfloat16, float16, float32
 from vrambudget.engine.context import Platform, recording
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed, packed_strides
@@ -49,6 +52,13 @@ def test_a_report_says_whose_workspaces_are_counted_or_how_large_they_may_be():
     assert any("cuDNN 9.19.0 names" in warning for warning in asked)
     # three times x [7, 3, 224, 224], the weight [768, 3, 16, 16] and y [7, 768, 14, 14] in 16 bit
     assert any("mostly 0 to 15.43 MiB" in warning for warning in unasked)
+
+
+@pytest.mark.parametrize("drives", [True, False])
+def test_a_report_says_where_cudnn_was_asked_without_a_driver(monkeypatch, drives):
+    monkeypatch.setattr(library, "installed", lambda: SimpleNamespace(version="9.19.0"))
+    monkeypatch.setattr(library, "has_driver", lambda: drives)
+    assert ("larger than the GPU's" in remark_on_convolutions(0)) is not drives
 
 
 GROUPS = Geometry((1, 1), (1, 1), (1, 1), groups=64)

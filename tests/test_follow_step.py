@@ -79,6 +79,33 @@ def test_a_report_says_what_was_followed():
     assert vrambudget.Budget.from_json(budget.to_json()) == budget
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_report_of_a_step_says_what_is_not_known_of_its_convolutions(dtype):
+    layer = torch.nn.Conv2d(3, 5, 3)
+
+    def step(x):
+        layer(x).sum().backward()
+
+    images = torch.randn(7, 3, 20, 20, dtype=getattr(torch, dtype))
+    layer.to(images.dtype)
+    told = " ".join(vrambudget.follow(step, images, gpu="a100-80gb").warnings)
+    assert "cuDNN" in told
+
+
+def test_a_process_that_trained_before_has_workspaces_before_the_step():
+    layer = torch.nn.Linear(64, 64)
+
+    def step(x):
+        layer(x).sum().backward()
+
+    x = torch.randn(8, 64)
+    fresh, warm = (
+        vrambudget.follow(step, x, gpu="t4", torch="2.11", warm_process=warm).breakdown
+        for warm in (False, True)
+    )
+    assert warm["workspaces"] >= fresh["workspaces"] >= 8_519_680
+
+
 def test_an_operation_that_cannot_be_followed_is_named_with_its_line_and_the_way_out():
     model = torch.nn.Linear(4, 4)
 

@@ -1,7 +1,6 @@
 """Predictions against what other people's real GPUs measured, and what those records say."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -9,13 +8,14 @@ import pytest
 from ladder import PAGE as LADDER
 from ladder import TABLE, TABLES
 
+import vrambudget
 from vrambudget.config.record import read_records
 from vrambudget.validate import side_by_side, validate
 
 FOLDER = Path(__file__).parent / "records" / "published"
 RECORDS = read_records(FOLDER / "real_cards.jsonl")
 ANATOMY = read_records(FOLDER / "anatomy.jsonl")
-NOT_SAID = [json.loads(line) for line in (FOLDER / "not_said.jsonl").read_text().splitlines()]
+FOLLOWED = [json.loads(line) for line in (FOLDER / "followed.jsonl").read_text().splitlines()]
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 ROWS = 84
 CONTEXTS = 4  # rows that are in the table of GPUs
@@ -33,16 +33,28 @@ def test_a_real_gpu_measured_what_is_predicted(record):
     assert abs(found.error("reserved")) <= reserved
 
 
-def test_a_row_is_a_record_or_a_context_or_listed_with_what_is_missing():
+def test_each_row_is_in_a_record_or_the_table_of_gpus():
     said = sum(len(record["measured"]) for record in RECORDS + ANATOMY)
-    assert said + CONTEXTS + len(NOT_SAID) == ROWS
-    shown = PAGE.read_text().partition("<!-- rows that cannot be said -->\n")[2]
-    rows = Counter((row["page"], row["missing"]) for row in NOT_SAID)
-    table = ["| rows | page | what is missing |", "|---|---|---|"]
-    for (page, missing), count in rows.items():
-        table.append(f"| {count} | [{page.split('/')[-1]}]({page}) | {missing} |")
-    assert shown.startswith("\n".join([*table, "\n"])), "\n".join(table)
-    assert f"{said} are in these records" in PAGE.read_text()
+    said += sum(len(record["printed"]) for record in FOLLOWED)
+    assert said + CONTEXTS == ROWS
+    assert f"Of the {ROWS} published rows that were found, {said} are in these records" in (
+        PAGE.read_text()
+    )
+
+
+@pytest.mark.parametrize("record", FOLLOWED, ids=lambda record: record["id"])
+def test_a_real_t4_took_for_resnet_50_what_follows_from_its_step(record):
+    torch = pytest.importorskip("torch")
+    from residual_net import Training  # noqa: PLC0415 - it needs torch
+
+    step = Training(record["batch"], record["size"])
+    given = {key: record[key] for key in ("steps", "driver_addresses", "warm_process")}
+    peak = vrambudget.follow(step, gpu=record["card"], torch="2.11", **given).peak
+    printed = record["printed"]
+    assert abs(peak.allocated_bytes / printed["allocated"] - 1) < 0.0024
+    assert abs(peak.reserved_bytes / printed["reserved"] - 1) < 0.011
+    assert sum(p.numel() for p in step.model.parameters()) == 25_557_032
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("record", ANATOMY, ids=lambda record: record["id"])
@@ -57,13 +69,13 @@ def test_the_page_on_the_ladder_shows_what_is_estimated_then_and_now():
     assert shown == {name: make() for name, make in TABLES.items()}
 
 
-@pytest.mark.parametrize("record", RECORDS + ANATOMY, ids=lambda record: record["id"])
+@pytest.mark.parametrize("record", RECORDS + ANATOMY + FOLLOWED, ids=lambda record: record["id"])
 def test_a_published_record_names_its_page_its_digits_and_what_was_assumed(record):
     assert record["source"] == "published"
     assert record["page"].startswith("https://")
     assert record["rounding_bytes"] >= 1
     assert record["assumed"]
-    assert {"torch", "transformers"} <= record["versions"].keys()
+    assert {"torch", *(["transformers"] if "model" in record else [])} <= record["versions"].keys()
 
 
 def test_the_median_error_is_the_one_that_the_readme_names():

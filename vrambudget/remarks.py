@@ -11,6 +11,7 @@ from vrambudget.config.versions import remarks_on_versions
 from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.scenario import DEFAULT_GPU, Scenario
 from vrambudget.simulate import ROUTINGS, Recording, routing_decides, simulate_routed
+from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay
 from vrambudget.units import format_bytes
 
@@ -33,12 +34,17 @@ def _of_gpu(gpu: Gpu | None, job: Job, replayed: Replay) -> Iterator[str]:
     return remarks_on_gpu(gpu, job, replayed.peak.reserved_bytes) if gpu else iter(())
 
 
-def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
-    """Yield what bitsandbytes, cuDNN or a compiler does besides what is counted."""
-    if "convolution" in recording.tape.operations:
+def remarks_on_convolutions(tape: Tape, unasked_bytes: int) -> Iterator[str]:
+    """Yield whose workspaces they take; `unasked_bytes`: most that one touches, if not known."""
+    if "convolution" in tape.operations:
         from vrambudget.cudnn.remarks import remark_on_convolutions  # noqa: PLC0415 - few have any
 
-        yield remark_on_convolutions(recording.unasked_bytes)
+        yield remark_on_convolutions(unasked_bytes)
+
+
+def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
+    """Yield what bitsandbytes, cuDNN or a compiler does besides what is counted."""
+    yield from remarks_on_convolutions(recording.tape, recording.unasked_bytes)
     if recording.paged_bytes:
         yield (
             f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"

@@ -23,7 +23,7 @@ from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
-from vrambudget.ops.workspaces import workspaces_of_an_earlier_training
+from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.training.draws import Drawn
@@ -133,8 +133,7 @@ def _record(
         tape.expandable_on_bytes = platform.expandable_on_bytes
         tape.driver_addresses = job.driver_addresses
         if job.warm_process:
-            workspaces_of_an_earlier_training()
-            context.tape.mark(0, Phase.BUILD, resets_allocator=True)
+            warm_up()
         ranked = _ranked(job)
         if job.load:
             context.tape.mark(0, Phase.LOADING)

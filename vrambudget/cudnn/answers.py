@@ -42,6 +42,13 @@ def version() -> str:
     return str(_kept()["version"]) if cudnn is None else cudnn.version
 
 
+def is_asked_without_driver() -> bool:
+    """Whether what is not kept is asked of a cuDNN that finds no driver."""
+    from vrambudget.cudnn.library import has_driver, installed  # noqa: PLC0415 - as above
+
+    return installed() is not None and not has_driver()
+
+
 def key_of(what: Convolution, compute_capability: tuple[int, int]) -> str:
     """Return what a question is kept under."""
     major, minor = compute_capability

@@ -1,6 +1,6 @@
 """What a report says of convolutions: whose workspaces are counted, or how much is not."""
 
-from vrambudget.cudnn.answers import version
+from vrambudget.cudnn.answers import is_asked_without_driver, version
 from vrambudget.units import format_bytes
 
 _MOSTLY = 3
@@ -19,7 +19,13 @@ def remark_on_convolutions(unasked_bytes: int) -> str:
             f" to {format_bytes(_MOSTLY * unasked_bytes)} while one runs"
             " (`pip install nvidia-cudnn-cu13` on Linux counts them, without a GPU)"
         )
+    asked = f"cuDNN {version()} names for this GPU"
+    if is_asked_without_driver():
+        asked += (
+            " (asked without a driver: a few, mostly of convolutions over single pixels, are larger"
+            " than the GPU's)"
+        )
     return (
-        f"convolutions take the workspaces that cuDNN {version()} names for this GPU; another"
-        " version, or torch.backends.cudnn.benchmark, may take others"
+        f"convolutions take the workspaces that {asked}; another version, or"
+        " torch.backends.cudnn.benchmark, may take others"
     )

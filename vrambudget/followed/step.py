@@ -28,6 +28,7 @@ from vrambudget.followed.mode import Following, own_line
 from vrambudget.followed.patches import running
 from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.followed.stepping import stepping
+from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Phase
 
@@ -43,12 +44,21 @@ class Stepped:
     optimizers: tuple[str, ...]
     weights: frozenset[str]  # their types
     doubts: tuple[str, ...]
+    unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
 
 
 def stepped(
-    step: Callable[..., Any], given: Sequence[Any], *, steps: int, platform: Platform
+    step: Callable[..., Any],
+    given: Sequence[Any],
+    *,
+    steps: int,
+    platform: Platform,
+    warm: bool = False,
 ) -> Stepped:
-    """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError."""
+    """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError.
+
+    `warm`: the process has trained before.
+    """
     kernels.unchecked.clear()
     found = found_in(step, *given)
     if not found.modules:
@@ -57,12 +67,15 @@ def stepped(
             hint="pass what it works on: vrambudget.follow(step, model, optimizer, batch)",
         )
     with recording(platform) as tape, as_they_were(found):
+        if warm:
+            warm_up()
         mode = Following()
         mode.is_step = True
         parameters = _laid_down(found, given, mode)
         tape.mark(0, Phase.FORWARD, resets_allocator=True)
         held = _run(step, given, steps, mode)
         tape.close()
+        unasked = max(context.unasked, default=0)
         del held, mode
     trained = [p for p in parameters if p.requires_grad]
     return Stepped(
@@ -73,6 +86,7 @@ def stepped(
         tuple(dict.fromkeys(type(x).__name__ for x in found.optimizers)),
         frozenset(dtype_of(p.dtype).name for p in parameters),
         tuple(kernels.doubts()),
+        unasked,
     )
 
 

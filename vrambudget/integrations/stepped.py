@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vrambudget.budget import Budget, Parameters
+from vrambudget.config.fields.software import DriverAddresses
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.versions import default_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import on_card
 from vrambudget.integrations.rehearsal import rehearsal_command
-from vrambudget.remarks import remarks_on_choice
+from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
 from vrambudget.scenario import platform_of
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay
@@ -34,11 +35,14 @@ def follow(
     gpu: str | Gpu | None = None,
     steps: int = 3,
     torch: str | None = None,
+    driver_addresses: DriverAddresses = "rising",
+    warm_process: bool = False,
 ) -> Budget:
     """Return what `steps` calls of `step(*given)` take.
 
     Modules, optimizers and tensors that the step uses count as on the GPU, wherever they are.
     `torch`: whose kernels are counted, "2.11"; by default the installed version.
+    `driver_addresses`, `warm_process`: as of a job.
 
     Raises NotModelledError for what cannot be followed, with the line that asked for it.
     """
@@ -54,11 +58,13 @@ def follow(
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
     version = torch or default_version("torch")
     try:
-        left = stepped(step, given, steps=steps, platform=platform_of(card, version))
+        platform = platform_of(card, version)
+        left = stepped(step, given, steps=steps, platform=platform, warm=warm_process)
     except NotModelledError as error:
         command = rehearsal_command(gpu)
         error.hint = f"{error.hint.rstrip('.')}; here: {command}" if error.hint else command
         raise
+    left.tape.driver_addresses = driver_addresses
     return _budget(left, card, version)
 
 
@@ -75,12 +81,13 @@ def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
         device=device,
         out_of_memory=out_of_memory,
         not_modelled=left.doubts,
-        warnings=tuple(_notes(card)),
+        warnings=tuple(_notes(card, left)),
     )
 
 
-def _notes(card: Gpu | None) -> Iterator[str]:
+def _notes(card: Gpu | None, left: "Stepped") -> Iterator[str]:
     yield "the step's own code was followed; numbers that it reads back are taken to be finite"
+    yield from remarks_on_convolutions(left.tape, left.unasked_bytes)
     yield from remarks_on_choice(card)
 
 

@@ -29,6 +29,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import empty_bytes
 from vrambudget.engine.versions import torch_since
 from vrambudget.tape.events import Purpose, Storage
+from vrambudget.tape.marks import Phase
 
 MIB = 2**20
 
@@ -51,12 +52,16 @@ def cublas_workspace(*, epilogue: bool = False) -> None:
         del passing
 
 
-def workspaces_of_an_earlier_training() -> None:
-    """Allocate what is left of one: a biased layer's forward, and its backward in its thread."""
+def warm_up() -> None:
+    """Allocate what an earlier training leaves: of a biased layer's forward, and of its backward.
+
+    The cache is empty after it.
+    """
     cublas_workspace(epilogue=True)
     before, context.thread = context.thread, "autograd"
     cublas_workspace()
     context.thread = before
+    context.tape.mark(0, Phase.BUILD, resets_allocator=True)
 
 
 def addmm_workspace() -> None:
