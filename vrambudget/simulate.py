@@ -251,7 +251,9 @@ def _build(config: ModelConfig, job: Job) -> Module:
             hint=f"{', '.join(MODEL_TYPES)} is; name a newer PyTorch, such as --torch 2.6",
         )
     if job.loop in TRL_LOOPS:
-        _check_trl(config, job)
+        from vrambudget.training.fused_head import check_trl  # noqa: PLC0415 - most are not
+
+        check_trl(config, job)
     if job.label_smoothing and not config.followed_in:
         raise NotModelledError(
             f"{config.model_type} with label smoothing is not modelled: its loss is its own",
@@ -287,20 +289,6 @@ def _made(config: ModelConfig, task: Task) -> Module:
     if model is None:
         raise NotModelledError(f"{config.model_type} without a head is not modelled")
     return model
-
-
-def _check_trl(config: ModelConfig, job: Job) -> None:
-    """Raise NotModelledError for what TRL's trainers do otherwise than is counted here."""
-    what = None
-    if config.has_experts:
-        what = "experts, whose routers' loss is added,"
-    elif as_numbers(job.torch) < (2, 8):
-        what = f"torch {job.torch}, whose products come back as 16 bit,"
-    if what is not None:
-        raise NotModelledError(
-            f"{what} in loop {job.loop!r}: not modelled",
-            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
-        )
 
 
 @runtime_checkable

@@ -20,6 +20,8 @@ from functools import partial
 from typing import Any
 
 from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.versions import as_numbers
 from vrambudget.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.autograd import keep, record_many
 from vrambudget.engine.context import context, made_for
@@ -241,3 +243,17 @@ def _parts(count: int, size: int) -> Iterator[int]:
     """Yield the sizes of the parts of `size` that `count` is divided into."""
     for start in range(0, count, size):
         yield min(size, count - start)
+
+
+def check_trl(config: ModelConfig, job: Job) -> None:
+    """Raise NotModelledError for what TRL's trainers do otherwise than is counted here."""
+    what = None
+    if config.has_experts:
+        what = "experts, whose routers' loss is added,"
+    elif as_numbers(job.torch) < (2, 8):
+        what = f"torch {job.torch}, whose products come back as 16 bit,"
+    if what is not None:
+        raise NotModelledError(
+            f"{what} in loop {job.loop!r}: not modelled",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
+        )
