@@ -194,3 +194,36 @@ def test_each_group_is_fake_and_each_card_is_seen(tmp_path, words, options, seen
     result = rehearse(command, gpu="t4", quiet=True, timeout=120, **options)
     assert (result.ended, said.read_text().strip()) == ("finished", seen)
     assert result.peak_requested_bytes >= 4000
+
+
+COLLECTIVES = """
+import torch
+from torch import distributed as dist
+dist.init_process_group("nccl")
+ranks = dist.get_world_size()
+torch.cuda.set_device(dist.get_rank())
+known = torch.tensor([3, 5], device="cuda")
+total, most = known.clone(), known.clone()
+dist.all_reduce(total)
+dist.all_reduce(most, op=dist.ReduceOp.MAX)
+parts = [torch.empty_like(known) for _ in range(ranks)]
+dist.all_gather(parts, known)
+whole = torch.empty(2 * ranks, dtype=torch.long, device="cuda")
+dist.all_gather_into_tensor(whole, known)
+for_me = torch.empty(ranks, dtype=torch.long, device="cuda")
+dist.all_to_all_single(for_me, torch.arange(ranks, device="cuda"))
+objects = [None] * ranks
+dist.all_gather_object(objects, {"rows": 7})
+loss = torch.ones(2, 2, device="cuda").mean()
+dist.all_reduce(loss)
+say(total.tolist(), most.tolist(), parts[1].tolist(), whole.tolist(), for_me.tolist(), objects)
+torch.ones(int(whole.sum()), device="cuda")
+"""
+
+
+def test_other_ranks_send_what_this_one_does(rehearsed):
+    result, said = rehearsed(COLLECTIVES, ranks=2, rank=1)
+    rows = [[6, 10], [3, 5], [3, 5], [3, 5, 3, 5], [1, 1], [{"rows": 7}, {"rows": 7}]]
+    assert said == [" ".join(map(str, rows))]
+    assert result.peak is not None
+    assert any("taken to send what this one does" in w for w in result.warnings)

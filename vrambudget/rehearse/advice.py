@@ -46,7 +46,8 @@ def warnings_of(
     if ranks is not None:
         yield (
             f"this is one of {ranks} ranks, each on its own card: NCCL's buffers are not"
-            " counted, which lie outside PyTorch's allocator"
+            " counted, which lie outside PyTorch's allocator; the others are taken to send what"
+            " this one does"
         )
     if gpu.assumed:
         yield gpu.assumed

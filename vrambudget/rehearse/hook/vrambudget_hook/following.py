@@ -152,6 +152,24 @@ class Follower:
         op = self.torch.ops.aten.copy_.default
         return self._operation(keys.remove(self.copies), op, *args, **kwargs)
 
+    def copy_of(self, tensor: Any) -> tuple[Any, bool]:
+        """Return a tensor's values on the CPU, None where they are not known, and whether true."""
+        value = self.values.of(tensor)
+        if value is None:
+            return None, False
+        return self.values.as_on_cpu(tensor, value.memory).clone(), value.true
+
+    def brought(self, target: Any, found: Any, *, true: bool) -> None:
+        """Note what another way than an operation wrote into a tensor; None: it is not known."""
+        value = self.values.of(target)
+        if found is None:
+            self._lose([target])
+        elif value is not None:
+            self.values.as_on_cpu(target, value.memory).copy_(found)
+            self.values.keep(value, true=true)
+        elif self._is_new(target):
+            self.values.hold_copy(target, found.to(target.dtype), true=true)
+
     def _agreeing(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             out = op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)

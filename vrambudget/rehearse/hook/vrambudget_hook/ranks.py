@@ -8,12 +8,12 @@ other backends are as they are, unless we were told to be one of several ranks.
 
 Runs in the user's Python, 3.9 or later.
 
-Not modelled: NCCL's own buffers, which lie outside PyTorch's allocator; what other ranks send.
+Not modelled: NCCL's own buffers, which lie outside PyTorch's allocator; what other ranks send that
+is not what we send (sending.py).
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import os
@@ -21,11 +21,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .sending import SENDING, Sent
+
 _KEPT = ("timeout", "group_name", "use_local_synchronization", "group_desc")
-_SENDING = (
-    *("all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast"),
-    *("all_reduce", "reduce"),
-)
 
 
 class Groups:
@@ -80,10 +78,10 @@ class Groups:
         return bool(self.c10d.is_initialized() and self.c10d.get_backend(group) == "fake")
 
 
-def pretend(ranks: int | None, rank: int, copying: Callable[[], Any]) -> None:
+def pretend(ranks: int | None, rank: int, follower: Any) -> None:
     """Let torch.distributed make fake groups: of `ranks`, or where the script asks for NCCL.
 
-    In the context `copying()`, what a copy brings to the card can be read back.
+    The `follower` knows what values tensors have; None: nobody does.
     """
     distributed: Any = importlib.import_module("torch.distributed")
     if not distributed.is_available():
@@ -97,36 +95,23 @@ def pretend(ranks: int | None, rank: int, copying: Callable[[], Any]) -> None:
         return None if groups.is_fake(group) else verify(group, *args)
 
     distributed._verify_params_across_processes = verified  # noqa: SLF001
-    _send_without_autograd(groups)
+    sent = Sent(follower, groups.is_fake)
+    _follow_sending(sent)
     _answer_ddp(groups)
-    _keep_order(distributed.Reducer, copying)
+    _keep_order(distributed.Reducer, sent.copying)
 
 
-def _send_without_autograd(groups: Groups) -> None:
-    """Let collectives write into views under autograd: the fake group copies, NCCL is not seen."""
+def _follow_sending(sent: Sent) -> None:
+    """Put our collectives in the place of torch's, wherever a module of torch has them."""
     torch: Any = importlib.import_module("torch")
-    ours: dict[Any, Any] = {}
-    for name in _SENDING:
-        plain = getattr(torch.distributed, name, None)
-        if plain is not None:
-            ours[plain] = _without_autograd(torch, plain, groups)
+    names = [name for name in SENDING if hasattr(torch.distributed, name)]
+    ours = {getattr(torch.distributed, name): name for name in names}
+    replaced = {name: sent.wrapped(plain) for plain, name in ours.items()}
     for name, module in list(sys.modules.items()):
         if name == "torch" or name.startswith("torch."):
-            for attribute in _SENDING:
-                plain = vars(module).get(attribute)
-                if plain in ours:
-                    setattr(module, attribute, ours[plain])
-
-
-def _without_autograd(torch: Any, plain: Any, groups: Groups) -> Any:
-    @functools.wraps(plain)
-    def sent(*args: Any, **kwargs: Any) -> Any:
-        if not groups.is_fake():
-            return plain(*args, **kwargs)
-        with torch.no_grad():
-            return plain(*args, **kwargs)
-
-    return sent
+            for attribute in names:
+                if vars(module).get(attribute) in ours:
+                    setattr(module, attribute, replaced[attribute])
 
 
 def _keep_order(reducer: Any, copying: Callable[[], Any]) -> None:

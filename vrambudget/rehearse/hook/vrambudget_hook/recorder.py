@@ -23,8 +23,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -102,11 +100,8 @@ class Recorder:
         assert self.runtime is not None  # noqa: S101 - loaded in the line above
         return self.runtime
 
-    def _follow_values(self) -> Callable[[], AbstractContextManager[None]]:
-        """Let what the host wrote be read back; without it, reads are zeros and are told.
-
-        Returns a context in which copies are followed too.
-        """
+    def _follow_values(self) -> Follower | None:
+        """Let what the host wrote be read back; without it, reads are zeros and are told."""
         answer = self._native().virtual_gpu_answer
         answer.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
         try:
@@ -114,8 +109,8 @@ class Recorder:
             follower.start()
         except Exception as error:  # noqa: BLE001 - another version of PyTorch: it is said
             self.unfollowed = f"{type(error).__name__}: {error}"
-            return nullcontext
-        return follower.copying
+            return None
+        return follower
 
     def _cuda_starts(self) -> None:
         self.cudnn.ask()
