@@ -227,3 +227,24 @@ def test_other_ranks_send_what_this_one_does(rehearsed):
     assert said == [" ".join(map(str, rows))]
     assert result.peak is not None
     assert any("taken to send what this one does" in w for w in result.warnings)
+
+
+def test_a_distribution_whose_parameters_are_unknown_can_be_sampled(rehearsed):
+    code = "import torch\nstd = torch.rand(3, 5, device='cuda').exp()\n"
+    code += "say(tuple(torch.distributions.Normal(std, std).sample().shape))\n"
+    result, said = rehearsed(code)
+    assert (result.ended, said) == ("finished", ["(3, 5)"])
+
+
+@pytest.mark.parametrize(
+    ("call", "library"),
+    [
+        ("linalg.inv(x)", "cuSOLVER"),
+        ("fft.rfft(x)", "cuFFT"),
+        ("sparse.mm(x.to_sparse(), x)", "cuS"),
+    ],
+)
+def test_a_library_that_asks_the_card_is_named_and_ends_the_rehearsal(rehearsed, call, library):
+    result, _ = rehearsed(f"import torch\nx = torch.eye(4).cuda()\ntorch.{call}\n")
+    assert (result.ended, result.exit_code) == ("failed", 1)
+    assert any(library in warning for warning in result.warnings)

@@ -16,6 +16,8 @@ _WITHOUT_CUDNN = {
     " backward than cuDNN's do: expect another peak on a real card",
 }
 
+_WITHOUT_A_CARD = {"cusolver": "cuSOLVER", "cufft": "cuFFT", "cusparse": "cuSPARSE"}
+
 _UNKNOWN_OF_CUDNN = {
     "benchmark": "with torch.backends.cudnn.benchmark only a real card tells which engine is the"
     " fastest, and takes its workspace; here it is the first that cuDNN's heuristics name",
@@ -49,6 +51,7 @@ def warnings_of(
             " counted, which lie outside PyTorch's allocator; the others are taken to send what"
             " this one does"
         )
+    yield from _of_failure(str(record.get("message")).lower())
     if gpu.assumed:
         yield gpu.assumed
     if not complete:
@@ -62,6 +65,16 @@ def warnings_of(
     yield from (_UNKNOWN_OF_CUDNN[kind] for kind in record.get("cudnn_unknown", ()))
     yield from _of_reads(record["reads"])
     yield from _of_kernels(record, gpu)
+
+
+def _of_failure(message: str) -> Iterator[str]:
+    """Name a library of CUDA that failed because it asks the card."""
+    for word, library in _WITHOUT_A_CARD.items():
+        if f"{word} error" in message or f"`{word}" in message:
+            yield (
+                f"the script calls {library}, which tells its workspaces to real cards only: what"
+                " follows that call cannot be rehearsed"
+            )
 
 
 def _of_calls(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:

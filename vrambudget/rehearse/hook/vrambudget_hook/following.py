@@ -30,7 +30,7 @@ from typing import Any
 
 from . import operations, values
 from .hiding import hide_from_compiler
-from .operations import FILLS, FINITE, MOVES, Operation, flat
+from .operations import CHECKED, FILLS, FINITE, MOVES, Operation, flat
 from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
@@ -70,8 +70,12 @@ class Follower:
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
         # A parameter is made of a tensor that Python never saw.
         aten.impl("detach", self.torch.library.fallthrough_kernel, _FOLLOWED)
-        kernels = ((MOVES, self._moving), (FILLS, self._filling), (FINITE, self._agreeing))
-        for names, kernel in kernels:
+        for names, kernel in (
+            (MOVES, self._moving),
+            (FILLS, self._filling),
+            (FINITE, self._agreeing),
+            (CHECKED, self._trusting),
+        ):
             for name in names:
                 packet, _, overload = name.partition(".")
                 op = getattr(getattr(self.torch.ops.aten, packet), overload or "default")
@@ -152,28 +156,16 @@ class Follower:
         op = self.torch.ops.aten.copy_.default
         return self._operation(keys.remove(self.copies), op, *args, **kwargs)
 
-    def copy_of(self, tensor: Any) -> tuple[Any, bool]:
-        """Return a tensor's values on the CPU, None where they are not known, and whether true."""
-        value = self.values.of(tensor)
-        if value is None:
-            return None, False
-        return self.values.as_on_cpu(tensor, value.memory).clone(), value.true
-
-    def brought(self, target: Any, found: Any, *, true: bool) -> None:
-        """Note what another way than an operation wrote into a tensor; None: it is not known."""
-        value = self.values.of(target)
-        if found is None:
-            self._lose([target])
-        elif value is not None:
-            self.values.as_on_cpu(target, value.memory).copy_(found)
-            self.values.keep(value, true=true)
-        elif self._is_new(target):
-            self.values.hold_copy(target, found.to(target.dtype), true=true)
-
     def _agreeing(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             out = op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
             return self.agree(out)
+
+        return kernel
+
+    def _trusting(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._answered(True, 1, op, keys.remove(self.brings), args, kwargs)  # noqa: FBT003
 
         return kernel
 
@@ -302,7 +294,7 @@ class Follower:
             if known.fills and self.values.storages.is_whole(target):
                 whole[id(target)] = value.memory
         ids = {id(target) for target, *_ in had}
-        new = [t for t in targets if id(t) not in ids and known.fills and self._is_new(t)]
+        new = [t for t in targets if id(t) not in ids and known.fills and self.values.is_new(t)]
         whole.update((id(t), self.values.memory(t)) for t in new)
         if not (had or new):
             return out
@@ -317,9 +309,6 @@ class Follower:
         for target in new:
             self.values.hold(target, whole[id(target)], true=found.true)
         return out
-
-    def _is_new(self, target: Any) -> bool:
-        return self.values.eligible(target) and self.values.storages.is_whole(target)
 
     def _lose(self, targets: Iterable[Any]) -> None:
         for value in map(self.values.of, targets):

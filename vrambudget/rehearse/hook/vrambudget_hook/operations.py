@@ -30,6 +30,9 @@ FILLS = (
 FINITE = ("isfinite",)
 """Questions to which zeros, which unknown numbers are taken to be, answer yes."""
 
+CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")
+"""Operations that read whether their numbers are valid, which zeros are (std >= 0)."""
+
 _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::resize_")
 _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
 _ANSWERS = ("aten::_local_scalar_dense", "aten::equal")

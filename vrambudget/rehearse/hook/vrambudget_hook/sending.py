@@ -50,7 +50,7 @@ class Sent:
                 results = list(self._results(name, given.arguments))
                 done = plain(*args, **kwargs)
                 for target, (value, true) in results:
-                    self.follower.brought(target, value, true=true)
+                    self.follower.values.bring(target, value, true=true)
             return done
 
         return sent
@@ -63,7 +63,7 @@ class Sent:
         ranks = distributed.get_world_size(given.get("group"))
         rank = distributed.get_rank(given.get("group"))
         ours = next(given[source] for source in _SOURCES if source in given)
-        own, true = self.follower.copy_of(ours)
+        own, true = self.follower.values.copy_of(ours)
         if name in GATHERING:
             targets = given.get("tensor_list") or given.get("gather_list") or ()
             yield from ((target, (own, true)) for target in targets)

@@ -125,6 +125,28 @@ class Values:
         if self.known.get(value.key) is value:
             del self.known[value.key]
 
+    def copy_of(self, tensor: Any) -> tuple[Any, bool]:
+        """Return a tensor's values on the CPU, None where they are not known, and whether true."""
+        value = self.of(tensor)
+        if value is None:
+            return None, False
+        return self.as_on_cpu(tensor, value.memory).clone(), value.true
+
+    def bring(self, target: Any, found: Any, *, true: bool) -> None:
+        """Note what another way than an operation wrote into a tensor; None: it is not known."""
+        value = self.of(target)
+        if value is not None and found is None:
+            self.lose(value)
+        elif value is not None:
+            self.as_on_cpu(target, value.memory).copy_(found)
+            self.keep(value, true=true)
+        elif found is not None and self.is_new(target):
+            self.hold_copy(target, found.to(target.dtype), true=true)
+
+    def is_new(self, target: Any) -> bool:
+        """Tell whether a tensor can be known and is all of its storage."""
+        return self.eligible(target) and self.storages.is_whole(target)
+
     def as_on_cpu(self, tensor: Any, memory: Any) -> Any:
         """Return a tensor on the CPU that lies in `memory` as the other does on the card."""
         empty = self._on_cpu(self.empty, [0], dtype=tensor.dtype)
