@@ -241,10 +241,27 @@ def test_a_distribution_whose_parameters_are_unknown_can_be_sampled(rehearsed):
     [
         ("linalg.inv(x)", "cuSOLVER"),
         ("fft.rfft(x)", "cuFFT"),
-        ("sparse.mm(x.to_sparse(), x)", "cuS"),
     ],
 )
 def test_a_library_that_asks_the_card_is_named_and_ends_the_rehearsal(rehearsed, call, library):
     result, _ = rehearsed(f"import torch\nx = torch.eye(4).cuda()\ntorch.{call}\n")
     assert (result.ended, result.exit_code) == ("failed", 1)
     assert any(library in warning for warning in result.warnings)
+
+
+def test_each_of_several_cards_in_one_process_has_its_own_peaks(rehearsed, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    code = """
+import torch
+first = torch.empty(1 << 20, dtype=torch.uint8, device="cuda:0")
+layer = torch.nn.Linear(1024, 1024, bias=False).to("cuda:1")
+layer(torch.randn(8, 1024, device="cuda:1")).sum().backward()
+say(torch.cuda.device_count(), *(torch.cuda.max_memory_reserved(n) for n in range(2)))
+"""
+    result, (said,) = rehearsed(code)
+    assert said.split() == ["2", *(str(card.reserved_bytes) for card in result.cards)]
+    assert [card.card for card in result.cards] == [0, 1]
+    fullest = result.cards[1]
+    assert result.peak_reserved_bytes == fullest.reserved_bytes
+    assert result.peak.requested_bytes == fullest.requested_bytes > (8 << 20)
+    assert "backward" in {phase.phase for phase in result.phases}

@@ -75,6 +75,11 @@ def _of_failure(message: str) -> Iterator[str]:
                 f"the script calls {library}, which tells its workspaces to real cards only: what"
                 " follows that call cannot be rehearsed"
             )
+    if message.startswith("nccl error"):
+        yield (
+            "NCCL itself was called, which starts on real cards only: DataParallel cannot be"
+            " rehearsed; DistributedDataParallel can (--ranks 2)"
+        )
 
 
 def _of_calls(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:

@@ -63,8 +63,22 @@ class RecordedOutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class CardPeak:
+    """One card of several that a process uses, and its own peaks."""
+
+    card: int  # as in "cuda:1"
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """A script's run on a virtual card; peaks are what `torch.cuda.max_memory_...` says."""
+    """A script's run on a virtual card; peaks are what `torch.cuda.max_memory_...` says.
+
+    Of several cards in one process they are those of the fullest; `cards` has each, if several
+    were used.
+    """
 
     command: tuple[str, ...]
     gpu: str
@@ -84,6 +98,7 @@ class Rehearsal:
     phases: tuple[PhasePeak, ...]
     out_of_memory: tuple[RecordedOutOfMemory, ...]
     warnings: tuple[str, ...]
+    cards: tuple[CardPeak, ...] = ()
 
     @property
     def device_peak_bytes(self) -> int:

@@ -43,6 +43,8 @@ def _lines(result: Rehearsal) -> Iterator[str]:
         yield f"  {result.error.splitlines()[0]}"
     yield ""
     yield _totals(result)
+    if result.cards:
+        yield from _cards(result)
     if result.peak:
         yield from _moment(result.peak)
     if result.phases:
@@ -66,6 +68,19 @@ def _totals(result: Rehearsal) -> str:
         ("the card must hold", result.device_peak_bytes),
     ]
     return _table([(name, format_bytes(n), f"{n:,}") for name, n in rows], ("peak", "", "bytes"))
+
+
+def _cards(result: Rehearsal) -> Iterator[str]:
+    """Yield each card's peaks; what follows is of the fullest."""
+    yield ""
+    rows = [
+        (
+            f"cuda:{card.card}",
+            *map(format_bytes, (card.requested_bytes, card.allocated_bytes, card.reserved_bytes)),
+        )
+        for card in result.cards
+    ]
+    yield _table(rows, ("peaks of each card", "asked for", "allocated", "reserved"))
 
 
 def _moment(peak: Moment) -> Iterator[str]:

@@ -19,7 +19,7 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from vrambudget.rehearse.advice import warnings_of
 from vrambudget.rehearse.launchers import launched, launcher_of
 from vrambudget.rehearse.left import Progress, keep_snapshot, read_records, unrecorded
 from vrambudget.rehearse.placing import placed
-from vrambudget.rehearse.record import Ending, RecordedOutOfMemory, Rehearsal
+from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
 from vrambudget.rehearse.torch_build import find_torch
@@ -220,7 +220,14 @@ def _result(
                 ranks=record.get("ranks", options.ranks),
             )
         ),
+        cards=_cards(record),
     )
+
+
+def _cards(record: Mapping[str, Any]) -> tuple[CardPeak, ...]:
+    """Return each card's peaks where the process used several."""
+    cards = sorted((int(card), peaks) for card, peaks in record.get("cards", {}).items())
+    return tuple(CardPeak(card, *peaks) for card, peaks in cards) if len(cards) > 1 else ()
 
 
 def _exit_code(record: dict[str, Any], ended: process.Ended) -> int:

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +59,7 @@ class Recorder:
         self.marks: deque[Any] = deque(maxlen=self.plan["marks"])
         self.reads = Reads()
         self.out_of_memory: list[dict[str, Any]] = []
-        self.peaks = [0, 0, 0]  # requested, allocated, reserved
+        self.peaks: dict[int, list[int]] = {}  # by card: requested, allocated, reserved
         self.in_backward = 0
         self.card = 0  # which of the cards: the main thread's
 
@@ -179,22 +180,36 @@ class Recorder:
 
     # ---- while the script runs
 
-    def _stats(self) -> Any:
+    def _cards(self) -> Iterable[int]:
+        """Return the cards that are looked at: all, or that of the main thread of a rank."""
+        if self.plan["ranks"] is None:
+            return range(self.torch._C._cuda_getDeviceCount())
         if threading.current_thread() is threading.main_thread():
             self.card = self.torch._C._cuda_getDevice()
-        return self.torch._C._cuda_memoryStats(self.card)
+        return (self.card,)
+
+    def _stats(self, card: int) -> Any:
+        return self.torch._C._cuda_memoryStats(card)
 
     def mark(self, phase: str, owners: dict[str, list[int]] | None = None) -> None:
         """Note that a phase begins: the numbers of allocations and frees say where."""
         if self.torch.cuda.is_initialized():
-            count = self._stats()["allocation"]["all"]
-            done = self.iterations.done
-            self.marks.append((phase, count["allocated"], count["freed"], owners or {}, done))
+            counts = {card: self._counts(card) for card in self._cards()}
+            self.marks.append((phase, counts, owners or {}, self.iterations.done))
+
+    def _counts(self, card: int) -> tuple[int, int]:
+        count = self._stats(card)["allocation"]["all"]
+        return count["allocated"], count["freed"]
 
     def _keep_peaks(self) -> None:
-        stats = self._stats()
-        for i, name in enumerate(("requested_bytes", "allocated_bytes", "reserved_bytes")):
-            self.peaks[i] = max(self.peaks[i], stats[name]["all"]["peak"])
+        for card in self._cards():
+            stats, peaks = self._stats(card), self.peaks.setdefault(card, [0, 0, 0])
+            for i, name in enumerate(("requested_bytes", "allocated_bytes", "reserved_bytes")):
+                peaks[i] = max(peaks[i], stats[name]["all"]["peak"])
+
+    def _fullest(self) -> int:
+        """Return the card with the highest peak, of which the record is."""
+        return max(self.peaks, key=lambda card: self.peaks[card][2], default=self.card)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self.iterations.before_step(optimizer)
@@ -224,12 +239,13 @@ class Recorder:
         if self.is_used:
             self._keep_peaks()
             with (self.folder / f"progress-{os.getpid()}").open("a") as file:
-                file.write(json.dumps([self.iterations.done, *self.peaks]) + "\n")
+                peaks = self.peaks[self._fullest()]
+                file.write(json.dumps([self.iterations.done, *peaks]) + "\n")
 
-    def _ran_out(self, _device: int, asked: int, _total: int, free: int) -> None:
+    def _ran_out(self, card: int, asked: int, _total: int, free: int) -> None:
         thread = threading.main_thread().ident or 0
         frames = sys._current_frames().get(thread)
-        stats = self._stats()
+        stats = self._stats(card)
         self.mark("", parameters(self.torch))  # names the owners; the phase goes on
         self.out_of_memory.append(
             {
@@ -274,17 +290,19 @@ class Recorder:
 
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()
-        count = self._stats()["allocation"]["all"]
+        card = self._fullest()
         record["parameters"] = parameters(self.torch)["parameter"]
         snapshot = self.torch.cuda.memory._snapshot()
-        trace = snapshot["device_traces"][self.card]
+        trace = snapshot["device_traces"][card]
         if self.plan["snapshot"]:
             with (self.folder / f"snapshot-{os.getpid()}.pickle").open("wb") as file:
                 pickle.dump(snapshot, file)
+        marks = [(phase, *at.get(card, (0, 0)), *rest) for phase, at, *rest in self.marks]
         record.update(
-            counts=[count["allocated"], count["freed"]],
-            peaks=self.peaks,
-            marks=list(self.marks),
+            counts=self._counts(card),
+            peaks=self.peaks[card],
+            cards={card: peaks for card, peaks in self.peaks.items() if peaks[2]},
+            marks=marks,
             reads=list(self.reads.entries.values()),
             cudnn_unknown=self.cudnn.unknown(),
             out_of_memory=self.out_of_memory,

@@ -1,0 +1,202 @@
+"""The smallest honest data of the corpus: random, made here, nothing is fetched.
+
+    python tests/corpus/data.py tokens data/tiny
+
+Runs in the Python of the scripts.
+"""
+
+import json
+import random
+import struct
+import sys
+from pathlib import Path
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "some", "dogs", "far", "away"]
+CLASSES = 2
+
+
+def words(count, seed=0):
+    """Return so many words."""
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def tokens(folder):
+    """nanoGPT's: train.bin and val.bin of 16-bit tokens, and their vocabulary."""
+    import pickle
+
+    for name in ("train", "val"):
+        numbers = random.Random(name).choices(range(65), k=20_000)
+        (folder / f"{name}.bin").write_bytes(struct.pack(f"<{len(numbers)}H", *numbers))
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
+
+
+def shards(folder):
+    """llm.c's: a header of 256 integers, then 16-bit tokens of GPT-2."""
+    for name in ("train_000000", "train_000001", "val_000000"):
+        numbers = random.Random(name).choices(range(50_256), k=200_000)
+        head = struct.pack("<256i", 20240520, 1, len(numbers), *[0] * 253)
+        body = struct.pack(f"<{len(numbers)}H", *numbers)
+        (folder / f"fineweb_{name}.bin").write_bytes(head + body)
+
+
+def arrays(folder):
+    """build-nanogpt's: shards of 16-bit tokens as NumPy saves them."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for name in ("edufineweb_train_000000", "edufineweb_val_000000"):
+        np.save(folder / f"{name}.npy", rng.integers(0, 50_256, 300_000, dtype=np.uint16))
+
+
+def llama2c(folder):
+    """llama2.c's: shards of 16-bit tokens, in the folder of its own tokenizer."""
+    place = folder / "tok512"
+    place.mkdir()
+    for i in range(2):
+        numbers = random.Random(i).choices(range(512), k=50_000)
+        (place / f"data{i:02}.bin").write_bytes(struct.pack(f"<{len(numbers)}H", *numbers))
+
+
+def text(file):
+    """Lines of words, and minGPT's "O God, O God!"."""
+    lines = ["O God, O God!", *(words(12, seed) for seed in range(2_000))]
+    file.write_text("\n".join(lines))
+
+
+def texts(folder):
+    """Three files of lines of words: train, valid, test."""
+    for name in ("train", "valid", "test"):
+        text(folder / f"{name}.txt")
+
+
+def images(folder):
+    """An image folder: train and val, each with two classes of eight pictures."""
+    for part in ("train", "val"):
+        _pictures(folder / part, 8)
+
+
+def pictures(folder):
+    """Sixteen pictures in one class."""
+    _pictures(folder, 16, classes=1)
+
+
+def _pictures(folder, count, classes=CLASSES, size=256):
+    from PIL import Image
+
+    for number in range(classes):
+        place = folder / f"class{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            pixels = random.Random(i).randbytes(size * size * 3)
+            Image.frombytes("RGB", (size, size), pixels).save(place / f"{i}.png")
+
+
+def mnist(folder):
+    """MNIST's four files, of 512 digits."""
+    import gzip
+
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train", "t10k"):
+        pixels = random.Random(name).randbytes(512 * 28 * 28)
+        labels = bytes(random.Random(name).choices(range(10), k=512))
+        for kind, head, body in (
+            ("images-idx3", struct.pack(">4i", 2051, 512, 28, 28), pixels),
+            ("labels-idx1", struct.pack(">2i", 2049, 512), labels),
+        ):
+            (raw / f"{name}-{kind}-ubyte").write_bytes(head + body)
+            (raw / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + body))
+
+
+def masks(folder):
+    """Pictures and their masks, for segmentation."""
+    from PIL import Image
+
+    for name, mode in (("imgs", "RGB"), ("masks", "L")):
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        for i in range(12):
+            bands = len(mode)
+            pixels = random.Random(i).randbytes(96 * 64 * bands)
+            picture = Image.frombytes(mode, (96, 64), pixels)
+            picture = picture.point(lambda p: 255 * (p > 127)) if mode == "L" else picture
+            picture.save(place / f"{i}.png")
+
+
+def tokenizer(folder):
+    """A byte-level tokenizer, trained on a few words."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    made = ByteLevelBPETokenizer()
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    made.train_from_iterator([words(500)], vocab_size=500, special_tokens=special)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer,
+        **dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), special, strict=False)),
+    )
+    fast.chat_template = (
+        "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant {% endif %}"
+    )
+    fast.save_pretrained(folder)
+
+
+def llama(folder):
+    """A small Llama with random weights, and a tokenizer."""
+    import transformers
+
+    tokenizer(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _rows(folder, make, count=64):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "test"):
+        rows = "\n".join(json.dumps(make(i)) for i in range(count))
+        (folder / f"{part}.jsonl").write_text(rows)
+
+
+def rows(folder):
+    """Rows of text."""
+    _rows(folder, lambda i: {"text": words(8 + i % 40, i)})
+
+
+def prompts(folder):
+    """Rows of prompts."""
+    _rows(folder, lambda i: {"prompt": [{"role": "user", "content": words(8, i)}]})
+
+
+def preferences(folder):
+    """Rows of a prompt, and of a chosen and a rejected answer."""
+    _rows(
+        folder,
+        lambda i: {
+            "prompt": words(8, i),
+            "chosen": words(6 + i % 20, i + 1),
+            "rejected": words(5 + i % 9, i + 2),
+        },
+    )
+
+
+def main():
+    """Make one piece of data: what, and where."""
+    what, place = sys.argv[1], Path(sys.argv[2])
+    (place.parent if place.suffix else place).mkdir(parents=True, exist_ok=True)
+    globals()[what](place)
+
+
+if __name__ == "__main__":
+    main()
