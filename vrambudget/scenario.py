@@ -66,12 +66,13 @@ def resolve(
             model, fields = inner, {"compile": True, **fields}
         return _of_module(model, gpu=gpu, **fields)
     found = find_model(of_files(model, config))
-    run = found.run
     known = _config_of(found)
-    named = run.gpu if gpu is None and run else gpu
+    named = found.run.gpu if gpu is None and found.run else gpu
     if isinstance(named, str):
         count, named = count_of_gpus(named)
         fields = {"ranks": count, **fields} if count > 1 else fields
+    found = found.on(fields.get("ranks"), parallel=fields.get("parallel"))
+    run = found.run
     own = found.job_defaults
     cached = known.keeps_cache and caches(found.values, {**own, **fields})
     defaults = {**known.job_defaults, "use_cache": cached, **own, **compiler_defaults(fields)}

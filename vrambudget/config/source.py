@@ -70,6 +70,19 @@ class FoundModel:
         usual = {**job_of_config(self.values), **(self.card.job if self.card else {})}
         return {**usual, **self.run.assumed, **self.run.fields} if self.run else usual
 
+    def on(self, ranks: int | None, *, parallel: str | None) -> "FoundModel":
+        """Return the same for a job of so many GPUs, or as many as the files say.
+
+        A `parallel` that is named goes before the files' own, with all that belongs to it.
+        """
+        if self.run is None:
+            return self
+        said = self.run.of_ranks.fields.get("ranks", 1)
+        run = self.run.on(ranks or said)
+        if parallel is not None:
+            run = replace(run, fields={"ranks": run.fields.get("ranks"), **self.run.fields})
+        return replace(self, run=run)
+
 
 def find_model(name: ModelSource) -> FoundModel:
     """Return the model that `name` means. Raises VramBudgetError that says what to type instead."""

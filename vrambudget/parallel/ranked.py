@@ -75,6 +75,9 @@ def refuse(job: Job, layout: Layout) -> None:
     zero = layout.data in DEEPSPEED
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
+        f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
+        and (job.loop, layout.data, job.mode)
+        not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
         f"optimizer {job.optimizer} of sharded parameters": shards
         and job.optimizer not in _STATES_ON_HOST,
         "a gradient scaler (amp-fp16) of sharded parameters": shards
@@ -90,9 +93,6 @@ def refuse(job: Job, layout: Layout) -> None:
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         "generation on several ranks": job.mode == "generate",
-        f"the loop of {job.loop} on several ranks": job.loop != "plain"
-        and (job.loop, layout.data, job.mode)
-        not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
         "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,

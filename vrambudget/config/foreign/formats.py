@@ -13,6 +13,7 @@ from vrambudget.config.foreign import (
     deepspeed,
     hugging_face,
     llama_factory,
+    torchtitan,
     torchtune,
     trl,
 )
@@ -24,6 +25,11 @@ Finish = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 def _as_they_are(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     del keys
     return fields
+
+
+def _nothing(keys: Mapping[str, Any]) -> Fields:
+    del keys
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,10 @@ class Format:
     finish: Finish = _as_they_are
     always: tuple[str, ...] = ()
     """What is to be noted of each of this tool's files."""
+    of_ranks: Callable[[Mapping[str, Any]], Fields] = _nothing
+    """What several keys say together where there are several GPUs."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Keys that name a JSON file, and what its keys then begin with."""
 
     @property
     def model_key(self) -> str | None:
@@ -56,6 +66,9 @@ _TRAINER: Fields = {
 }
 """TrainingArguments' own, with torch 2.8 or later."""
 
+_RANKS_OF_TRAINER = ("fsdp_config", "deepspeed")
+_FILES_OF_TRAINER = {"deepspeed": "deepspeed", "fsdp_config": "fsdp_config"}
+
 FORMATS = (
     Format(
         "torchtune",
@@ -67,19 +80,32 @@ FORMATS = (
         always=("torchtune's own models: counted as transformers has them",),
     ),
     Format(
+        "torchtitan",
+        frozenset({"model.flavor", "parallelism.tensor_parallel_degree", "training.seq_len"}),
+        torchtitan.TORCHTITAN,
+        torchtitan.DEFAULTS,
+        torchtitan.IGNORED_GROUPS,
+        ("parallelism",),
+        finish=torchtitan.finished,
+        of_ranks=torchtitan.of_ranks_of,
+    ),
+    Format(
         "axolotl",
         frozenset({"base_model"}),
         axolotl.AXOLOTL,
         {**_TRAINER, **axolotl.DEFAULTS},
         ("datasets", "test_datasets", "special_tokens", "lr_scheduler_kwargs"),
-        ("fsdp_config",),
+        _RANKS_OF_TRAINER,
+        files=_FILES_OF_TRAINER,
     ),
     Format(
         "LLaMA-Factory",
         frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
         llama_factory.LLAMA_FACTORY,
         {**_TRAINER, **llama_factory.DEFAULTS},
+        ranks_groups=_RANKS_OF_TRAINER,
         finish=llama_factory.finished,
+        files=_FILES_OF_TRAINER,
     ),
     Format(
         "DeepSpeed",
@@ -96,6 +122,7 @@ FORMATS = (
         {},
         accelerate.IGNORED_GROUPS,
         accelerate.RANKS_GROUPS,
+        files={"deepspeed_config.deepspeed_config_file": "deepspeed_config"},
     ),
     Format(
         "TRL",
@@ -103,8 +130,9 @@ FORMATS = (
         trl.TRL,
         {**_TRAINER, **trl.DEFAULTS},
         ("dataset_kwargs", "datasets", "model_init_kwargs"),
-        ("fsdp_config",),
+        _RANKS_OF_TRAINER,
         finish=trl.finished,
+        files=_FILES_OF_TRAINER,
     ),
     Format(
         "TrainingArguments",
@@ -112,7 +140,8 @@ FORMATS = (
         hugging_face.TRAINING_ARGUMENTS,
         _TRAINER,
         ("accelerator_config", "lr_scheduler_kwargs", "gradient_checkpointing_kwargs"),
-        ("fsdp_config",),
+        _RANKS_OF_TRAINER,
+        files=_FILES_OF_TRAINER,
     ),
 )
 

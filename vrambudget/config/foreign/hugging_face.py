@@ -7,6 +7,8 @@ Source: transformers 5.17, training_args.py (TrainingArguments, OptimizerNames),
 from collections.abc import Mapping
 from typing import Any
 
+from vrambudget.config.foreign.accelerate import FSDP, FSDP2
+from vrambudget.config.foreign.deepspeed import ZERO
 from vrambudget.config.foreign.meanings import (
     Choice,
     Fields,
@@ -17,6 +19,7 @@ from vrambudget.config.foreign.meanings import (
     Uncounted,
     ignored,
     of_ranks,
+    several,
 )
 
 LORA_RANK = 16
@@ -121,17 +124,43 @@ _UNCOUNTED: dict[str, Meaning] = {
     "gradient_checkpointing_kwargs.use_reentrant": Uncounted(
         "checkpointing with re-entry, counted as without"
     ),
-    "deepspeed": Uncounted("DeepSpeed", flag=False),
-    "fsdp": Uncounted("FSDP", flag=False),
     "use_cpu": Uncounted("a training on the CPU"),
+}
+
+_GATHERED_ONCE: Fields = {**FSDP2, "reshard_after_forward": False}
+
+_SEVERAL: dict[str, Meaning] = {
+    **several(
+        {
+            "fsdp": Choice(
+                "FSDP as",
+                {
+                    "false": {},
+                    "true": FSDP2,
+                    "full_shard": FSDP2,
+                    "full_shard auto_wrap": FSDP2,
+                    "shard_grad_op": _GATHERED_ONCE,
+                    "shard_grad_op auto_wrap": _GATHERED_ONCE,
+                    "full_shard auto_wrap offload": {**FSDP2, "cpu_offload": True},
+                },
+            ),
+            "ddp_bucket_cap_mb": Same("bucket_cap_mb"),
+            "ddp_find_unused_parameters": Switch({"find_unused_parameters": True}),
+            "ddp_static_graph": Switch({"static_graph": True}),
+        }
+    ),
+    **{f"fsdp_config.{name}": meaning for name, meaning in FSDP.items()},
+    **{f"fsdp_config.fsdp_{name}": meaning for name, meaning in FSDP.items()},
+    **{f"deepspeed.zero_optimization.{name}": meaning for name, meaning in ZERO.items()},
 }
 
 TRAINING_ARGUMENTS: Table = {
     **_COUNTED,
     **_UNCOUNTED,
+    **_SEVERAL,
     **of_ranks(
-        "local_rank fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap"
-        " ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph"
+        "deepspeed local_rank fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap"
+        " ddp_broadcast_buffers"
         " ddp_backend ddp_timeout parallelism_config average_tokens_across_devices"
         " log_on_each_node save_on_each_node log_level_replica"
     ),

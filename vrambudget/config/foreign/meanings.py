@@ -5,7 +5,8 @@
     Choice({"adamw_torch": {...}})      each value has its fields
     Ignored()                           it decides no memory
     Uncounted("packed rows")            it decides memory, and has no rules here
-    Ranks()                             it is of several GPUs
+    Ranks()                             it is of several GPUs, and decides no memory there
+    Several(Same("ranks"))              it is of several GPUs: the meaning holds where there are
 
 `Told.assumed` are fields that another key of the same tool may set: they hold where none does.
 """
@@ -41,15 +42,21 @@ def is_off(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """The value of a field, under another name; `off` are values that leave it as it is."""
+    """The value of a field, under another name; `off` are values that leave it as it is.
+
+    `whole`: a number like 5e8, which JSON has as a float.
+    """
 
     field: str
     off: tuple[Any, ...] = ("auto",)
+    whole: bool = False
 
     def told(self, value: Any) -> Told:
         """Return the field."""
         if value is None or value in self.off:
             return NOTHING
+        if self.whole and isinstance(value, float) and value.is_integer():
+            value = int(value)
         return Told({self.field: value})
 
 
@@ -130,6 +137,17 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
+class Several:
+    """What a key says where there are several GPUs; of one it says nothing."""
+
+    of: Same | Switch | Choice | Uncounted | Ignored
+
+    def told(self, value: Any) -> Told:
+        """Return what the meaning tells, of several GPUs."""
+        return self.of.told(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The model's name."""
 
@@ -139,7 +157,7 @@ class Model:
         return NOTHING
 
 
-Meaning = Same | Switch | Choice | Ignored | Uncounted | Ranks | Model
+Meaning = Same | Switch | Choice | Ignored | Uncounted | Ranks | Several | Model
 Table = Mapping[str, Meaning]
 
 
@@ -151,3 +169,8 @@ def ignored(names: str, *, flag: bool = False) -> dict[str, Meaning]:
 def of_ranks(names: str) -> dict[str, Meaning]:
     """Return a table of names that only several GPUs have."""
     return dict.fromkeys(names.split(), Ranks())
+
+
+def several(table: Mapping[str, Same | Switch | Choice | Uncounted]) -> dict[str, Meaning]:
+    """Return a table whose meanings hold where there are several GPUs."""
+    return {name: Several(of) for name, of in table.items()}

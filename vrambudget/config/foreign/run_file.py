@@ -1,5 +1,6 @@
 """A file that describes a run: a model, perhaps, and fields of a job.
 
+    run.toml        torchtitan
     run.yaml        TRL, axolotl, LLaMA-Factory, torchtune, accelerate, TrainingArguments
     args.json       TrainingArguments, DeepSpeed
     job.toml        this project's own: `model`, `gpu` and a job's fields
@@ -8,15 +9,15 @@ Every key is read, ignored for it decides no memory, or listed: nothing is dropp
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vrambudget.config.config_file import SUFFIXES
-from vrambudget.config.foreign import torchtune
+from vrambudget.config.foreign import torchtitan, torchtune
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
 from vrambudget.config.foreign.hugging_face import settled
-from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, Ranks
+from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, Ranks, Several
 from vrambudget.config.foreign.text import flat, read_text
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -25,16 +26,47 @@ _OWN = {"model", "gpu"}
 
 
 @dataclass(frozen=True, slots=True)
+class OfRanks:
+    """What a file says for a job of several GPUs, and for no other; `keys` are all that it read."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # keys that decide nothing here
+    uncounted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunFile:
     """What a file says of a run; `notes` and `uncounted` are for the report."""
 
-    model: str | None
+    model: str | Mapping[str, Any] | None
     gpu: str | None
     fields: Mapping[str, Any]
     assumed: Mapping[str, Any] = field(default_factory=dict)  # where the file is silent
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     where: str | None = None
+    of_ranks: OfRanks = OfRanks()
+
+    def on(self, ranks: int) -> "RunFile":
+        """Return what the file says for a job of so many GPUs."""
+        several = self.of_ranks
+        if ranks == 1:
+            keys = (*several.keys, *several.unread)
+            told = f"{self.where}: of several GPUs, not counted for one: {', '.join(keys)}"
+            return replace(self, notes=(*self.notes, told)) if keys else self
+        notes = {"of several GPUs, read": several.keys, "of several GPUs, left out": several.unread}
+        told_of = (
+            f"{self.where}: {what}: {', '.join(keys)}" for what, keys in notes.items() if keys
+        )
+        own = {**self.assumed, **self.fields}
+        loop = {"loop": own["loop"]} if "loop" in own else {}  # a script's, whatever launches it
+        return replace(
+            self,
+            fields={**self.fields, **several.fields, **loop},
+            notes=(*self.notes, *told_of),
+            uncounted=(*self.uncounted, *several.uncounted),
+        )
 
 
 def is_run_file(name: str | Path) -> bool:
@@ -51,10 +83,10 @@ def is_run_file(name: str | Path) -> bool:
 def read_run_file(path: Path) -> RunFile:
     """Return what the file says. Raises VramBudgetError that names the file and the key."""
     values = read_text(path)
-    if path.suffix == ".toml" or (_OWN & values.keys() and not format_of(flat(values, str(path)))):
-        return _own(values, str(path))
     keys = flat(values, str(path))
     known = format_of(keys)
+    if known is None and (path.suffix == ".toml" or _OWN & values.keys()):
+        return _own(values, str(path))
     if known is None:
         raise VramBudgetError(
             "no tool's file has these keys",
@@ -62,6 +94,10 @@ def read_run_file(path: Path) -> RunFile:
             hint=f"read are files of {', '.join(each.name for each in FORMATS)}, and this tool's"
             " own: model, gpu and a job's fields",
         )
+    for key, group in known.files.items():
+        if isinstance(file := keys.get(key), str) and file.endswith(".json"):
+            named = path.parent / file
+            keys |= {f"{group}.{k}": v for k, v in flat(read_text(named), str(named)).items()}
     return _foreign(keys, known, path.name)
 
 
@@ -94,6 +130,16 @@ def merged(runs: Sequence[RunFile]) -> RunFile:
         tuple(note for run in runs for note in run.notes),
         tuple(dict.fromkeys(each for run in runs for each in run.uncounted)),
         " and ".join(run.where for run in runs if run.where),
+        _joined([run.of_ranks for run in runs]),
+    )
+
+
+def _joined(found: Sequence[OfRanks]) -> OfRanks:
+    return OfRanks(
+        {name: value for each in found for name, value in each.fields.items()},
+        tuple(key for each in found for key in each.keys),
+        tuple(key for each in found for key in each.unread),
+        tuple(dict.fromkeys(what for each in found for what in each.uncounted)),
     )
 
 
@@ -107,7 +153,6 @@ def _foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
     notes = {
         f"{file} ({known.name}): read": sorted_.read,
         f"{file} is silent; {known.name}'s defaults": [f"{k} {v}" for k, v in assumed.items()],
-        f"{file}: of several GPUs, not counted for one": sorted_.ranks,
         f"{file}: not known here, ignored": sorted_.unknown,
     }
     return RunFile(
@@ -121,6 +166,12 @@ def _foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
         ),
         tuple(sorted_.uncounted),
         file,
+        OfRanks(
+            {**sorted_.fields_of_ranks(), **known.of_ranks(keys)},
+            tuple(sorted_.told_of_ranks),
+            tuple(sorted_.ranks),
+            tuple(sorted_.uncounted_of_ranks),
+        ),
     )
 
 
@@ -135,7 +186,14 @@ class _Sorted:
         self.noted = dict.fromkeys(known.always)
         self.read: list[str] = []
         self.ranks: list[str] = []
+        self.told_of_ranks: dict[str, Mapping[str, Any]] = {}
+        self.uncounted_of_ranks: dict[str, None] = {}
         self.unknown: list[str] = []
+
+    def fields_of_ranks(self) -> dict[str, Any]:
+        """Return what the keys say of several GPUs, in the table's order: a later one counts."""
+        keys = [key for key in self.known.table if key in self.told_of_ranks]
+        return {name: value for key in keys for name, value in self.told_of_ranks[key].items()}
 
     def take(self, key: str, value: Any) -> None:
         """Sort one key."""
@@ -144,6 +202,11 @@ class _Sorted:
             self.ranks.append(key)
         elif meaning is None and not _within(key, self.known.ignored_groups, meaning):
             self.unknown.append(key)
+        elif isinstance(meaning, Several):
+            told = meaning.told(value)
+            self.told_of_ranks[key] = told.fields
+            self.uncounted_of_ranks |= {told.uncounted: None} if told.uncounted else {}
+            self.noted |= {told.noted: None} if told.noted else {}
         elif meaning is not None and not isinstance(meaning, Ignored | Model):
             told = meaning.told(value)
             self.told.update(told.fields)
@@ -158,8 +221,10 @@ def _within(key: str, groups: tuple[str, ...], meaning: Meaning | None) -> bool:
     return meaning is None and any(key == each or key.startswith(f"{each}.") for each in groups)
 
 
-def _model(keys: Mapping[str, Any], known: Format) -> str | None:
+def _model(keys: Mapping[str, Any], known: Format) -> str | dict[str, Any] | None:
     name = keys.get(known.model_key) if known.model_key else None
     if name is None:
         return None
+    if known.name == "torchtitan":
+        return torchtitan.model_of(str(name))
     return torchtune.model_of(str(name)) if known.name == "torchtune" else str(name)

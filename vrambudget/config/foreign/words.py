@@ -1,12 +1,22 @@
 """The words of command lines: those of every tool whose options people know by heart.
 
 A preset stands for several options; `--dtype` is nanoGPT's where the model is one of nanoGPT's.
+How several GPUs share a job is said by --ranks and --parallel, and by files.
 """
 
 from vrambudget.config.foreign.axolotl import AXOLOTL
 from vrambudget.config.foreign.hugging_face import LORA_RANK
 from vrambudget.config.foreign.llama_factory import LLAMA_FACTORY
-from vrambudget.config.foreign.meanings import Meaning, Model, Same, Switch, Table
+from vrambudget.config.foreign.meanings import (
+    Meaning,
+    Model,
+    Ranks,
+    Same,
+    Several,
+    Switch,
+    Table,
+    Uncounted,
+)
 from vrambudget.config.foreign.nanogpt import NANOGPT
 from vrambudget.config.foreign.trl import TRL
 
@@ -16,6 +26,8 @@ _PRESETS: dict[str, Meaning] = {
     "max_seq_len": Same("block"),
     "block_size": Same("block"),
     "lora_alpha": TRL["lora_alpha"],
+    "fsdp": Uncounted("FSDP (--parallel fsdp2)", flag=False),
+    "deepspeed": Uncounted("DeepSpeed (--parallel zero3)", flag=False),
 }
 
 
@@ -23,4 +35,8 @@ def words_of(model: str) -> Table:
     """Return what each word means beside this model."""
     own = NANOGPT if model.lower().startswith("nanogpt") else {}
     table = {**LLAMA_FACTORY, **AXOLOTL, **NANOGPT, **TRL, **_PRESETS, **own}
-    return {name: meaning for name, meaning in table.items() if not isinstance(meaning, Model)}
+    return {
+        name: Ranks() if isinstance(meaning, Several) else meaning
+        for name, meaning in table.items()
+        if not isinstance(meaning, Model)
+    }

@@ -1,0 +1,189 @@
+"""torchtitan's TOML: its Llama 3, the degrees of its layouts, its checkpointing.
+
+A degree of -1 is what the others leave of the ranks. With shards weights are float32, gathered as
+bfloat16 and reduced as float32; without any, and on one GPU, autocast does it.
+
+Source: torchtitan 0.2, config/job_config.py (JobConfig), models/llama3/__init__.py
+(llama3_configs), models/llama3/model/model.py (FeedForward), train.py (forward_backward_step).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vrambudget.config.foreign.meanings import (
+    Choice,
+    Ignored,
+    Model,
+    Same,
+    Several,
+    Switch,
+    Table,
+    Uncounted,
+    ignored,
+    of_ranks,
+    several,
+)
+from vrambudget.errors import NotModelledError, VramBudgetError
+
+_VOCABULARY = 128_256
+_FLAVORS: Mapping[str, tuple[int, int, int, int, int, int]] = {
+    "debugmodel": (256, 6, 16, 16, 768, 2048),
+    "8B": (4096, 32, 32, 8, 14336, _VOCABULARY),
+    "70B": (8192, 80, 64, 8, 28672, _VOCABULARY),
+    "405B": (16384, 126, 128, 8, 53248, _VOCABULARY),
+}
+"""Width, layers, heads, heads of keys, width of the feed-forward, vocabulary."""
+_SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden", "vocab_size")
+
+_OF_RANKS = (
+    *("parallelism.data_parallel_shard_degree", "parallelism.tensor_parallel_degree"),
+    *("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_schedule"),
+    *("parallelism.data_parallel_replicate_degree", "parallelism.disable_loss_parallel"),
+)
+
+TORCHTITAN: Table = {
+    "model.flavor": Model(),
+    "model.name": Ignored(),
+    "model.converters": Uncounted("converted layers (float8, MX)", flag=False),
+    "training.local_batch_size": Same("batch"),
+    "training.batch_size": Same("batch"),
+    "training.global_batch_size": Uncounted("accumulation (global_batch_size)", (-1,), flag=False),
+    "training.seq_len": Same("block"),
+    "training.max_norm": Same("clip", (0,)),
+    "training.mixed_precision_param": Choice(
+        "mixed precision",
+        {"bfloat16": {"precision": "amp-bf16"}, "float32": {"precision": "fp32"}},
+    ),
+    "training.dtype": Choice("weights as", {"float32": {}}),
+    "training.compile": Uncounted("torch.compile", saves=True),
+    "compile.enable": Uncounted("torch.compile", saves=True),
+    "optimizer.name": Choice(
+        "the optimizer", {"adamw": {"optimizer": "adamw"}, "adam": {"optimizer": "adam"}}
+    ),
+    "optimizer.implementation": Same("optimizer_impl"),
+    "optimizer.early_step_in_backward": Uncounted("an optimizer within backward", saves=True),
+    "optimizer.fused": Switch({"optimizer_impl": "fused"}, off={"optimizer_impl": "foreach"}),
+    "activation_checkpoint.mode": Choice(
+        "checkpointing",
+        {"none": {"checkpointing": "none"}, "full": {"checkpointing": "full"}, "selective": {}},
+    ),
+    "activation_checkpoint.selective_ac_option": Ignored(),  # `finished` reads it
+    **several(
+        {
+            "training.enable_cpu_offload": Switch({"cpu_offload": True}),
+            "parallelism.context_parallel_degree": Uncounted(
+                "context parallelism", (1,), flag=False
+            ),
+            "parallelism.expert_parallel_degree": Uncounted("expert parallelism", (1,), flag=False),
+            "parallelism.fsdp_reshard_after_forward": Choice(
+                "fsdp_reshard_after_forward",
+                {
+                    "default": {},
+                    "always": {"reshard_after_forward": True},
+                    "never": {"reshard_after_forward": False},
+                },
+            ),
+            "parallelism.enable_compiled_autograd": Uncounted("compiled autograd"),
+        }
+    ),
+    **dict.fromkeys(_OF_RANKS, Several(Ignored())),  # `of_ranks_of` puts them together
+    **of_ranks(
+        "parallelism.enable_async_tensor_parallel parallelism.context_parallel_rotate_method"
+        " training.mixed_precision_reduce"
+    ),
+    **ignored(
+        "training.dataset training.dataset_path training.steps"
+        " training.gc_freq training.seed training.deterministic model.tokenizer_path"
+        " model.hf_assets_path optimizer.lr optimizer.eps optimizer.beta1 optimizer.beta2"
+        " optimizer.weight_decay compile.components activation_checkpoint.early_stop"
+    ),
+}
+
+IGNORED_GROUPS = (
+    *("job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "fault_tolerance"),
+    *("float8", "mx", "quantize", "validation", "experimental", "memory_estimation"),
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+)
+
+DEFAULTS: dict[str, Any] = {
+    "batch": 8,
+    "block": 2048,
+    "clip": 1.0,
+    "optimizer": "adamw",
+    "optimizer_impl": "fused",
+    "precision": "amp-bf16",
+    "forward_returns": "loss",
+}
+"""JobConfig's own; and a step lets go of the logits before backward."""
+
+
+def model_of(flavor: str) -> dict[str, Any]:
+    """Return the configuration of a flavor of Llama 3. Raises NotModelledError for others."""
+    if flavor not in _FLAVORS:
+        raise NotModelledError(
+            f"torchtitan's flavor {flavor!r} is not modelled",
+            hint=f"of Llama 3 there are {', '.join(_FLAVORS)}; name a config.json of model_type"
+            " titan for another",
+        )
+    return {"model_type": "titan", **dict(zip(_SIZES, _FLAVORS[flavor], strict=True))}
+
+
+def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with what several keys say together: checkpointing.
+
+    Raises NotModelledError for other models and for checkpointing of single operations.
+    """
+    if (name := keys.get("model.name", "llama3")) != "llama3":
+        raise NotModelledError(f"torchtitan's model {name!r} is not modelled: llama3 is")
+    mode = keys.get("activation_checkpoint.mode", "selective")
+    option = str(keys.get("activation_checkpoint.selective_ac_option", "2"))
+    fields.setdefault("optimizer_impl", DEFAULTS["optimizer_impl"])
+    if mode != "selective":
+        return fields
+    if option not in {"1", "2"}:
+        raise NotModelledError(
+            f"torchtitan's selective checkpointing of operations (selective_ac_option {option!r})"
+            " is not modelled",
+            hint="mode full, none, or every layer (1) or second layer (2) are; `vrambudget rehearse"
+            " --ranks N -- python -m torchtitan.train` runs it",
+        )
+    return {**fields, "checkpointing": "full" if option == "1" else "selective-2"}
+
+
+def of_ranks_of(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the degrees say where there are several GPUs."""
+    shards, replicas, tp, pp = (
+        _degree(keys, f"{name}_degree", usual)
+        for name, usual in (
+            ("data_parallel_shard", -1),
+            ("data_parallel_replicate", 1),
+            ("tensor_parallel", 1),
+            ("pipeline_parallel", 1),
+        )
+    )
+    found: dict[str, Any] = {}
+    mixed = keys.get("training.mixed_precision_param", "bfloat16") == "bfloat16"
+    cuts = [f"{name}={n}" for name, n in (("tp", tp), ("pp", pp)) if n > 1]
+    if shards != 1:
+        found |= {"precision": "fp32", "fsdp_wrap": "torchtitan"}
+        found |= {"param_dtype": "bf16", "reduce_dtype": "fp32"} if mixed else {}
+        found |= {"replicate": replicas} if replicas > 1 else {}
+    data = ["fsdp2"] if shards != 1 else ["ddp"] if replicas > 1 else []
+    found["parallel"] = "+".join([*data, *cuts]) or None
+    if tp > 1:
+        loss = not keys.get("parallelism.disable_loss_parallel", False)
+        found |= {"sequence_parallel": True, "loss_parallel": loss}
+    if pp > 1:
+        found["schedule"] = keys.get("parallelism.pipeline_parallel_schedule", "1F1B")
+    if shards > 0:
+        found["ranks"] = shards * replicas * tp * pp
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _degree(keys: Mapping[str, Any], name: str, usual: int) -> int:
+    value = keys.get(f"parallelism.{name}", usual)
+    if isinstance(value, bool) or not isinstance(value, int) or value == 0:
+        raise VramBudgetError(
+            f"parallelism.{name} is {value!r}; it should be a number of ranks, or -1 for the rest"
+        )
+    return value
