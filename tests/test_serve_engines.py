@@ -14,7 +14,7 @@ from vrambudget.serving.gguf import read_gguf
 from vrambudget.serving.gguf_model import of_file, of_name
 from vrambudget.serving.gguf_types import row_bytes, type_of
 from vrambudget.serving.options import LlamaCppOptions, SglangOptions, TgiOptions
-from vrambudget.serving.weights import decoder_of
+from vrambudget.serving.weights import decoder_of, load_decoder, weight_bytes
 
 GIB, MIB = 2**30, 2**20
 LLAMA_3B = {"model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28} | {
@@ -72,9 +72,41 @@ def test_requests_of_sglang_are_bounded():
     assert pool(max_running_requests=3).requests(16) == (3, 3)
 
 
-def test_models_with_windows_have_other_pools_in_sglang():
-    with pytest.raises(NotModelledError, match="layers with a window"):
-        pool("gemma-2-2b")
+def test_layers_with_a_window_keep_all_tokens_in_sglang():
+    # its pools for windows are gpt-oss's, Llama 4's, MiMo's and Step's alone
+    assert pool("gemma-2-2b").cell_bytes == 2 * 26 * 4 * 256 * 2
+
+
+LITE = {"model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27} | {
+    "num_attention_heads": 16,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+    "max_position_embeddings": 163840,
+    "tie_word_embeddings": False,
+}
+
+
+def test_a_latent_pool_of_sglang_has_one_row_for_all_heads(tmp_path, capsys):
+    config = load_decoder(LITE, where="a test")
+    found = sglang.serve(config, find_gpu("h100"), SglangOptions.parse({}))
+    assert found.cell_bytes == 27 * (512 + 64) * 2
+    # kv_b_proj's two halves once more, in each layer
+    copies = 27 * 16 * (128 + 128) * 512 * 2
+    alone = weight_bytes(config, range(27), itemsize=2, tp=1)
+    assert copies < found.weights_bytes - alone < copies + 40 * MIB
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LITE))
+    assert main(["serve", str(path), "--gpu", "h100", "--engine", "sglang"]) == 0
+    assert "31,104 bytes a token" in capsys.readouterr().out
 
 
 def warmed_up(model="llama-3.1-8b", gpu="l4", **options):

@@ -73,6 +73,11 @@ class LatentConfig(DecoderConfig):
         if rotary:
             yield self.table_positions * self.qk_rope_head_dim * 2
 
+    def absorbed(self, tp: int) -> tuple[int, int]:
+        """Return elements of kv_b_proj's part for keys and of that for values."""
+        rows = self.num_attention_heads // tp * self.kv_lora_rank
+        return rows * self.qk_nope_head_dim, rows * self.v_head_dim
+
     def mlp_tensors(self, tp: int, layer: int) -> Iterator[int]:
         """Yield elements of one layer's MLP: dense, or experts with those that all tokens share."""
         width = self.hidden_size

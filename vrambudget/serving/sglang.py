@@ -3,21 +3,25 @@
     before      free before weights are loaded: the card without the driver's context
     weights     what the free memory falls by as they are loaded: whole segments of PyTorch's
                 allocator, and a little outside it, which is measured
-    pool        after loading free - before * (1 - mem_fraction_static), in tokens of every layer
+    pool        after loading free - before * (1 - mem_fraction_static), in tokens of every layer:
+                those with a window keep all tokens, too (pools of their own are gpt-oss's, Llama
+                4's, MiMo's and Step's), and latent attention one row for all heads
     fraction    unless it is given, what is left of nvidia-smi's total for activations of a prefill
                 chunk, CUDA graphs and metadata, by a rule of thumb
 
 Source: sglang 0.5.9: srt/model_executor/model_runner_kv_cache_mixin.py (profile_max_num_token,
 get_cell_size_per_token, init_memory_pool), srt/server_args.py (_handle_gpu_memory_settings),
-srt/utils/common.py (get_available_gpu_memory), srt/layers/rotary_embedding.py.
-Not modelled: layers with a window, latent attention, quantised weights, speculative decoding,
-attention by data-parallel ranks.
+srt/utils/common.py (get_available_gpu_memory), srt/layers/rotary_embedding.py,
+srt/configs/model_config.py (is_hybrid_swa_model),
+srt/models/deepseek_common/deepseek_weight_loader.py (post_load_weights).
+Not modelled: the architectures with two pools, quantised weights, speculative decoding, attention
+by data-parallel ranks.
 """
 
 from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
@@ -93,13 +97,6 @@ def _fewest(serving: SglangServing) -> int:
 
 
 def _check(config: DecoderConfig, options: SglangOptions) -> None:
-    is_latent = isinstance(config, LatentConfig)
-    if is_latent or "sliding_attention" in config.layer_kinds:
-        what = "latent attention" if is_latent else "layers with a window"
-        raise NotModelledError(
-            f"SGLang's pool for {config.model_type}, which has {what}, is not modelled",
-            hint="--engine vllm has rules for it",
-        )
     if config.num_attention_heads % options.tensor_parallel_size:
         raise VramBudgetError(
             f"tensor_parallel_size is {options.tensor_parallel_size}, which does not divide"
@@ -122,7 +119,12 @@ def _of_rank(
         int(before[1] * fraction) - weights - OUTSIDE[0],
     )
     itemsize = 2 if options.kv_cache_dtype == "auto" else 1
-    cell = kv_heads(config, tp) * 2 * config.head_width * len(layers) * itemsize
+    width = (
+        config.latent_width
+        if isinstance(config, LatentConfig)
+        else kv_heads(config, tp) * 2 * config.head_width
+    )
+    cell = width * len(layers) * itemsize
     least, most = (_tokens(n // cell, options) for n in pool)
     longest = options.context_length or config.max_position_embeddings
     return SglangServing(

@@ -18,7 +18,7 @@ Source: vllm/model_executor/models/llama.py and its namesakes, layers/linear.py
 (pad_vocab_size), layers/rotary_embedding; distributed/utils.py (get_pp_indices). vLLM 0.19.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
@@ -88,12 +88,17 @@ def weight_bytes(
 
     `quantised`: how, and for which card's kernels. Raises NotModelledError.
     """
-    return _loaded(config, layers, tp, (itemsize, itemsize), quantised).allocated_bytes
+    return _loaded(config, layers, tp, (itemsize, itemsize), quantised=quantised).allocated_bytes
 
 
 def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
-    """Return what the card's free memory falls by as SGLang loads one rank's weights."""
-    return _loaded(config, layers, tp, (itemsize, float32.itemsize)).reserved_bytes
+    """Return what the card's free memory falls by as SGLang loads one rank's weights.
+
+    Of latent attention it keeps the halves of kv_b_proj once more, laid out for its products.
+    """
+    halves = config.absorbed(tp) if isinstance(config, LatentConfig) else ()
+    last = [n * itemsize for n in halves] * len(layers)
+    return _loaded(config, layers, tp, (itemsize, float32.itemsize), last=last).reserved_bytes
 
 
 def _loaded(
@@ -101,9 +106,14 @@ def _loaded(
     layers: range,
     tp: int,
     itemsizes: tuple[int, int],
+    *,
     quantised: tuple[Quantisation, Gpu] | None = None,
+    last: Iterable[int] = (),
 ) -> CachingAllocator:
-    """Return an allocator that holds a rank's weights; the second size is the rotary table's."""
+    """Return an allocator that holds a rank's weights, and `last` bytes of others.
+
+    The second of the `itemsizes` is the rotary table's.
+    """
     sizes: list[int] = []
     events: list[int] = []
 
@@ -127,6 +137,8 @@ def _loaded(
             if new is not None:
                 make(new)
                 events.append(~old)
+    for size in last:
+        make(size)
     allocator = CachingAllocator()
     allocator.run(events, sizes)
     return allocator
