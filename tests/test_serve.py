@@ -220,3 +220,28 @@ def test_the_longest_request_that_starts_is_what_vllm_estimates(capsys):
     words = ["fit", "gpt2", "--gpu", "12GB", "--longest-model-len", "--batch", "3"]
     assert main(words) == 2
     assert "a server has no such option" in capsys.readouterr().err
+
+
+def test_validate_holds_starts_against_their_logs(capsys):
+    assert main(["validate", str(PUBLISHED), "--format", "json"]) == 0
+    rows = {row["kind"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["all"]["starts"] == len(LOGS) == sum(r["starts"] for r in rows.values()) / 2
+    assert rows["quantised, 1 GPU"]["weights"] == 1
+    assert rows["latent attention, 1 GPU"]["weights"] == 0  # known: 0.11 GiB short
+    assert abs(rows["all"]["worst"]) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({"engine": "vllm 0.6.1"}, "a start of vllm 0.6.1", id="version"),
+        pytest.param({"gpu": None}, "has no gpu", id="key"),
+        pytest.param({"printed": None, "measured": {}}, "tables of their own", id="job"),
+    ],
+)
+def test_starts_that_cannot_be_compared_are_told(change, words, tmp_path, capsys):
+    wrong = {key: value for key, value in {**LOGS[0], **change}.items() if value is not None}
+    path = tmp_path / "starts.jsonl"
+    path.write_text(f"{json.dumps(wrong)}\n{json.dumps(LOGS[0])}\n")
+    assert main(["validate", str(path)]) == 2
+    assert words in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import floor
 from pathlib import Path
@@ -68,6 +68,14 @@ _GROUPS = [
     Column("reserved", "reserved", "right", _error),
     Column("worst_record", "worst record"),
 ]
+_STARTS = [
+    Column("kind", "starts of vLLM"),
+    Column("starts", "", "right"),
+    Column("weights", "weights equal", "right", _share),
+    Column("median", "KV tokens: median", "right", lambda error: f"{100 * error:.2f} %"),
+    Column("worst", "worst", "right", lambda error: f"{100 * error:+.2f} %"),
+    Column("worst_start", "worst start"),
+]
 _JOB = "job"
 _JOBS = [
     Column("id", "peak allocated"),
@@ -105,7 +113,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Print the comparison. Returns 2 if no record could be compared."""
     files = [file for path in args.records for file in record_files(path)]
-    records = (record for file in files for record in read_records(file))
+    records = [record for file in files for record in read_records(file)]
+    if any("printed" in record for record in records):
+        emit(_starts(records, chosen_format(args)), args)
+        return DONE
     checks = list(validate(records, as_plain=args.as_plain))
     if args.by:
         text = _grouped(checks, args.by, chosen_format(args))
@@ -121,6 +132,15 @@ def run(args: argparse.Namespace) -> int:
             f"none of {len(checks)} records could be compared", hint=f"the first: {problems[0]}"
         )
     return DONE
+
+
+def _starts(records: Sequence[Mapping[str, Any]], output: Any) -> str:
+    """Return the table of servers' starts. Raises VramBudgetError for jobs among them."""
+    from vrambudget.serving.logs import by_kind, start_of  # noqa: PLC0415 - asked for seldom
+
+    if not all("printed" in record for record in records):
+        raise VramBudgetError("starts of servers and jobs have tables of their own: name one kind")
+    return render_rows(_STARTS, [asdict(row) for row in by_kind(map(start_of, records))], output)
 
 
 def _grouped(checks: Sequence[Check], kinds: Sequence[str], output: Any) -> str:

@@ -147,7 +147,8 @@ def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:
 
 def _record(line: str, where: str, *, measured: bool) -> dict[str, Any]:
     record = read_object(line, where=where, what="this line")
-    if measured and not isinstance(record.get("measured"), dict):
+    printed = isinstance(record.get("printed"), dict)  # a server's start, by its log
+    if measured and not printed and not isinstance(record.get("measured"), dict):
         raise VramBudgetError(
             "this record has no `measured`",
             where=where,
