@@ -11,9 +11,13 @@ from vrambudget.models.parts.cache import AnyCache, Cache, EncoderDecoderCache, 
 
 
 def cache_of(
-    kind: CacheKind, dynamic: Callable[[], AnyCache], length: int, bits: int
+    kind: CacheKind, dynamic: Callable[[], AnyCache], length: int, encoded: int, bits: int
 ) -> AnyCache | None:
-    """Return an empty cache; `length`: tokens that it will hold, `bits`: of a quantised one."""
+    """Return an empty cache.
+
+    `length`: tokens that it will hold, `encoded`: those of an encoder, `bits`: of a quantised one.
+    Raises NotModelledError for what `generate` refuses.
+    """
     if kind == "none":
         return None
     if kind == "offloaded":
@@ -23,7 +27,13 @@ def cache_of(
     if kind == "static":
         from vrambudget.models.parts.static_cache import static_cache  # noqa: PLC0415
 
-        return static_cache(_of_a_decoder(dynamic(), kind), length)
+        like = dynamic()
+        if isinstance(like, EncoderDecoderCache):
+            own, cross = like.self_attention, like.cross_attention
+            return EncoderDecoderCache(
+                static_cache(own, length), static_cache(cross, encoded), is_static=True
+            )
+        return static_cache(like, length)
     if kind == "quantized":
         from vrambudget.models.parts.quantized_cache import QuantizedCache  # noqa: PLC0415
 
@@ -33,7 +43,11 @@ def cache_of(
 
 def _of_a_decoder(cache: AnyCache, kind: str) -> Cache:
     if isinstance(cache, EncoderDecoderCache):
-        raise NotModelledError(f"cache {kind!r} of an encoder-decoder is not modelled")
+        raise NotModelledError(
+            f"cache {kind!r} of an encoder-decoder is not modelled: generate fails with it",
+            hint="transformers quantises no such cache, and looks on the GPU for the encoder's keys"
+            " that it offloaded; --cache dynamic and static work",
+        )
     return cache
 
 

@@ -44,12 +44,23 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
             hint="decoders of transformers with a language modelling head are, and T5",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
+    if job.task == "seq2seq-lm" and job.cache == "static" and job.num_beams > 1:
+        raise NotModelledError(
+            f"num_beams with the static cache of {config.model_type} is not modelled",
+            hint="--cache dynamic with beams is, and --cache static with one",
+        )
+    begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder
     return GenerateSettings(
         batch=job.batch,
         prompt=job.prompt,
         new=job.new,
         new_cache=partial(
-            cache_of, job.cache, config.new_cache, job.prompt + job.new - 1, job.cache_bits
+            cache_of,
+            job.cache,
+            config.new_cache,
+            begins_with + job.new - 1,
+            job.prompt,
+            job.cache_bits,
         ),
         windows=windows_of(config.new_cache()),
         answers=max(job.num_return, job.num_beams),

@@ -63,6 +63,11 @@ class _Span:
         keys, first_key = layer.mask_sizes(queries)
         return cls(queries, keys, layer.seen, first_key, past.is_static)
 
+    @property
+    def may_skip(self) -> bool:
+        """allow_is_causal_skip: a step that could be compiled always has a mask."""
+        return context.options.attention == "sdpa" and not (self.is_static and self.queries == 1)
+
 
 def positions(length: int) -> Tensor:
     """torch.arange(length) + past_seen_tokens: [1, T]; before 5.0 the range begins there."""
@@ -156,8 +161,7 @@ def _mask_of_tokens(
     """sdpa_mask: a static cache's keys go on behind the padding mask."""
     if span.keys + span.first_key > padding.shape[-1]:  # prepare_padding_mask
         padding = made("pad", (padding.shape[0], span.keys + span.first_key), bool_)
-    may_skip = context.options.attention == "sdpa" and not (span.is_static and span.queries == 1)
-    if may_skip and _needs_no_mask(padding, span, window):
+    if span.may_skip and _needs_no_mask(padding, span, window):
         return None
     return _sdpa_mask(batch, span, and_masks(function, is_token(padding)))
 
@@ -225,7 +229,7 @@ def _unpadded_mask(
         packed = _packed_sequence_mask(expand(position_ids, *embeddings.shape[:2]))
     if packed is not None:
         function = and_masks(function, same_sequence(packed))
-    elif context.options.attention == "sdpa" and _needs_no_mask(None, span, window):
+    elif span.may_skip and _needs_no_mask(None, span, window):
         return None
     return _built(embeddings, function, span)
 

@@ -69,6 +69,7 @@ class Attention(Module):
         cache: EncoderDecoderCache | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """[B, Sq, C], [B, Sk, C] -> [B, Sq, C], the bias, and eager attention's weights."""
+        seen = self._length(cache)
         query = self._heads(self.q(hidden_states))
         key, value = self._keys_and_values(hidden_states, key_value_states, cache)
         if position_bias is None:
@@ -76,7 +77,14 @@ class Attention(Module):
         output, weights = self._attend(query, key, value, mask, position_bias)
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.o(output)
+        del seen  # held until here
         return output, position_bias, weights
+
+    def _length(self, cache: EncoderDecoderCache | None) -> Tensor | None:
+        """Return the copy of a static cache's length, which is on the device."""
+        if cache is None or not cache.is_static or not cache.layers[self.layer_idx].seen:
+            return None
+        return made("clone", (), int64)
 
     def _keys_and_values(
         self, hidden_states: Tensor, encoded: Tensor | None, cache: EncoderDecoderCache | None
