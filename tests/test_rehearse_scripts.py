@@ -265,3 +265,14 @@ say(torch.cuda.device_count(), *(torch.cuda.max_memory_reserved(n) for n in rang
     assert result.peak_reserved_bytes == fullest.reserved_bytes
     assert result.peak.requested_bytes == fullest.requested_bytes > (8 << 20)
     assert "backward" in {phase.phase for phase in result.phases}
+
+
+def test_unknown_numbers_are_finite_and_all_of_them_are_selected(rehearsed):
+    code = """
+import torch
+x = torch.rand(4, 5, device="cuda")
+say(len(x[~torch.isnan(x)]), len(x[torch.isfinite(x)]), len(x[x.isinf() | x.isnan()]))
+say(torch.min(x[~torch.isnan(x)]).item(), bool(x.isnan().any()))
+"""
+    result, said = rehearsed(code)
+    assert (result.ended, said) == ("finished", ["20 20 0", "0.0 False"])

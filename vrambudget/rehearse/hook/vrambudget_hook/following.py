@@ -30,7 +30,7 @@ from typing import Any
 
 from . import operations, values
 from .hiding import hide_from_compiler
-from .operations import CHECKED, FILLS, FINITE, MOVES, Operation, flat
+from .operations import CHECKED, FILLS, MOVES, NUMBERS, Operation, flat
 from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
@@ -73,7 +73,7 @@ class Follower:
         for names, kernel in (
             (MOVES, self._moving),
             (FILLS, self._filling),
-            (FINITE, self._agreeing),
+            (NUMBERS, self._agreeing),
             (CHECKED, self._trusting),
         ):
             for name in names:
@@ -159,7 +159,7 @@ class Follower:
     def _agreeing(self, op: Any) -> Callable[..., Any]:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             out = op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
-            return self.agree(out)
+            return self.agree(out, NUMBERS[op._schema.name.partition("::")[2]])
 
         return kernel
 
@@ -169,10 +169,10 @@ class Follower:
 
         return kernel
 
-    def agree(self, out: Any) -> Any:
-        """Assume that booleans which are not known are true."""
+    def agree(self, out: Any, answer: int = 1) -> Any:
+        """Assume that booleans which are not known are true, or have another answer."""
         if self.values.eligible(out) and self.values.of(out) is None:
-            self.values.hold_ones(out)
+            self.values.hold_all(out, answer)
         return out
 
     def _moved(self, source: Any, out: Any) -> None:

@@ -27,8 +27,8 @@ FILLS = (
 )
 """Operations that give values by themselves; others that make tensors of known values call one."""
 
-FINITE = ("isfinite",)
-"""Questions to which zeros, which unknown numbers are taken to be, answer yes."""
+NUMBERS = {"isfinite": 1, "isnan": 0, "isinf": 0}
+"""Questions about unknown numbers, and what zeros, which they are taken to be, answer."""
 
 CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")
 """Operations that read whether their numbers are valid, which zeros are (std >= 0)."""

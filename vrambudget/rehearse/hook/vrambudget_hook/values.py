@@ -108,9 +108,9 @@ class Values:
         self._on_cpu(self.copy, self.as_on_cpu(tensor, memory), found)
         self.hold(tensor, memory, true=true)
 
-    def hold_ones(self, tensor: Any) -> None:
-        """Let a tensor of booleans be assumed to hold true."""
-        memory = self.torch.UntypedStorage(self.storages.nbytes(tensor)).fill_(1)
+    def hold_all(self, tensor: Any, byte: int) -> None:
+        """Let a tensor of booleans be assumed to hold 1, or 0, everywhere."""
+        memory = self.torch.UntypedStorage(self.storages.nbytes(tensor)).fill_(byte)
         self.hold(tensor, memory, true=False)
 
     def keep(self, value: Value, *, true: bool) -> None:
