@@ -18,6 +18,7 @@ from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.fit import fit, largest_batch
 from vrambudget.scenario import resolve
+from vrambudget.simulate import simulate
 
 RECORDS = [
     json.loads(line)
@@ -71,6 +72,22 @@ def test_the_curve_rises():
     for one, next_one in itertools.pairwise(curve):
         assert one.batch < next_one.batch
         assert one.peak_allocated_bytes < next_one.peak_allocated_bytes
+
+
+def test_the_curve_of_a_compiled_job_costs_no_size_beyond_those_that_the_search_tries(monkeypatch):
+    compiled = []
+
+    def eager(config, job, platform):
+        compiled.append(job.batch)
+        return simulate(config, job.model_copy(update={"compile": False}), platform)
+
+    monkeypatch.setattr("vrambudget.planning.fit.simulate", eager)
+    job = {"block": 1024, "gpu": "12GB", "torch": "2.11"}
+    found = fit(resolve("nanogpt", compile=True, **job))
+    assert len(compiled) <= 4
+    assert [point.batch for point in found.curve] == sorted(compiled)
+    assert {found.batch, found.batch + 1} <= set(compiled)
+    assert found.batch == largest_batch(resolve("nanogpt", **job))[0]
 
 
 def test_where_the_search_starts_does_not_matter():
