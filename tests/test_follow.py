@@ -106,6 +106,22 @@ def test_a_model_that_reads_images_too_is_trained_on_text():
     assert budget.parameters.total == 30_288  # those of the vision tower, too
 
 
+@pytest.mark.parametrize(("name", "order"), [("linalg_vector_norm", [2]), ("sum", [])])
+def test_a_norm_is_split_over_the_dimensions_that_it_reduces(name, order, monkeypatch):
+    followed()
+    from vrambudget.followed import kernels  # noqa: PLC0415 - it imports torch
+
+    reduced = []
+    monkeypatch.setattr(
+        kernels, "with_partial_sums", lambda _x, dims, *_, **__: reduced.append(dims)
+    )
+    x = torch.empty(2, 56, 56, 384, device="meta")
+    result = torch.empty(2, 1, 1, 384, device="meta")
+    kernels.temporaries(getattr(torch.ops.aten, name), name, (x, *order, [1, 2], True), result)
+
+    assert reduced == [(1, 2)]
+
+
 def test_layers_that_are_skipped_at_random_are_counted_as_never_skipped():
     followed()
     sizes = {"d_model": 32, "vocab_size": 100, "encoder_layers": 2, "decoder_layers": 2}

@@ -69,7 +69,8 @@ _NOTHING = {
     *("floor_divide", "softplus_backward", "histc", "gelu_backward", "silu_backward"),
     *("expand_copy", "split_with_sizes_copy", "fill", "one_hot"),
 }
-_REDUCTIONS = {"sum", "mean", "amax", "amin", "any", "all", "prod", "linalg_vector_norm", "norm"}
+_NORMS = {"linalg_vector_norm", "norm"}
+_REDUCTIONS = {"sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
 _PRODUCTS = {"mm", "addmm", "addmv", "mv", "dot", "baddbmm", "addbmm"}
 
 unchecked: set[str] = set()
@@ -121,7 +122,7 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
     elif name == "pow" and not isinstance(args[0], torch.Tensor):
         empty_bytes(float64.itemsize)  # the number that is raised, on the device; freed at once
     elif name in _REDUCTIONS:
-        _reduced(args, result)
+        _reduced((args[0], *args[2:]) if name in _NORMS else args, result)  # args[1] is the order
     elif name in _PRODUCTS:
         cublas_workspace(epilogue=name == "addmm")
     elif not _allocates_no_more(func, name):

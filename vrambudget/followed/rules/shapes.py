@@ -20,9 +20,9 @@ def view(x: Any, *size: Any) -> Any:
 
 
 @on("reshape")
-def reshape(x: Any, *size: Any) -> Any:
+def reshape(x: Any, *size: Any, shape: Any = None) -> Any:
     """Give a view, else a copy."""
-    sizes = _sizes(size)
+    sizes = _sizes(size if shape is None else (shape,))
     return NotImplemented if sizes is None else shapes.reshape(x, *sizes)
 
 
