@@ -41,6 +41,8 @@ def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
         ("tp=0", 8, "should end in a number of ranks"),
         ("fsdp2+tp=3", 8, "a multiple of 3 ranks"),
         ("tp=2", 8, "takes 2 ranks; ranks is 8"),
+        ("fsdp2", None, "fsdp2 alone is not modelled"),
+        ("zero3", 1, "deepspeed3 alone is not modelled"),
     ],
 )
 def test_a_slip_in_a_layout_is_told(text, ranks, words):

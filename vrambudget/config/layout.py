@@ -91,6 +91,11 @@ def _checked(text: str, ranks: int | None, data: str | None, tp: int, pp: int) -
             f"parallel is {text!r}, which takes {tp * pp} ranks; ranks is {ranks}",
             hint=f"say how the others share the data, for example fsdp2+{text}",
         )
+    if data is not None and ranks == 1:
+        raise NotModelledError(
+            f"parallel is {text!r} of one rank: {data} alone is not modelled",
+            hint="say how many with --ranks, or leave parallel out for a plain loop on one GPU",
+        )
     if pp > 1 and (data or tp > 1):
         raise NotModelledError(
             f"a pipeline together with {data or 'tensor parallelism'} is not modelled",

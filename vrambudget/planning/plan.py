@@ -13,7 +13,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
@@ -164,3 +164,8 @@ def _check(scenario: Scenario, wish: Wish) -> None:
         )
     if scenario.job.mode != "train":
         raise VramBudgetError(f"a plan is for training; mode is {scenario.job.mode!r}")
+    if scenario.job.compile:
+        raise NotModelledError(
+            "a plan of compiled jobs is not modelled: it would compile each of its many tries",
+            hint="leave out compile; `vrambudget fit` with it takes the recipe that you choose",
+        )
