@@ -89,11 +89,11 @@ def test_the_parameter_count_is_that_of_the_real_class(name):
 def parameters_of(head, config):
     """Count them once for a base model and its instruct model."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    values = json.loads(config)
     with torch.device("meta"):
-        model = getattr(transformers, head).from_config(
-            transformers.AutoConfig.for_model(**json.loads(config))
-        )
-    return sum(parameter.numel() for parameter in model.parameters())
+        model = getattr(transformers, head).from_config(transformers.AutoConfig.for_model(**values))
+    own = model.get_output_embeddings().weight.numel() if values.get("head_of_its_own") else 0
+    return own + sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["nanogpt", "nanogpt-shakespeare-char"])
@@ -168,11 +168,25 @@ def test_the_parts_of_every_card_come_in_the_same_order():
         ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.2"),
         ("opt-1.3b", "opt-1.3b"),
         ("OPT_1.3B", "opt-1.3b"),
+        ("qwq", "qwq-32b"),
+        ("mistral-nemo", "mistral-nemo-12b"),
+        ("tinyllama", "tinyllama-1.1b"),
+        ("phi-3-mini", "phi-3-mini-4k"),
+        ("smollm3", "smollm3-3b"),
+        ("qwen3-30b", "qwen3-30b-a3b"),
+        ("google/flan-t5-base", "flan-t5-base"),
+        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b-base"),
         ("opt_13b", "opt-13b"),
     ],
 )
 def test_a_name_in_another_spelling_finds_its_card(name, card):
     assert find_model(name).name == card
+
+
+def test_a_name_of_several_sizes_is_told_which_there_are():
+    with pytest.raises(VramBudgetError, match="there is no model 'vit-base'") as caught:
+        find_model("vit-base")
+    assert caught.value.hint.startswith("there are vit-base-patch16-224, vit-base-patch16-384,")
 
 
 @pytest.mark.parametrize("name", ["llama", "instruct", "it", "v", "-", "llama-3.1-9b"])

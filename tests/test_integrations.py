@@ -11,7 +11,7 @@ import pytest
 import vrambudget
 from vrambudget.config.record import read_records
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
-from vrambudget.integrations import live_batch, measured, watch
+from vrambudget.integrations import live_batch, live_trl, measured, watch
 from vrambudget.validate import validate
 
 torch = pytest.importorskip("torch")
@@ -255,6 +255,59 @@ EXACT = (
     "checkpointing and accumulation",
 )
 """Predicted to the byte by the callback; others are named, bounded, or of a smaller batch."""
+
+
+def of_trl(name, *bases, **methods):
+    """Return a class as TRL defines it: a Trainer by its name and module."""
+    return type(name, bases or (transformers.Trainer,), {"__module__": "trl.trainer", **methods})
+
+
+SFT = of_trl("SFTTrainer", compute_loss=lambda *_: None)
+
+
+class Own(SFT):
+    """A script's own class, with another loss."""
+
+    def compute_loss(self, *_):
+        """Return nothing: only its name is asked for."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop"), [(transformers.Trainer, "trainer"), (SFT, "sft"), (Own, "sft")]
+)
+def test_a_trainer_is_known_by_the_library_s_class_that_it_is(kind, loop):
+    trainer = kind.__new__(kind)
+    assert live_trl.loop_of(trainer) == loop
+    assert list(live_trl.overridden(trainer)) == (["compute_loss"] if kind is Own else [])
+
+
+def test_what_of_trl_is_not_counted_is_named():
+    reward = of_trl("RewardTrainer")
+    with pytest.raises(NotModelledError, match="TRL's RewardTrainer, which has a loss of its own"):
+        live_trl.loop_of(reward.__new__(reward))
+    usual = SimpleNamespace(packing=False, loss_type=["sigmoid"], precompute_ref_log_probs=True)
+    assert live_trl.trl_fields(usual, "dpo") == {"precompute_ref_log_probs": True}
+    assert live_trl.trl_fields(usual, "trainer") == {}
+    for name, value in (("packing", True), ("loss_type", ["ipo"]), ("padding_free", True)):
+        with pytest.raises(NotModelledError, match=f"TRL's {name} = "):
+            live_trl.trl_fields(SimpleNamespace(**{name: value}), "sft")
+
+
+def test_pairs_are_read_as_trl_s_collator_makes_them():
+    prompt, answers = [1] * 5, {"chosen_ids": [1] * 4, "rejected_ids": [1] * 7}
+    rows = [{"prompt_ids": prompt, **answers}] * 2
+
+    def collate(rows):
+        length = max(len(row["prompt_ids"] + row["rejected_ids"]) for row in rows)
+        mask = torch.ones(2 * len(rows), length, dtype=torch.long)
+        completion = mask.clone()
+        completion[:, : len(prompt)] = 0
+        return {"input_ids": mask, "attention_mask": mask, "completion_mask": completion}
+
+    loader = SimpleNamespace(dataset=rows, collate_fn=collate)
+    fields, doubts = live_batch.read_batch(loader, 2, has_completions=True)
+    assert fields == {"block": 12, "attention_mask": "ones", "completion_len": 7}
+    assert doubts == ()
 
 
 def test_a_record_that_cannot_be_written_is_said(tmp_path):

@@ -32,7 +32,7 @@ from vrambudget.training.loops.run import Run
 from vrambudget.units import format_bytes
 
 PACKAGE = Path(simulate_module.__file__).parent
-WRITTEN_BY_HAND = ["plain"]  # the others' twins run a library
+WRITTEN_BY_HAND = ["plain", "nanogpt"]  # the others' twins run a library
 COUNTED, REAL = PACKAGE / "training" / "loops", PACKAGE / "measure" / "loops"
 
 

@@ -28,7 +28,7 @@ CHECKED = ("2.11", "2.13")
 _PLATFORMS = ("linux",)
 _COUNTED: Mapping[str, tuple[Any, ...]] = {
     "mode": ("train", "eval"),
-    "loop": ("plain",),
+    "loop": ("plain", "nanogpt"),
     "ranks": (None, 1),
     "quant": (None,),
     "checkpointing": ("none", "full"),

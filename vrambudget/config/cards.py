@@ -32,6 +32,9 @@ from vrambudget.errors import VramBudgetError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 _TUNED = re.compile("(instruct|chat|it|hf|base)$")
+_SIZE = r"((\.|(?<!\d))(\d+x)?\d[\d.]*[bmk]|a\d[\d.]*b)"
+"""What a name may leave out: "12b", "8x7b"; of a mixture what is active, "a3b"."""
+_SHOWN = 6  # names in a hint
 
 
 def _nulls(table: Any) -> Any:
@@ -77,8 +80,9 @@ def card_name(name: str) -> str | None:
     """Return the name of the model card that a name means, or None.
 
     Case and separators do not matter ("Llama3.1_8B", "llama3_1_8b"), but "1.3b" is not "13b"; a
-    name without its version is the first version's ("mistral-7b"); a chat or instruct model without
-    a card of its own is as large as its base model.
+    name without its version is the first version's ("mistral-7b"), one without its size that of the
+    only size ("mistral-nemo"); a chat or instruct model without a card of its own is as large as
+    its base model.
     """
     names = {_plain(known): known for known in card_names()}
     wanted = _plain(name)
@@ -90,7 +94,19 @@ def card_name(name: str) -> str | None:
         )
         if plain and versions:
             return names[versions[0]]
+        sizes = [known for known in names if re.fullmatch(re.escape(plain) + _SIZE, known)]
+        if plain and len(sizes) == 1:
+            return names[sizes[0]]
     return None
+
+
+def near_names(name: str) -> str | None:
+    """Return a hint with the model cards that a name is the beginning of, or that look like it."""
+    wanted = _plain(name)
+    begun = [known for known in card_names() if wanted and _plain(known).startswith(wanted)]
+    if begun:
+        return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])};"
+    return did_you_mean(name.lower(), card_names())
 
 
 def _plain(name: str) -> str:

@@ -45,9 +45,9 @@ class JobFields(TypedDict, total=False):
     """
     mode: Literal["train", "eval", "generate", "forward"]
     """Train, evaluate under no_grad, generate, or forward: a forward pass without labels."""
-    loop: Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]
+    loop: Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]
     """Whose training loop: one written by hand, one with accelerate, Lightning's or transformers'
-    Trainer, or TRL's SFTTrainer or DPOTrainer.
+    Trainer, TRL's SFTTrainer or DPOTrainer, or nanoGPT's train.py.
     """
     precision: Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
     """Autocast (amp-...), or the dtype of the weights themselves."""

@@ -101,12 +101,14 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the loop that `values` name sets by itself.
 
     Source: transformers/training_args.py (TrainingArguments), 5.17; trl/trainer/base_config.py,
-    1.16.
+    1.16; nanoGPT's train.py.
     """
     if old := old_defaults(values):
         return old
     if values.get("loop") == "lightning":  # as from_pretrained leaves a model
         return {"model_mode": "eval"}
+    if values.get("loop") == "nanogpt":
+        return _of_nanogpt(values)
     if values.get("loop") not in TRAINERS:
         return {}
     defaults: dict[str, Any] = {"clip": _TRAINER_CLIP, "use_cache": False}
@@ -117,6 +119,15 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         defaults["eval_batch"] = _TRAINER_EVAL_BATCH
     if values["loop"] in TRL_LOOPS:
         defaults["checkpointing"] = "full"
+    return defaults
+
+
+def _of_nanogpt(values: Mapping[str, Any]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"clip": 1.0, "grad_accum": 5 * 8}
+    if values.get("optimizer", "adamw") == "adamw":
+        defaults["optimizer_impl"] = "fused"
+    if values.get("mode", "train") == "train" and values.get("steps", 3) >= 3:  # noqa: PLR2004
+        defaults |= {"eval_batches": 200, "eval_first": True}  # eval_iters, at iteration 0
     return defaults
 
 
@@ -141,8 +152,9 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
             yield f"{name} is for loop 'plain'; in loop {job.loop!r} the library decides"
     if job.optimizer == "none" and job.mode == "train":
         yield f"optimizer is 'none', which loop {job.loop!r} does not train without"
-    if job.loop == "lightning" and job.eval_gather:
-        yield "eval_gather is a script's own in loop 'lightning', whose validation keeps no outputs"
+    if job.loop in {"lightning", "nanogpt"} and job.eval_gather:
+        yield f"eval_gather is a script's own: loop {job.loop!r} keeps no outputs"
+    yield from _problems_of_nanogpt(job)
     if job.loop in TRAINERS:
         yield from _problems_of_trainer(job)
 
@@ -184,6 +196,11 @@ def remark_on_leak(peaks: Sequence[int], left_bytes: int | None) -> str:
         return told
     last = len(peaks) + max(0, left_bytes) // growth
     return f"{told}; the GPU is full after about {last:,} steps"
+
+
+def _problems_of_nanogpt(job: "Job") -> Iterator[str]:
+    if job.loop == "nanogpt" and job.mode == "train" and job.optimizer != "adamw":
+        yield f"optimizer is {job.optimizer!r}; loop 'nanogpt' has adamw"
 
 
 def _problems_of_trainer(job: "Job") -> Iterator[str]:

@@ -55,7 +55,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     if isinstance(layout := given.get("parallel"), Mapping) and layout.get("method") == "trainer":
         given = {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
     gaps = {"precision": "fp32", "task": "causal-lm"} | ({"draw": 0} if "shortest" in given else {})
-    values = {**gaps, **loop_defaults(given), **given}
+    values = {**gaps, **_of_loop(given), **given}
     if is_inference(record):
         values |= fields_of(record)
     if isinstance(layout, Mapping):
@@ -99,6 +99,11 @@ def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
     capability, capacity, multiprocessors = facts
     gpu = gpu_with_room(name, tuple(capability), capacity, source="the record's machine")
     return replace(gpu, multiprocessors=multiprocessors)
+
+
+def _of_loop(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a loop's library sets by itself; a script's own settings are in its record."""
+    return {} if given.get("loop") == "nanogpt" else loop_defaults(given)
 
 
 def _is_nanogpt(model: object) -> bool:

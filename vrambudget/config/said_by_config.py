@@ -48,13 +48,22 @@ def caches(values: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     return not off and values.get("use_cache") is not False
 
 
+def _of_nanogpt(job: Job) -> Iterator[str]:
+    """Say what of nanoGPT's own train.py the job does not do."""
+    eager = "" if job.compile else "eager "
+    missing = [] if job.loop == "nanogpt" else ["--loop nanogpt"]
+    missing += [] if job.compile else ["--compile"]
+    if missing:
+        yield (
+            f"this is the {eager}model in loop {job.loop!r}: nanoGPT's own train.py, which compiles"
+            f" it (compile = True) and so takes less, is {' '.join(missing)}"
+        )
+
+
 def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool) -> Iterator[str]:
     """Yield what a configuration says that the job does not do; and what it does by it alone."""
-    if values.get("model_type") == "nanogpt" and not job.compile and job.mode == "train":
-        yield (
-            "this is the eager model's memory: nanoGPT's train.py compiles it by default"
-            " (compile = True), which takes less: add --compile to count that"
-        )
+    if values.get("model_type") == "nanogpt" and job.mode == "train":
+        yield from _of_nanogpt(job)
     key = next((key for key in _DTYPE_KEYS if values.get(key) in _NARROW), None)
     reads = as_numbers(job.transformers) >= _READS_DTYPE_SINCE
     if key and reads and job.weight_dtype == "fp32" and job.quant is None:

@@ -18,12 +18,13 @@ from vrambudget.config.cards import (
     card_names,
     card_of_repository,
     load_card,
+    near_names,
 )
 from vrambudget.config.config_file import SUFFIXES, read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.said_by_config import job_of_config
 from vrambudget.config.settings import show
-from vrambudget.errors import VramBudgetError, did_you_mean, escaped
+from vrambudget.errors import VramBudgetError, escaped
 from vrambudget.files import home_of
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _from_name(name: str) -> FoundModel:
         return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
-    near = did_you_mean(name.lower(), card_names())
+    near = near_names(name)
     ways = "`vrambudget models` lists the names; a config.json or a hub id org/name works too"
     raise VramBudgetError(
         f"there is no model {show(name)}", hint=f"{near} {ways}" if near else ways

@@ -35,8 +35,8 @@ class SweepFields(TypedDict, total=False):
         | Iterable[Literal["train", "eval", "generate", "forward"]]
     )
     loop: (
-        Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]
-        | Iterable[Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]]
+        Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]
+        | Iterable[Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]]
     )
     precision: (
         Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]

@@ -19,10 +19,18 @@ from vrambudget.errors import VramBudgetError
 _ROWS = 256
 _SECONDS = 2.0  # rows may be images that have to be decoded
 _COUNTED = {"input_ids", "attention_mask", "labels", "pixel_values"}
+_NO_LABEL = -100  # torch's cross_entropy, ignore_index
+_OF_PAIRS = {"completion_mask", "ref_chosen_logps", "ref_rejected_logps"}
+"""What TRL's DPOTrainer adds, whose batches are pairs."""
 
 
-def read_batch(loader: Any, batch: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return fields of a job, and what is not counted. Raises VramBudgetError for an iterator."""
+def read_batch(
+    loader: Any, batch: int, *, has_completions: bool = False
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return fields of a job, and what is not counted. Raises VramBudgetError for an iterator.
+
+    `has_completions`: whether memory depends on how many tokens are trained on.
+    """
     dataset = getattr(loader, "dataset", None)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise VramBudgetError(
@@ -32,7 +40,10 @@ def read_batch(loader: Any, batch: int) -> tuple[dict[str, Any], tuple[str, ...]
     with _same_random_numbers():
         rows = sorted(_first_rows(dataset, batch), key=_length, reverse=True)
         collated = loader.collate_fn(rows[:batch])
-    return _fields(collated, {_length(row) for row in rows})
+    fields, doubts = _fields(collated, {_length(row) for row in rows})
+    if has_completions:
+        fields["completion_len"] = _completion_len(collated)
+    return fields, doubts
 
 
 def _first_rows(dataset: Any, least: int) -> list[Any]:
@@ -45,7 +56,12 @@ def _first_rows(dataset: Any, least: int) -> list[Any]:
 
 
 def _length(row: Any) -> int:
-    ids = row.get("input_ids") if isinstance(row, Mapping) else None
+    if not isinstance(row, Mapping):
+        return 0
+    if "chosen_ids" in row:
+        longer = max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+        return len(row.get("prompt_ids", ())) + longer
+    ids = row.get("input_ids")
     return len(ids) if ids is not None else 0
 
 
@@ -53,7 +69,8 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     if not hasattr(batch, "keys"):
         raise VramBudgetError(f"a batch is a {type(batch).__name__}, not a dict of named tensors")
     ids, mask, labels = (batch.get(key) for key in ("input_ids", "attention_mask", "labels"))
-    doubts = [f"the batch's {key}" for key in batch if key not in _COUNTED]
+    counted = _COUNTED | _OF_PAIRS if "completion_mask" in batch else _COUNTED
+    doubts = [f"the batch's {key}" for key in batch if key not in counted]
     if ids is None:
         return {}, tuple(doubts)
     fields: dict[str, Any] = {"block": int(ids.shape[1])}
@@ -66,8 +83,16 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     if len(lengths) > 1:
         doubts.append(
             f"rows of {min(lengths)} to {max(lengths)} tokens: reserved bytes depend on their order"
+            f" (block='{min(lengths)}:{max(lengths)}' counts some of them)"
         )
     return fields, tuple(doubts)
+
+
+def _completion_len(batch: Any) -> int:
+    """Return the tokens of a row that are trained on, at most, as TRL's collators say it."""
+    pairs = "completion_mask" in batch
+    trained = batch["completion_mask"] if pairs else batch["labels"] != _NO_LABEL
+    return int(trained.sum(1).max())
 
 
 @contextmanager

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
+from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_batch import read_batch
+from vrambudget.integrations.live_trl import loop_of, overridden, trl_fields
 from vrambudget.integrations.watch import Reading
 
 _MOST_EVALUATED = 1000  # batches, that a job may have
@@ -31,25 +33,24 @@ def read_trainer(args: Any, given: Mapping[str, Any], *, block: int | None) -> R
     for name, what in _CHANGES_ALL.items():
         if getattr(args, name, None):
             raise NotModelledError(what)
-    if type(trainer).__module__.partition(".")[0] == "trl":
-        raise NotModelledError(
-            f"TRL's {type(trainer).__name__}, which has a loss of its own (`vrambudget MODEL --loop"
-            " sft` and `--loop dpo` count two of them)"
-        )
+    loop = loop_of(trainer)
     batch = int(args.per_device_train_batch_size)
     fields: dict[str, Any] = {
         "batch": batch,
         "grad_accum": args.gradient_accumulation_steps,
-        "loop": "trainer",
+        "loop": loop,
         "clip": args.max_grad_norm or None,
         "label_smoothing": float(args.label_smoothing_factor),
+        **trl_fields(args, loop),
     }
     if args.bf16 or args.fp16:
         fields["precision"] = "amp-bf16" if args.bf16 else "amp-fp16"
     fields |= _evaluation(args, trainer)
     doubts = list(_doubts(args, trainer, fields))
     if block is None:
-        read, uncounted = read_batch(given.get("train_dataloader"), batch)
+        has_completions = loop in TRL_LOOPS
+        loader = given.get("train_dataloader")
+        read, uncounted = read_batch(loader, batch, has_completions=has_completions)
         fields |= read
         doubts += uncounted
     else:
@@ -93,13 +94,8 @@ def _evaluation(args: Any, trainer: Any) -> dict[str, Any]:
 
 def _doubts(args: Any, trainer: Any, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield what this training does that the plain loop does not."""
-    own = getattr(sys.modules.get("transformers"), "Trainer", None)
-    for method in ("compute_loss", "training_step"):
-        if own is not None and getattr(type(trainer), method, None) not in (
-            None,
-            getattr(own, method),
-        ):
-            yield f"{type(trainer).__name__}.{method}, which is not the Trainer's own"
+    for method in overridden(trainer):
+        yield f"{type(trainer).__name__}.{method}, which is not the Trainer's own"
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func, a loss of its own"
     strategy = str(getattr(args.eval_strategy, "value", args.eval_strategy))

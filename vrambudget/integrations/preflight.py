@@ -19,6 +19,7 @@ from typing import Any
 from vrambudget.budget import Budget
 from vrambudget.compiled.asked import original
 from vrambudget.config.gpus import Gpu
+from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario
@@ -78,7 +79,7 @@ def predict(
     if (inner := original(model)) is not None:
         model, fields = inner, {"compile": True, **fields}
     at_hand = {"batch": batch, "block": block, "optimizer": optimizer, "gpu": gpu, **fields}
-    if not is_live(model):
+    if not is_live(model) or fields.get("loop") in TRL_LOOPS:  # whose heads TRL has changed
         return _by_rules(model, **at_hand)
     if not {"inputs", "loss"} & fields.keys() and not is_touched(model):
         try:

@@ -74,7 +74,8 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     model = _prepared(model, job)
     if job.get("parallel"):
         raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
-    if job.get("compile") and job.get("loop", "plain") == "plain":  # Trainer compiles by itself
+    by_hand = job.get("loop", "plain") in {"plain", "nanogpt"}  # Trainer compiles by itself
+    if job.get("compile") and by_hand:
         model = torch.compile(model)
     loop = real_loop(job.get("loop", "plain"))
     run = Run(model, job, result, on_phase, lambda: build_model(job))
@@ -121,6 +122,9 @@ def _from_transformers(job: Job, dtype: torch.dtype) -> Any:
     else:
         with torch.device("cuda"):
             model = built(build, config, attention=job.get("attention", "sdpa"), dtype=dtype)
+    if job["model"].get("head_of_its_own"):  # as a checkpoint's is untied that differs
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
     model.config.use_cache = bool(job.get("use_cache"))
     return model
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from vrambudget.config.settings import Settings, Size
 
 Mode = Literal["train", "eval", "generate", "forward"]
-LoopName = Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo"]
+LoopName = Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal[
@@ -57,7 +57,7 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
     loop: Annotated[LoopName, BeforeValidator(counted_loop)] = Field(
         "plain",
         description="whose training loop: one written by hand, one with accelerate, Lightning's or"
-        " transformers' Trainer, or TRL's SFTTrainer or DPOTrainer",
+        " transformers' Trainer, TRL's SFTTrainer or DPOTrainer, or nanoGPT's train.py",
     )
     precision: Precision = Field(
         "amp-bf16", description="autocast (amp-...), or the dtype of the weights themselves"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from vrambudget.measure.loops.run import Run
 
-NAMES = ("plain", "accelerate", "lightning", "trainer", "sft", "dpo")
+NAMES = ("plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt")
 PREPARING = ("sft", "dpo")
 """The loops whose trainers put adapters and checkpointing into the model themselves."""
 

@@ -128,6 +128,16 @@ class Run:
         self.result["trainable"] = sum(p.numel() for p in parameters)
         return make_optimizer(self.settings, self.model, parameters)
 
+    def make_grouped_optimizer(self) -> Any:
+        """Return the job's optimizer of two groups: matrices, which decay, and the rest."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.result["trainable"] = sum(p.numel() for p in parameters)
+        groups = [
+            {"params": [p for p in parameters if (p.dim() > 1) is decays], "weight_decay": decay}
+            for decays, decay in ((True, 0.1), (False, 0.0))
+        ]
+        return make_optimizer(self.settings, self.model, groups)
+
     def make_scaler(self) -> Any:
         """Return a gradient scaler, which does nothing where none is needed."""
         return torch.amp.GradScaler("cuda", enabled=self.settings.get("precision") == "amp-fp16")

@@ -2,10 +2,10 @@
 
 RMSNorm without a bias, scores biased by distance instead of positions, two projections or three
 (gated) in the feed-forward layer, one embedding for encoder, decoder and head. Version 1.1 and Flan
-(`tie_word_embeddings` false) do not scale the decoder's output.
+(`tie_word_embeddings` false) do not scale the decoder's output, and their checkpoints have a head
+that differs from the embedding (`head_of_its_own`): transformers 5 unties it when it loads them.
 
-Not modelled: a head that is not tied (transformers 5 unties it where a checkpoint's own differs),
-weights that are kept in float32 when a checkpoint is loaded in 16 bit.
+Not modelled: weights that are kept in float32 when a checkpoint is loaded in 16 bit.
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,8 @@ class T5ForConditionalGeneration(Module):
         self.decoder = Stack(config, is_decoder=True, layers=decoder_layers)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         # tie_weights: the others' own weights are freed
-        self.lm_head.weight = self.shared.weight
+        if not config.head_of_its_own:
+            self.lm_head.weight = self.shared.weight
         self.encoder.embed_tokens.weight = self.shared.weight
         self.decoder.embed_tokens.weight = self.shared.weight
 
@@ -166,6 +167,7 @@ class T5Config(ModelConfig):
     dropout_rate: Probability = 0.1
     feed_forward_proj: str = "relu"
     tie_word_embeddings: bool = True
+    head_of_its_own: bool = False
 
     tasks = ("seq2seq-lm",)
     loads_in_4bit = False

@@ -174,7 +174,7 @@ class Run:
         clip(parameters)
 
     def make_grouped_optimizer(self) -> Optimizer:
-        """Return the job's optimizer as Trainer makes it, of two parameter groups."""
+        """Return the job's optimizer of two parameter groups, as Trainer and nanoGPT make it."""
         name, implementation = self.settings.optimizer, self.settings.optimizer_impl
 
         def make(parameters: Sequence[Parameter]) -> Optimizer:
