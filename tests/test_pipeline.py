@@ -89,7 +89,6 @@ def test_what_pytorch_calls_interleaved_is_that_order():
         ({"grad_accum": 2}, "accumulates by microbatches"),
         ({"parallel": "pp=8"}, "4 layers cannot be cut into 8 stages"),
         ({"schedule": "Interleaved1F1B", "microbatches": 8, "batch": 9}, "do not divide"),
-        ({"precision": "amp-bf16", "checkpointing": "full"}, "checkpointing under autocast"),
         ({"mode": "eval"}, "evaluation"),
         ({"parallel": "ddp", "ranks": 2, "microbatches": 2}, "a setting of pipelines"),
     ],

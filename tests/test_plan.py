@@ -62,6 +62,24 @@ def test_tensor_parallelism_sends_hidden_states_and_logits():
     assert traffic(job(parallel="tp=2", block=32), sizes) == Traffic(15 * 1024 + 6400)
 
 
+def test_a_stage_sends_hidden_states_and_their_gradients():
+    # 4 sequences of 32 tokens, 8 wide, fp32, there and back
+    sizes = Sizes(800, 800, layers=4, hidden_size=8)
+    pipeline = job(parallel="pp=2", block=32, batch=4, microbatches=2)
+    assert traffic(pipeline, sizes) == Traffic(2 * 4 * 32 * 8 * 4)
+
+
+def test_a_pipeline_has_the_sequences_of_all_ranks_in_one_step():
+    titan = {"model_type": "titan", "dim": 512, "n_layers": 40, "n_heads": 8, "vocab_size": 2000}
+    titan |= {"n_kv_heads": 8, "hidden": 2048}
+    named = {"precision": "fp32", "optimizer": "adam", "block": 64, "batch": 1}
+    found = vrambudget.plan(titan, gpu="2800MiB", goal="full", **named)
+    (choice,) = (each for each in found.choices if each.layout == f"PP {found.gpus}")
+    assert choice.fields["batch"] == choice.fields["microbatches"] == found.gpus > 1
+    again = vrambudget.estimate(titan, gpu=f"{found.gpus}x2800MiB", **choice.fields)
+    assert again.device.peak_bytes == choice.peak_bytes
+
+
 def test_accumulation_without_reducing_reduces_once():
     often = job(parallel="ddp", ranks=2, grad_accum=4)
     once = job(parallel="ddp", ranks=2, grad_accum=4, no_sync=True)

@@ -6,7 +6,8 @@ inputs, inside backward; the recomputation stops as soon as all holders are fill
 Each node lets its own tensors go after it ran, as without checkpointing; the inputs go with the
 last of them.
 
-Source: torch/utils/checkpoint.py (_CheckpointFrame, _checkpoint_hook, _recomputation_hook).
+Source: torch/utils/checkpoint.py (_CheckpointFrame, _checkpoint_hook, _recomputation_hook);
+torch/amp/autocast_mode.py (autocast.__exit__), aten/src/ATen/autocast_mode.cpp (nesting).
 Not modelled: nested checkpoints.
 """
 
@@ -61,15 +62,19 @@ class CheckpointFrame:
         before = context.frame, context.grad_enabled, context.autocast, context.operation
         context.frame = Recomputation(self.holders)
         context.grad_enabled = True
-        # The region of forward is over: recomputation enters one like it, with a cache of its own.
-        dtype = self.autocast_dtype
-        context.autocast = None if dtype is None else Autocast(dtype)
+        # Where the region of forward is over, recomputation enters one like it, with a cache of
+        # its own. Where backward runs in the region, the cache is one, and leaving clears it:
+        # nesting is counted for each thread, and the thread of backward is in no other region.
+        dtype, around = self.autocast_dtype, context.autocast
+        context.autocast = None if dtype is None else around or Autocast(dtype)
         try:
             self.again()
         except _StopRecomputation:
             pass
         finally:
             context.frame, context.grad_enabled, context.autocast, context.operation = before
+            if around is not None:
+                around.cache.clear()
 
 
 class Recomputation:

@@ -96,10 +96,6 @@ def refuse(job: Job, layout: Layout) -> None:
         "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
-        "checkpointing under autocast in a pipeline, whose backward runs in the region,": layout.pp
-        > 1
-        and job.precision.startswith("amp")
-        and job.checkpointing != "none",
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
         "LoRA in a pipeline": layout.pp > 1 and job.lora_rank is not None,
     }

@@ -2,7 +2,8 @@
 
     DDP, ZeRO-1, FSDP2 with layers that are gathered once or twice, HSDP (shards within a node,
     copies between nodes), CPU offload, FSDP2 of what tensor parallelism within a node leaves,
-    tensor parallelism alone, DeepSpeed's ZeRO-2 and 3; each with and without checkpointing
+    tensor parallelism alone, a pipeline (of torchtitan's Llama), DeepSpeed's ZeRO-2 and 3; each
+    with and without checkpointing
 
 Bytes that one rank sends in a step, of W ranks (rings, as NCCL's documentation counts them): an
 all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice that.
@@ -14,6 +15,7 @@ all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice
     offload  besides, a rank's shards to the GPU for each gather, its gradients to main memory
     TP       besides, of hidden states: all-reduces behind each layer's two rows in forward, before
              its five columns in backward; the head's logits are gathered
+    PP       hidden states of each microbatch to the next stage, their gradients back
     ZeRO-2   all-reduce of the gradients, all-gather of the parameters
     ZeRO-3   all-gathers in forward and backward, reduce-scatter
 """
@@ -101,6 +103,7 @@ def _together(
     yield "FSDP2, CPU offload", {**fsdp2, "cpu_offload": True, "clip": None}
     if trained == "full":
         yield from _cut(gpus, fsdp2)
+        yield f"PP {gpus}", _pipeline(job, gpus, autocast=bool(mixed.get("param_dtype")))
         if has_bfloat16 and mixed:
             zero = {"precision": "bf16"}
             yield "DeepSpeed ZeRO-2", {"parallel": "deepspeed2", **zero}
@@ -114,6 +117,12 @@ def _cut(gpus: int, fsdp2: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
     for degree in (2, 4, 8):
         if degree < gpus and not gpus % degree:
             yield f"{_MOST_FRUGAL} x TP {degree}", {**fsdp2, "parallel": f"fsdp2+tp={degree}"}
+
+
+def _pipeline(job: Job, gpus: int, *, autocast: bool) -> dict[str, Any]:
+    """Return a pipeline's fields, whose step has the sequences that all ranks have otherwise."""
+    fields = {"parallel": f"pp={gpus}", "batch": job.batch * gpus, "microbatches": gpus}
+    return {**fields, "precision": "amp-bf16"} if autocast else fields
 
 
 def _mixed(job: Job, *, has_bfloat16: bool) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def traffic(job: Job, sizes: Sizes) -> Traffic:
     stored = ITEM_BYTES[job.weight_dtype]
     if layout.tp > 1:
         parameters, trainable = parameters // layout.tp, trainable // layout.tp
-    cut = _of_hidden_states(job, sizes)
+    cut = _of_hidden_states(job, sizes) + _between_stages(job, sizes)
     if layout.data is None:
         return Traffic(cut)
     if layout.data in DEEPSPEED:
@@ -186,6 +195,14 @@ def _of_hidden_states(job: Job, sizes: Sizes) -> int:
     rows = _ROWS * (2 if job.checkpointing != "none" else 1)
     hidden = (sizes.layers * (rows + _COLUMNS) + 1) * tokens * sizes.hidden_size
     return job.grad_accum * (2 * _ring(hidden, tp) + _ring(tokens * sizes.vocab_size, tp))
+
+
+def _between_stages(job: Job, sizes: Sizes) -> int:
+    """Return what a stage of a pipeline sends in a step; under autocast residuals are float32."""
+    if job.layout.pp == 1:
+        return 0
+    tokens = job.batch * (job.block or 1)
+    return 2 * job.stages_per_rank * tokens * sizes.hidden_size * ITEM_BYTES[job.weight_dtype]
 
 
 def _ring(nbytes: int, ranks: int) -> int:

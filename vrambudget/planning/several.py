@@ -143,6 +143,8 @@ class Planner:
         """Return what of the model decides what is sent; only cut ones have to have it."""
         config = self.scenario.config
         names = ("num_hidden_layers", "hidden_size", "vocab_size")
+        if config.model_type == "titan":
+            names = ("n_layers", "dim", "vocab_size")
         found = (getattr(config, name, 0) for name in names)
         return Sizes(budget.parameters.total, budget.parameters.trainable, *found)
 
