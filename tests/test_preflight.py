@@ -30,6 +30,10 @@ TINY = {
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
     },
+    "gemma3": {
+        "text_config": {"num_hidden_layers": 2},
+        "vision_config": {"num_hidden_layers": 2},
+    },
     "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
 HEADS = {

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vrambudget.config.job import TASK_OF_CLASS
+from vrambudget.config.unfamiliar import tasks_of
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_lora import LORA_PARTS, read_lora
 
@@ -95,13 +96,14 @@ def read_model(model: Any) -> LiveModel:
     lora = read_lora(base, getattr(model, "peft_config", None))
     own = [(n, p) for n, p in base.named_parameters() if not LORA_PARTS & set(n.split("."))]
     every = list(model.parameters())
+    task = _task(type(base).__name__, config.to_dict())
     fields = {
-        "task": _task(type(base).__name__),
+        "task": task,
         **_precision({str(p.dtype) for _, p in own}, _autocast(base)),
         "attention": _attention(config),
         "checkpointing": _checkpointing(base),
         **_experts(config),
-        **_caching(config, type(base).__name__),
+        **_caching(config, task),
         **lora,
     }
     return LiveModel(
@@ -113,13 +115,12 @@ def read_model(model: Any) -> LiveModel:
     )
 
 
-def _task(kind: str) -> str:
-    for ending, task in TASK_OF_CLASS.items():
-        if kind.endswith(ending):
-            return task
-    raise NotModelledError(
-        f"{kind}: only models with a head that makes a loss are modelled", hint=_REHEARSE
-    )
+def _task(kind: str, values: Mapping[str, Any]) -> str:
+    if not kind.endswith(tuple(TASK_OF_CLASS)):
+        raise NotModelledError(
+            f"{kind}: only models with a head that makes a loss are modelled", hint=_REHEARSE
+        )
+    return tasks_of({**values, "architectures": [kind]})[0]
 
 
 def _precision(dtypes: set[str], autocast: str | None) -> dict[str, str]:
@@ -167,9 +168,12 @@ def _experts(config: Any) -> dict[str, str]:
     return {"experts": str(chosen)}
 
 
-def _caching(config: Any, kind: str) -> dict[str, bool]:
-    """Return that training fills a cache of keys and values, as decoders do by default."""
-    decodes = _task(kind) == "causal-lm" and bool(getattr(config, "use_cache", False))
+def _caching(config: Any, task: str) -> dict[str, bool]:
+    """Return that training fills a cache of keys and values, as decoders do by default.
+
+    A model that reads images, too, does what the configuration of its language model says.
+    """
+    decodes = task == "causal-lm" and bool(getattr(config.get_text_config(), "use_cache", False))
     return {"use_cache": True} if decodes else {}
 
 

@@ -86,6 +86,7 @@ class Gemma3Config(Gemma3TextConfig):
     image_token_index: Size = 262_144
     use_cache: bool = Field(default=True, description="of text_config")
 
+    followed_in = ("5.17",)
     ignored_keys = Gemma3TextConfig.ignored_keys | {
         *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
         "mm_tokens_per_image",
