@@ -152,7 +152,7 @@ def test_a_main_thread_that_is_stuck_in_c_leaves_its_record_when_time_is_up(rehe
 
 def test_a_process_that_uses_the_card_unseen_is_an_error(rehearsed):
     code = (
-        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'Torch' not in str(f)]\n"
+        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'vrambudget' not in str(f)]\n"
         "import torch\ntorch.empty(1000, device='cuda')\n"
     )
     result, _ = rehearsed(code)
