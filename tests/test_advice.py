@@ -251,3 +251,22 @@ def test_what_a_lost_process_had_to_do_is_missing():
 def test_a_process_with_one_cpu_shares_nothing(monkeypatch):
     monkeypatch.setattr(forked, "cpu_count", lambda: 1)
     assert forked.forked([os.getpid] * 2) == []
+
+
+def test_where_lengths_change_each_change_is_tried_on_the_draw_that_was_counted(capsys):
+    fields = {"batch": 4, "block": "200:260", "steps": 4, "gpu": "t4"}
+    followed = follow(resolve("distilgpt2", **fields))
+    draw = followed.budget.job["draw"]
+    advice = advise_on(followed)
+    assert followed.scenario.job.draw is None
+    for option in advice.options:
+        _, after = changed("distilgpt2", {**fields, "draw": draw}, option.options, capsys)
+        assert after["device"]["peak_bytes"] == option.device_peak_bytes
+
+
+def test_where_lengths_change_the_longest_is_shortened_and_no_further_than_the_shortest():
+    advice = vrambudget.advise("distilgpt2", batch=4, block="200:1000", steps=4, gpu="t4")
+    (shorter,) = [o.options for o in advice.options if o.cost is Cost.DATA]
+    assert shorter == "--block 200:448"  # half of the longest, in steps of 64
+    advice = vrambudget.advise("distilgpt2", batch=4, block="600:1000", steps=4, gpu="t4")
+    assert "--block 600:640" in {option.options for option in advice.options}

@@ -97,7 +97,7 @@ def _of_lengths(job: Job, recording: Recording) -> str:
     between = low if low == high else f"{low} to {high}"
     return (
         f"{lengths}: five draws reserve {between}, and --draw {recording.drawn.counted} is counted;"
-        " more steps may reserve more"
+        " more steps may reserve more; what would help is tried on that draw alone"
     )
 
 

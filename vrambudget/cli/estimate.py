@@ -90,7 +90,7 @@ def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     columns = width(args)
     yield render(budget, output, colour=wants_colour(args), width=columns)
     if budget.fits or scenario.job.compile:
-        yield f"\n{render_next(_next_step(scenario, budget), width=columns)}"
+        yield f"\n{render_next(_next_step(followed), width=columns)}"
     if (budget.fits or scenario.job.compile) and not args.advise:
         return
     from vrambudget.report.advice import next_step, render_advice  # noqa: PLC0415 - needed last
@@ -121,8 +121,9 @@ def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
     return DONE if followed.budget.fits else DOES_NOT_FIT
 
 
-def _next_step(scenario: Scenario, budget: Budget) -> str:
+def _next_step(followed: Followed) -> str:
     """Return the next thing to try with a job that fits."""
+    scenario, budget = followed.scenario, followed.budget
     if budget.device is None:
         return "name a GPU, for example --gpu 12GB, to see whether it fits"
     if scenario.job.mode == "generate":
@@ -131,8 +132,9 @@ def _next_step(scenario: Scenario, budget: Budget) -> str:
         other = "" if budget.fits else ", `--advise` what would help"
         return f"`vrambudget fit` with the same options finds the largest batch{other}"
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
+    from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - needed last
 
-    batch, _ = largest_batch(scenario)
+    batch, _ = largest_batch(as_counted(followed))
     if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits"
     return f"--batch {batch} is the largest that fits"

@@ -118,8 +118,9 @@ def _advice(question: Question) -> dict[str, Any]:
 
 def _largest(question: Question) -> dict[str, Any]:
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - likewise
+    from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - likewise
 
-    return {"batch": largest_batch(_followed(question).scenario)[0]}
+    return {"batch": largest_batch(as_counted(_followed(question)))[0]}
 
 
 def _plan(question: Question) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from vrambudget.planning.forked import forked
 from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import Held, held
-from vrambudget.planning.variants import variant
+from vrambudget.planning.variants import as_counted, variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -105,7 +105,9 @@ def advise_on(
     """Return what would help a scenario that was followed; `tell` is called before each try.
 
     `forks`: let other processes try, too. For a process that has no other threads.
+    Where lengths change, changes are tried on the draw that was counted.
     """
+    followed = replace(followed, scenario=as_counted(followed))
     trial = _Trial(followed, tell, forks=forks)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}

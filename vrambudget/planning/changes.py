@@ -105,7 +105,8 @@ def _shorter_block(scenario: Scenario, search: Search) -> Scenario | None:
     """Return the job at a shorter block."""
     block = scenario.job.block or 1
     step = _BLOCK_STEP if block > _BLOCK_STEP else 1
-    sizes = range(step, block, step)
+    shortest = scenario.job.shortest or 1  # where lengths change, the block is the longest
+    sizes = [n for n in range(step, block, step) if n >= shortest]
     return search(sizes, lambda n: variant(scenario, block=n), block) if sizes else None
 
 
@@ -206,4 +207,7 @@ def options(before: Job, after: Job) -> str:
     changed = [name for name in Job.model_fields if getattr(before, name) != getattr(after, name)]
     if before.mode == "generate":
         changed = [name for name in changed if name != "block"]  # it is the prompt's
-    return shlex.join(told({name: getattr(after, name) for name in changed}))
+    fields = {name: getattr(after, name) for name in changed}
+    if "block" in fields and after.shortest is not None:
+        fields["block"] = f"{after.shortest}:{after.block}"
+    return shlex.join(told(fields))

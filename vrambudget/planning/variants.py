@@ -7,6 +7,7 @@ changes. A prompt is what a generation's block holds besides its new tokens.
 from dataclasses import replace
 from typing import Any
 
+from vrambudget.estimator import Followed
 from vrambudget.scenario import Scenario
 
 
@@ -21,3 +22,11 @@ def variant(scenario: Scenario, **fields: Any) -> Scenario:
         fields["prompt"] = max(1, fields["block"] - scenario.job.new)
     job = scenario.job.model_copy(update=fields)
     return replace(scenario, job=job.resolve(scenario.config.for_job(job)))
+
+
+def as_counted(followed: Followed) -> Scenario:
+    """Return the scenario with the draw that was counted, where lengths change from batch to batch.
+
+    Trying every draw of every change would take five times as long.
+    """
+    return variant(followed.scenario, draw=followed.budget.job["draw"])
