@@ -30,9 +30,20 @@ GROUPED = {**DECODER, "num_key_value_heads": 2}
 EXPERTS = {**GROUPED, "num_experts_per_tok": 2}
 T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": 50}
 GEMMA3 = {**GROUPED, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}
+LATENT = {**DECODER, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_routed_experts": 4}
+LATENT |= {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+LATENT |= {
+    "num_key_value_heads": 4,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 TINY: dict[str, dict[str, Any]] = {
     "bert": DECODER,
     "camembert": {**DECODER, "max_position_embeddings": 70},  # as roberta
+    "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": LATENT,
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
     "gemma": {**GROUPED, "head_dim": 16},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
@@ -43,6 +54,8 @@ TINY: dict[str, dict[str, Any]] = {
         | {"model_type": "siglip_vision_model", "num_attention_heads": 2, "image_size": 32},
     },
     "gemma3_text": GEMMA3,
+    "glm": {**GROUPED, "head_dim": 16},
+    "glm4": {**GROUPED, "head_dim": 16},
     "granite": GROUPED,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
     "gpt_neox": DECODER,

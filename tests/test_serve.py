@@ -202,8 +202,8 @@ def test_a_latent_cache_is_one_for_all_heads_on_every_rank():
         assert found.blocks[0] == found.cache_bytes[0] // page // 27
     assert served(lite, kv_cache_dtype="fp8").blocks[0] >= 2 * alone.blocks[0]
     assert shared.weights_bytes < 0.55 * alone.weights_bytes
-    with pytest.raises(VramBudgetError, match="kv_lora_rank"):
-        load_decoder({"model_type": "deepseek_v3"}, where="a test")
+    with pytest.raises(VramBudgetError, match="num_experts_per_tok"):
+        load_decoder({"model_type": "deepseek_v2"}, where="a test")
 
 
 def test_the_longest_request_that_starts_is_what_vllm_estimates(capsys):

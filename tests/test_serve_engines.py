@@ -86,6 +86,7 @@ LITE = {"model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 2
     "num_experts_per_tok": 6,
     "first_k_dense_replace": 1,
     "kv_lora_rank": 512,
+    "q_lora_rank": None,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,

@@ -12,35 +12,35 @@ from vrambudget.dtypes import complex64, float32
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.ops.elementwise import iterated_strides
+from vrambudget.ops.shape import contiguous
 
 
 def view_as_complex(x: Tensor) -> Tensor:
     """[..., 2] in float32 -> [...] in complex64, a view."""
-    y = Tensor(x.shape[:-1], complex64, x.storage)
-    y.is_view = True
-    shape = x.shape
-
-    def backward(dy: Tensor) -> Tensor:
-        return _as_real(dy, shape)
-
-    return record("view_as_complex", y, inputs=(x,), backward=backward)
+    y = _as_complex(x)
+    return record("view_as_complex", y, inputs=(x,), backward=_as_real)
 
 
 def view_as_real(x: Tensor) -> Tensor:
-    """[...] in complex64 -> [..., 2] in float32, a view."""
-    y = _as_real(x, (*x.shape, 2))
-    shape = x.shape
+    """[...] in complex64 -> [..., 2] in float32, a view; backward makes the gradient contiguous."""
 
     def backward(dy: Tensor) -> Tensor:
-        dx = Tensor(shape, complex64, dy.storage)
-        dx.is_view = True
-        return dx
+        return _as_complex(contiguous(dy))
 
-    return record("view_as_real", y, inputs=(x,), backward=backward)
+    return record("view_as_real", _as_real(x), inputs=(x,), backward=backward)
 
 
-def _as_real(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    y = Tensor(shape, float32, x.storage)
+def _as_complex(x: Tensor) -> Tensor:
+    strides = None if x.strides is None else tuple(step // 2 for step in x.strides[:-1])
+    y = Tensor(x.shape[:-1], complex64, x.storage, strides)
+    y.is_view = True
+    return y
+
+
+def _as_real(x: Tensor) -> Tensor:
+    strides = None if x.strides is None else (*(step * 2 for step in x.strides), 1)
+    y = Tensor((*x.shape, 2), float32, x.storage, strides)
     y.is_view = True
     return y
 
@@ -49,12 +49,13 @@ def rotated_by(x: Tensor, table: Tensor) -> Tensor:
     """Return x times a table that is broadcast to its shape."""
     kept = keep(table, when=x.requires_grad)
     context.operation = "mul"
-    y = empty(x.shape, x.dtype)
-    shape, table_shape, dtype = x.shape, table.shape, x.dtype
+    shape, dtype = x.shape, x.dtype
+    y = empty(shape, dtype, iterated_strides(shape, (x, table)))
+    table_shape = table.shape
 
-    def backward(_dy: Tensor) -> Tensor:
+    def backward(dy: Tensor) -> Tensor:
         conjugate = empty(table_shape, dtype)
-        dx = empty(shape, dtype)
+        dx = empty(shape, dtype, iterated_strides(shape, (dy, conjugate)))
         del conjugate
         return dx
 

@@ -38,6 +38,17 @@ def add_scalar(a: Tensor) -> Tensor:
     return record("add", empty_like(a), inputs=(a,), backward=lambda dy: dy)
 
 
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """Return a - b; b gets the gradient negated."""
+    y = _result("sub", a, b)
+    needs_b = b.requires_grad
+
+    def backward(dy: Tensor) -> tuple[Tensor, Tensor | None]:
+        return dy, empty_like(dy) if needs_b else None
+
+    return record("sub", y, inputs=(a, b), backward=backward)
+
+
 def mul(a: Tensor, b: Tensor) -> Tensor:
     """Return a * b."""
     kept = keep(b, when=a.requires_grad), keep(a, when=b.requires_grad)

@@ -1,18 +1,18 @@
 """Sorting and counting: topk, sort, and the offsets of groups in a sorted list.
 
-    topk           values, and int64 indices, which are kept; backward scatters into zeros
+    topk, max      values, and int64 indices, which are kept; backward scatters into zeros
     sort, count_each, running_sum    of integers: autograd does not follow them
 
 Source: aten/src/ATen/native/cuda/TensorTopK.cpp, Sort.cpp (sort_cuda_kernel), Sort.cu
-(segmented_sort_large_segments), SummaryOps.cu (histc), ScanKernels.cpp (cumsum);
-derivatives.yaml (topk).
+(segmented_sort_large_segments), TensorCompare.cu (max_launch_kernel), SummaryOps.cu (histc),
+ScanKernels.cpp (cumsum); derivatives.yaml (topk, max).
 Not modelled: topk of more than 4096 values, or of slices so long that they are split over blocks.
 """
 
 from vrambudget.dtypes import int64
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.engine.versions import torch_since
 from vrambudget.ops.creation import made
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
@@ -23,9 +23,19 @@ MOST_SORTED_IN_PLACE = 4096  # should_use_small_sort
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest of each row, and where they are: [N, E] -> [N, k], [N, k]."""
-    context.operation = "topk"
-    values = empty((*x.shape[:-1], k), x.dtype)
-    indices = empty((*x.shape[:-1], k), int64)
+    return _chosen("topk", x, (*x.shape[:-1], k))
+
+
+def max_last(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of each row, and where it is: [..., C] -> [...], [...]."""
+    chosen = _chosen("max", x, x.shape[:-1])
+    with_partial_sums(x, (-1,), accumulator=2 * int64.itemsize)  # pairs of value and index
+    return chosen
+
+
+def _chosen(operation: str, x: Tensor, chosen: Shape) -> tuple[Tensor, Tensor]:
+    context.operation = operation
+    values, indices = empty(chosen, x.dtype), empty(chosen, int64)
     kept = keep(indices, when=x.requires_grad)
     shape, dtype = x.shape, x.dtype
 
@@ -33,7 +43,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         del dy  # scattered into zeros
         return empty(shape, dtype)
 
-    record("topk", values, inputs=(x,), saved=(kept,), backward=backward)
+    record(operation, values, inputs=(x,), saved=(kept,), backward=backward)
     return values, indices
 
 

@@ -82,21 +82,29 @@ def contiguous(x: Tensor) -> Tensor:
 
 def split(x: Tensor, size: int, dim: int) -> list[Tensor]:
     """Return views of `size` elements each along `dim`."""
+    count, rest = divmod(x.shape[dim], size)
+    if rest:
+        raise ShapeError(f"split of {list(x.shape)} into parts of {size} along {dim}")
+    return split_sizes(x, (size,) * count, dim)
+
+
+def split_sizes(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
+    """Return views of so many elements each along `dim`."""
     dim %= x.ndim
     shape, dtype = x.shape, x.dtype
-    part = (*shape[:dim], size, *shape[dim + 1 :])
+    if sum(sizes) != shape[dim]:
+        raise ShapeError(f"split of {list(shape)} into parts of {list(sizes)} along {dim}")
+    parts = [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]
     strides = x.actual_strides()
-    count, rest = divmod(shape[dim], size)
-    if rest:
-        raise ShapeError(f"split of {list(shape)} into parts of {size} along {dim}")
-    outputs = [x.viewed(part, strides) for _ in range(count)]
+    outputs = [x.viewed(part, strides) for part in parts]
 
     def backward(*grads: Tensor | None) -> Tensor:
         context.operation = "split_backward"
         # A part that nobody read gets zeros first (split_backward in FunctionsManual.cpp).
-        parts = [empty(part, dtype) if g is None else g for g in grads]
+        each = zip(parts, grads, strict=True)
+        defined = [empty(part, dtype) if g is None else g for part, g in each]
         whole = empty(shape, dtype)
-        del parts
+        del defined
         return whole
 
     record_many("split", outputs, inputs=(x,), backward=backward)
@@ -122,6 +130,13 @@ def slice_dim(x: Tensor, dim: int, length: int) -> Tensor:
     # slice_backward: zeros, then the gradient is copied in
     y = narrowed(x, dim, length)
     return record("slice", y, inputs=(x,), backward=partial(_zeros, source, dtype))
+
+
+def slice_step(x: Tensor, step: int) -> Tensor:
+    """Return every `step`-th element of the last dimension (a view); backward pads with zeros."""
+    shape = (*x.shape[:-1], -(-x.shape[-1] // step))
+    *rest, last = x.actual_strides()
+    return _share(x, "slice", shape, (*rest, last * step), partial(_zeros, x.shape, x.dtype))
 
 
 def open_slices(x: Tensor, count: int) -> Tensor:
@@ -171,6 +186,19 @@ def cat(tensors: Sequence[Tensor], dim: int, wider: DType | None = None) -> Tens
         return tuple(narrowed(dy, dim, length) for length in lengths)
 
     return record("cat", y, inputs=tuple(tensors), backward=backward)
+
+
+def stack_last(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensors beside one another, in a new last dimension; backward gives views."""
+    count, first = len(tensors), tensors[0]
+    context.operation = "stack"
+    y = empty((*first.shape, count), first.dtype)
+
+    def backward(dy: Tensor) -> tuple[Tensor, ...]:
+        strides = dy.actual_strides()[:-1]
+        return tuple(dy.viewed(dy.shape[:-1], strides) for _ in range(count))
+
+    return record("stack", y, inputs=tuple(tensors), backward=backward)
 
 
 def narrowed(x: Tensor, dim: int, length: int) -> Tensor:

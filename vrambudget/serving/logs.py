@@ -14,8 +14,8 @@ from typing import Any
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
-from vrambudget.serving.latent import LatentConfig
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantization_config import quantisation_of
 from vrambudget.serving.vllm import VERSION, serve

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.serving.latent import LatentConfig
+from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
 from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes
 

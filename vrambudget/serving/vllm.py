@@ -25,10 +25,10 @@ from math import ceil
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
-from vrambudget.serving.latent import LatentConfig
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantised import BitsAndBytes, Quantisation
 from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes

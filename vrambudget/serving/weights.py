@@ -22,12 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.model_config import load_config
 from vrambudget.dtypes import float32
 from vrambudget.errors import NotModelledError
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.serving.latent import MODEL_TYPES, LatentConfig
+from vrambudget.models.parts.latent import LatentConfig
+from vrambudget.serving import latent
 from vrambudget.serving.linear import Linear
 from vrambudget.serving.quantised import Part, Quantisation
 from vrambudget.tape.allocator import CachingAllocator
@@ -35,6 +36,7 @@ from vrambudget.tape.allocator import CachingAllocator
 _VOCABULARY_MULTIPLE = 64
 _FAMILIES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "phi3"}
+    | {"deepseek_v2", "deepseek_v3"}
 )
 _BIASED = frozenset({"qwen2"})  # q, k and v have biases
 _NORMED_HEADS = frozenset({"qwen3", "qwen3_moe"})  # norms of q and k [D]
@@ -49,21 +51,16 @@ _NORMS = {"gemma2": 4}  # of a layer; two elsewhere
 def decoder_of(config: object) -> DecoderConfig:
     """Return a configuration whose weights are known. Raises NotModelledError."""
     model_type = getattr(config, "model_type", "?")
-    known = _FAMILIES | MODEL_TYPES
-    if model_type not in known or not isinstance(config, DecoderConfig):
+    if model_type not in _FAMILIES or not isinstance(config, DecoderConfig):
         raise NotModelledError(
-            f"serving {model_type} is not modelled", hint=f"there is {', '.join(sorted(known))}"
+            f"serving {model_type} is not modelled", hint=f"there is {', '.join(sorted(_FAMILIES))}"
         )
     return config
 
 
 def load_decoder(values: Mapping[str, Any], *, where: str) -> DecoderConfig:
     """Return the configuration of a file's keys. Raises VramBudgetError."""
-    return decoder_of(load_config(values, _class_of, where=where))
-
-
-def _class_of(model_type: str) -> type[ModelConfig]:
-    return LatentConfig if model_type in MODEL_TYPES else config_class(model_type)
+    return decoder_of(load_config(values, config_class, where=where))
 
 
 def layers_of(config: DecoderConfig, ranks: int) -> list[range]:
@@ -96,7 +93,7 @@ def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: i
 
     Of latent attention it keeps the halves of kv_b_proj once more, laid out for its products.
     """
-    halves = config.absorbed(tp) if isinstance(config, LatentConfig) else ()
+    halves = latent.absorbed(config, tp) if isinstance(config, LatentConfig) else ()
     last = [n * itemsize for n in halves] * len(layers)
     return _loaded(config, layers, tp, (itemsize, float32.itemsize), last=last).reserved_bytes
 
@@ -157,8 +154,8 @@ def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterat
     for layer in layers:
         rotary = wide if layer == layers.start else 0
         if isinstance(config, LatentConfig):
-            yield from config.attention_tensors(tp, rotary=bool(rotary))
-            yield from config.mlp_tensors(tp, layer)
+            yield from latent.attention_tensors(config, tp, rotary=bool(rotary))
+            yield from latent.mlp_tensors(config, tp, layer)
         else:
             yield from _attention(config, tp, rotary, f"model.layers.{layer}.self_attn")
             yield from _mlp(config, tp, f"model.layers.{layer}.mlp")

@@ -5,7 +5,8 @@
 PEFT knows the projections of a mixture of experts by their old names and translates them:
 
     Mixtral      gate, w1 and w3 (rank doubled, for both are one tensor), w2
-    Qwen3-MoE    gate, gate_proj and up_proj (likewise), down_proj: no longer a dense layer's
+    Qwen3-MoE    gate, gate_proj and up_proj (likewise), down_proj: no longer a dense layer's, or
+                 shared experts'. DeepSeek V2 and V3 as well
 
 The factors are cast to the weights' type at every forward. Where alpha is the rank, as for rank 16,
 gradients need no scaling.
@@ -31,19 +32,22 @@ from vrambudget.ops.shape import permute, reshape
 
 ALPHA = 16
 
+_QWEN_LIKE: Mapping[str, str] = {
+    "gate": "weight",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+}
 _PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "deepseek_v2": _QWEN_LIKE,
+    "deepseek_v3": _QWEN_LIKE,
     "mixtral": {
         "gate": "weight",
         "w1": "gate_up_proj",
         "w3": "gate_up_proj",
         "w2": "down_proj",
     },
-    "qwen3_moe": {
-        "gate": "weight",
-        "gate_proj": "gate_up_proj",
-        "up_proj": "gate_up_proj",
-        "down_proj": "down_proj",
-    },
+    "qwen3_moe": _QWEN_LIKE,
 }
 """model_type: {a target's name: the parameter that holds it now}."""
 

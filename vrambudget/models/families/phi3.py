@@ -13,6 +13,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended
 from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, attended
 from vrambudget.models.parts.layers import Dropout, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate_partially
@@ -59,7 +60,7 @@ class Phi3Attention(Attention):
 class MLP(Module):
     """Phi3MLP."""
 
-    def __init__(self, config: "Phi3Config") -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         self.inner = config.intermediate_size
         self.gate_up_proj = Linear(config.hidden_size, 2 * self.inner, bias=False)
         self.down_proj = Linear(self.inner, config.hidden_size, bias=False)
