@@ -65,6 +65,35 @@ MESSAGES = [
         *("JAX", "16.00 GiB", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
         id="JAX",
     ),
+    pytest.param(
+        "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens"
+        " that can be stored in KV cache (7344). Try increasing `gpu_memory_utilization` or"
+        " decreasing `max_model_len` when initializing the engine.",
+        *("vLLM", "32768 tokens; there is room for 7344", "--max-model-len 7344"),
+        id="vLLM before V1",
+    ),
+    pytest.param(
+        "ggml_gallocr_reserve_n: failed to allocate CUDA1 buffer of size 10345253120",
+        *("llama.cpp", "9.63 GiB in one piece", "-ub"),
+        id="llama.cpp, a graph's buffer",
+    ),
+    pytest.param(
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
+        " `cublasCreate(handle)`",
+        *("PyTorch", "Most often the card is full", "CUDA_LAUNCH_BLOCKING=1"),
+        id="no handle",
+    ),
+    pytest.param(
+        "RuntimeError: Resource exhausted: Failed to allocate request for 87.48GiB (93935126000B)"
+        " on device ordinal 0",
+        *("JAX", "87.48GiB", "a smaller batch"),
+        id="JAX, a request",
+    ),
+    pytest.param(
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.96GiB.",
+        *("JAX", "5.96GiB", "a smaller batch"),
+        id="JAX, in GiB",
+    ),
     pytest.param(MPS, "PyTorch", "holds 17.20 GB", "HIGH_WATERMARK", id="MPS"),
 ]
 
