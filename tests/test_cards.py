@@ -21,12 +21,14 @@ OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] !
 HEADS = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
+    "seq-cls": "AutoModelForSequenceClassification",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-cls": "AutoModelForImageClassification",
 }
 
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
 LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
+LEARNED_POSITIONS |= {"electra"}
 
 WHOLE = """
 name = "toy"

@@ -30,6 +30,8 @@ def weights(config, task):
         ("bert", "masked-lm"),
         ("roberta", "masked-lm"),
         ("distilbert", "masked-lm"),
+        ("modernbert", "masked-lm"),
+        ("electra", "masked-lm"),
         ("t5", "seq2seq-lm"),
         ("vit", "image-cls"),
     ],
@@ -90,6 +92,22 @@ def test_an_untied_head_has_a_weight_of_its_own(model_type):
 
     # the decoder's weight [16, 8], and for BERT and RoBERTa its bias [16] beside the head's own
     assert untied - tied == 16 * 8 + (0 if model_type == "distilbert" else 16)
+
+
+@pytest.mark.parametrize(("window", "masks"), [(16, 2), (64, 0)])
+def test_modernbert_makes_a_mask_for_windows_that_are_shorter_than_the_block(window, masks):
+    config = family("modernbert", **{**TINY, "num_hidden_layers": 3}, local_attention=window)
+    job = Job(block=24, steps=2, optimizer="none").resolve(config)
+
+    assert simulate(config, job, Platform()).tape.operations.count("abs") == masks
+
+
+def test_electras_embeddings_may_be_narrower_than_its_layers():
+    narrow = weights(family("electra", **TINY, embedding_size=4), "seq-cls")
+    wide = weights(family("electra", **TINY, embedding_size=8), "seq-cls")
+
+    tables, norm = 16 + 512 + 2, 2
+    assert wide - narrow == 4 * (tables + norm) - (4 * 8 + 8)  # less the projection
 
 
 def test_a_classifier_has_a_row_for_each_label():

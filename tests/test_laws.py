@@ -45,6 +45,7 @@ TINY: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT,
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
+    "electra": {**DECODER, "embedding_size": 16},
     "gemma": {**GROUPED, "head_dim": 16},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
     "gemma3": {
@@ -62,6 +63,7 @@ TINY: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "mistral": {**GROUPED, "sliding_window": 8},
     "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "modernbert": {**DECODER, "local_attention": 16},
     "nanogpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50},
     "olmo2": GROUPED,
     "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -88,8 +88,8 @@ def _where(condition: Tensor, a: Tensor, number: Tensor | None = None) -> Tensor
     return y
 
 
-def div_by_scalar(a: Tensor, divisor: Tensor) -> Tensor:
-    """Return a divided by a number on the device, which is kept."""
+def div_by_constant(a: Tensor, divisor: Tensor) -> Tensor:
+    """Return a divided by a tensor that broadcasts to it and wants no gradient; it is kept."""
     kept = keep(divisor, when=a.requires_grad)
     context.operation = "div"
     return record("div", empty_like(a), inputs=(a,), saved=(kept,), backward=empty_like)

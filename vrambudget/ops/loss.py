@@ -19,7 +19,7 @@ from vrambudget.engine.autograd import Saved, keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import add, div_by_scalar, mul_scalar, neg
+from vrambudget.ops.elementwise import add, div_by_constant, mul_scalar, neg
 from vrambudget.ops.fill import masked_fill_
 from vrambudget.ops.reduce import count_true, sum_all, sum_dim
 from vrambudget.ops.softmax import log_softmax
@@ -43,7 +43,7 @@ def smoothed_cross_entropy(x: Tensor, target: Tensor) -> Tensor:
     smooth_loss = masked_fill_(smooth_loss, ignore_mask)
     true_mask = made("bitwise_not", target.shape, bool_)
     count = count_true(true_mask)  # C++ computes the divisor first
-    mean = div_by_scalar(sum_all(smooth_loss), count)
+    mean = div_by_constant(sum_all(smooth_loss), count)
     del true_mask, count
     return add(mul_scalar(loss), mul_scalar(mean))
 

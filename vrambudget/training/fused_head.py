@@ -32,7 +32,7 @@ from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.layers import Linear
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import div_by_scalar, neg
+from vrambudget.ops.elementwise import div_by_constant, neg
 from vrambudget.ops.masked import index_mask, masked_scatter
 from vrambudget.ops.reduce import count_true, sum_all
 from vrambudget.ops.shape import slice_dim
@@ -183,7 +183,7 @@ def fused(
     with run.autocast():
         outputs: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
         negative = neg(sum_all(outputs.log_probs))
-        outputs.loss = div_by_scalar(negative, _at_least_one(outputs.label_mask))
+        outputs.loss = div_by_constant(negative, _at_least_one(outputs.label_mask))
         outputs.backbone_outputs = None
     return outputs
 

@@ -13,7 +13,7 @@ from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import add, div_by_scalar, mul_scalar, neg
+from vrambudget.ops.elementwise import add, div_by_constant, mul_scalar, neg
 from vrambudget.ops.fill import masked_fill_
 from vrambudget.ops.indexing import gather_last
 from vrambudget.ops.reduce import sum_all, sum_dim
@@ -45,6 +45,6 @@ def _smoothed_loss(
     smoothed = sum_dim(log_probs, -1, keepdim=True, dtype=float32)
     nll_loss = masked_fill_(nll_loss, padding_mask)
     smoothed = masked_fill_(smoothed, padding_mask)
-    nll_loss = div_by_scalar(sum_all(nll_loss), num_items_in_batch)
-    smoothed = div_by_scalar(sum_all(smoothed), made("mul", (), int64))
+    nll_loss = div_by_constant(sum_all(nll_loss), num_items_in_batch)
+    smoothed = div_by_constant(sum_all(smoothed), made("mul", (), int64))
     return add(mul_scalar(nll_loss), mul_scalar(smoothed))

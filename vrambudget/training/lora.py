@@ -32,7 +32,7 @@ from vrambudget.training.kbit import Linear4bit
 from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 
 ALL_LINEAR = "all-linear"
-_OUTPUT_EMBEDDINGS = ("lm_head", "embed_out", "decoder", "vocab_projector")
+_OUTPUT_EMBEDDINGS = ("lm_head", "embed_out", "decoder", "vocab_projector", "generator_lm_head")
 _HEADS = ("classifier", "score")
 
 

@@ -34,8 +34,8 @@ from vrambudget.tape.events import Purpose
 class Embeddings(EncoderEmbeddings):
     """BertEmbeddings."""
 
-    def __init__(self, config: "BertConfig") -> None:
-        width = config.hidden_size
+    def __init__(self, config: "BertLike", width: int | None = None) -> None:
+        width = width or config.hidden_size
         self.word_embeddings = Embedding(config.vocab_size, width)
         self.position_embeddings = Embedding(config.max_position_embeddings, width)
         self.token_type_embeddings = Embedding(config.type_vocab_size, width)
@@ -128,12 +128,17 @@ class BertForSequenceClassification(Module):
         return Outputs(loss, logits)
 
 
-class BertConfig(EncoderConfig):
+class BertLike(EncoderConfig):
+    """The keys of BERT and of the models that have its embeddings."""
+
+    pad_token_id: int | None = 0
+    vocab_size: Size = 30522
+
+
+class BertConfig(BertLike):
     """transformers' BertConfig, with its defaults."""
 
     model_type: Literal["bert"] = "bert"
-    pad_token_id: int | None = 0
-    vocab_size: Size = 30522
 
     followed_in = ("4.57", "5.17")
 

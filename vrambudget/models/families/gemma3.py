@@ -45,10 +45,12 @@ class RotaryByKind(Module):
         self.kinds = {
             kind: RotaryEmbedding(dim, rope_types[kind], last=False) for kind in sorted(rope_types)
         }
+        again = None
         for kind, each in self.kinds.items():
-            each.initialise()
+            again = each.computed()  # initialised: one's copy is held until the next is there
             setattr(self, f"{kind}_inv_freq", each.inv_freq)  # buffers of this module
             setattr(self, f"{kind}_original_inv_freq", each.original_inv_freq)
+        del again
 
     def forward(self, position_ids: Tensor, dtype: DType) -> dict[LayerType, Rotary]:
         """Return cos and sin [P, T, D] by kind for positions [P, T]."""

@@ -40,7 +40,7 @@ from vrambudget.ops.elementwise import (
     ACTIVATIONS,
     Activation,
     add,
-    div_by_scalar,
+    div_by_constant,
     mul_scalar,
     where_scalar,
 )
@@ -67,7 +67,7 @@ def eager_attention(
     if causal is None:
         weights = mul_scalar(weights)
     else:
-        weights = div_by_scalar(weights, made("full", (), weights.dtype))
+        weights = div_by_constant(weights, made("full", (), weights.dtype))
         lowest = made("full", (), weights.dtype)
         lengths = query.shape[-2], key.shape[-2]
         causal = causal.viewed((1, 1, *lengths), causal.actual_strides())

@@ -6,7 +6,7 @@ row, and the first positions of the table are padding's; the classifier has its 
 Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a classification.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -95,7 +95,10 @@ class LMHead(Module):
 class ClassificationHead(Module):
     """RobertaClassificationHead."""
 
-    def __init__(self, config: "RobertaLike") -> None:
+    def __init__(
+        self, config: EncoderConfig, activation: Callable[[Tensor], Tensor] = tanh
+    ) -> None:
+        self.activation = activation
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.head_dropout)
         self.out_proj = Linear(config.hidden_size, config.num_labels)
@@ -106,7 +109,7 @@ class ClassificationHead(Module):
         x = open_slices(x, 1)  # [:, 0, :], <s>, the first token
         x = self.dropout(x)
         x = self.dense(x)
-        x = tanh(x)
+        x = self.activation(x)
         x = self.dropout(x)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits: Tensor = self.out_proj(x)

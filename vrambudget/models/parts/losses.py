@@ -5,7 +5,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import div_by_scalar
+from vrambudget.ops.elementwise import div_by_constant
 from vrambudget.ops.loss import cross_entropy
 from vrambudget.ops.shape import contiguous, narrowed, open_slices, view
 from vrambudget.tape.events import Purpose
@@ -49,9 +49,20 @@ def class_loss(
         return fixed_cross_entropy(logits, view(labels, -1), num_items_in_batch)
 
 
+def masked_lm_loss(
+    logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | None = None
+) -> Tensor | None:
+    """ForMaskedLMLoss: logits [..., V] as float32 against labels [...]."""
+    if labels is None:
+        return None
+    with made_for(Purpose.LOGITS_AND_LOSS):
+        logits = to(logits, float32)
+        return class_loss(logits, labels, num_items_in_batch)
+
+
 def fixed_cross_entropy(
     logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None
 ) -> Tensor:
     """Return the mean loss, or its sum divided by a count that the caller has on the device."""
     loss = cross_entropy(logits, labels)
-    return loss if num_items_in_batch is None else div_by_scalar(loss, num_items_in_batch)
+    return loss if num_items_in_batch is None else div_by_constant(loss, num_items_in_batch)

@@ -12,18 +12,23 @@ Transformers 4.57 does not check: without a padding mask, it treats rows as pack
 keys and values nothing does.
 """
 
-from dataclasses import dataclass
-from typing import Self
-
-from vrambudget.dtypes import DType, bool_, int64
+from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.mask_building import (
+    Span,
+    built,
+    for_attention,
+    offset_arange,
+    sdpa_mask,
+)
 from vrambudget.models.parts.mask_functions import (
     MaskFunction,
     and_masks,
     anywhere,
+    around,
     is_token,
     not_after,
     same_sequence,
@@ -41,37 +46,9 @@ Masks = dict[str, Tensor | None]
 PREPARED = 4  # dimensions of a mask that `generate` built
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Queries, the keys that they see, and the positions of the first of each."""
-
-    queries: int
-    keys: int
-    first_query: int = 0
-    first_key: int = 0
-    is_static: bool = False  # the keys are those that a static cache has room for
-
-    @classmethod
-    def of(
-        cls, embeddings: Tensor, padding: Tensor | None, past: Cache | None, *, is_sliding: bool
-    ) -> Self:
-        """_preprocess_mask_arguments for embeddings [B, T, C]."""
-        queries = embeddings.shape[1]
-        if past is None:
-            return cls(queries, queries if padding is None else padding.shape[-1])
-        layer = past.layer_for_mask(is_sliding=is_sliding)
-        keys, first_key = layer.mask_sizes(queries)
-        return cls(queries, keys, layer.seen, first_key, past.is_static)
-
-    @property
-    def may_skip(self) -> bool:
-        """allow_is_causal_skip: a step that could be compiled always has a mask."""
-        return context.options.attention == "sdpa" and not (self.is_static and self.queries == 1)
-
-
 def positions(length: int) -> Tensor:
     """torch.arange(length) + past_seen_tokens: [1, T]; before 5.0 the range begins there."""
-    indices = _offset_arange(length) if transformers_since(5, 0) else arange(length)
+    indices = offset_arange(length) if transformers_since(5, 0) else arange(length)
     return view(indices, 1, length)
 
 
@@ -97,7 +74,7 @@ def causal_mask(
     """
     if padding is not None and padding.ndim == PREPARED:
         return padding
-    span = _Span.of(embeddings, padding, past, is_sliding=False)
+    span = Span.of(embeddings, padding, past, is_sliding=False)
     if padding is not None:
         return _padded_mask(embeddings, padding, not_after, span)
     return _unpadded_mask(embeddings, None if past else position_ids, not_after, span)
@@ -114,7 +91,7 @@ def sliding_window_mask(
     if padding is not None and padding.ndim == PREPARED:
         return padding
     function = and_masks(within_window, not_after)
-    span = _Span.of(embeddings, padding, past, is_sliding=True)
+    span = Span.of(embeddings, padding, past, is_sliding=True)
     if padding is not None:
         return _padded_mask(embeddings, padding, function, span, window=window)
     packing = None if past else position_ids
@@ -128,52 +105,79 @@ def bidirectional_mask(
 
     `attended`: an encoder's states [B, S, C], if it is not the embeddings that are attended to.
     """
-    if padding is None:
-        return None
-    padding = made("to_dtype", padding.shape, bool_)
-    every = made("all", (), bool_)
-    with_partial_sums(padding, (0, 1), accumulator=1)
-    del every
-    if context.options.full_rows:
-        return None
     attended = embeddings if attended is None else attended
-    span = _Span(embeddings.shape[1], attended.shape[1])
-    return _built(attended, and_masks(anywhere, is_token(padding)), span)
+    return _both_ways(embeddings.shape[1], attended, padding, anywhere)
+
+
+def bidirectional_window_mask(
+    embeddings: Tensor, padding: Tensor | None, window: int
+) -> Tensor | None:
+    """create_bidirectional_sliding_window_mask: each token sees `window` tokens on both sides.
+
+    None where the window spans all tokens, and none of them is padding [B, T]; else [B, 1, T, T].
+    """
+    length = embeddings.shape[1]
+    near = and_masks(around, anywhere)
+    return _both_ways(length, embeddings, padding, near, has_limit=length >= window)
+
+
+def _both_ways(
+    queries: int,
+    attended: Tensor,
+    padding: Tensor | None,
+    function: MaskFunction,
+    *,
+    has_limit: bool = False,
+) -> Tensor | None:
+    """Return the mask [B, 1, T, S] over the states [B, S, C] that are attended to.
+
+    There is none if nothing limits it but padding, and there is no padding, which is read back.
+    """
+    if padding is not None:
+        padding = made("to_dtype", padding.shape, bool_)
+        every = made("all", (), bool_)
+        with_partial_sums(padding, (0, 1), accumulator=1)
+        del every
+    if not has_limit and (padding is None or context.options.full_rows):
+        return None
+    if padding is not None:
+        function = and_masks(function, is_token(padding))
+    return built(attended, function, Span(queries, attended.shape[1]))
 
 
 def _padded_mask(
     embeddings: Tensor,
     padding: Tensor,
     function: MaskFunction,
-    span: _Span,
+    span: Span,
     *,
     window: int | None = None,
 ) -> Tensor | None:
     """Return the mask for padding [B, tokens so far], None where sdpa needs none."""
     padding = made("to_dtype", padding.shape, bool_)
     mask = _mask_of_tokens(embeddings.shape[0], padding, function, span, window=window)
-    return None if mask is None else _for_attention(mask, embeddings)
+    return None if mask is None else for_attention(mask, embeddings)
 
 
 def _mask_of_tokens(
-    batch: int, padding: Tensor, function: MaskFunction, span: _Span, *, window: int | None
+    batch: int, padding: Tensor, function: MaskFunction, span: Span, *, window: int | None
 ) -> Tensor | None:
     """sdpa_mask: a static cache's keys go on behind the padding mask."""
     if span.keys + span.first_key > padding.shape[-1]:  # prepare_padding_mask
         padding = made("pad", (padding.shape[0], span.keys + span.first_key), bool_)
     if span.may_skip and _needs_no_mask(padding, span, window):
         return None
-    return _sdpa_mask(batch, span, and_masks(function, is_token(padding)))
+    return sdpa_mask(batch, span, and_masks(function, is_token(padding)))
 
 
-def _needs_no_mask(padding: Tensor | None, span: _Span, window: int | None) -> bool:
+def _needs_no_mask(padding: Tensor | None, span: Span, window: int | None) -> bool:
     """_ignore_causal_mask_sdpa: whether the kernel's own flag is enough.
 
     Of a padding mask it is read whether all are ones: for all tokens where queries and keys are as
     many or there is one query, and for the queries' part where nothing came before.
     """
     if padding is not None and padding.shape[-1] > span.keys:
-        indices = _offset_arange(span.keys)
+        indices = offset_arange(span.keys)
         padding = made("index", (padding.shape[0], span.keys), bool_)
         del indices
     if window is not None and span.keys >= window:
@@ -205,21 +209,11 @@ def _all_ones(mask: Tensor) -> bool:
     return context.options.full_rows
 
 
-def _built(embeddings: Tensor, function: MaskFunction, span: _Span) -> Tensor:
-    """Return the mask of all rows [B, 1, T, S] in the embeddings' dtype."""
-    return _for_attention(_sdpa_mask(embeddings.shape[0], span, function), embeddings)
-
-
-def _for_attention(mask: Tensor, embeddings: Tensor) -> Tensor:
-    """Return a bool mask as the job's attention takes it."""
-    return _additive(mask, embeddings.dtype) if context.options.attention == "eager" else mask
-
-
 def _unpadded_mask(
     embeddings: Tensor,
     position_ids: Tensor | None,
     function: MaskFunction,
-    span: _Span,
+    span: Span,
     *,
     window: int | None = None,
 ) -> Tensor | None:
@@ -231,7 +225,7 @@ def _unpadded_mask(
         function = and_masks(function, same_sequence(packed))
     elif span.may_skip and _needs_no_mask(None, span, window):
         return None
-    return _built(embeddings, function, span)
+    return built(embeddings, function, span)
 
 
 def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
@@ -250,39 +244,3 @@ def _packed_sequence_mask(position_ids: Tensor) -> Tensor | None:
     every = made("all", (), bool_)
     del last, every, first, difference
     return None if context.options.full_rows else indices
-
-
-def _sdpa_mask(batch: int, span: _Span, function: MaskFunction) -> Tensor:
-    """Return the bool mask [B, 1, T, S] that sdpa gets; True marks what is attended to."""
-    length, keys = span.queries, span.keys
-    if transformers_since(5, 4):
-        batch_arange, head_arange = arange(batch), arange(1)
-        q_arange, kv_arange = _offset_arange(length), _offset_arange(keys)
-    else:  # 4.57's, where the queries' positions are the model's own; 5.0 to 5.3 had a third order
-        kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
-        q_arange = kv_arange
-    index = (
-        view(batch_arange, batch, 1, 1, 1),
-        view(q_arange, 1, 1, length, 1),
-        view(kv_arange, 1, 1, 1, keys),
-    )
-    mask = function(*index)
-    del head_arange
-    return expand(mask, batch, 1, length, keys)
-
-
-def _offset_arange(length: int) -> Tensor:
-    """torch.arange(length) + offset: the sum is a new tensor even where the offset is 0."""
-    plain = arange(length)
-    result = made("add", (length,), int64)
-    del plain
-    return result
-
-
-def _additive(mask: Tensor, dtype: DType) -> Tensor:
-    """Return the mask of eager attention: zeros and the lowest number."""
-    zero = made("tensor", (), dtype)
-    minimum = made("where", (), dtype)
-    additive = made("where", mask.shape, dtype)
-    del minimum, zero
-    return additive

@@ -47,8 +47,12 @@ class RotaryEmbedding(Module):
 
     def initialise(self) -> None:
         """_init_weights computes the frequencies once more and copies them in."""
-        again = FREQUENCIES[self.rope_type](self.dim)
+        again = self.computed()
         del again
+
+    def computed(self) -> Tensor:
+        """Return the frequencies, made anew."""
+        return FREQUENCIES[self.rope_type](self.dim)
 
     def forward(self, position_ids: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
         """Return cos and sin [P, T, D] for positions [P, T]."""

@@ -16,7 +16,7 @@ from vrambudget.engine.context import no_grad
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
-from vrambudget.ops.elementwise import div_by_scalar, mul_scalar, neg
+from vrambudget.ops.elementwise import div_by_constant, mul_scalar, neg
 from vrambudget.ops.reduce import count_true, sum_all, with_partial_sums
 from vrambudget.training.accelerated import accelerated
 from vrambudget.training.fused_head import FusedOutputs, fused
@@ -44,7 +44,7 @@ def _compute_loss(
     if num_tokens is None:
         num_tokens = count_true(outputs.label_mask)
     total = sum_all(per_token_loss)
-    loss = div_by_scalar(total, made("clamp", (), int64))
+    loss = div_by_constant(total, made("clamp", (), int64))
     del total
     if num_items_in_batch is not None:
         loss = mul_scalar(loss)  # by the number of processes
