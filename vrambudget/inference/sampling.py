@@ -213,7 +213,8 @@ class Sampling:
                 masks["sliding_attention"] = sliding_window_mask(
                     like, positions, window, padding, past
                 )
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        by_kind = self.settings.masks_by_kind or len(masks) > 1
+        return masks if by_kind else next(iter(masks.values()))
 
     def _forward(self, inputs: ModelInputs) -> Outputs:
         outputs: Outputs

@@ -9,6 +9,7 @@ from vrambudget.errors import NotModelledError
 from vrambudget.inference import forward, generate
 from vrambudget.inference.caches import cache_of, windows_of
 from vrambudget.inference.settings import GenerateSettings
+from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.training.loops.run import LoopSettings
 
 
@@ -63,6 +64,7 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
             job.cache_bits,
         ),
         windows=windows_of(config.new_cache()),
+        masks_by_kind=isinstance(config, DecoderConfig) and len(config.mask_kinds) > 1,
         answers=max(job.num_return, job.num_beams),
         num_beams=job.num_beams,
         sample=job.sample,

@@ -41,6 +41,7 @@ class GenerateSettings:
     new: int
     new_cache: Callable[[], AnyCache | None]
     windows: tuple[int | None, ...]  # of kinds of layers, None: all tokens
+    masks_by_kind: bool = False  # the configuration has layer_types, and the model masks for both
     answers: int = 1  # rows that each prompt is repeated to: num_beams, num_return_sequences
     num_beams: int = 1
     sample: bool = False
