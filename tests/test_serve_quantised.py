@@ -220,7 +220,7 @@ def test_layers_that_stay_in_16_bit_are_named_in_each_methods_way(way, names, is
         ({"quant_method": "mxfp4"}, None, "weights quantised by 'mxfp4' are not modelled"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, None, "zero_point is None"),
         ({"quant_method": "awq", "bits": "4"}, None, "bits is '4'; it should be a whole number"),
-        ({"quant_method": "gptq"}, "awq", "vLLM refuses that"),
+        ({"quant_method": "gptq"}, "awq", "servers refuse that"),
         ({"quant_method": "gptq", "lm_head": True}, None, "lm_head = True is not modelled"),
         (
             {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
@@ -263,7 +263,7 @@ def test_the_command_reads_a_quantised_configuration(tmp_path, capsys):
     path.write_text(json.dumps({**small, **heads, "quantization_config": way}))
     assert main(["serve", str(path), "--gpu", "24GB"]) == 0
     assert "awq, 4 bits in groups of 128" in capsys.readouterr().out
-    assert main(["serve", str(path), "--gpu", "24GB", "--engine", "sglang"]) == 2
+    assert main(["serve", str(path), "--gpu", "24GB", "--engine", "tgi"]) == 2
     assert "--engine vllm has rules for them" in capsys.readouterr().err
     assert main(["fit", str(path), "--gpu", "24GB", "--longest-model-len"]) == 0
 

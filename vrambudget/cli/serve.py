@@ -44,6 +44,7 @@ from vrambudget.serving.options import (
     TgiOptions,
 )
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
+from vrambudget.serving.sglang_quantised import sglang_quantisation
 from vrambudget.serving.vllm import serve
 from vrambudget.serving.weights import load_decoder
 
@@ -138,9 +139,17 @@ def _vllm(args: argparse.Namespace, gpu: Gpu, options: ServeOptions) -> Result:
 
 def _sglang(args: argparse.Namespace, gpu: Gpu, options: SglangOptions) -> Result:
     found = find_model(args.model)
-    serving = sglang.serve(_not_quantised(found), gpu, options)
+    config = load_decoder(found.values, where=found.where)
+    quantised = sglang_quantisation(
+        found.values.get("quantization_config"),
+        options.quantization,
+        gpu,
+        config,
+        where=found.where,
+    )
+    serving = sglang.serve(config, gpu, options, quantised)
     _check_context(args.context, serving.context_length)
-    text = sglang_report(found.name, gpu, serving, args.context)
+    text = sglang_report(found.name, gpu, serving, args.context, quantised)
     return sglang_values(serving, args.context), text, serving.starts
 
 

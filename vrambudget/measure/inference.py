@@ -15,6 +15,7 @@ import torch
 INFERENCE = ("generate", "forward")
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 _CACHES = ("static", "offloaded", "quantized")
+_IS_UNFINISHED = "_beam_search_has_unfinished_sequences"
 
 
 def infer(model: Any, job: Mapping[str, Any]) -> object:
@@ -65,15 +66,13 @@ def _go_on_with_beams(tokens: int) -> None:
     from transformers.generation.utils import GenerationMixin  # noqa: PLC0415
 
     steps = iter(range(tokens - 1, -1, -1))
-    ask = GenerationMixin.__dict__["_beam_search_has_unfinished_sequences"].__func__
+    ask = vars(GenerationMixin)[_IS_UNFINISHED].__func__
 
     def has_unfinished_sequences(*args: Any) -> bool:
         bool(ask(*args))
         return next(steps) > 0
 
-    GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(  # noqa: SLF001
-        has_unfinished_sequences
-    )
+    setattr(GenerationMixin, _IS_UNFINISHED, staticmethod(has_unfinished_sequences))
 
 
 def options_of(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp import VERSION as LLAMA_CPP
 from vrambudget.serving.llama_cpp import LlamaCppServing, most_slots
 from vrambudget.serving.options import LlamaCppOptions, TgiOptions
+from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.sglang import OUTSIDE, SglangServing
 from vrambudget.serving.sglang import VERSION as SGLANG
 from vrambudget.serving.tgi import VERSION as TGI
@@ -20,9 +21,16 @@ from vrambudget.serving.tgi import WIGGLE_ROOM, TgiServing
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
 _MIB = 2**20
+_SEGMENTS = "segments that PyTorch reserves for them"
 
 
-def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | None) -> str:
+def sglang_report(
+    model: str,
+    gpu: Gpu,
+    found: SglangServing,
+    context: int | None,
+    quantised: Quantisation | None = None,
+) -> str:
     """Return what SGLang does with a card."""
     length = context or found.context_length
     verdict = f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
@@ -34,7 +42,7 @@ def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | Non
     default = "SGLang's default for the card" if found.is_default else "as given"
     parts = [
         ("free before", spread(*found.before_bytes), "the card without the driver's context"),
-        ("weights", gib(found.weights_bytes), "segments that PyTorch reserves for them"),
+        ("weights", gib(found.weights_bytes), quantised.description if quantised else _SEGMENTS),
         ("outside PyTorch", spread(*OUTSIDE), "measured: as weights are loaded"),
         ("token pool", spread(*found.pool_bytes), f"{found.cell_bytes:,} bytes a token"),
         ("static fraction", str(found.fraction), default),

@@ -57,6 +57,9 @@ class SglangOptions(Settings, title="server, with --engine sglang"):
 
     engine: Engine = "sglang"
     dtype: Literal["auto", "bfloat16", "float16"] = Field("auto", description="of the weights")
+    quantization: QuantizationMethod | None = Field(
+        None, description="of the weights (default: what quantization_config says)"
+    )
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="the part of the free memory for weights and the token pool (default: what"

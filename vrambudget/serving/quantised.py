@@ -93,6 +93,7 @@ class Packed:
     zeros: bool
     ordered: bool  # columns in an order of their own: desc_act, actorder
     repacked: bool = True  # for Machete, AllSpark or Marlin
+    marlin_alone: bool = False  # the engine has no other kernel
     ignored: Ignored = NOTHING
 
     while_loading = False
@@ -137,6 +138,20 @@ class Packed:
         """Return which kernel takes the layer; None: as the checkpoint has it."""
         if not self.repacked:
             return None
+        if not self.marlin_alone and (other := self._other_kernel(linear, gpu)):
+            return other
+        K, N = linear.inputs, linear.width
+        if N % 64 == 0 and K % 128 == 0 and (self.group < 0 or K % self.group == 0):
+            return "marlin"
+        if self.source == "awq":
+            return None
+        raise NotModelledError(
+            f"{linear.name} [{N}, {K}] in {self.description} has no kernel that is modelled",
+            hint="Marlin takes multiples of 64 outputs and 128 inputs: fewer ranks",
+        )
+
+    def _other_kernel(self, linear: Linear, gpu: Gpu) -> str | None:
+        """Return the kernel that goes before Marlin, if one takes the layer."""
         K, N, is_row = linear.inputs, linear.width, linear.inputs != linear.whole_inputs
         if (
             gpu.compute_capability == _HOPPER
@@ -155,14 +170,7 @@ class Packed:
             and K % 16 == N % 32 == 0
         ):
             return "allspark"
-        if N % 64 == 0 and K % 128 == 0 and (self.group < 0 or K % self.group == 0):
-            return "marlin"
-        if self.source == "awq":
-            return None
-        raise NotModelledError(
-            f"{linear.name} [{N}, {K}] in {self.description} has no kernel that is modelled",
-            hint="vLLM's Marlin takes multiples of 64 outputs and 128 inputs: fewer ranks",
-        )
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def quantisation_of(
             )
         if asked is not None and asked.removesuffix("_marlin") != method:
             raise VramBudgetError(
-                f"quantization is {asked!r}, and quant_method is {method!r}: vLLM refuses that",
+                f"quantization is {asked!r}, and quant_method is {method!r}: servers refuse that",
                 where=where,
                 hint=f"leave --quantization away: it is {method!r} by itself",
             )

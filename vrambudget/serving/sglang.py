@@ -13,9 +13,10 @@ Source: sglang 0.5.9: srt/model_executor/model_runner_kv_cache_mixin.py (profile
 get_cell_size_per_token, init_memory_pool), srt/server_args.py (_handle_gpu_memory_settings),
 srt/utils/common.py (get_available_gpu_memory), srt/layers/rotary_embedding.py,
 srt/configs/model_config.py (is_hybrid_swa_model),
-srt/models/deepseek_common/deepseek_weight_loader.py (post_load_weights).
-Not modelled: the architectures with two pools, quantised weights, speculative decoding, attention
-by data-parallel ranks.
+srt/models/deepseek_common/deepseek_weight_loader.py (post_load_weights). Quantised weights:
+`serving.sglang_quantised`.
+Not modelled: the architectures with two pools, speculative decoding, attention by data-parallel
+ranks.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
+from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes
 
 VERSION = "0.5.9"
@@ -85,11 +87,18 @@ class SglangServing:
         return low, high
 
 
-def serve(config: DecoderConfig, gpu: Gpu, options: SglangOptions) -> SglangServing:
+def serve(
+    config: DecoderConfig,
+    gpu: Gpu,
+    options: SglangOptions,
+    quantised: Quantisation | None = None,
+) -> SglangServing:
     """Return what a server holds. Raises VramBudgetError."""
     _check(config, options)
     stages = layers_of(config, options.pipeline_parallel_size)
-    return min((_of_rank(config, gpu, options, layers) for layers in stages), key=_fewest)
+    return min(
+        (_of_rank(config, gpu, options, layers, quantised) for layers in stages), key=_fewest
+    )
 
 
 def _fewest(serving: SglangServing) -> int:
@@ -105,10 +114,15 @@ def _check(config: DecoderConfig, options: SglangOptions) -> None:
 
 
 def _of_rank(
-    config: DecoderConfig, gpu: Gpu, options: SglangOptions, layers: range
+    config: DecoderConfig,
+    gpu: Gpu,
+    options: SglangOptions,
+    layers: range,
+    quantised: Quantisation | None,
 ) -> SglangServing:
     tp = options.tensor_parallel_size
-    weights = reserved_bytes(config, layers, itemsize=2, tp=tp)
+    how = None if quantised is None else (quantised, gpu)
+    weights = reserved_bytes(config, layers, itemsize=2, tp=tp, quantised=how)
     low, high = gpu.context_range
     before = gpu.capacity_bytes - high, gpu.capacity_bytes - low
     chunk, graph = _by_size(gpu, tp)

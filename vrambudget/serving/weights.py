@@ -88,14 +88,25 @@ def weight_bytes(
     return _loaded(config, layers, tp, (itemsize, itemsize), quantised=quantised).allocated_bytes
 
 
-def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
+def reserved_bytes(
+    config: DecoderConfig,
+    layers: range,
+    *,
+    itemsize: int,
+    tp: int,
+    quantised: tuple[Quantisation, Gpu] | None = None,
+) -> int:
     """Return what the card's free memory falls by as SGLang loads one rank's weights.
 
     Of latent attention it keeps the halves of kv_b_proj once more, laid out for its products.
+    PyTorch's cache is emptied before the free memory is read.
     """
     halves = latent.absorbed(config, tp) if isinstance(config, LatentConfig) else ()
     last = [n * itemsize for n in halves] * len(layers)
-    return _loaded(config, layers, tp, (itemsize, float32.itemsize), last=last).reserved_bytes
+    itemsizes = itemsize, float32.itemsize
+    allocator = _loaded(config, layers, tp, itemsizes, quantised=quantised, last=last)
+    allocator.empty_cache()
+    return allocator.reserved_bytes
 
 
 def _loaded(
