@@ -2,32 +2,37 @@
 
 `records/attention_kernels.jsonl` holds calls of F.scaled_dot_product_attention on PyTorch's CUDA
 build on a virtual GPU: forward, `|`, backward of `out.transpose(1, 2).contiguous()`. A number is an
-allocation of so many bytes, -n frees the nth. Frees in a row have no order.
+allocation of so many bytes, -n frees the nth. Frees in a row have no order. A record that names a
+cuDNN was made with its kernel allowed, and with that cuDNN's own answers.
 """
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import vrambudget
 from vrambudget import dtypes
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.checkpoint import checkpoint
 from vrambudget.engine.context import Platform, context, no_grad, recording
 from vrambudget.engine.tensor import ShapeError, Tensor, empty
-from vrambudget.ops.attention import prefers_cudnn, scaled_dot_product_attention, select_kernel
+from vrambudget.ops.attention import scaled_dot_product_attention, select_kernel
 from vrambudget.ops.attention.flash import split_count
 from vrambudget.ops.attention.tiles import Tile, backward_tile
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, view
 
 RECORDS_FILE = Path(__file__).parent / "records" / "attention_kernels.jsonl"
 RECORDS = [json.loads(line) for line in RECORDS_FILE.read_text().splitlines()]
+TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}
 DTYPES = {"bf16": dtypes.bfloat16, "fp16": dtypes.float16, "fp32": dtypes.float32}
 CARDS = {
     "a100-80gb": Platform((8, 0), 108),
     "h100-80gb": Platform((9, 0), 132),
+    "b200": Platform((10, 0), 148),
     "rtx-3060": Platform((8, 6), 28),
     "rtx-4090": Platform((8, 9), 128),
     "rtx-5090": Platform((12, 0), 170),
@@ -104,9 +109,9 @@ def attend(q, k, v, mask, call):
     return kernel, out.actual_strides(), contiguous(transpose(out, 1, 2))
 
 
-def replay(card, call):
+def replay(card, call, *, cudnn=False):
     """Return kernel, strides of the output, and events in the form of the records."""
-    with recording(CARDS[card]) as tape:
+    with recording(replace(CARDS[card], cudnn_attention=cudnn)) as tape:
         for thread in ("main", "autograd"):  # cuBLAS' workspaces are older than the records
             context.workspaces[thread, "cublas"] = None
         tensors, mask = inputs(**call), attention_mask(call)
@@ -137,13 +142,20 @@ def without_order_of_frees(events):
     return result + sorted(frees)
 
 
-@pytest.mark.parametrize("card", ["a100-80gb", "h100-80gb", "rtx-3060", "t4", "v100-16gb"])
-def test_every_allocation_and_free_is_pytorchs(card):
-    records = [r for r in RECORDS if r["card"] == card]
+@pytest.mark.parametrize(
+    ("card", "cudnn"),
+    [
+        *((card, False) for card in ("a100-80gb", "h100-80gb", "rtx-3060", "t4", "v100-16gb")),
+        ("h100-80gb", True),
+        ("b200", True),
+    ],
+)
+def test_every_allocation_and_free_is_pytorchs(card, cudnn):
+    records = [r for r in RECORDS if r["card"] == card and ("cudnn" in r) is cudnn]
     assert len(records) >= 30
     for record in records:
         call = record["call"]
-        kernel, strides, events = replay(card, call)
+        kernel, strides, events = replay(card, call, cudnn=cudnn)
         assert kernel in {None, record["kernel"]}, call
         assert without_order_of_frees(events) == without_order_of_frees(record["events"].split()), (
             call
@@ -155,11 +167,25 @@ def test_every_allocation_and_free_is_pytorchs(card):
 
 def test_the_records_reach_every_kernel_in_training_and_inference():
     seen = {(r["kernel"], bool(r["call"].get("no_grad"))) for r in RECORDS}
-    assert seen == {(k, g) for k in ("flash", "efficient", "math") for g in (False, True)}
+    kernels = ("cudnn", "flash", "efficient", "math")
+    assert seen == {(k, g) for k in kernels for g in (False, True)}
 
 
-def choose(card, dtype="bf16", *, D=64, H=8, Hk=8, S=128, Sk=128, grad=True, mask=None, **options):
-    with recording(CARDS[card]):
+def choose(
+    card,
+    dtype="bf16",
+    *,
+    D=64,
+    cudnn=False,
+    H=8,
+    Hk=8,
+    S=128,
+    Sk=128,
+    grad=True,
+    mask=None,
+    **options,
+):
+    with recording(replace(CARDS[card], cudnn_attention=cudnn)):
         q = leaf(2, H, S, D, dtype=DTYPES[dtype], wants=grad)
         k, v = (leaf(2, Hk, Sk, D, dtype=DTYPES[dtype], wants=grad) for _ in range(2))
         bias = None if mask is None else empty((1, 1, S, Sk), dtypes.bool_)
@@ -197,8 +223,41 @@ def test_the_kernel_is_the_one_that_pytorch_selects(kernel, card, dtype, options
     assert choose(card, dtype, **options) == kernel
 
 
-def test_hopper_and_blackwell_data_centre_cards_would_take_cudnn():
-    assert [name for name, device in CARDS.items() if prefers_cudnn(device)] == ["h100-80gb"]
+@pytest.mark.parametrize(
+    ("kernel", "card", "options"),
+    [
+        pytest.param("cudnn", "h100-80gb", {"mask": 1}, id="Hopper, with a mask"),
+        pytest.param("cudnn", "h100-80gb", {"D": 256}, id="wide heads"),
+        pytest.param("flash", "b200", {"D": 136}, id="too wide on Blackwell"),
+        pytest.param("flash", "h100-80gb", {"D": 20}, id="heads no multiple of 8"),
+        pytest.param("flash", "h100-80gb", {"S": 8, "Sk": 1}, id="one key"),
+        pytest.param("flash", "b200", {"S": 1, "dropout": 0.1}, id="one query, with dropout"),
+        pytest.param("cudnn", "b200", {"S": 1, "Hk": 2, "enable_gqa": True}, id="one query"),
+        pytest.param("flash", "a100-80gb", {}, id="Ampere"),
+        pytest.param("flash", "rtx-5090", {}, id="Blackwell for the desk"),
+    ],
+)
+def test_cudnns_kernel_comes_first_on_hopper_and_data_centre_blackwell(kernel, card, options):
+    assert choose(card, cudnn=True, **options) == kernel
+
+
+@pytest.mark.parametrize(
+    ("torch", "gpu", "kernel"),
+    [
+        ("2.11", "h100", "cudnn"),
+        ("2.13", "b200", "cudnn"),
+        ("2.11+cu128", "h100", "flash"),  # wheels of CUDA 12 have an older cuDNN
+        ("2.8", "h100", "flash"),
+        ("2.11", "rtx-5090", "flash"),
+    ],
+)
+def test_a_job_takes_cudnns_kernel_where_its_pytorch_has_a_cudnn_that_is_new_enough(
+    torch, gpu, kernel
+):
+    job = {"batch": 1, "block": 64, "precision": "bf16", "torch": torch, "gpu": gpu}
+    assert vrambudget.estimate(TINY, **job).job["attention_kernel"] == kernel
+    without = vrambudget.estimate(TINY, cudnn_attention=False, **job)
+    assert without.job["attention_kernel"] == "flash"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ from vrambudget.cudnn import answers, asking, library
 from vrambudget.cudnn.question import Convolution, Direction
 from vrambudget.cudnn.remarks import remark_on_convolutions
 from vrambudget.dtypes import bfloat16, float16, float32
-from vrambudget.engine.context import Platform, recording
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.context import Platform, context, recording
+from vrambudget.engine.tensor import empty
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed, packed_strides
+from vrambudget.ops.convolution import convolution
 from vrambudget.ops.convolution_kernels import Geometry, select_kernel
 
 A100 = (8, 0), 108
@@ -85,6 +88,69 @@ def test_bfloat16_before_ampere_is_not_cudnns():
         shapes = (8, 64, 28, 28), (64, 64, 3, 3)
         plain = Geometry((1, 1), (1, 1), (1, 1))
         assert select_kernel(*shapes, bfloat16, plain, channels_last=False) == "native"
+    job = {"gpu": "t4", "task": "image-cls", "batch": 7}
+    bf16, fp16 = (estimate({"model_type": "vit"}, precision=p, **job) for p in ("bf16", "fp16"))
+    assert not any("cuDNN" in warning for warning in bf16.warnings)
+    assert any("cuDNN" in warning for warning in fp16.warnings)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "moves", "recorded"),
+    [
+        pytest.param(
+            (2, 8, 32, 32),
+            (16, 8, 3, 3),
+            True,
+            ((1, 1), (1, 1)),
+            "65536 147456 -2 | 65536 32768 147456 32 2304 -5 -3",
+            id="columns of one image",
+        ),
+        pytest.param(
+            (2, 8, 32, 32),
+            (16, 8, 1, 1),
+            False,
+            ((1, 1), (0, 0)),
+            "65536 | 65536 32768 16384 256 -4 -2",
+            id="single pixels",
+        ),
+        pytest.param(
+            (2, 8, 32, 32),
+            (16, 8, 1, 1),
+            False,
+            ((2, 2), (0, 0)),
+            "16384 4096 -2 | 16384 32768 4096 256 -5 -3",
+            id="every other pixel",
+        ),
+        pytest.param(
+            (2, 80, 300),
+            (16, 80, 3),
+            True,
+            ((1,), (1,)),
+            "19200 144000 -2 | 19200 96000 144000 32 7680 -5 -3",
+            id="a line",
+        ),
+    ],
+)
+def test_bfloat16_before_ampere_goes_by_columns(x, weight, bias, moves, recorded):
+    # F.conv2d, then backward of empty_like(y), recorded on a virtual T4: -n frees the nth
+    with recording(Platform((7, 5), 40)) as tape:
+        for thread in ("main", "autograd"):  # cuBLAS' workspaces are older than the records
+            context.workspaces[thread, "cublas"] = None
+        shapes = [x, weight, *([weight[:1]] if bias else [])]
+        given = [empty(shape, bfloat16) for shape in shapes]
+        for tensor in given:
+            tensor.requires_grad = True
+        start, older = len(tape.events), len(tape.sizes)
+        stride, padding = moves
+        geometry = Geometry(stride, padding, (1,) * len(stride))
+        y = convolution(given[0], given[1], given[2] if bias else None, geometry)
+        forward = len(tape.events) - start
+        run_backward(y)
+        events = [
+            str(tape.sizes[e]) if e >= 0 else str(-1 - (~e - older)) for e in tape.events[start:]
+        ]
+    events.insert(forward, "|")
+    assert " ".join(events) == recorded
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 1, 5), (4, 1, 1, 1), (1, 1, 4, 4)])

@@ -111,7 +111,7 @@ def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
     if recording.drawn is not None:
         job["draw"] = recording.drawn.counted
     if scenario.job.attention == "sdpa":
-        names = {"flash_attention": "flash", "efficient_attention": "efficient"}
+        names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
         taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))
         job["attention_kernel"] = " and ".join(taken) or "math"
     return job

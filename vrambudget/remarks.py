@@ -8,7 +8,6 @@ from vrambudget.config.loops import remark_on_leak, remarks_on_loop
 from vrambudget.config.remarks_on_gpu import remarks_on_gpu
 from vrambudget.config.said_by_config import remarks_on_config
 from vrambudget.config.versions import remarks_on_versions
-from vrambudget.ops.attention import prefers_cudnn
 from vrambudget.scenario import DEFAULT_GPU, Scenario
 from vrambudget.simulate import ROUTINGS, Recording, routing_decides, simulate_routed
 from vrambudget.tape.events import Tape
@@ -36,7 +35,7 @@ def _of_gpu(gpu: Gpu | None, job: Job, replayed: Replay) -> Iterator[str]:
 
 def remarks_on_convolutions(tape: Tape, unasked_bytes: int) -> Iterator[str]:
     """Yield whose workspaces they take; `unasked_bytes`: most that one touches, if not known."""
-    if "convolution" in tape.operations:
+    if "convolution" in tape.operations:  # by cuDNN: PyTorch's own kernels have other names
         from vrambudget.cudnn.remarks import remark_on_convolutions  # noqa: PLC0415 - few have any
 
         yield remark_on_convolutions(unasked_bytes)
@@ -51,6 +50,12 @@ def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
             " and leave the GPU when it is full: not counted"
         )
     job = scenario.job
+    if job.mode == "generate" and "cudnn_attention" in recording.tape.operations:
+        yield (
+            "cuDNN's attention splits a decoding step's keys over blocks: the workspace in which"
+            " they meet, up to 0.7 MB, is not counted (--no-cudnn-attention counts flash attention,"
+            " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects)"
+        )
     if job.mode == "generate" and job.cache == "static":
         yield (
             "by default generate compiles a static cache's steps with CUDA graphs, whose pools come"
@@ -71,11 +76,6 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
     """Yield what the estimate assumes and a user may know better."""
     job = scenario.job
     yield from remarks_on_choice(scenario.gpu)
-    if job.attention == "sdpa" and prefers_cudnn(scenario.platform) and job.precision != "fp32":
-        yield (
-            "on this GPU PyTorch uses cuDNN's attention kernel: counted as the flash kernel,"
-            " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects"
-        )
     yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
     if job.shortest is not None:

@@ -42,7 +42,11 @@ class Scenario:
         platform = platform_of(self.gpu, self.job.torch)
         capacity_bytes = (self.gpu or find_gpu(DEFAULT_GPU)).capacity_bytes
         expands = self.job.expandable_segments
-        return replace(platform, expandable_on_bytes=capacity_bytes if expands else None)
+        return replace(
+            platform,
+            expandable_on_bytes=capacity_bytes if expands else None,
+            cudnn_attention=self.job.cudnn_attention,
+        )
 
 
 def platform_of(gpu: Gpu | None, torch: str) -> engine.Platform:

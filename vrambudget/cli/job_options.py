@@ -21,6 +21,8 @@ from vrambudget.config.source import Run
 SWITCHES = {
     "sample": "draw tokens: do_sample=True",
     "keep_outputs": "the loop drops its outputs before the next forward pass",
+    "cudnn_attention": "PyTorch does not ask cuDNN's attention kernel first on compute capability 9"
+    " and 10, as with TORCH_CUDNN_SDPA_DEPRIORITIZED=1",
     "eval_first": "evaluate before the first step, too",
     "eval_gather": "the evaluation keeps the logits of all batches on the GPU and concatenates"
     " them",

@@ -51,8 +51,12 @@ def attend(  # noqa: PLR0917 - the schema of aten
             for value in (0.0, float("-inf"))
         )
         attn_mask = torch.where(attn_mask, zero, minus_infinity)
+    needs = wants and any(x.requires_grad for x in (q, k, v))
+    if kernel == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(
+            q, k, v, attn_mask, needs, dropout_p, is_causal, scale=scale
+        )[0]
     if kernel == "efficient":
-        needs = wants and any(x.requires_grad for x in (q, k, v))
         bias = None if attn_mask is None else _aligned(attn_mask, (*q.shape[:3], k.shape[2]))
         return aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, needs, dropout_p, is_causal, scale=scale

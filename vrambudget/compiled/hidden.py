@@ -17,9 +17,10 @@ from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.engine.versions import torch_since
 from vrambudget.followed import kernels
 from vrambudget.followed.counted import dtype_of
-from vrambudget.ops.attention import efficient, flash
+from vrambudget.ops.attention import cudnn, efficient, flash
 from vrambudget.ops.workspaces import addmm_workspace, bmm_workspace, cublas_workspace
 
+_CUDNN = "_scaled_dot_product_cudnn_attention"
 _FLASH = "_scaled_dot_product_flash_attention"
 _EFFICIENT = "_scaled_dot_product_efficient_attention"
 
@@ -72,6 +73,16 @@ def product(name: str, args: Sequence[Any]) -> None:
         cublas_workspace()
 
 
+def _cudnn_forward(args: Sequence[Any]) -> None:
+    q, k, v = (tuple(x.shape) for x in args[:3])
+    cudnn.forward_buffers(cudnn.sizes_of(q, k, v), args[5])
+
+
+def _cudnn_backward(args: Sequence[Any]) -> None:
+    q, k, v = (tuple(x.shape) for x in args[1:4])
+    cudnn.backward_buffers(cudnn.sizes_of(q, k, v), dtype_of(args[1].dtype), args[13])
+
+
 def _flash_forward(args: Sequence[Any]) -> None:
     if not args[3]:  # dropout
         flash.split_accumulators(tuple(args[0].shape), tuple(args[1].shape))
@@ -94,6 +105,8 @@ def _efficient_backward(args: Sequence[Any]) -> None:
 
 
 _RULES: dict[str, Callable[[Sequence[Any]], None]] = {
+    _CUDNN: _cudnn_forward,
+    f"{_CUDNN}_backward": _cudnn_backward,
     _FLASH: _flash_forward,
     f"{_FLASH}_backward": _flash_backward,
     _EFFICIENT: _efficient_forward,

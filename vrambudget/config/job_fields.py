@@ -264,6 +264,10 @@ class JobFields(TypedDict, total=False):
     """Pipeline: stages of each rank, if interleaved."""
     expandable_segments: bool
     """Run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)."""
+    cudnn_attention: bool
+    """Let PyTorch take cuDNN's attention kernel, as it does by default on compute capability 9 and
+    10 since 2.11; without, it runs with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
+    """
     driver_addresses: Literal["rising", "linux"]
     """Where the driver puts PyTorch's segments, which decides between free blocks of one size: each
     above the last, as on a virtual GPU; or as NVIDIA's driver for Linux does.

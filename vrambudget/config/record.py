@@ -55,7 +55,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     if isinstance(layout := given.get("parallel"), Mapping) and layout.get("method") == "trainer":
         given = {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
     gaps = {"precision": "fp32", "task": "causal-lm"} | ({"draw": 0} if "shortest" in given else {})
-    values = {**gaps, **_of_loop(given), **given}
+    values = {**gaps, **_of_loop(given), **_of_cudnn(record), **given}
     if is_inference(record):
         values |= fields_of(record)
     if isinstance(layout, Mapping):
@@ -104,6 +104,14 @@ def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
 def _of_loop(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a loop's library sets by itself; a script's own settings are in its record."""
     return {} if given.get("loop") == "nanogpt" else loop_defaults(given)
+
+
+def _of_cudnn(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return that a virtual GPU without cuDNN, which a rehearsal names, has no attention of it."""
+    virtual = str(record.get("source", "")).startswith("virtual")
+    versions = record.get("versions")
+    known = isinstance(versions, Mapping) and "cudnn" in versions
+    return {"cudnn_attention": False} if virtual and not known else {}
 
 
 def _is_nanogpt(model: object) -> bool:

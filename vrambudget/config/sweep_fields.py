@@ -185,6 +185,7 @@ class SweepFields(TypedDict, total=False):
     microbatches: int | Iterable[int | None] | None
     stages_per_rank: int | Iterable[int]
     expandable_segments: bool | Iterable[bool]
+    cudnn_attention: bool | Iterable[bool]
     driver_addresses: Literal["rising", "linux"] | Iterable[Literal["rising", "linux"]]
     warm_process: bool | Iterable[bool]
     torch: str | Iterable[str]

@@ -31,6 +31,7 @@ class Platform:
     cuda: tuple[int, int] = (13, 0)  # that torch is built with
     l2_bytes: int = 40 * 2**20  # the card's second-level cache
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
+    cudnn_attention: bool = True  # not TORCH_CUDNN_SDPA_DEPRIORITIZED=1
 
     @property
     def max_threads_per_multiprocessor(self) -> int:

@@ -55,6 +55,8 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     """Build the model, run the loop, return the allocator's counters."""
     if job.get("expandable_segments"):
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # noqa: SLF001
+    if not job.get("cudnn_attention", True):
+        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # read at the first attention
     addresses = job.get("driver_addresses", "rising")  # those of a virtual GPU
     os.environ["VRAMBUDGET_DRIVER_ADDRESSES"] = addresses
     if job.get("warm_process"):

@@ -9,11 +9,18 @@
     backward    x and dy in that format; dx, a workspace; dweight, a workspace; then dbias
 
 A convolution over one dimension is one over an image that is 1 high, and always contiguous.
-PyTorch's own kernel for depthwise convolutions takes contiguous tensors and no workspace.
+PyTorch's own kernels take contiguous tensors. That for depthwise convolutions has no workspace; the
+one of matrix products has
+
+    columns    [I x kernel, y's image]   of one image, temporary; not for single pixels without
+                                         stride or padding, but always for dx
+
+    backward    dx, columns, dbias, then dweight
 
 Source: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), ConvUtils.h
-(cudnn_conv_suggest_memory_format), cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu;
-derivatives.yaml (convolution).
+(cudnn_conv_suggest_memory_format), cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu,
+cuda/ConvolutionMM2d.cu; derivatives.yaml (convolution).
+Not modelled: groups and dilation in the kernel of matrix products.
 """
 
 from dataclasses import dataclass
@@ -22,12 +29,18 @@ from vrambudget.dtypes import DType, float64
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, numel
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed, packed_strides
 from vrambudget.ops.convolution_kernels import Direction, Geometry, select_kernel, workspace
 from vrambudget.ops.reduce import sum_over
+from vrambudget.ops.workspaces import cublas_workspace
 
 _LINE = 3  # dimensions of [B, I, length]
+_NAMES = {
+    "cudnn": "convolution",
+    "depthwise": "depthwise_convolution",
+    "native": "convolution_by_columns",
+}
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -42,8 +55,8 @@ def convolution(
     if x.shape[1] != weight.shape[1] * geometry.groups:
         raise ShapeError(f"an image of {x.shape[1]} channels by a weight {list(weight.shape)}")
     kept = keep(x), keep(weight)
-    context.operation = "convolution"
     call = _Call(_Layout.of(x), _Layout.of(weight), geometry)
+    context.operation = _NAMES[call.kernel]
     y = call.forward()
     if x.ndim == _LINE:
         y = _as_line(y)
@@ -52,7 +65,7 @@ def convolution(
     def backward(dy: Tensor) -> Gradients:
         return call.backward(dy, wants)
 
-    return record("convolution", y, inputs=(x, weight, bias), saved=kept, backward=backward)
+    return record(_NAMES[call.kernel], y, inputs=(x, weight, bias), saved=kept, backward=backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +115,8 @@ class _Call:
         y = self._new(self.y_shape)
         weight = self.weight.copied(channels_last=self.last)
         self._work(Direction.FORWARD)
+        if self.kernel == "native":
+            self._columns(always=False)
         del weight, x
         return y
 
@@ -111,19 +126,44 @@ class _Call:
         needs_x = wants[1] or self.is_line
         copies = [self.x.copied(channels_last=self.last)] if needs_x else []
         copies.append(gradient.copied(channels_last=self.last))
+        if self.kernel == "native":
+            return self._by_columns(gradient, dy, wants)
         dx = self._input_gradient() if wants[0] else None
         dweight = None
         if wants[1]:
             dweight = self._new(self.weight.shape)
             self._work(Direction.WEIGHT)
         copies.clear()
-        dbias = None
-        if wants[2]:
-            whole = Tensor(gradient.shape, dy.dtype, dy.storage, gradient.strides)
-            dbias = sum_over(whole, (0, *range(2, whole.ndim)), (whole.shape[1],))
-        if self.is_line:
-            dx, dweight = dx and _as_line(dx), dweight and _as_line(dweight)
-        return dx, dweight, dbias
+        dbias = _bias_gradient(gradient, dy) if wants[2] else None
+        return self._as_given(dx), self._as_given(dweight), dbias
+
+    def _by_columns(
+        self, gradient: _Layout, dy: Tensor, wants: tuple[bool, bool, bool]
+    ) -> Gradients:
+        """Return the gradients that the kernel of matrix products makes."""
+        dx = self._new(self.x.shape) if wants[0] else None
+        columns = self._columns(always=True) if wants[0] else None
+        dbias = _bias_gradient(gradient, dy) if wants[2] else None
+        dweight = self._new(self.weight.shape) if wants[1] else None
+        if wants[1] and columns is None:
+            columns = self._columns(always=False)
+        del columns
+        return self._as_given(dx), self._as_given(dweight), dbias
+
+    def _columns(self, *, always: bool) -> Tensor | None:
+        """Return one image as columns, None where it serves as it is; a product follows."""
+        moves = self.geometry
+        kernel = self.weight.shape[2:]
+        trivial = {*kernel, *moves.stride} == {1} and set(moves.padding) == {0}
+        columns = None
+        if always or not trivial:
+            rows = self.weight.shape[1] * numel(kernel)
+            columns = empty((rows, numel(self.y_shape[2:])), self.x.dtype)
+        cublas_workspace()
+        return columns
+
+    def _as_given(self, gradient: Tensor | None) -> Tensor | None:
+        return _as_line(gradient) if gradient is not None and self.is_line else gradient
 
     def _input_gradient(self) -> Tensor:
         dx = self._new(self.x.shape)
@@ -143,6 +183,12 @@ class _Call:
             workspace(
                 direction, self.x.dtype, (x, weight, y), self.geometry, channels_last=self.last
             )
+
+
+def _bias_gradient(layout: _Layout, dy: Tensor) -> Tensor:
+    """Return the sum of dy, which `layout` has as an image, over all but channels."""
+    whole = Tensor(layout.shape, dy.dtype, dy.storage, layout.strides)
+    return sum_over(whole, (0, *range(2, whole.ndim)), (whole.shape[1],))
 
 
 def _as_line(x: Tensor) -> Tensor:

@@ -3,14 +3,13 @@
     cudnn        all but the following
     depthwise    a channel in each group, contiguous: PyTorch's own kernel, unless in float16 cuDNN
                  is the quicker one
-    native       bfloat16 before Ampere: PyTorch's own, by columns
+    native       bfloat16 before Ampere: PyTorch's own, by matrix products over columns
 
 cuDNN's own answer is taken where it is installed or kept in the package; what is left is counted as
 0, and `context.unasked` has how many bytes it touches.
 
 Source: aten/src/ATen/native/Convolution.cpp (ConvParams: is_depthwise, use_cudnn,
 use_cudnn_depthwise; check_cudnn_depthwise_workload_with_filter), Conv_v8.cpp (run_conv_plan).
-Not modelled: the columns of the native kernel.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.rehearse.card import CUDNN_ATTENDS
 
 _READS_SHOWN = 3
 _WITHOUT_CUDNN = {
@@ -61,7 +60,7 @@ def warnings_of(
             f"integers are read back as zero with this PyTorch ({record['unfollowed']}): masks, and"
             " shapes made from values, are not those of a real card"
         )
-    yield from _of_calls(record, gpu)
+    yield from _of_calls(record)
     yield from (_UNKNOWN_OF_CUDNN[kind] for kind in record.get("cudnn_unknown", ()))
     yield from _of_reads(record["reads"])
     yield from _of_kernels(record, gpu)
@@ -82,20 +81,14 @@ def _of_failure(message: str) -> Iterator[str]:
         )
 
 
-def _of_calls(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
+def _of_calls(record: Mapping[str, Any]) -> Iterator[str]:
     """Say what a real card computes with cuDNN, where it was not asked."""
     calls = record.get("history", {}).get("calls", {})
     for kind, places in calls.items():
         at = _at(*places[0][:2]) if places else "the script"
         if kind == "convolution" and "cudnn" in record["versions"]:
             continue
-        if kind != "attention":
-            yield f"{at}: {_WITHOUT_CUDNN[kind]}"
-        elif gpu.compute_capability[0] in CUDNN_ATTENDS:
-            yield (
-                f"{at}: counted is the flash kernel; a real {gpu.name} may take cuDNN's, whose"
-                " workspaces are not known (TORCH_CUDNN_SDPA_DEPRIORITIZED=1 makes it take flash)"
-            )
+        yield f"{at}: {_WITHOUT_CUDNN[kind]}"
 
 
 def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:

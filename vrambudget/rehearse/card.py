@@ -6,9 +6,6 @@ from vrambudget.config.architectures import limits_of
 from vrambudget.config.gpus import Gpu
 from vrambudget.cudnn.card import described as described_to_cudnn
 
-CUDNN_ATTENDS = (9, 10)
-"""Compute capabilities, major, where PyTorch's attention takes cuDNN's kernel by default."""
-
 
 def environment(gpu: Gpu) -> Mapping[str, str]:
     """Return the variables that describe the card to the stand-ins (native/virtual_gpu.h)."""
@@ -25,11 +22,8 @@ def environment(gpu: Gpu) -> Mapping[str, str]:
         limits.threads,
         limits.blocks,
     )
-    described = {
+    return {
         "VRAMBUDGET_GPU_NAME": gpu.name,
         "VRAMBUDGET_GPU": " ".join(map(str, numbers)),
         "VRAMBUDGET_CUDNN_CARD": described_to_cudnn(gpu.compute_capability, gpu.multiprocessors),
     }
-    if major in CUDNN_ATTENDS:  # and its engines for attention are not virtual
-        described["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"
-    return described

@@ -27,6 +27,11 @@ class Software(Settings, defer_build=True, title="allocator and versions"):
         default=False,
         description="run PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (Linux)",
     )
+    cudnn_attention: bool = Field(
+        default=True,
+        description="let PyTorch take cuDNN's attention kernel, as it does by default on compute"
+        " capability 9 and 10 since 2.11; without, it runs with TORCH_CUDNN_SDPA_DEPRIORITIZED=1",
+    )
     driver_addresses: DriverAddresses = Field(
         "rising",
         description="where the driver puts PyTorch's segments, which decides between free blocks of"

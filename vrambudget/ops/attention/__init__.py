@@ -1,6 +1,7 @@
 """Scaled dot-product attention: q, k, v [B, H, S, D] and a mask, by PyTorch's choice of kernel.
 
     select.py      which kernel
+    cudnn.py       cuDNN's, on Hopper and Blackwell
     flash.py       FlashAttention 2
     efficient.py   CUTLASS kernels; tiles.py: their tiles and workspaces
     composed.py    "math": matrix products and a softmax
@@ -8,19 +9,20 @@
     layout.py      where results lie in memory
 
 Source: aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention).
-Not modelled: cuDNN's kernel; kernels that the user disables (torch.nn.attention.sdpa_kernel);
+Not modelled: kernels that the user disables (torch.nn.attention.sdpa_kernel);
 q, k and v of three dimensions; a gradient for the mask alone, which PyTorch refuses.
 """
 
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.attention.composed import composed_attention
+from vrambudget.ops.attention.cudnn import cudnn_attention
 from vrambudget.ops.attention.efficient import efficient_attention
 from vrambudget.ops.attention.flash import flash_attention
 from vrambudget.ops.attention.mask import additive, aligned
-from vrambudget.ops.attention.select import Kernel, prefers_cudnn, select_kernel
+from vrambudget.ops.attention.select import Kernel, select_kernel
 
-__all__ = ["Kernel", "prefers_cudnn", "scaled_dot_product_attention", "select_kernel"]
+__all__ = ["Kernel", "scaled_dot_product_attention", "select_kernel"]
 
 
 def scaled_dot_product_attention(
@@ -45,6 +47,8 @@ def scaled_dot_product_attention(
     if kernel == "flash":
         return flash_attention(q, k, v, dropout=dropout)
     bias = None if mask is None else additive(mask, q.dtype)
+    if kernel == "cudnn":
+        return cudnn_attention(q, k, v, bias, dropout=dropout)
     if kernel == "efficient":
         if bias is not None:
             bias = aligned(bias, (*q.shape[:3], k.shape[2]))

@@ -1,19 +1,22 @@
-"""Which kernel scaled_dot_product_attention selects: flash, else memory-efficient, else math.
+"""Which kernel scaled_dot_product_attention selects: the first of these that takes a call.
 
+    cudnn       compute capability 9 or 10, with the cuDNN that PyTorch's CUDA 13 wheels have since
+                2.11 (see `prefers_cudnn`); float16 or bfloat16; head dimensions a multiple of 8, up
+                to 256 on 9.0, up to 128 or 192 with values of 128 on 10; more than one key; no
+                dropout for a single query; a mask of 2 or 4 dimensions that wants no gradient
     flash       no mask; float16 or bfloat16; compute capability 8.0 or newer; head dimension up to
                 256 (on 8.6, 8.9 and 12.x training: up to 192, or above 224 without dropout); with
                 is_causal as many queries as keys
     efficient   head dimensions that tensor cores can load (a multiple of 8 in 16 bit, 4 in float32,
                 any in float32 before 8.0); bfloat16 from 8.0 on; no grouped heads
-    both        the last dimension contiguous, in the mask too; equal batch; equal heads, but for
-                flash with enable_gqa
+    all         the last dimension contiguous, in the mask too; equal batch; equal heads, but for
+                cudnn and flash with enable_gqa
     math        everything else, among it one key head for all query heads without enable_gqa
 
-cuDNN's kernel comes first on Hopper and Blackwell data-centre GPUs (see `prefers_cudnn`). It is not
-modelled: flash is used there, as PyTorch does with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
-
-Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (select_sdp_backend, can_use_*),
-sdp_utils_cpp.h. Torch 2.11.
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (select_sdp_backend, can_use_*,
+check_prefer_cudnn_attention), sdp_utils_cpp.h. Torch 2.11; what cuDNN takes was asked of
+torch._fused_sdp_choice with cuDNN 9.19.
+Not modelled: deterministic algorithms, which cuDNN's kernel does not take.
 """
 
 from typing import Literal
@@ -22,10 +25,14 @@ from vrambudget.dtypes import bfloat16, float16, float32
 from vrambudget.engine.context import Platform, context
 from vrambudget.engine.tensor import ShapeError, Tensor
 
-Kernel = Literal["flash", "efficient", "math"]
+Kernel = Literal["cudnn", "flash", "efficient", "math"]
 
 _AMPERE = (8, 0)
+_HOPPER, _BLACKWELL = 9, 10  # compute capabilities, major
 _FLASH_WIDEST = 256
+_CUDNN_WIDEST = {_HOPPER: 256, _BLACKWELL: 128}
+_CUDNN_WIDER = (192, 128)  # of q and k, and of v
+_MASK_DIMENSIONS = (2, 4)
 
 
 def select_kernel(
@@ -48,14 +55,34 @@ def select_kernel(
     same_heads = q.shape[1] == k.shape[1]
     if not (same_heads or enable_gqa):  # one key head for all queries: its products broadcast
         return "math"
+    if prefers_cudnn(context.platform) and _cudnn_takes(q, k, v, mask, dropout):
+        return "cudnn"
     if mask is None and _flash_takes(q, k, v, dropout, is_causal=is_causal):
         return "flash"
     return "efficient" if same_heads and _efficient_takes(q, v) else "math"
 
 
 def prefers_cudnn(platform: Platform) -> bool:
-    """Whether PyTorch's default on this GPU, in 16 bit, is cuDNN's kernel: not modelled."""
-    return platform.compute_capability[0] in {9, 10}
+    """Whether PyTorch asks cuDNN's kernel first on this GPU.
+
+    It does where cuDNN is newer than 9.15: PyPI's wheels have 9.10 up to PyTorch 2.10 and 9.19 in
+    2.11 (their metadata), those of CUDA 12 an older one (sdp_utils.cpp; pytorch/pytorch#169849).
+    """
+    major, _ = platform.compute_capability
+    is_new = platform.torch >= (2, 11) and platform.cuda >= (13, 0)
+    return platform.cudnn_attention and is_new and major in _CUDNN_WIDEST
+
+
+def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether cuDNN's kernel does, on a GPU where it is asked."""
+    (*_, Sq, D), Dv = q.shape, v.shape[3]
+    if q.dtype not in {float16, bfloat16} or k.shape[2] == 1 or (Sq == 1 and dropout):
+        return False
+    if mask is not None and (mask.requires_grad or mask.ndim not in _MASK_DIMENSIONS):
+        return False
+    widest = _CUDNN_WIDEST[context.platform.compute_capability[0]]
+    fits = max(D, Dv) <= widest or (D, Dv) == _CUDNN_WIDER
+    return fits and not D % 8 and not Dv % 8
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, enable_gqa: bool) -> None:

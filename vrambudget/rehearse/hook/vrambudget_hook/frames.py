@@ -21,7 +21,6 @@ _NODE = re.compile(r"(\w+?Backward\d*)")  # torch::autograd::generated::MmBackwa
 _CALLS = {
     "convolution": re.compile(r"\bconv(?:olution|(?:_transpose)?[123]d)(?:\.default)?\("),
     "recurrence": re.compile(r"\b_VF\.(?:lstm|gru|rnn_tanh|rnn_relu)\("),
-    "attention": re.compile(r"\b_?scaled_dot_product_\w*attention(?:\.default)?\("),
 }
 # torch.compile writes Python there, under names that are hashes.
 _COMPILED = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0")
