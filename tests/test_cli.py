@@ -48,7 +48,7 @@ def test_an_option_that_is_not_given_leaves_the_field_open():
 @pytest.mark.parametrize("action", _options(), ids=lambda action: action.dest)
 def test_an_option_is_spelled_as_its_field_and_explained(action):
     name = action.dest.replace("_", "-")
-    turned_off = {"double_quant", "contiguous_gradients", "reduce_scatter"}
+    turned_off = {"cudnn_attention", "double_quant", "contiguous_gradients", "reduce_scatter"}
     switches = {"keep-outputs": "--discard-outputs"}
     expected = f"--no-{name}" if action.dest in turned_off else switches.get(name, f"--{name}")
     assert expected in action.option_strings

@@ -100,7 +100,7 @@ def test_where_the_search_starts_does_not_matter():
 
 def test_a_search_takes_few_tries():
     _, tried = largest_batch(resolve(SMALL, gpu="h200", block=16, use_cache=False))
-    assert len(tried) < 40  # of more than 100,000
+    assert len(tried) < 50  # of more than 300,000
 
 
 def test_a_margin_stays_free():
