@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -24,6 +25,9 @@ JOBS = {
     "full": resolve("nanogpt", batch=16, block=1024, gpu="12GB"),
     "no card": resolve("llama-3.2-1b", batch=1, block=128, checkpointing="full"),
     "evaluation": resolve("gpt2", batch=2, block=64, mode="eval", gpu="t4"),
+    "generation": resolve(
+        "gpt2", batch=4, prompt=16, new=300, mode="generate", return_scores=True, gpu="12GB"
+    ),
 }
 FOLLOWED = {name: follow(scenario) for name, scenario in JOBS.items()}
 each_job = pytest.mark.parametrize("followed", FOLLOWED.values(), ids=FOLLOWED)
@@ -60,6 +64,20 @@ def test_every_column_adds_up_and_lies_in_one_phase(followed):
         assert 0 < named <= column.allocated_bytes
     assert [span.stop for span in drawn.spans[:-1]] == [span.start for span in drawn.spans[1:]]
     assert drawn.spans[-1].stop == len(drawn.columns) <= 1000
+
+
+def test_the_cache_grows_along_steps_that_are_not_on_the_tape():
+    followed = FOLLOWED["generation"]
+    drawn = memory_curve(followed.tape, followed.scenario.job)
+    [span] = [span for span in drawn.spans if span.phase == "decode 2 to 298"]
+    assert (span.stop - span.start) / len(drawn.columns) == pytest.approx(0.5, abs=0.01)
+    columns = drawn.columns[span.start : span.stop]
+    token = 2 * 12 * 4 * 768 * 2  # keys and values, layers, rows, width, bytes
+    cached = [column.parts[PARTS.index("KV cache")] for column in columns]
+    assert cached[-1] == (16 + 298) * token
+    assert {b - a for a, b in pairwise(cached)} == {0, token}
+    assert columns[-1].operation == "after decode 298"
+    assert max(c.reserved_bytes for c in drawn.columns) == followed.budget.peak.reserved_bytes
 
 
 @each_job

@@ -5,23 +5,26 @@
     spans     which columns are which phase of which step
     groups    tensors that are alike, as `planning.tensors` names them
 
-Each column is one real moment, so its parts add up, and no peak is lost between two columns.
+Each column is one real moment, so its parts add up, and no peak is lost between two columns. Steps
+that are not on the tape have columns, too: `report.step_columns`.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from vrambudget.budget import BLOCK_ROUNDING
 from vrambudget.config.job import Job
 from vrambudget.planning.tensors import any_layer, describe
+from vrambudget.report.step_columns import Sample, Samples, events_of, kept_for, shown
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steady import run
+from vrambudget.tape.steps import Steps
 from vrambudget.tape.trace import levels, trace
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
@@ -79,23 +82,36 @@ class MemoryCurve:
 
 def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryCurve:
     """Return the curve on a card without end, and where one with `room_bytes` would be full."""
-    allocated = _allocated(tape)
     phases = list(_phases(tape))
-    bins = [_bins(start, stop, len(allocated)) for _, start, stop in phases]
+    counts = list(_counts(phases))
+    allocated = _allocated(tape)
+    columns, spans, starts, at = _Columns(tape, job), list[Span](), list[int](), 0
+    bins = [
+        [] if mark.steps else _bins(start, stop, count)
+        for (mark, start, stop), count in zip(phases, counts, strict=True)
+    ]
     moments = [max(b, key=allocated.__getitem__) for part in bins for b in part]
-    spans, at = [], 0
-    for (mark, _, _), part in zip(phases, bins, strict=True):
-        spans.append(Span(mark.step, mark.phase, at, at + len(part)))
-        at += len(part)
-    groups, columns = _columns(tape, job, moments)
+    numbers = [
+        shown(mark.steps, n) if mark.steps else []
+        for (mark, _, _), n in zip(phases, counts, strict=True)
+    ]
+    samples = Samples({number for part in numbers for number in part})
+    after = iter([*zip(moments, levels(tape, moments, samples), strict=True)])
+    for (mark, start, _), part, steps in zip(phases, bins, numbers, strict=True):
+        for event, level in islice(after, len(part)):
+            columns.at(event, level)
+        if mark.steps is not None:
+            columns.between(mark, mark.steps, [samples.found[number] for number in steps])
+        starts += [b[0] for b in part] or [start] * len(steps)
+        spans.append(Span(mark.step, mark.phase, at, at := len(columns.found)))
     # As `max_memory_allocated` counts: from where the loop resets it, once the model is built.
     since = max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
-    counted = (i for i, column in enumerate(columns) if column.event >= since)
-    peak = max(counted, key=lambda i: columns[i].allocated_bytes)
+    counted = (i for i, column in enumerate(columns.found) if column.event >= since)
+    peak = max(counted, key=lambda i: columns.found[i].allocated_bytes)
     full = trace(tape, room_bytes).out_of_memory if room_bytes is not None else None
-    starts = [b[0] for part in bins for b in part]
     in_column = None if full is None else bisect_right(starts, full.event) - 1
-    return MemoryCurve(tuple(columns), tuple(spans), groups, peak, in_column)
+    groups = tuple(columns.groups.groups)
+    return MemoryCurve(tuple(columns.found), tuple(spans), groups, peak, in_column)
 
 
 def _phases(tape: Tape) -> Iterator[tuple[Mark, int, int]]:
@@ -107,9 +123,23 @@ def _phases(tape: Tape) -> Iterator[tuple[Mark, int, int]]:
             yield mark, mark.position, stop
 
 
-def _bins(start: int, stop: int, total: int) -> list[range]:
-    """Return the events of a phase in as many parts as its share of all columns."""
-    count = min(max(_COLUMNS * (stop - start) // total, _LEAST), stop - start)
+def _counts(phases: Sequence[tuple[Mark, int, int]]) -> Iterator[int]:
+    """Yield each phase's columns: its share of all events.
+
+    Steps that are not on the tape are together as wide as all else, at most.
+    """
+    events = [stop - start for mark, start, stop in phases if not mark.steps]
+    unseen = sum(events_of(mark.steps) for mark, _, _ in phases if mark.steps)
+    part = min(1.0, sum(events) / max(1, unseen))
+    total = sum(events) + part * unseen
+    for mark, start, stop in phases:
+        own = part * events_of(mark.steps) if mark.steps else stop - start
+        most = events_of(mark.steps) if mark.steps else stop - start
+        yield min(max(int(_COLUMNS * own / total), _LEAST), most)
+
+
+def _bins(start: int, stop: int, count: int) -> list[range]:
+    """Return the events of a phase in so many parts."""
     edges = [start + (stop - start) * i // count for i in range(count + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 
@@ -127,22 +157,67 @@ def _allocated(tape: Tape) -> list[int]:
     return list(accumulate(change * sizes[i] for i, change in tape.changes()))
 
 
-def _columns(
-    tape: Tape, job: Job, moments: Sequence[int]
-) -> tuple[tuple[TensorGroup, ...], list[Moment]]:
-    """Return the groups, and what is alive at each of the moments, which rise."""
-    groups = _Groups(tape, job)
-    parts = dict.fromkeys(PARTS, 0)
-    alive: dict[int, int] = {}
-    columns, done = [], 0
-    for event, after in zip(moments, levels(tape, moments), strict=True):
-        for storage, change in tape.changes(done, event + 1):
-            group = groups.of(storage)
-            parts[tape.purposes[storage]] += change * tape.sizes[storage]
-            alive[group] = alive.get(group, 0) + change
-        done = event + 1
-        columns.append(_column(tape, event, after, parts, groups.largest(alive)))
-    return tuple(groups.groups), columns
+class _Columns:
+    """What is alive at moments of a tape, which rise."""
+
+    def __init__(self, tape: Tape, job: Job) -> None:
+        self.tape, self.groups = tape, _Groups(tape, job)
+        self.parts = dict.fromkeys(PARTS, 0)
+        self.alive: dict[int, int] = {}  # of each group
+        self.done = 0  # events
+        self.found: list[Moment] = []
+
+    def at(self, event: int, after: tuple[int, int]) -> None:
+        """Add the moment after an event, with the bytes allocated and reserved then."""
+        self._go_to(event + 1)
+        operation = self.tape.operations[self.tape.event(event).storage]
+        self._add(event, operation, after, self.parts, self.alive)
+
+    def between(self, mark: Mark, steps: Steps, samples: Sequence[Sample]) -> None:
+        """Add moments between steps that are not on the tape."""
+        self._go_to(mark.position)
+        kept_for_ = kept_for(self.tape, mark, steps)
+        parts, alive = dict(self.parts), dict(self.alive)
+        for storage in steps.before:
+            parts[self.tape.purposes[storage]] -= self.tape.sizes[storage]
+            alive[self.groups.of(storage)] -= 1
+        for sample in samples:
+            now, living = dict(parts), dict(alive)
+            now[kept_for_] += sample.kept_bytes
+            for storage, size in zip(steps.before, sample.carried, strict=True):
+                now[self.tape.purposes[storage]] += size
+                group = self.groups.sized(storage, size)
+                living[group] = living.get(group, 0) + 1
+            levels_ = sample.allocated_bytes, sample.reserved_bytes
+            self._add(mark.position, f"after {sample.phase}", levels_, now, living)
+
+    def _go_to(self, position: int) -> None:
+        for storage, change in self.tape.changes(self.done, position):
+            group = self.groups.of(storage)
+            self.parts[self.tape.purposes[storage]] += change * self.tape.sizes[storage]
+            self.alive[group] = self.alive.get(group, 0) + change
+        self.done = position
+
+    def _add(
+        self,
+        event: int,
+        operation: str,
+        after: tuple[int, int],
+        parts: Mapping[str, int],
+        alive: Mapping[int, int],
+    ) -> None:
+        allocated, reserved = after
+        rounding = allocated - sum(parts.values())
+        self.found.append(
+            Moment(
+                event,
+                operation,
+                tuple({**parts, BLOCK_ROUNDING: rounding}.values()),
+                allocated,
+                reserved,
+                self.groups.largest(alive),
+            )
+        )
 
 
 class _Groups:
@@ -165,6 +240,12 @@ class _Groups:
             self._known[kind] = self._number(storage, module)
         return self._known[kind]
 
+    def sized(self, storage: int, size: int) -> int:
+        """Return the number of the group of a storage that has another size by now."""
+        group = self.groups[self.of(storage)]
+        name, _, _ = group.description.partition(", ")
+        return self._numbered(replace(group, description=name, size_bytes=size))
+
     def largest(self, alive: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
         """Return the groups that hold most, with how many of each are alive."""
         sizes = {group: n * self.groups[group].size_bytes for group, n in alive.items() if n}
@@ -173,26 +254,11 @@ class _Groups:
 
     def _number(self, storage: int, module: str) -> int:
         tape, name = self.tape, describe(self.tape, storage, self.job)
-        group = TensorGroup(str(tape.purposes[storage]), name, module, tape.sizes[storage])
+        size = tape.sizes[storage]
+        return self._numbered(TensorGroup(str(tape.purposes[storage]), name, module, size))
+
+    def _numbered(self, group: TensorGroup) -> int:
         if group not in self._numbers:
             self._numbers[group] = len(self.groups)
             self.groups.append(group)
         return self._numbers[group]
-
-
-def _column(
-    tape: Tape,
-    event: int,
-    after: tuple[int, int],
-    parts: Mapping[str, int],
-    largest: tuple[tuple[int, int], ...],
-) -> Moment:
-    allocated, reserved = after
-    return Moment(
-        event=event,
-        operation=tape.operations[tape.event(event).storage],
-        parts=tuple({**parts, BLOCK_ROUNDING: allocated - sum(parts.values())}.values()),
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        largest=largest,
-    )

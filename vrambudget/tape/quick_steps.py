@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from vrambudget.tape.allocator import SIZE_SHIFT, CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
-from vrambudget.tape.run_steps import Run
+from vrambudget.tape.run_steps import Run, Watch
 from vrambudget.tape.segment_sizes import SMALL
 from vrambudget.tape.steps import CARRIED, Step, Steps
 from vrambudget.tape.two_pools import TwoPools, units
@@ -23,13 +23,20 @@ _LARGE = 1 << 50  # stands for an event of the large pool
 
 
 def run_steps(
-    steps: Steps, allocator: CachingAllocator, sizes: Sequence[int], position: int
+    steps: Steps,
+    allocator: CachingAllocator,
+    sizes: Sequence[int],
+    position: int,
+    watch: Watch | None = None,
 ) -> None:
     """Run all steps, as if at an event of the tape. Raises OutOfDeviceMemoryError."""
+    run: Run
     if isinstance(allocator, TwoPools):
-        _QuickRun(steps, allocator, sizes, position).run()
+        run = _QuickRun(steps, allocator, sizes, position)
     else:
-        Run(steps, allocator, sizes, position).run()
+        run = Run(steps, allocator, sizes, position)
+    run.watch = watch
+    run.run()
 
 
 @dataclass(slots=True)

@@ -1,14 +1,19 @@
 """Steps that are not on the tape (`vrambudget.tape.steps`), run through an allocator one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.steps import CARRIED, Step, Steps, each, phase_of
 
+Watch = Callable[[Step, list[int]], None]
+"""Is told of each step, once it has run, and the sizes of what it carries on."""
+
 
 class Run:
     """Runs steps one by one, each event of them."""
+
+    watch: Watch | None = None
 
     def __init__(
         self, steps: Steps, allocator: CachingAllocator, sizes: Sequence[int], position: int
@@ -35,6 +40,8 @@ class Run:
             if allocator.peak_allocated_bytes > before:
                 allocator.peak_event, allocator.peak_step = self.position, step.number
             bank = self.next_bank(bank)
+            if self.watch is not None:
+                self.watch(step, [self.sizes[storage] for storage in self.carried])
         self.settle()
         for last, storage in zip(self.carried, self.steps.after, strict=True):
             allocator.take_over(last, last + 1, storage - last)

@@ -10,8 +10,10 @@ It is the same replay as `vrambudget.tape.replay`'s, run an event at a time, whi
 times as long: peaks alone do not need it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from vrambudget.tape.allocator import CachingAllocator
@@ -19,6 +21,7 @@ from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.quick_steps import run_steps
+from vrambudget.tape.steps import Step, Steps
 
 ActionKind = Literal[
     "alloc", "free", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"
@@ -69,16 +72,35 @@ def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
     return Trace(actions, segments, streams, blocks, frozenset(tracing.waiting))
 
 
-def levels(tape: Tape, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield allocated and reserved bytes after the events at these positions, which rise."""
+StepWatch = Callable[[Step, list[int], CachingAllocator], None]
+"""Is told of a step that is not on the tape, the sizes of what it carries on, and the allocator."""
+
+
+def levels(
+    tape: Tape, positions: Iterable[int], watch: StepWatch | None = None
+) -> Iterator[tuple[int, int]]:
+    """Yield allocated and reserved bytes after the events at these positions, which rise.
+
+    None of them may be in the summary of steps that are not on the tape: `watch` is told of those.
+    """
     allocator, here = allocator_for(tape), 0
-    resets = [mark.position for mark in tape.marks if mark.resets_allocator]
+    told = None if watch is None else partial(_tell, watch, allocator)
+    marks = deque(mark for mark in tape.marks if mark.resets_allocator or mark.steps is not None)
     for position in positions:
-        while resets and resets[0] <= position:
-            allocator.run(tape.events, tape.sizes, here, here := resets.pop(0))
-            allocator.empty_cache()
+        while marks and marks[0].position <= position:
+            mark = marks.popleft()
+            allocator.run(tape.events, tape.sizes, here, here := mark.position)
+            if mark.resets_allocator:
+                allocator.empty_cache()
+            if mark.steps is not None:
+                run_steps(mark.steps, allocator, tape.sizes, here, told)
+                here = mark.steps.end
         allocator.run(tape.events, tape.sizes, here, here := position + 1)
         yield allocator.allocated_bytes, allocator.reserved_bytes
+
+
+def _tell(watch: StepWatch, allocator: CachingAllocator, step: Step, carried: list[int]) -> None:
+    watch(step, carried, allocator)
 
 
 @dataclass(slots=True)
@@ -87,6 +109,7 @@ class _Tracing:
     allocator: CachingAllocator
     alive: set[int] = field(default_factory=set)  # storages that have a block
     waiting: dict[int, int] = field(default_factory=dict)  # storages: addresses of their blocks
+    is_full: bool = False  # in a step that is not on the tape
 
     def actions(self) -> Iterator[Action]:
         """Yield all that the allocator does."""
@@ -98,13 +121,16 @@ class _Tracing:
             if position in resets:
                 allocator.empty_cache()
             storage = event.storage
+            if (steps := summaries.get(position)) is not None:
+                yield from self._summary(position, steps)
+                summary_ends = steps.end
+            if self.is_full:
+                return
+            if position < summary_ends:
+                continue
             is_full = False
             try:
-                if (steps := summaries.get(position)) is not None:
-                    run_steps(steps, allocator, tape.sizes, position)
-                    summary_ends = steps.end
-                elif position >= summary_ends:
-                    allocator.run(tape.events, tape.sizes, position, position + 1)
+                allocator.run(tape.events, tape.sizes, position, position + 1)
             except OutOfDeviceMemoryError:
                 is_full = True
             yield from self._completed(position)
@@ -115,8 +141,32 @@ class _Tracing:
             if event.change > 0:
                 self.alive.add(storage)
                 yield self._action("alloc", position, storage, allocator.address_of(storage))
-            elif event.change < 0:
+            elif event.change < 0 and storage in self.alive:
                 yield self._freed(position, storage)
+
+    def _summary(self, position: int, steps: Steps) -> Iterator[Action]:
+        """Yield what steps that are not on the tape leave: the old is gone before the new comes.
+
+        What keeps its size is one storage, that lies elsewhere by then. What is kept to be returned
+        is one storage on the tape, of many blocks: it is left out.
+        """
+        allocator, changes = self.allocator, [*self.tape.changes(position, steps.end)]
+        stays = {*steps.before} & {*steps.after}
+        dies = {storage for storage, change in changes if change < 0} | stays
+        gone = [(i, self._freed(position, i)) for i in sorted(dies & self.alive)]
+        try:
+            run_steps(steps, allocator, self.tape.sizes, position)
+        except OutOfDeviceMemoryError:
+            self.is_full = True
+        yield from (action for _, action in gone)
+        yield from self._segments(position, changes[0][0])
+        if self.is_full:
+            yield self._action("oom", position, changes[0][0], 0)
+            return
+        for storage in [storage for storage, change in changes if change > 0] + sorted(stays):
+            if allocator.block_bytes(storage):
+                self.alive.add(storage)
+                yield self._action("alloc", position, storage, allocator.address_of(storage))
 
     def _freed(self, event: int, storage: int) -> Action:
         address = self.allocator.address_of(storage)
