@@ -32,6 +32,7 @@ def weights(config, task):
         ("distilbert", "masked-lm"),
         ("modernbert", "masked-lm"),
         ("electra", "masked-lm"),
+        ("deberta-v2", "masked-lm"),
         ("t5", "seq2seq-lm"),
         ("vit", "image-cls"),
     ],
@@ -108,6 +109,30 @@ def test_electras_embeddings_may_be_narrower_than_its_layers():
 
     tables, norm = 16 + 512 + 2, 2
     assert wide - narrow == 4 * (tables + norm) - (4 * 8 + 8)  # less the projection
+
+
+RELATIVE = {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 4}
+
+
+def test_deberta_shares_projections_with_its_positions_or_has_two_more():
+    shared = weights(family("deberta-v2", **TINY, **RELATIVE, share_att_key=True), "seq-cls")
+    own = weights(family("deberta-v2", **TINY, **RELATIVE), "seq-cls")
+
+    assert own - shared == 2 * (8 * 8 + 8)
+
+
+def test_a_convolution_of_deberta_v2_is_refused_by_its_key():
+    with pytest.raises(VramBudgetError, match="conv_kernel_size is 3"):
+        family("deberta-v2", conv_kernel_size=3)
+
+
+def test_torchscript_fuses_debertas_buckets_from_the_second_step_on():
+    config = family("deberta-v2", **{**TINY, **RELATIVE})
+    job = Job(block=8, steps=3, optimizer="none").resolve(config)
+    operations = simulate(config, job, Platform()).tape.operations
+
+    assert operations.count("ceil") == 1
+    assert operations.count("fused") == 2 * 3
 
 
 def test_a_classifier_has_a_row_for_each_label():

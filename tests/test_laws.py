@@ -42,6 +42,9 @@ LATENT |= {
 TINY: dict[str, dict[str, Any]] = {
     "bert": DECODER,
     "camembert": {**DECODER, "max_position_embeddings": 70},  # as roberta
+    "deberta-v2": {**DECODER, "relative_attention": True, "position_buckets": 8}
+    | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
+    | {"position_biased_input": False},
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT,
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},

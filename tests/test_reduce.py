@@ -69,3 +69,10 @@ def test_dimensions_that_lie_one_after_another_count_as_one():
     apart = reduction_buffers(device, (8, 1024, 768), (1024 * 768, 768, 1), (0, 1), **sizes)
     assert joined == apart
     assert joined.kernels
+
+
+@pytest.mark.parametrize(("target", "is_view"), [((5,), True), ((1, 5), False), ((), False)])
+def test_a_gradient_that_loses_leading_dimensions_is_a_view_of_its_sum(target, is_view):
+    with recording(CARDS["a100-80gb"]):
+        y = sum_to_size(empty((8, 5), float32), target)
+        assert y.is_view == is_view

@@ -82,6 +82,7 @@ class Context:
         "platform",
         "purpose",
         "retains_graph",
+        "scripts",
         "sequence",
         "tape",
         "thread",
@@ -108,6 +109,7 @@ class Context:
         self.purpose = Purpose.TEMPORARIES
         self.operation = ""
         self.sequence = 0  # autograd nodes are numbered as they are made
+        self.scripts: frozenset[str] = frozenset()  # TorchScript functions that ran before
         self.retains_graph = False  # whether backward leaves what was saved
         self.thread = "main"  # autograd runs backward in a thread of its own
         self.callbacks: list[Callable[[], None]] = []  # Engine::queue_callback: once backward ends

@@ -110,6 +110,7 @@ class WalkedOnce(Module):
             context.grad_enabled,
             context.purpose,
             context.benchmarks,  # which only the first of such calls makes
+            context.scripts,  # whose first call is another
             None if region is None else region.dtype,
             [module.training for module in self._modules],
             [(p.requires_grad, p.dtype) for p in self._parameters],

@@ -5,11 +5,13 @@
     torch.autograd.Function.apply   its forward and backward are torch calls too: they are run
     torch.clear_autocast_cache      the end of an autocast region
     torch.cuda's questions          what card this is
+    torch.jit.ScriptFunction        the Python function that it was compiled from is run
     torch.nn.init's trunc_normal_   nothing is drawn: up to torch 2.11 it makes nothing, either
 
 Source: torch/utils/checkpoint.py (_checkpoint_without_reentrant_generator), autograd/function.py.
-Not modelled: checkpoints with re-entry whose function draws random numbers; what trunc_normal_
-makes since torch 2.13, if a model is built on the card (masks of what it draws again).
+Not modelled: what TorchScript fuses, and that it frees results after their last use; checkpoints
+with re-entry whose function draws random numbers; what trunc_normal_ makes since torch 2.13, if a
+model is built on the card (masks of what it draws again).
 """
 
 from collections.abc import Callable, Iterator
@@ -69,12 +71,18 @@ def _patched(mode: Following) -> Iterator[None]:
             (torch.autograd.Function, "apply", classmethod(_applied(mode))),
             (torch, "clear_autocast_cache", clear_cache),
             (torch.cuda, "get_device_capability", lambda _device=None: capability),
+            (torch.jit.ScriptFunction, "__call__", _as_python),
             (torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
             (torch.amp.autocast_mode, "amp_definitely_not_available", lambda: False),
         ):
             if hasattr(target, name):
                 stack.enter_context(patch.object(target, name, new))
         yield
+
+
+def _as_python(script: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the function that torch.jit.script kept for torch.compile (torch/jit/_script.py)."""
+    return script._torchdynamo_inline(*args, **kwargs)  # noqa: SLF001
 
 
 def _applied(mode: Following) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 _CONFIG_CLASSES = {
     "bert": ("bert", "BertConfig"),
     "camembert": ("roberta", "CamembertConfig"),
+    "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config"),
     "distilbert": ("distilbert", "DistilBertConfig"),

@@ -67,8 +67,8 @@ def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:
     return record("index_add", y, inputs=(x, source), saved=kept, backward=backward)
 
 
-def gather_last(x: Tensor, indices: Tensor) -> Tensor:
-    """Return x[..., indices] for indices [..., K] of the last dimension (Tensor.gather).
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """Return what `indices` name along one dimension, as large as they are (Tensor.gather).
 
     x is kept; backward adds the gradient into zeros as large as x, in place.
     """

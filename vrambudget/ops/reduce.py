@@ -15,10 +15,17 @@ from vrambudget.ops.reduce_buffers import reduction_buffers
 
 @sums_gradients
 def sum_to_size(x: Tensor, shape: Shape) -> Tensor:
-    """Sum the broadcast dimensions of a gradient away (at::sum_to). Unknown to autograd."""
+    """Sum the broadcast dimensions of a gradient away (at::sum_to). Unknown to autograd.
+
+    Where leading ones go, the result is a view of a sum that has them, unless all go.
+    """
     lead = x.ndim - len(shape)
     summed = [i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1)]
-    return sum_over(x, tuple(summed), shape) if summed else x
+    if not summed:
+        return x
+    y = sum_over(x, tuple(summed), shape)
+    y.is_view = bool(lead and shape)
+    return y
 
 
 def sum_over(x: Tensor, dims: tuple[int, ...], shape: Shape) -> Tensor:

@@ -1,7 +1,7 @@
 """Views and copies: view, transpose, split, cat, expand, reshape, contiguous.
 
     view, transpose, expand    share storage; backward is the inverse view
-    split, unbind              outputs are views; backward concatenates the gradients
+    split                      outputs are views; backward concatenates the gradients
     cat, contiguous            allocate the result
 
 Source: aten/src/ATen/native/TensorShape.cpp; aten/src/ATen/TensorUtils.cpp (computeStride);
@@ -108,25 +108,6 @@ def split_sizes(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
         return whole
 
     record_many("split", outputs, inputs=(x,), backward=backward)
-    return outputs
-
-
-def unbind(x: Tensor, dim: int) -> list[Tensor]:
-    """Return a view of x at each index of `dim`, without that dimension; backward stacks them."""
-    dim %= x.ndim
-    shape, dtype, strides = x.shape, x.dtype, x.actual_strides()
-    part, rest = shape[:dim] + shape[dim + 1 :], strides[:dim] + strides[dim + 1 :]
-    outputs = [x.viewed(part, rest) for _ in range(shape[dim])]
-
-    def backward(*grads: Tensor | None) -> Tensor:
-        context.operation = "stack"
-        # A part that nobody read gets zeros first (unbind_backward in FunctionsManual.cpp).
-        parts = [empty(part, dtype) if g is None else g for g in grads]
-        whole = empty(shape, dtype)
-        del parts
-        return whole
-
-    record_many("unbind", outputs, inputs=(x,), backward=backward)
     return outputs
 
 

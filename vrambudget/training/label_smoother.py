@@ -15,7 +15,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, div_by_constant, mul_scalar, neg
 from vrambudget.ops.fill import masked_fill_
-from vrambudget.ops.indexing import gather_last
+from vrambudget.ops.indexing import gather
 from vrambudget.ops.reduce import sum_all, sum_dim
 from vrambudget.ops.shape import contiguous, slice_dim
 from vrambudget.ops.softmax import log_softmax
@@ -41,7 +41,7 @@ def _smoothed_loss(
     labels = labels.viewed((*labels.shape, 1), None)
     padding_mask = made("eq", labels.shape, bool_)
     labels = made("clamp", labels.shape, int64)
-    nll_loss = gather_last(log_probs, labels)
+    nll_loss = gather(log_probs, labels)
     smoothed = sum_dim(log_probs, -1, keepdim=True, dtype=float32)
     nll_loss = masked_fill_(nll_loss, padding_mask)
     smoothed = masked_fill_(smoothed, padding_mask)

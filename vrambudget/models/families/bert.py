@@ -51,7 +51,7 @@ class Embeddings(EncoderEmbeddings):
 class Transform(Module):
     """BertPredictionHeadTransform."""
 
-    def __init__(self, config: "BertConfig") -> None:
+    def __init__(self, config: "BertLike") -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.act = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = LayerNorm(config.hidden_size)
@@ -67,7 +67,7 @@ class Transform(Module):
 class Predictions(Module):
     """BertLMPredictionHead: its bias is the decoder's, once they are tied."""
 
-    def __init__(self, config: "BertConfig") -> None:
+    def __init__(self, config: "BertLike") -> None:
         self.transform = Transform(config)
         self.decoder = Linear(config.hidden_size, config.vocab_size, bias=transformers_since(5, 0))
         self.bias = Parameter((config.vocab_size,), context.options.dtype)
@@ -85,7 +85,7 @@ class Predictions(Module):
 class MaskedLMHead(Module):
     """BertOnlyMLMHead."""
 
-    def __init__(self, config: "BertConfig") -> None:
+    def __init__(self, config: "BertLike") -> None:
         self.predictions = Predictions(config)
 
     def forward(self, sequence_output: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vrambudget.models.parts.rotary import Rotary
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, add_scalar, mul, mul_scalar, sigmoid, sub
 from vrambudget.ops.fill import div_, masked_fill
-from vrambudget.ops.indexing import gather_last
+from vrambudget.ops.indexing import gather
 from vrambudget.ops.linear import linear
 from vrambudget.ops.ordering import topk
 from vrambudget.ops.reduce import sum_dim
@@ -55,7 +55,7 @@ class DeepseekV3TopkRouter(Router):
         score_mask = made("reshape", (N, E), group_mask.dtype)
         scores_for_choice = masked_fill(scores_for_choice, inverted(score_mask))
         topk_indices = topk(scores_for_choice, self.top_k)[1]
-        topk_weights = gather_last(scores, topk_indices)
+        topk_weights = gather(scores, topk_indices)
         denominator = None
         if self.norm_topk_prob:
             denominator = add_scalar(sum_dim(topk_weights, -1, keepdim=True))

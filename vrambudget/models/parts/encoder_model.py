@@ -160,11 +160,17 @@ class MaskedLM(Module):
         return Outputs(loss, prediction_scores)
 
 
-def tie_decoder(decoder: Linear, embeddings: Embedding, bias: Parameter | None) -> None:
+def tie_decoder(
+    decoder: Linear, embeddings: Embedding, bias: Parameter | None, *, bias_first: bool = False
+) -> None:
     """tie_weights: share the embeddings' weight, and a bias, if it is not shared yet.
 
     Each time the bias is padded by nothing. A pad makes a new tensor: it moves to another place.
+    The order is that of the class's `_tied_weights_keys`.
     """
+    if bias_first:
+        decoder.bias = bias
+        _pad(decoder)
     decoder.weight = embeddings.weight
     _pad(decoder)
     if bias is not None and decoder.bias is not bias:

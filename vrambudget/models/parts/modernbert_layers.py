@@ -16,7 +16,8 @@ from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, Embedding, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate_half
 from vrambudget.ops.elementwise import ACTIVATIONS, add, mul
-from vrambudget.ops.shape import contiguous, reshape, split, transpose, unbind, unsqueeze, view
+from vrambudget.ops.shape import contiguous, reshape, split, transpose, unsqueeze, view
+from vrambudget.ops.stacking import unbind
 
 if TYPE_CHECKING:
     from vrambudget.models.families.modernbert import ModernBertConfig
