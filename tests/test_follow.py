@@ -58,7 +58,6 @@ def peaks(config, scenario):
 
 
 @pytest.mark.parametrize(("name", "task", "job"), TWINS)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # DeBERTa's own
 def test_a_family_equals_its_followed_twin(name, task, job):
     config_of = followed()
     if name == "vit" and "attention_mask" in JOBS[job]:
