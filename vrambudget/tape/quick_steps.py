@@ -3,9 +3,9 @@
 Most requests of a decoding step are small: hidden states of one token, the same in each layer and
 each step. Its small requests are cut into turns, one a layer. What a turn does to the small pool
 follows from the pool's free blocks, the blocks that the turn frees, and its sizes; where those
-were met before, what came of it is put in place. So a step costs its large requests and a look-up
-for each layer. Sizes never fall in the middle of a stretch (`Step.is_inner`): what is requested
-there is at its most at its end.
+were met before, what came of it is put in place, or of all turns of a step together. So a step
+costs its large requests and a look-up or some. Sizes never fall in the middle of a stretch
+(`Step.is_inner`): what is requested there is at its most at its end.
 """
 
 from collections.abc import Sequence
@@ -54,6 +54,7 @@ class _Turn:
     left: list[int] = field(default_factory=list)
     growing: list[int] = field(default_factory=list)
     number: int = 0  # of the shape
+    small: list[int] = field(default_factory=list)  # the shape, as `TwoPools.serve_small` reads it
 
     def add(self, event: int) -> None:
         """Add a small event."""
@@ -74,6 +75,9 @@ class _Turn:
         ends = {~event for event in self.events if event < 0}
         self.left = [i for i in self.born if i not in ends]
         self.growing = [i for i in self.born if i in growing]
+        past = CARRIED - len(self.born)
+        own = (event for event in self.shape if event != _LARGE)
+        self.small = [event if event > ~CARRIED else event + past for event in own]
         shape = *self.shape, *(0 if i in growing else needs[i] for i in self.born)
         self.number = shapes.setdefault(shape, len(shapes))
 
@@ -95,9 +99,10 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a turn does: free blocks, blocks of what it leaves, and units more than before it."""
+    """What a turn does, or all: free blocks, blocks of what is left, units more than before."""
 
     free: tuple[int, ...]
+    number: int  # of these free blocks
     blocks: tuple[int, ...]
     change: int
     beside: tuple[int, ...]  # the most until its first large event, until its second, ...
@@ -113,10 +118,13 @@ class _Plan:
     died: list[int]  # numbers of what was carried into the step
     may_become_large: list[int]
     is_steady: bool  # the next step finds large what this one found
+    small_there: list[int]  # numbers of what was carried into the step, is small, and dies in it
+    left: list[int]  # small storages of the step that are there after it
+    wholes: dict[tuple[int, ...], _Outcome] = field(default_factory=dict)  # of all turns together
 
 
 class _QuickRun(Run):
-    """Runs steps turn by turn."""
+    """Runs steps turn by turn, or as a whole where all turns were met together."""
 
     allocator: TwoPools
 
@@ -126,84 +134,109 @@ class _QuickRun(Run):
         super().__init__(steps, allocator, sizes, position)
         self.plans: dict[int, _Plan] = {}
         self.shapes: dict[tuple[int, ...], int] = {}
-        self.outcomes: dict[tuple[object, ...], _Outcome] = {}
+        self.outcomes: dict[tuple[int, ...], _Outcome] = {}
         self.levels: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # by sizes
         self.free: tuple[int, ...] | None = None  # in the small pool; None: as the allocator has it
+        self.stands: tuple[int, ...] | None = None  # what the allocator has, where that is known
+        self.numbers: dict[tuple[int, ...], int] = {}  # of free blocks
 
     def step(self, step: Step) -> None:
         """Run one step."""
         if not step.is_inner:
             self.plans.clear()
-            self.settle()
-            super().step(step)
+            self._run_plainly(step)
             return
-        allocator, sizes, first, carried = self.allocator, self.sizes, self.first, self.carried
+        allocator, now, sizes, carried = self.allocator, step.sizes, self.sizes, self.carried
         plan = self._plan(step)
         if not plan.large:  # each step is another for the small pool
-            self.settle()
-            super().step(step)
+            self._run_plainly(step)
             return
         before = allocator.free_small if self.free is None else self.free
         allocator.begin()
         try:
-            self.free = before
-            beside, small = self._run_turns(plan, step)
-            requested = sum(sizes[first + i] for i in plan.born)
-            requested -= sum(sizes[carried[number]] for number in plan.died)
-            allocator.end(self.named(plan.large), sizes, beside, small=small, requested=requested)
+            whole = self._run_small(plan, step, before)
+            requested = sum([now[i] for i in plan.born])
+            requested -= sum([sizes[carried[number]] for number in plan.died])
+            large = self.named(plan.large)
+            allocator.end(large, sizes, whole.beside, small=whole.change, requested=requested)
         except OutOfDeviceMemoryError:
             allocator.undo()
-            self.free = before
-            self.settle()
-            super().step(step)
+            self.free, self.stands = before, None
+            self._run_plainly(step)
             return
         self.carry(step)
+
+    def _run_plainly(self, step: Step) -> None:
+        self.settle()
+        self.stands = None
+        super().step(step)
 
     def settle(self) -> None:
         """Let the allocator's small pool have the blocks that turns so far left free."""
         if self.free is not None:
-            self.allocator.put_small_pool(self.free)
-            self.free = None
+            if self.free is not self.stands:
+                self.allocator.put_small_pool(self.free)
+            self.stands, self.free = self.free, None
 
-    def _run_turns(self, plan: _Plan, step: Step) -> tuple[list[int], int]:
-        """Serve a step's small events; return the units beside large ones, and those in the end."""
-        free, placed = self.free, self.allocator.placed
-        first, outcomes, now = self.first, self.outcomes, step.sizes
+    def _run_small(self, plan: _Plan, step: Step, free: tuple[int, ...]) -> _Outcome:
+        """Serve a step's small events, or put in place what came of them; `beside` is of all."""
+        placed, carried, made = (
+            self.allocator.placed,
+            self.carried,
+            self.allocator.small_segments_made,
+        )
+        number = self.numbers.setdefault(free, len(self.numbers))
+        there = [placed[carried[c]] for c in plan.small_there]
+        key = number, *there, *[units(step.sizes[i]) for i in plan.may_become_large]
+        whole = plan.wholes.get(key)
+        if whole is None:
+            whole = self._run_turns(plan, step, free, number)
+            if self.allocator.small_segments_made == made:
+                plan.wholes[key] = whole
+        else:
+            for i, block in zip(plan.left, whole.blocks, strict=True):
+                placed[self.first + i] = block
+        self.free = whole.free
+        return whole
+
+    def _run_turns(self, plan: _Plan, step: Step, free: tuple[int, ...], number: int) -> _Outcome:
+        """Serve a step's small events turn by turn."""
+        placed, outcomes, first, now = self.allocator.placed, self.outcomes, self.first, step.sizes
         beside, level = [0], 0
         for turn in plan.turns:
-            key = (
-                turn.number,
-                free,
-                *[placed[storage] for storage in self._freed(turn)],
-                *[units(now[i]) for i in turn.growing],
-            )
+            there = [placed[storage] for storage in self._freed(turn)]
+            key = turn.number, number, *there, *[units(now[i]) for i in turn.growing]
             outcome = outcomes.get(key)
             if outcome is None:
                 self.free = free
-                outcome = self._served(turn, now, key)
-            else:
-                for i, block in zip(turn.left, outcome.blocks, strict=True):
-                    placed[first + i] = block
-            free = outcome.free
+                outcome = self._served(turn, now, key, there)
+            for i, block in zip(turn.left, outcome.blocks, strict=True):
+                placed[first + i] = block
+            free, number = outcome.free, outcome.number
             beside[-1] = max(beside[-1], level + outcome.beside[0])
             beside += [level + most for most in outcome.beside[1:]]
             level += outcome.change
-        self.free = free
-        return beside, level
+        blocks = tuple(placed[first + i] for i in plan.left)
+        return _Outcome(free, number, blocks, level, tuple(beside))
 
-    def _served(self, turn: _Turn, now: Sequence[int], key: tuple[object, ...]) -> _Outcome:
-        """Serve a turn that was not met before."""
-        allocator, first, placed = self.allocator, self.first, self.allocator.placed
+    def _served(
+        self, turn: _Turn, now: Sequence[int], key: tuple[int, ...], there: Sequence[int]
+    ) -> _Outcome:
+        """Serve a turn that was not met before; the blocks `there` end in it."""
+        allocator = self.allocator
         made = allocator.small_segments_made
-        freed = [placed[at] >> SIZE_SHIFT for at in self._freed(turn)]
-        sizes = turn.number, *freed, *[units(now[i]) for i in turn.growing]
+        freed = [block >> SIZE_SHIFT for block in there]
+        sizes = turn.number, *freed, *key[2 + len(freed) :]
         if sizes not in self.levels:
             self.levels[sizes] = turn.levels(now, freed)
         beside, change = self.levels[sizes]
         self.settle()
-        allocator.serve(self.named(turn.events), self.sizes, 0)
-        blocks = tuple(placed[first + i] for i in turn.left)
-        outcome = _Outcome(allocator.free_small, blocks, change, beside)
+        self.stands = None
+        got = allocator.serve_small(turn.small, [units(now[i]) for i in turn.born], there)
+        free = self.stands = allocator.free_small
+        number = self.numbers.setdefault(free, len(self.numbers))
+        blocks = tuple(got[turn.born.index(i)] for i in turn.left)
+        outcome = _Outcome(free, number, blocks, change, beside)
         if allocator.small_segments_made == made:
             self.outcomes[key] = outcome
         return outcome
@@ -251,4 +284,15 @@ def _planned(step: Step, carried: Sequence[bool], shapes: dict[tuple[int, ...], 
     finals = step.pattern.finals
     are_large = [needs[f] > SMALL if f < CARRIED else carried[f - CARRIED] for f in finals]
     born = {final for final in finals if final < CARRIED}
-    return _Plan(turns, large, list(born), died, list(growing), are_large == list(carried))
+    freed = dict.fromkeys(i for turn in turns for i in turn.freed)
+    left = [i for turn in turns for i in turn.left if i not in freed]
+    return _Plan(
+        turns,
+        large,
+        list(born),
+        died,
+        list(growing),
+        are_large == list(carried),
+        [i - CARRIED for i in freed if i >= CARRIED],
+        left,
+    )

@@ -1,0 +1,60 @@
+"""Decoding steps that are walked over four layers, against steps that are walked over all."""
+
+import pytest
+
+from vrambudget.inference import few_layers
+from vrambudget.scenario import resolve
+from vrambudget.simulate import simulate
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 2000,
+}
+GPT2 = {"model_type": "gpt2", "n_layer": 8}
+GEMMA2 = {**LLAMA, "model_type": "gemma2", "num_hidden_layers": 8, "sliding_window": 64}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+JOBS = [
+    pytest.param(LLAMA, {}, id="llama"),
+    pytest.param(LLAMA, {"padding": "left", "batch": 3}, id="padded"),
+    pytest.param(LLAMA, {"num_beams": 3}, id="beams"),
+    pytest.param(LLAMA, {"cache": "static", "sample": True}, id="static"),
+    pytest.param(LLAMA, {"cache": "offloaded"}, id="offloaded"),
+    pytest.param(LLAMA, {"cache": "none", "return_scores": True}, id="no cache"),
+    pytest.param(LLAMA, {"lora_rank": 4}, id="adapters"),
+    pytest.param(LLAMA, {"precision": "amp-bf16"}, id="autocast"),
+    pytest.param(LLAMA, {"quant": "nf4"}, id="4 bit"),
+    pytest.param(GPT2, {"attention": "eager"}, id="gpt2"),
+    pytest.param(GEMMA2, {}, id="two kinds of layers"),
+    pytest.param({**LLAMA, "model_type": "mistral", "sliding_window": 70}, {}, id="window"),
+    pytest.param(MIXTRAL, {"batch": 2}, id="experts"),
+]
+
+
+def stretches(model, fields):
+    options = {"prompt": 50, "new": 60, **fields}
+    scenario = resolve(model, gpu="a100-80gb", mode="generate", **options)
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    return [mark.steps.stretches for mark in tape.marks if mark.steps], tape.sizes
+
+
+@pytest.mark.parametrize(("model", "fields"), JOBS)
+def test_few_layers_tell_what_all_of_them_do(model, fields, monkeypatch):
+    found = stretches(model, fields)
+    monkeypatch.setattr(few_layers, "_FEWEST", 1000)
+    assert stretches(model, fields) == found
+
+
+def test_all_layers_are_walked_once_for_a_pattern(monkeypatch):
+    calls = []
+    for name in ("_shortened", "_repeated"):
+        ours = getattr(few_layers, name)
+        monkeypatch.setattr(few_layers, name, lambda *a, f=ours, n=name: calls.append(n) or f(*a))
+    [[*found]], _ = stretches(LLAMA, {"new": 600})
+    patterns = {pattern for stretch in found for pattern in stretch.patterns}
+    assert calls.count("_repeated") == len(patterns)
+    assert calls.count("_shortened") > 2 * len(patterns)
