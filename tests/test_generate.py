@@ -134,12 +134,17 @@ def test_a_static_cache_of_t5_is_two_whole_ones(attention):
     [
         ({"cache": "offloaded"}, "cache 'offloaded' of an encoder-decoder"),
         ({"cache": "quantized"}, "cache 'quantized' of an encoder-decoder"),
-        ({"cache": "static", "num_beams": 2}, "num_beams with the static cache of t5"),
     ],
 )
 def test_caches_that_t5_cannot_have_are_refused(fields, words):
     with pytest.raises(NotModelledError, match=words):
         tape_of(T5, prompt=16, new=4, **fields)
+
+
+def test_a_static_cache_has_no_more_layers_than_the_encoder():
+    deeper = {**T5, "num_decoder_layers": 7}
+    with pytest.raises(NotModelledError, match="of 7 decoder layers is not modelled: generate"):
+        tape_of(deeper, prompt=16, new=4, cache="static")
 
 
 def test_the_largest_prompt_of_a_card_is_searched_with_the_answer_as_it_is():

@@ -81,10 +81,12 @@ def generate(
     if settings.takes_positions and encoded is None:
         position_ids = positions_of(attention_mask)
     if settings.answers > 1:
+        before = input_ids
         input_ids = _repeated(input_ids, settings.answers)
         attention_mask = _repeated(attention_mask, settings.answers)
         position_ids = position_ids and _repeated(position_ids, settings.answers)
         encoded = encoded and _repeated(encoded, settings.answers)
+        del before  # held until here
     kind = Sampling if settings.num_beams == 1 else BeamSearch
     loop = kind(model, settings, input_ids, attention_mask, position_ids)
     loop.encoder_states = encoded

@@ -9,6 +9,7 @@ from vrambudget.errors import NotModelledError
 from vrambudget.inference import forward, generate
 from vrambudget.inference.caches import cache_of, windows_of
 from vrambudget.inference.settings import GenerateSettings
+from vrambudget.models.families.t5 import T5Config
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.training.loops.run import LoopSettings
 
@@ -38,6 +39,15 @@ def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
     )
 
 
+def _check_static(config: T5Config) -> None:
+    if config.decoder_layers > config.num_hidden_layers:
+        raise NotModelledError(
+            f"cache 'static' of {config.decoder_layers} decoder layers is not modelled: generate"
+            f" makes as many as the encoder has, {config.num_hidden_layers}, and fails",
+            hint="--cache dynamic works",
+        )
+
+
 def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> GenerateSettings:
     if config.new_cache() is None or job.task not in {"causal-lm", "seq2seq-lm"}:
         raise NotModelledError(
@@ -45,11 +55,8 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
             hint="decoders of transformers with a language modelling head are, and T5",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
-    if job.task == "seq2seq-lm" and job.cache == "static" and job.num_beams > 1:
-        raise NotModelledError(
-            f"num_beams with the static cache of {config.model_type} is not modelled",
-            hint="--cache dynamic with beams is, and --cache static with one",
-        )
+    if job.cache == "static" and isinstance(config, T5Config):
+        _check_static(config)
     begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder
     return GenerateSettings(
         batch=job.batch,
