@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+import vrambudget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -418,3 +419,27 @@ def test_an_engine_that_does_not_start_says_so(capsys):
     assert "Please try to increase --mem-fraction-static" in capsys.readouterr().out
     assert main(["serve", "llama-3.1-8b:F16", "--engine", "llama.cpp", "--gpu", "12GB"]) == 1
     assert capsys.readouterr().out.startswith("DOES NOT FIT")
+
+
+def test_a_server_is_the_same_in_python(capsys):
+    server = vrambudget.serve("llama-3.1-8b", gpu="h100", context=8192, max_num_seqs=64)
+    assert server.starts
+    assert server.values["max_num_seqs"] == 64
+    options = ["--gpu", "h100", "--context", "8192", "--max-num-seqs", "64"]
+    assert main(["serve", "llama-3.1-8b", *options]) == 0
+    assert str(server) == capsys.readouterr().out.rstrip("\n")
+    assert server._repr_html_().startswith("<pre>STARTS: ")
+    assert json.loads(server.to_json())["max_num_seqs"] == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "trt"}, "there is no engine 'trt'"),
+        ({"engine": "tgi", "max_num_seqs": 4}, "--max-num-seqs is an option of vllm, not of tgi"),
+        ({"max_num_sequences": 4}, "max_num_sequences"),
+    ],
+)
+def test_a_mistake_in_a_servers_options_is_named(options, words):
+    with pytest.raises(VramBudgetError, match=words):
+        vrambudget.serve("llama-3.1-8b", gpu="h100", **options)

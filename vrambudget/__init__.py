@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.integrations.explore import explore as explore
     from vrambudget.integrations.lightning import lightning_callback as lightning_callback
     from vrambudget.integrations.preflight import preflight as preflight
+    from vrambudget.integrations.server import serve as serve
     from vrambudget.integrations.stepped import follow as follow
     from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
     from vrambudget.planning.advice import advise as advise
@@ -54,6 +55,7 @@ _HOMES = {
     "max_block": "vrambudget.planning.fit",
     "plan": "vrambudget.planning.plan",
     "preflight": "vrambudget.integrations.preflight",
+    "serve": "vrambudget.integrations.server",
     "sweep": "vrambudget.planning.sweep",
 }
 
@@ -75,6 +77,7 @@ __all__ = [
     "max_block",
     "plan",
     "preflight",
+    "serve",
     "sweep",
 ]
 

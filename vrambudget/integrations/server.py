@@ -1,0 +1,195 @@
+"""What an inference server does with a card, from Python: `vrambudget.serve`.
+
+    server = vrambudget.serve("llama-3.1-8b", gpu="h100", context=8192)
+    server.starts, server.values["tokens"]
+
+Options have the engines' own names. A server prints as the command does, and shows in notebooks.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.model_config import load_config
+from vrambudget.config.source import FoundModel, ModelSource, find_model
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.models import config_class
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.report.engines import (
+    llama_cpp_report,
+    llama_cpp_values,
+    sglang_report,
+    sglang_values,
+    tgi_report,
+    tgi_values,
+)
+from vrambudget.report.serving import as_values, holds_one, served
+from vrambudget.serving import llama_cpp, sglang, tgi, vllm
+from vrambudget.serving.gguf_model import GgufModel, of_file, of_name
+from vrambudget.serving.options import (
+    OPTIONS,
+    LlamaCppOptions,
+    ServeOptions,
+    SglangOptions,
+    TgiOptions,
+)
+from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
+from vrambudget.serving.sglang_quantised import sglang_quantisation
+from vrambudget.serving.weights import load_decoder
+
+_GGUF = ".gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server holds; `values` are bytes and tokens, where a pair is least and most."""
+
+    engine: str
+    starts: bool
+    values: Mapping[str, Any]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_json(self) -> str:
+        """Return the values as JSON."""
+        return json.dumps(self.values, indent=2)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
+
+
+def serve(
+    model: ModelSource,
+    *,
+    gpu: str | Gpu,
+    engine: str | None = None,
+    context: int | None = None,
+    **options: Any,
+) -> Server:
+    """Return what a server of `model` does with a card. Raises VramBudgetError.
+
+    `engine`: vllm, sglang, tgi or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
+    tokens of a request; `options`: the engine's own.
+    """
+    if context is not None and context <= 0:
+        raise VramBudgetError(f"context is {context}; a request has 1 token or more")
+    is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
+    engine = engine or ("llama.cpp" if is_file else "vllm")
+    parsed, card = _options(engine, options), find_gpu(gpu)
+    if isinstance(parsed, LlamaCppOptions):
+        return _llama_cpp(str(model), card, parsed, context)
+    if is_file:
+        raise VramBudgetError(
+            f"{engine} is not counted with a GGUF file", hint="--engine llama.cpp reads it"
+        )
+    if isinstance(parsed, SglangOptions):
+        return _sglang(model, card, parsed, context)
+    if isinstance(parsed, TgiOptions):
+        return _tgi(model, card, parsed, context)
+    return _vllm(model, card, parsed, context)
+
+
+def _options(engine: str, given: Mapping[str, Any]) -> Any:
+    """Return the engine's options. Raises VramBudgetError for those of another engine."""
+    if engine not in OPTIONS:
+        raise VramBudgetError(
+            f"there is no engine {engine!r}", hint=f"there is {', '.join(OPTIONS)}"
+        )
+    own = OPTIONS[engine].model_fields
+    for name in given:
+        others = [e for e, options in OPTIONS.items() if name in options.model_fields]
+        if name not in own and others:
+            raise VramBudgetError(
+                f"--{name.replace('_', '-')} is an option of {' and '.join(others)}, not of"
+                f" {engine}",
+                hint=f"{engine} has {', '.join(_spelled(n) for n in own if n != 'engine')}",
+            )
+    return OPTIONS[engine].parse({**given, "engine": engine})
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _vllm(model: ModelSource, gpu: Gpu, options: ServeOptions, context: int | None) -> Server:
+    found = find_model(model)
+    config = load_decoder(found.values, where=found.where)
+    quantisation = found.values.get("quantization_config")
+    quantised = quantisation_of(quantisation, options.quantization, gpu, where=found.where)
+    if cache_in_fp8(quantisation):
+        options = options.model_copy(update={"kv_cache_dtype": "fp8"})
+    serving = vllm.serve(config, gpu, options, quantised)
+    _check_context(context, serving.max_model_len)
+    starts = serving.cache_bytes[0] > 0 and holds_one(serving)
+    text = served(found.name, gpu, options, serving, context, quantised=quantised)
+    return Server("vllm", starts, as_values(serving, context), text)
+
+
+def _sglang(model: ModelSource, gpu: Gpu, options: SglangOptions, context: int | None) -> Server:
+    found = find_model(model)
+    config = load_decoder(found.values, where=found.where)
+    quantised = sglang_quantisation(
+        found.values.get("quantization_config"),
+        options.quantization,
+        gpu,
+        config,
+        where=found.where,
+    )
+    serving = sglang.serve(config, gpu, options, quantised)
+    _check_context(context, serving.context_length)
+    text = sglang_report(found.name, gpu, serving, context, quantised)
+    return Server("sglang", serving.starts, sglang_values(serving, context), text)
+
+
+def _tgi(model: ModelSource, gpu: Gpu, options: TgiOptions, context: int | None) -> Server:
+    found = find_model(model)
+    serving = tgi.serve(_not_quantised(found), gpu, options)
+    _check_context(context, serving.max_total_tokens)
+    text = tgi_report(found.name, gpu, options, serving, context)
+    return Server("tgi", serving.starts, tgi_values(serving, context), text)
+
+
+def _not_quantised(found: FoundModel) -> DecoderConfig:
+    if found.values.get("quantization_config"):
+        raise NotModelledError(
+            "quantised weights are not modelled as this engine loads them",
+            where=found.where,
+            hint="--engine vllm has rules for them; a configuration without quantization_config"
+            " is that of 16-bit weights",
+        )
+    return load_decoder(found.values, where=found.where)
+
+
+def _llama_cpp(name: str, gpu: Gpu, options: LlamaCppOptions, context: int | None) -> Server:
+    model = _gguf(name)
+    serving = llama_cpp.serve(model, gpu, options)
+    _check_context(context, model.positions)
+    length = context or serving.cells
+    text = llama_cpp_report(model, gpu, options, serving, length)
+    slots = llama_cpp.most_slots(model, gpu, options, length)
+    return Server("llama.cpp", serving.fits, llama_cpp_values(serving, slots, length), text)
+
+
+def _gguf(name: str) -> GgufModel:
+    """Return the model of a local file, or of a name with a kind: llama-3.1-8b:Q4_K_M."""
+    if name.endswith(_GGUF):
+        return of_file(Path(name))
+    model, _, kind = name.rpartition(":")
+    if not model:
+        raise VramBudgetError(
+            f"{name!r} does not say how its tensors are quantised",
+            hint=f"write {name}:Q4_K_M, or name a local file: model.gguf",
+        )
+    found = find_model(model)
+    return of_name(load_config(found.values, config_class, where=found.where), found.name, kind)
+
+
+def _check_context(context: int | None, longest: int) -> None:
+    if context is not None and context > longest:
+        raise VramBudgetError(f"context is {context}; a request has 1 to {longest} tokens here")
