@@ -42,7 +42,8 @@ VARIANTS = {
     "mixtral, routers are trained": ("mixtral", {"output_router_logits": True}),
     "qwen3_moe, some layers dense": ("qwen3_moe", {"mlp_only_layers": [0, 3]}),
 }
-ALTERNATING = {"gemma2", "gemma3", "gemma3_text", "smollm3"}  # layers of two kinds
+# layers of two kinds
+ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3", "smollm3"}
 WALKED = {"t5"}  # its layers share tensors that want gradients
 
 

@@ -18,11 +18,12 @@ RECORDS = Path(__file__).parent / "records" / "reference.jsonl"
 
 @dataclass(frozen=True)
 class Limits:
-    """The three things that a job asks of a model."""
+    """The four things that a job asks of a model."""
 
     default_block: int | None = 1024
     learned_positions: int | None = 1024
     tasks: tuple[str, ...] = ("causal-lm", "seq2seq-lm")
+    attentions: tuple[str, ...] = ("sdpa", "eager")
 
 
 def record(**fields):
@@ -286,6 +287,11 @@ def test_what_is_given_wins_over_a_cards_defaults_in_any_spelling():
 def test_an_open_block_becomes_the_models_own_limit():
     assert Job().resolve(Limits()).block == 1024
     assert Job(block=7).resolve(Limits()).block == 7
+
+
+def test_an_attention_that_the_model_lacks_becomes_its_own():
+    assert Job(attention="sdpa").resolve(Limits(attentions=("eager",))).attention == "eager"
+    assert Job(attention="eager").resolve(Limits()).attention == "eager"
 
 
 def test_a_block_longer_than_the_models_positions_is_refused():

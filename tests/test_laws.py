@@ -45,10 +45,13 @@ TINY: dict[str, dict[str, Any]] = {
     "deberta-v2": {**DECODER, "relative_attention": True, "position_buckets": 8}
     | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
     | {"position_biased_input": False},
+    "cohere": {**GROUPED, "use_qk_norm": True},
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT,
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
     "electra": {**DECODER, "embedding_size": 16},
+    "ernie4_5": {**GROUPED, "head_dim": 16},
+    "exaone4": {**GROUPED, "sliding_window": 8, "sliding_window_pattern": 2},
     "gemma": {**GROUPED, "head_dim": 16},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
     "gemma3": {
@@ -63,12 +66,16 @@ TINY: dict[str, dict[str, Any]] = {
     "granite": GROUPED,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
     "gpt_neox": DECODER,
+    "gpt_oss": {**EXPERTS, "num_local_experts": 4, "head_dim": 16, "sliding_window": 8},
+    "helium": {**GROUPED, "head_dim": 8},
+    "hunyuan_v1_dense": {**GROUPED, "head_dim": 16},
     "llama": GROUPED,
     "mistral": {**GROUPED, "sliding_window": 8},
     "mixtral": {**EXPERTS, "num_local_experts": 4},
     "modernbert": {**DECODER, "local_attention": 16},
     "nanogpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50},
     "olmo2": GROUPED,
+    "olmo3": {**GROUPED, "sliding_window": 8},
     "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"vocab_size": 50, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     "phi": GROUPED,
@@ -79,7 +86,9 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": {**GROUPED, "head_dim": 16},
     "qwen3_moe": {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16},
     "roberta": {**DECODER, "max_position_embeddings": 70},  # two are for padding
+    "seed_oss": {**GROUPED, "head_dim": 16},
     "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
+    "starcoder2": {**GROUPED, "sliding_window": 8, "embedding_dropout": 0.1},
     "t5": T5,
     "titan": {"dim": 32, "hidden": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
     | {"vocab_size": 50},

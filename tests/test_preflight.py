@@ -34,6 +34,8 @@ TINY = {
         "text_config": {"num_hidden_layers": 2},
         "vision_config": {"num_hidden_layers": 2},
     },
+    "deepseek_v2": {"num_hidden_layers": 2, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
     "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
 HEADS = {
@@ -47,7 +49,7 @@ SIZES = {"batch": 4, "block": 32}
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def live(model_type="gpt2", task="causal-lm", dtype=torch.float32, attention="sdpa"):
+def live(model_type="gpt2", task="causal-lm", dtype=torch.float32, attention=None):
     """Return a model without data: it is only looked at."""
     config = transformers.AutoConfig.for_model(
         model_type, **TINY.get(model_type, {"num_hidden_layers": 2})

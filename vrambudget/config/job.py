@@ -75,6 +75,10 @@ class Limits(Protocol):
         """The tasks that the family has heads for; the first is the default."""
 
     @property
+    def attentions(self) -> tuple[str, ...]:
+        """The ways of attending that the model's code has."""
+
+    @property
     def default_block(self) -> int | None:
         """Tokens per sequence if the job names none."""
 
@@ -219,7 +223,7 @@ class Job(
             yield "muon under amp-fp16 is not modelled: two optimizers would share a GradScaler"
 
     def resolve(self, config: Limits) -> Self:
-        """Return the job with task, block and masks set.
+        """Return the job with task, block, masks and an attention that the model has set.
 
         Raises VramBudgetError for a block that is too long, NotModelledError for a task that the
         family has no head for.
@@ -242,7 +246,9 @@ class Job(
         }
         evaluated = {"eval_batch": self.eval_batch or self.batch} if self.evaluates else {}
         lengths = self._lengths(task, config)
-        return self.model_copy(update={"task": task, **lengths, **masks, **evaluated})
+        ways = config.attentions
+        attends = {"attention": self.attention if self.attention in ways else ways[0]}
+        return self.model_copy(update={"task": task, **lengths, **masks, **evaluated, **attends})
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         if self.mode == "generate":

@@ -83,7 +83,8 @@ HARMLESS_VALUES: Mapping[str, object] = {
 
 DROPOUT_FIELDS = (
     *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "hidden_dropout"),
-    *("attention_probs_dropout_prob", "attention_dropout", "dropout"),
+    *("attention_probs_dropout_prob", "attention_dropout", "dropout", "residual_dropout"),
+    "embedding_dropout",
 )
 """What a job's `dropout` sets, in the families that have it; not a classification head's own."""
 
@@ -117,6 +118,10 @@ class ModelConfig(Settings):
 
     loads_in_4bit: ClassVar[bool] = True
     """Whether its causal language model is modelled with bitsandbytes' 4-bit weights."""
+
+    attentions: ClassVar[tuple[str, ...]] = ("sdpa", "eager")
+    """The ways of attending that its code has. A job that asks for another gets the first, as
+    `from_config` chooses where nobody asks."""
 
     checkpointing: ClassVar[tuple[str, ...]] = ("none", "full")
     """The ways of checkpointing that its code has."""

@@ -42,6 +42,8 @@ _DROPOUTS = (
     "dropout",
     "attention_dropout",
     "hidden_dropout",
+    "residual_dropout",
+    "embedding_dropout",
 )
 
 

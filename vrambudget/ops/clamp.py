@@ -1,10 +1,11 @@
-"""Clamping between two scalars on the device, and the check for infinities that decides them.
+"""Clamping between numbers or scalars on the device, and the check for infinities for the latter.
 
     x           kept, and the two scalars
     y           like x
-    backward    two bools and a result for each element, a zero
+    backward    two bools and a result for each element, a zero; one bool for one number
 
-Source: derivatives.yaml (clamp.Tensor), FunctionsManual.cpp (clamp_backward_min_max);
+Source: derivatives.yaml (clamp, clamp.Tensor), FunctionsManual.cpp (clamp_backward,
+clamp_backward_min_max);
 aten/src/ATen/native/TensorCompare.cpp (isinf: abs, then a comparison).
 """
 
@@ -30,6 +31,23 @@ def clamp(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
         return dx
 
     return record("clamp", y, inputs=(x,), saved=kept, backward=backward)
+
+
+def clamp_to_numbers(x: Tensor, *, both: bool) -> Tensor:
+    """Return x between two numbers, or up to one."""
+    kept = keep(x, when=x.requires_grad)
+    context.operation = "clamp"
+    y = empty_like(x)
+    shape = x.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        zero = empty((), dy.dtype)
+        inside = [empty(shape, bool_) for _ in range(1 + both)]
+        dx = empty_like(dy)
+        del inside, zero
+        return dx
+
+    return record("clamp", y, inputs=(x,), saved=(kept,), backward=backward)
 
 
 def any_infinite(x: Tensor) -> Tensor:

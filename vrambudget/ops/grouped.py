@@ -1,7 +1,7 @@
 """Grouped matrix product: consecutive rows of x, each group by a matrix of its own.
 
     x        [S, I]      kept if weight needs a gradient
-    weight   [E, O, I]   kept if x needs a gradient
+    weight   [E, O, I]   kept if x needs a gradient; [E, I, O] where it is transposed
     offsets  [E]         where each group ends, int32; kept
     y        [S, O]
 
@@ -30,19 +30,25 @@ from vrambudget.ops.workspaces import cublas_workspace
 _TENSOR_MAPS = 4 * 128  # bytes per multiprocessor: of x, weight, y as input and y as output
 
 
-def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """Return each group's x @ weight.T: [S, I], [E, O, I] -> [S, O]. Raises ShapeError."""
+def grouped_linear(
+    x: Tensor, weight: Tensor, offsets: Tensor, *, is_transposed: bool = False
+) -> Tensor:
+    """Return each group's x @ weight.T: [S, I], [E, O, I] -> [S, O]. Raises ShapeError.
+
+    `is_transposed`: the weight is [E, I, O].
+    """
     x = to(x, weight.dtype)
-    if x.shape[1] != weight.shape[2]:
+    features, out_features = weight.shape[1:] if is_transposed else weight.shape[:0:-1]
+    if x.shape[1] != features:
         raise ShapeError(f"grouped product of {list(x.shape)} by {list(weight.shape)}")
     if context.platform.compute_capability < (8, 0):
-        return _by_transformers(x, weight, offsets)
+        return _by_transformers(x, weight, offsets, out_features)
     kept = (
         keep(x, when=weight.requires_grad),
         keep(weight, when=x.requires_grad),
         keep(offsets, when=x.requires_grad or weight.requires_grad),
     )
-    y = _product("grouped_mm", (x.shape[0], weight.shape[1]), weight.dtype, weight.shape[0])
+    y = _product("grouped_mm", (x.shape[0], out_features), weight.dtype, weight.shape[0])
     x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
     needs_x, needs_weight = x.requires_grad, weight.requires_grad
 
@@ -72,10 +78,10 @@ def _product(operation: str, shape: Shape, dtype: DType, groups: int) -> Tensor:
     return y
 
 
-def _by_transformers(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+def _by_transformers(x: Tensor, weight: Tensor, offsets: Tensor, out_features: int) -> Tensor:
     kept = keep(x), keep(weight)
     context.operation = "grouped_mm_fallback"
-    y = empty((x.shape[0], weight.shape[1]), x.dtype)
+    y = empty((x.shape[0], out_features), x.dtype)
     x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
 
     def backward(dy: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ class _Unfollowed:
     tasks: tuple[Task, ...]
     default_block: int | None
     learned_positions: int | None = None
+    attentions: tuple[str, ...] = ("sdpa", "eager")
 
 
 def job_of(model: str | Path | Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

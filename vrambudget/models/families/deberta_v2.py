@@ -255,6 +255,7 @@ class DebertaV2Config(BertLike):
     cls_dropout: Probability | None = None
 
     followed_in = ("5.17",)
+    attentions = ("eager",)
     ignored_keys = BertLike.ignored_keys | {"conv_act", "conv_groups"}
 
     @property

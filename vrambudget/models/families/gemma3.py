@@ -41,9 +41,14 @@ class Gemma3Attention(Attention):
 class RotaryByKind(Module):
     """Gemma3RotaryEmbedding: frequencies for each kind of layer that there is."""
 
-    def __init__(self, dim: int, rope_types: dict[LayerType, str]) -> None:
+    def __init__(
+        self,
+        dim: int,
+        rope_types: dict[LayerType, str],
+        made_of: type[RotaryEmbedding] = RotaryEmbedding,
+    ) -> None:
         self.kinds = {
-            kind: RotaryEmbedding(dim, rope_types[kind], last=False) for kind in sorted(rope_types)
+            kind: made_of(dim, rope_types[kind], last=False) for kind in sorted(rope_types)
         }
         again = None
         for kind, each in self.kinds.items():

@@ -42,8 +42,7 @@ class Olmo2RotaryEmbedding(RotaryEmbedding):
 class Olmo2Attention(Attention):
     """Olmo2Attention."""
 
-    def __init__(self, config: "Olmo2Config") -> None:
-        bias = config.attention_bias
+    def __init__(self, config: DecoderConfig, *, bias: bool) -> None:
         super().__init__(config, qkv_bias=bias, out_bias=bias)
         self.q_norm = Olmo2RMSNorm(config.num_attention_heads * self.head_dim)
         self.k_norm = Olmo2RMSNorm(config.kv_heads * self.head_dim)
@@ -61,14 +60,14 @@ class Olmo2Attention(Attention):
         return to(q_embed, query.dtype), to(k_embed, key.dtype)
 
 
-class Olmo2Layer(CheckpointedLayer):
-    """Olmo2DecoderLayer."""
+class PostNormLayer(CheckpointedLayer):
+    """Olmo2DecoderLayer, of the parts that it is given: norms come after them."""
 
-    def __init__(self, config: "Olmo2Config") -> None:
-        self.self_attn = Olmo2Attention(config)
-        self.mlp = MLP(config)
-        self.post_attention_layernorm = Olmo2RMSNorm(config.hidden_size)
-        self.post_feedforward_layernorm = Olmo2RMSNorm(config.hidden_size)
+    def __init__(self, config: DecoderConfig, self_attn: Attention, mlp: MLP) -> None:
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.post_attention_layernorm = config.norm(config.hidden_size)
+        self.post_feedforward_layernorm = config.norm(config.hidden_size)
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
@@ -100,6 +99,6 @@ class Olmo2Config(DecoderConfig):
     norm = Olmo2RMSNorm
     rotary_embedding = Olmo2RotaryEmbedding
 
-    def layer(self) -> Olmo2Layer:
+    def layer(self) -> PostNormLayer:
         """Olmo2DecoderLayer."""
-        return Olmo2Layer(self)
+        return PostNormLayer(self, Olmo2Attention(self, bias=self.attention_bias), MLP(self))

@@ -24,7 +24,7 @@ from vrambudget.models.parts.cache import Cache, dynamic_cache
 from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.classification import SequenceClassifier
 from vrambudget.models.parts.decoder_layers import Attention, Norm, RMSNorm
-from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, Linear
+from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.masks import Masks, causal_mask, positions, sliding_window_mask
 from vrambudget.models.parts.rotary import RotaryEmbedding
 from vrambudget.models.parts.rotary_config import RotaryConfig
@@ -141,7 +141,7 @@ class DecoderConfig(RotaryConfig):
 
     tasks: ClassVar[tuple[Task, ...]] = ("causal-lm", "seq-cls")
 
-    norm: ClassVar[type[Norm]] = RMSNorm
+    norm: ClassVar[type[Norm] | type[LayerNorm]] = RMSNorm
     embedding: ClassVar[type[Embedding]] = Embedding
     rotary_embedding: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
     head_bias: ClassVar[bool] = False

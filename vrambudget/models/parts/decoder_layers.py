@@ -22,6 +22,7 @@ from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.layers import CheckpointedLayer, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate
+from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, add, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 from vrambudget.ops.shape import contiguous, reshape, transpose, view
@@ -53,6 +54,7 @@ class Attention(Module):
     """LlamaAttention."""
 
     layer_idx = 0
+    residual_dropout = 0.0  # of its output
 
     def __init__(self, config: "DecoderConfig", *, qkv_bias: bool, out_bias: bool) -> None:
         self.head_dim = config.head_width
@@ -77,7 +79,7 @@ class Attention(Module):
             key, value = past_key_values.update(key, value, self.layer_idx)
         output, weights = self.attend(query, key, value, mask)
         output = contiguous(reshape(output, *output.shape[:2], -1))
-        output = self.o_proj(output)
+        output = dropout(self.o_proj(output), self.residual_dropout, training=self.training)
         return output, weights
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,6 +109,8 @@ class Attention(Module):
 class MLP(Module):
     """LlamaMLP: down(act(gate(x)) * up(x))."""
 
+    residual_dropout = 0.0  # of its output
+
     def __init__(
         self, config: "DecoderConfig", *, bias: bool = False, inner: int | None = None
     ) -> None:
@@ -119,7 +123,7 @@ class MLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         y: Tensor = self.down_proj(mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
-        return y
+        return dropout(y, self.residual_dropout, training=self.training)
 
 
 class DecoderLayer(CheckpointedLayer):

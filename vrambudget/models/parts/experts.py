@@ -13,9 +13,11 @@ N tokens go to k experts each: S = N * k rows.
     batched_mm   a product for each row, by a copy of its expert's weights; `generate` takes it for
                  decoding in place of grouped_mm (_optimize_model_for_decode)
 
-Not modelled: expert parallelism, other implementations (deepgemm, sonicmoe), biases; gradients of
+Not modelled: expert parallelism, other implementations (deepgemm, sonicmoe); gradients of
 batched_mm.
 """
+
+from typing import ClassVar
 
 from vrambudget.dtypes import bool_, int32, int64
 from vrambudget.engine.autocast import to
@@ -24,7 +26,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.parametrised import Parametrised
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import ACTIVATIONS, mul
-from vrambudget.ops.fill import masked_fill, masked_fill_
+from vrambudget.ops.fill import add_, masked_fill, masked_fill_
 from vrambudget.ops.grouped import grouped_linear
 from vrambudget.ops.indexing import index_add_, index_pairs, index_rows
 from vrambudget.ops.linear import linear, matmul
@@ -33,16 +35,22 @@ from vrambudget.ops.reduce import sum_dim, with_partial_sums
 from vrambudget.ops.selection import nonzero
 from vrambudget.ops.shape import permute, reshape, select, split, unsqueeze, view
 
+Chosen = tuple[Tensor, Tensor, Tensor]
+"""All weights [N, k], and of one expert's rows [n]: their tokens, and which of a token's k."""
+
 
 class Experts(Parametrised):
     """MixtralExperts and its namesakes: gate and up projections are one tensor."""
+
+    is_transposed: ClassVar[bool] = False  # [E, I, O] in place of [E, O, I]
+    has_bias: ClassVar[bool] = False
 
     def __init__(self, experts: int, width: int, inner: int, hidden_act: str) -> None:
         super().__init__()
         dtype = context.options.dtype
         self.gate_up_proj = Parameter((experts, 2 * inner, width), dtype)
         self.down_proj = Parameter((experts, width, inner), dtype)
-        self.act_fn = ACTIVATIONS[hidden_act]
+        self.inner, self.act_fn = inner, ACTIVATIONS[hidden_act]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """[N, C], [N, k], [N, k] -> [N, C]."""
@@ -66,18 +74,19 @@ class Experts(Parametrised):
         tokens_per_expert = count_each(histc_input, experts)
         offsets = running_sum(tokens_per_expert)
         sentinel_mask = unsqueeze(made("ge", expert_ids_g.shape, bool_), 1)
-        selected_weights = self.value("gate_up_proj")
+        weight, bias = self.value("gate_up_proj"), self.bias("gate_up_proj", expert_ids_g)
         selected_hidden_states_g = masked_fill_(selected_hidden_states_g, sentinel_mask)
-        proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets)
+        proj_out = self._grouped_linear(selected_hidden_states_g, weight, bias, offsets)
         proj_out = masked_fill(proj_out, sentinel_mask)
-        proj_out = self._apply_gate(proj_out)
-        selected_weights = self.value("down_proj")
-        proj_out = grouped_linear(proj_out, selected_weights, offsets)
+        proj_out = self.apply_gate(proj_out)
+        weight, bias = self.value("down_proj"), self.bias("down_proj", expert_ids_g)
+        proj_out = self._grouped_linear(proj_out, weight, bias, offsets)
         proj_out = masked_fill(proj_out, sentinel_mask)
         weighted_out = mul(proj_out, unsqueeze(sample_weights_g, 1))
         inv_perm = _inverse(perm)
         weighted_out = index_rows(weighted_out, inv_perm)
         final_hidden_states = sum_dim(view(weighted_out, tokens, top_k, -1), 1)
+        del bias  # held until here
         return to(final_hidden_states, hidden_states.dtype)
 
     def _batched(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -89,15 +98,17 @@ class Experts(Parametrised):
         )
         sample_weights = reshape(top_k_weights, -1)
         expert_ids = made("clamp", (rows,), int64)
-        selected_weights = index_rows(self.value("gate_up_proj"), expert_ids)
-        proj_out = _batched_linear(selected_hidden_states, selected_weights)
-        proj_out = self._apply_gate(proj_out)
-        selected_weights = index_rows(self.value("down_proj"), expert_ids)
-        proj_out = _batched_linear(proj_out, selected_weights)
+        weight = index_rows(self.value("gate_up_proj"), expert_ids)
+        bias = self.bias("gate_up_proj", expert_ids)
+        proj_out = self._batched_linear(selected_hidden_states, weight, bias)
+        proj_out = self.apply_gate(proj_out)
+        weight = index_rows(self.value("down_proj"), expert_ids)
+        bias = self.bias("down_proj", expert_ids)
+        proj_out = self._batched_linear(proj_out, weight, bias)
         weighted_out = mul(proj_out, unsqueeze(sample_weights, 1))
         final_hidden_states = sum_dim(view(weighted_out, tokens, top_k, -1), 1)
         result = to(final_hidden_states, hidden_states.dtype)
-        del selected_hidden_states, selected_weights, expert_ids  # held until here
+        del selected_hidden_states, weight, bias, expert_ids  # held until here
         return result
 
     def _one_by_one(
@@ -109,38 +120,59 @@ class Experts(Parametrised):
         expert_mask = permute(made("one_hot", (tokens, top_k, experts), int64), 2, 1, 0)
         counts = rows_per_expert(tokens, top_k, experts)
         (expert_hit,) = nonzero(_is_hit(expert_mask), len(counts))
+        frame: dict[str, Tensor] = {}
         for count in counts:
             made("eq", (), bool_)  # expert_idx == num_experts, read back
             top_k_pos, token_idx = nonzero(select(expert_mask, 0), count)
             current_state = index_rows(hidden_states, token_idx)
-            gate_up = linear(current_state, select(self.value("gate_up_proj"), 0))
-            gate, up = split(gate_up, gate_up.shape[-1] // 2, -1)
-            del gate_up
-            current_hidden_states = mul(self.act_fn(gate), up)
-            current_hidden_states = linear(
-                current_hidden_states, select(self.value("down_proj"), 0)
-            )
-            current_hidden_states = mul(
-                current_hidden_states,
-                index_pairs(unsqueeze(top_k_weights, 2), token_idx, top_k_pos),
-            )
+            weighted = self.one_expert(frame, current_state, (top_k_weights, token_idx, top_k_pos))
             final_hidden_states = index_add_(
-                final_hidden_states,
-                token_idx,
-                to(current_hidden_states, final_hidden_states.dtype),
+                final_hidden_states, token_idx, to(weighted, final_hidden_states.dtype)
             )
+            del weighted
         del expert_hit
         return final_hidden_states
 
-    def _apply_gate(self, gate_up_out: Tensor) -> Tensor:
-        gate, up = split(gate_up_out, gate_up_out.shape[-1] // 2, -1)
+    def one_expert(self, frame: dict[str, Tensor], current_state: Tensor, chosen: Chosen) -> Tensor:
+        """Return one expert's rows [n, C], weighed; `frame`: the loop's variables."""
+        gate_up = linear(current_state, select(self.value("gate_up_proj"), 0))
+        frame["gate"], frame["up"] = split(gate_up, self.inner, -1)
+        del gate_up
+        frame["states"] = mul(self.act_fn(frame["gate"]), frame["up"])
+        frame["states"] = linear(frame["states"], select(self.value("down_proj"), 0))
+        frame["states"] = mul(frame["states"], weights_of(*chosen))
+        return frame["states"]
+
+    def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        """[S, 2 I] -> [S, I]."""
+        gate, up = split(gate_up_out, self.inner, -1)
         return mul(self.act_fn(gate), up)
 
+    def bias(self, name: str, expert_ids: Tensor) -> Tensor | None:
+        """Return the bias of each row's expert [S, O], if they have any."""
+        if not self.has_bias:
+            return None
+        return index_rows(self.value(f"{name}_bias"), expert_ids)
 
-def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1): [S, I], [S, O, I] -> [S, O]."""
-    y = matmul(weight, unsqueeze(x, x.ndim))
-    return view(y, *y.shape[:2])
+    def _grouped_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor
+    ) -> Tensor:
+        out = grouped_linear(x, weight, offsets, is_transposed=self.is_transposed)
+        return out if bias is None else add_(out, bias)
+
+    def _batched_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[S, I], [S, O, I] -> [S, O]; a transposed weight is [S, I, O]."""
+        if self.is_transposed:
+            y = matmul(unsqueeze(x, 1), weight)
+        else:
+            y = matmul(weight, unsqueeze(x, x.ndim))
+        y = view(y, y.shape[0], -1)
+        return y if bias is None else add_(y, bias)
+
+
+def weights_of(top_k_weights: Tensor, token_idx: Tensor, top_k_pos: Tensor) -> Tensor:
+    """top_k_weights[token_idx, top_k_pos, None]: [N, k], [n], [n] -> [n, 1]."""
+    return index_pairs(unsqueeze(top_k_weights, 2), token_idx, top_k_pos)
 
 
 def rows_per_expert(tokens: int, top_k: int, experts: int) -> list[int]:

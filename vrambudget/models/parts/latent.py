@@ -151,7 +151,7 @@ class LatentConfig(DecoderConfig):
     loads_in_4bit = False  # experts are no linear layers: bitsandbytes leaves them as they are
     ignored_keys = DecoderConfig.ignored_keys | {
         *("routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "ep_size"),
-        *("num_nextn_predict_layers", "num_mtp_layers"),
+        *("num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim"),
     }
 
     @property

@@ -36,11 +36,10 @@ class RotaryEmbedding(Module):
     def __init__(self, dim: int, rope_type: str = "default", *, last: bool = True) -> None:
         self.dim = dim
         self.rope_type = rope_type
-        frequencies = FREQUENCIES[rope_type]
         if not transformers_since(5, 0):  # one buffer by two names, made once
-            self.inv_freq = self.original_inv_freq = frequencies(dim)
+            self.inv_freq = self.original_inv_freq = self.computed()
             return
-        self.inv_freq = frequencies(dim)
+        self.inv_freq = self.computed()
         self.original_inv_freq = made("clone", (dim // 2,), float32)
         if last:
             self.initialise()
@@ -63,8 +62,8 @@ class RotaryEmbedding(Module):
             freqs = made("bmm", (rows, self.dim // 2, length), float32)
             bmm_workspace(inner=1)
             emb = made("cat", (rows, length, self.dim), float32)
-            cos = _scaled("cos", emb)
-            sin = _scaled("sin", emb)
+            cos = scaled_table("cos", emb)
+            sin = scaled_table("sin", emb)
             result = _cast(cos, dtype), _cast(sin, dtype)
             del positions, freqs
             return result
@@ -86,7 +85,8 @@ class RotaryEmbedding(Module):
         del sequence_length
 
 
-def _scaled(name: str, x: Tensor) -> Tensor:
+def scaled_table(name: str, x: Tensor) -> Tensor:
+    """Return x.cos() or x.sin() times attention's scaling."""
     plain = made(name, x.shape, x.dtype)
     scaled = made("mul", x.shape, x.dtype)
     del plain
@@ -116,11 +116,13 @@ Turn = Callable[[Tensor], Tensor]
 """What sin is multiplied by: `rotate_half` or `rotate_pairs`."""
 
 
-def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Turn = rotate_half
+) -> tuple[Tensor, Tensor]:
     """Rotate q [B, H, T, D] and k [B, Hkv, T, D]."""
     cos = view(cos, cos.shape[0], 1, *cos.shape[1:])
     sin = view(sin, sin.shape[0], 1, *sin.shape[1:])
-    return rotated(q, cos, sin), rotated(k, cos, sin)
+    return rotated(q, cos, sin, turned), rotated(k, cos, sin, turned)
 
 
 def rotate_partially(
