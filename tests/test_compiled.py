@@ -110,8 +110,9 @@ QWEN = {
     [
         ({"lora_rank": 8}, {"2.11": (119518472, 121224192, 153092096)}),
         ({"checkpointing": "full"}, {"2.11": (109664520, 110321664, 142606336)}),
+        ({"loop": "trainer"}, {"2.11": (116902172, 117954560, 142606336)}),
     ],
-    ids=["LoRA", "checkpointing"],
+    ids=["LoRA", "checkpointing", "Trainer"],
 )
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own
 def test_adapters_and_checkpoints_are_compiled(fields, peaks):

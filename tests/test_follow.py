@@ -87,6 +87,19 @@ def test_a_family_with_lora_equals_its_twin_in_pefts_own_wrapper(name):
     assert peaks(twin, scenario) == peaks(scenario.config, scenario)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_a_family_in_trainer_equals_its_twin_there(name):
+    """Both are given the number of labels, and all logits are gathered."""
+    config_of = followed()
+    values = {"model_type": name, **TINY[name], "pad_token_id": 0}
+    fields = {"torch": "2.11", "transformers": "5.17", "loop": "trainer", "eval_gather": True}
+    fields |= {"eval_batches": 2, "eval_batch": 3, "grad_accum": 2, "batch": 2, "block": 24}
+    scenario = resolve(values, gpu="a100-80gb", **fields)
+    twin = config_of(find_model(values), NotModelledError("")).for_job(scenario.job)
+
+    assert peaks(twin, scenario) == peaks(scenario.config, scenario)
+
+
 def test_a_model_type_without_rules_is_followed_and_the_report_says_so():
     followed()
     budget = estimate(FALCON, batch=2, block=32, precision="bf16", torch="2.11")

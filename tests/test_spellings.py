@@ -23,6 +23,9 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
     "--clip",
     "--lora-targets",
     "--weights",
+    "--compile",
+    "--use-cache",
+    "--eval-first",
 }
 
 
@@ -55,11 +58,18 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--learning_rate 2e-5 --do_train --num_train_epochs=3 --report_to none", ""),
         ("--eval_strategy no --label_smoothing_factor 0.0 --packing false", ""),
         ("--lora_rank=4 -o a_b.json", "--lora-rank=4 -o a_b.json"),
+        ("--compile=True --use_cache=False --eval_first=false", "--compile --no-use-cache"),
+        ("--torch_compile", "--compile"),
     ],
 )
 def test_a_foreign_word_means_what_it_means_there(theirs, ours):
     found = translated(["gpt2", *theirs.split()], OWN)
     assert sorted(found) == sorted(["gpt2", *ours.split()])
+
+
+def test_a_switch_that_is_neither_true_nor_false_is_refused():
+    with pytest.raises(VramBudgetError, match=r"--compile=perhaps should be true or false"):
+        translated(["gpt2", "--compile=perhaps"], OWN)
 
 
 def test_nanogpts_dtype_is_that_of_its_autocast():
@@ -79,7 +89,7 @@ def test_what_decides_no_memory_is_left_out_and_said():
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--torch_compile", "torch.compile"),
+        ("--torch_compile_mode max-autotune", "torch.compile"),
         ("--packing true", "packed rows"),
         ("--load_in_8bit", "8-bit weights"),
         ("--use_dora", "DoRA"),

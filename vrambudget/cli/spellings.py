@@ -27,7 +27,7 @@ from vrambudget.config.foreign.meanings import (
     Uncounted,
 )
 from vrambudget.config.foreign.words import words_of
-from vrambudget.config.options import option_of, told
+from vrambudget.config.options import is_switch, option_of, told
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -73,6 +73,9 @@ class _Reading:
             written, sign, value = word.partition("=")
             name = written.replace("_", "-") if written.startswith("--") else written
             meaning = self.table.get(name.removeprefix("--").replace("-", "_"))
+            if name in self.own and sign and is_switch(field := _field(name)):
+                given += told({field: _truth(word, value)})
+                continue
             if name in self.own or meaning is None or not written.startswith("--"):
                 given.append(f"{name}{sign}{value}" if name in self.own else word)
                 continue
@@ -131,6 +134,17 @@ def _value(name: str, meaning: Meaning, left: deque[str], *, has_value: bool) ->
             return True
         raise VramBudgetError(f"{name} needs a value", hint="`--help` lists this tool's options")
     return _parsed(left.popleft())
+
+
+def _field(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _truth(word: str, value: str) -> bool:
+    """Return what `--compile=True` says, as configurators of scripts have it."""
+    if value.lower() not in _TRUTH:
+        raise VramBudgetError(f"{word} should be true or false")
+    return _TRUTH[value.lower()]
 
 
 def _is_flag(meaning: Meaning) -> bool:

@@ -4,7 +4,7 @@ This is all that an estimate sees of it. Building the model imports torch, whose
 compiles; the rules around it are those of the job's version.
 
 Not modelled: torch.compile's modes and options, dynamic shapes, several GPUs, generation, 4-bit
-weights, Lightning's and accelerate's loops.
+weights, the loops of Lightning, accelerate and TRL.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ CHECKED = ("2.11", "2.13")
 _PLATFORMS = ("linux",)
 _COUNTED: Mapping[str, tuple[Any, ...]] = {
     "mode": ("train", "eval"),
-    "loop": ("plain", "nanogpt"),
+    "loop": ("plain", "nanogpt", "trainer"),
     "ranks": (None, 1),
     "quant": (None,),
     "checkpointing": ("none", "full"),

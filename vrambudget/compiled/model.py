@@ -20,6 +20,7 @@ from vrambudget.compiled.config import REHEARSE
 from vrambudget.compiled.dispatch import told_of_the_card
 from vrambudget.compiled.findings import findings
 from vrambudget.compiled.inductor import without_kernels
+from vrambudget.compiled.prepared import eagerly, prepare
 from vrambudget.compiled.python_ops import in_python
 from vrambudget.config.job import Job
 from vrambudget.engine.autograd import record
@@ -28,7 +29,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.followed.counted import TORCH_DTYPE
-from vrambudget.followed.live import Loss, tensors_in
+from vrambudget.followed.live import Loss, TorchModule, loss_in, outputs_of, tensors_in
 from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
@@ -73,7 +74,7 @@ def _new_parameters() -> Iterator[None]:
         yield
 
 
-class Compiled(Module):
+class Compiled(TorchModule):
     """A torch module on the fake card; `forward` calls it compiled."""
 
     def __init__(self, module: torch.nn.Module, mode: CardMode, loss: Loss, *, pads: bool) -> None:
@@ -81,6 +82,7 @@ class Compiled(Module):
         self._ours: dict[int, Parameter] = {}
         shadow(self, self._module, self._parameter_of)
         self._compiled: Callable[..., Any] | None = None
+        self._evaluates_eagerly = False
 
     def _parameter_of(self, weight: torch.Tensor) -> Parameter:
         """Return the engine's parameter of a fake one, the same each time."""
@@ -96,8 +98,14 @@ class Compiled(Module):
         freeze(self, job.freeze)
         for weight in self._module.parameters():
             weight.requires_grad_(self._parameter_of(weight).requires_grad)
-        if job.lora_rank is None:
-            return
+        if job.lora_rank is not None:
+            self._put_adapters_in(job)
+        if job.loop == "trainer":
+            with on_card(self._mode):
+                prepare(self._module, job)
+            self._evaluates_eagerly = job.mode == "train"
+
+    def _put_adapters_in(self, job: Job) -> None:
         from vrambudget.followed.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
 
         with on_card(self._mode), made_for(Purpose.WEIGHTS), _new_parameters():
@@ -126,7 +134,7 @@ class Compiled(Module):
         self._say_purposes(first, logits)
         ours = self._mode.tensor_of(logits)
         if not context.grad_enabled:
-            return Outputs(ours, ours, others)
+            return Outputs(ours if loss is None else self._mode.tensor_of(loss), ours, others)
         graph = _Graph(self._mode, loss, [w for w in weights if w.requires_grad])
         inputs = [self._parameter_of(w) for w in graph.weights]
         result = self._mode.tensor_of(loss)
@@ -140,12 +148,13 @@ class Compiled(Module):
             self._compiled = torch.compile(self._module)
         given = {name: self._mode.fake_of(v) for name, v in batch.items()}
         try:
-            if all(name.isdigit() for name in given):  # inputs in order
-                outputs = self._compiled(*given.values())
+            if self._evaluates_eagerly and not self.training:
+                with eagerly(self._mode):
+                    outputs = outputs_of(self._module, given)
             else:
-                outputs = self._compiled(**given)
+                outputs = outputs_of(self._compiled, given)
             findings.breaks = list(_breaks())
-            return outputs, self._loss(outputs, given) if context.grad_enabled else None
+            return outputs, self._loss(outputs, given) if context.grad_enabled else loss_in(outputs)
         except NotModelledError:
             raise
         except Exception as error:

@@ -38,6 +38,11 @@ class Layout:
         """How many ranks share the data."""
         return self.ranks // (self.tp * self.pp)
 
+    @property
+    def records_streams(self) -> bool:
+        """Whether blocks that another stream uses come back when its work is over."""
+        return self.data in {"fsdp1", "deepspeed3"}
+
     def __str__(self) -> str:
         parts = [self.data] if self.data else []
         parts += [f"{name}={n}" for name, n in (("tp", self.tp), ("pp", self.pp)) if n > 1]

@@ -178,7 +178,7 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
             "all tokens but the first count as completions: say how long they are with"
             " --completion-len"
         )
-    if job.layout.data in {"fsdp1", "deepspeed3"}:
+    if job.layout.records_streams:
         yield (
             "blocks that other streams use (record_stream) come back when their work is over, here"
             " at once: on a real card reserved may be more"

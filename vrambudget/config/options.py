@@ -17,6 +17,12 @@ def option_of(field: str) -> str:
     return f"--{'no-' if is_on else ''}{field.replace('_', '-')}"
 
 
+def is_switch(field: str) -> bool:
+    """Return whether a name is that of a field which is true or false."""
+    known = Job.model_fields.get(field)
+    return field in EITHER or (known is not None and known.annotation is bool)
+
+
 def told(fields: Mapping[str, Any]) -> list[str]:
     """Return fields of a job as words of the command line; None says nothing."""
     return [word for field, value in fields.items() for word in _words(field, value)]
@@ -25,7 +31,7 @@ def told(fields: Mapping[str, Any]) -> list[str]:
 def _words(field: str, value: object) -> Iterator[str]:
     if field in EITHER:
         yield option_of(field if value else f"no_{field}")
-    elif Job.model_fields[field].annotation is bool:
+    elif is_switch(field):
         if value != Job.model_fields[field].default:
             yield option_of(field)
     elif value is not None:

@@ -4,6 +4,7 @@
 engine's modules (paths on the tape, freezing, counting) finds the same names as torch's.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,7 +27,34 @@ Loss = Callable[[Any, Mapping[str, Any]], Any]
 """From a module's outputs and its batch to the loss."""
 
 
-class Live(Module):
+class TorchModule(Module):
+    """A module of torch, and what Trainer asks of it.
+
+    Source: transformers/trainer.py (Trainer.__init__, unwrap_peft_model), 5.17.
+    """
+
+    _module: Any
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether Trainer gives the module the number of labels, `num_items_in_batch`."""
+        base = self._without_adapters()
+        if hasattr(base, "accepts_loss_kwargs"):
+            return bool(base.accepts_loss_kwargs)
+        given = inspect.signature(type(base).forward).parameters.values()
+        return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in given)
+
+    @property
+    def is_named_for_causal_lm(self) -> bool:
+        """Whether Trainer counts labels without the first."""
+        return type(self._without_adapters()).__name__.endswith("ForCausalLM")
+
+    def _without_adapters(self) -> Any:
+        """Return the module that PEFT wrapped, or the module itself."""
+        return getattr(self._module, "get_base_model", lambda: self._module)()
+
+
+class Live(TorchModule):
     """A live module; `forward` runs its own code on counted tensors."""
 
     def __init__(
@@ -82,11 +110,8 @@ class Live(Module):
     def _called(self, given: Mapping[str, Counted]) -> tuple[Any, Any]:
         """Return outputs and loss. Raises NotModelledError where the code itself fails."""
         try:
-            if all(name.isdigit() for name in given):  # inputs in order
-                outputs = self._module(*given.values())
-            else:
-                outputs = self._module(**given)
-            return outputs, self._loss(outputs, given) if context.grad_enabled else None
+            outputs = outputs_of(self._module, given)
+            return outputs, self._loss(outputs, given) if context.grad_enabled else loss_in(outputs)
         except (NotModelledError, TooLargeError):
             raise
         except Exception as error:
@@ -94,6 +119,13 @@ class Live(Module):
                 f"{type(self._module).__name__} fails when it is called: {error}",
                 hint="inputs= are what it is called with; " + REHEARSE,
             ) from error
+
+
+def outputs_of(module: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+    """Return what a module makes of a batch, whose names are numbers where inputs have an order."""
+    if all(name.isdigit() for name in batch):
+        return module(*batch.values())
+    return module(**batch)
 
 
 def tensors_in(value: Any, kind: type[T]) -> list[T]:
@@ -113,9 +145,14 @@ def tensors_in(value: Any, kind: type[T]) -> list[T]:
     return list(found.values())
 
 
+def loss_in(outputs: Any) -> Any:
+    """Return the loss among a module's outputs, None where there is none."""
+    return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+
+
 def loss_of_outputs(outputs: Any, _batch: Mapping[str, Any]) -> Any:
     """Return the loss that a model of transformers returns. Raises NotModelledError without one."""
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    loss = loss_in(outputs)
     if loss is None:
         raise NotModelledError(
             "the module's outputs have no loss to train with",

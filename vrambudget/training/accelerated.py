@@ -28,7 +28,7 @@ Batch = dict[str, Tensor]
 
 def accelerated(run: Run, **inputs: Any) -> Outputs:
     """Return the outputs of a model that accelerate prepared."""
-    if run.has_ranks:  # what wraps the model wraps the region, too
+    if run.has_ranks or run.settings.compile:  # what wraps the model wraps the region, too
         outputs: Outputs = run.model(**inputs)
         return outputs
     return _in_region(run, run.model, inputs)

@@ -26,6 +26,7 @@ _PRESETS: dict[str, Meaning] = {
     "max_seq_len": Same("block"),
     "block_size": Same("block"),
     "lora_alpha": TRL["lora_alpha"],
+    "torch_compile": Switch({"compile": True}),
     "fsdp": Uncounted("FSDP (--parallel fsdp2)", flag=False),
     "deepspeed": Uncounted("DeepSpeed (--parallel zero3)", flag=False),
 }

@@ -207,7 +207,9 @@ class Run:
 
     @property
     def counts_items(self) -> bool:
-        """Whether the model's loss reads `num_items_in_batch`: all of the others ignore it."""
+        """Whether the model is given `num_items_in_batch`; those of ours that ignore it are not."""
+        if hasattr(self._model, "accepts_loss_kwargs"):
+            return bool(self._model.accepts_loss_kwargs)
         return "num_items_in_batch" in signature(self._model.forward).parameters
 
     @property
