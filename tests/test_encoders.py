@@ -5,6 +5,7 @@ That their memory is right is held against records; here is what records can't s
 
 import pytest
 
+import vrambudget
 from vrambudget.config.job import Job
 from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -33,6 +34,8 @@ def weights(config, task):
         ("modernbert", "masked-lm"),
         ("electra", "masked-lm"),
         ("deberta-v2", "masked-lm"),
+        ("albert", "masked-lm"),
+        ("bart", "seq2seq-lm"),
         ("t5", "seq2seq-lm"),
         ("vit", "image-cls"),
     ],
@@ -133,6 +136,35 @@ def test_torchscript_fuses_debertas_buckets_from_the_second_step_on():
 
     assert operations.count("ceil") == 1
     assert operations.count("fused") == 2 * 3
+
+
+def test_albert_has_one_layer_however_often_it_runs():
+    once, often = (
+        weights(family("albert", **{**TINY, "num_hidden_layers": n}), "seq-cls") for n in (1, 9)
+    )
+    two = weights(
+        family("albert", **{**TINY, "num_hidden_layers": 9}, num_hidden_groups=2), "seq-cls"
+    )
+
+    assert once == often < two
+
+
+def test_bart_has_as_many_layers_on_each_side_as_its_file_says():
+    sides = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 8, "vocab_size": 16}
+    sides |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 12}
+    one, two = (
+        weights(family("bart", **{**sides, "decoder_layers": n}), "seq2seq-lm") for n in (1, 2)
+    )
+
+    attention, norm = 4 * (8 * 8 + 8), 2 * 8
+    assert two - one == 2 * attention + 3 * norm + (12 * 8 + 12) + (8 * 12 + 8)
+
+
+def test_generation_of_bart_is_refused_with_what_rehearses_it():
+    with pytest.raises(NotModelledError, match="generation with bart") as caught:
+        vrambudget.estimate("bart-base", mode="generate", gpu="a100-80gb")
+
+    assert "vrambudget rehearse" in (caught.value.hint or "")
 
 
 def test_a_classifier_has_a_row_for_each_label():

@@ -25,7 +25,10 @@ def run_script(
 
 def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
     if job.task == "seq2seq-lm" or (job.logits_to_keep and job.task != "causal-lm"):
-        raise NotModelledError(f"a forward pass for {job.task} like this is not modelled")
+        raise NotModelledError(
+            f"a forward pass for {job.task} like this is not modelled",
+            hint="`vrambudget rehearse --gpu GPU -- python run.py` runs a script as it is",
+        )
     inputs = {name: value for name, value in settings.batches[0].items() if name != "labels"}
     return forward.run(
         model,
@@ -52,7 +55,8 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
     if config.new_cache() is None or job.task not in {"causal-lm", "seq2seq-lm"}:
         raise NotModelledError(
             f"generation with {config.model_type} for {job.task} is not modelled",
-            hint="decoders of transformers with a language modelling head are, and T5",
+            hint="decoders of transformers with a language modelling head are, and T5;"
+            " `vrambudget rehearse --gpu GPU -- python generate.py` runs a script as it is",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
     if job.cache == "static" and isinstance(config, T5Config):

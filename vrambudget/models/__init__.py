@@ -5,6 +5,8 @@ from importlib import import_module
 from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
+    "albert": ("albert", "AlbertConfig"),
+    "bart": ("bart", "BartConfig"),
     "bert": ("bert", "BertConfig"),
     "camembert": ("roberta", "CamembertConfig"),
     "cohere": ("cohere", "CohereConfig"),

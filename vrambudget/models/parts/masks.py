@@ -80,6 +80,14 @@ def causal_mask(
     return _unpadded_mask(embeddings, None if past else position_ids, not_after, span)
 
 
+def causal_mask_of_ones(embeddings: Tensor, ones: Tensor) -> Tensor | None:
+    """create_causal_mask for a mask [B, T] of ones that a model makes itself: sdpa needs none."""
+    if context.options.attention == "eager":
+        return causal_mask(embeddings, None, ones)
+    _all_ones(made("to_dtype", ones.shape, bool_))
+    return None
+
+
 def sliding_window_mask(
     embeddings: Tensor,
     position_ids: Tensor | None,

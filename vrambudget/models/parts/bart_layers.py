@@ -1,0 +1,176 @@
+"""BART's layers: attention, in a decoder to the encoder too, and a feed-forward part; norms after.
+
+    norm(x + dropout(part(x)))  for each part
+
+Not modelled: a cache of keys and values, which training with labels has not.
+
+Source: models/bart/modeling_bart.py of transformers 5.17.
+"""
+
+from dataclasses import dataclass
+
+from vrambudget.dtypes import bool_, float16
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.encoder import eager_attention, heads
+from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm, Linear
+from vrambudget.ops.creation import made
+from vrambudget.ops.dropout import dropout
+from vrambudget.ops.elementwise import ACTIVATIONS, add
+from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.shape import contiguous, reshape
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides a stack's tensors."""
+
+    width: int
+    heads: int
+    inner: int
+    layers: int
+    activation: str
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+
+
+class Attention(Module):
+    """BartAttention."""
+
+    def __init__(self, sizes: Sizes, *, is_causal: bool = False) -> None:
+        width = sizes.width
+        self.is_causal, self.dropout_p = is_causal, sizes.attention_dropout
+        self.head_dim = width // sizes.heads
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.q_proj = Linear(width, width)
+        self.out_proj = Linear(width, width)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None,
+        key_value_states: Tensor | None = None,
+    ) -> Attended:
+        """[B, T, C], [B, S, C] -> [B, T, C] and the weights."""
+        query = heads(self.q_proj(hidden_states), self.head_dim)
+        states = hidden_states if key_value_states is None else key_value_states
+        key = self.k_proj(states)
+        value = self.v_proj(states)
+        key, value = heads(key, self.head_dim), heads(value, self.head_dim)
+        output, weights = attend(
+            query,
+            key,
+            value,
+            mask,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            is_causal=self.is_causal,
+            eager=eager_attention,
+        )
+        output = contiguous(reshape(output, *output.shape[:2], -1))
+        output = self.out_proj(output)
+        return output, weights
+
+
+class _Layer(CheckpointedLayer):
+    """What encoder and decoder layers end with."""
+
+    fc1: Linear
+    fc2: Linear
+    final_layer_norm: LayerNorm
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """nn.functional.dropout of the model's own probability."""
+        return dropout(x, self.sizes.dropout, training=self.training)
+
+    def feed_forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        sizes = self.sizes
+        residual = hidden_states
+        hidden_states = ACTIVATIONS[sizes.activation](self.fc1(hidden_states))
+        hidden_states = dropout(hidden_states, sizes.activation_dropout, training=self.training)
+        hidden_states = self.fc2(hidden_states)
+        hidden_states = self.dropped(hidden_states)
+        hidden_states = add(residual, hidden_states)
+        y: Tensor = self.final_layer_norm(hidden_states)
+        return y
+
+
+class EncoderLayer(_Layer):
+    """BartEncoderLayer: in float16 it looks for infinities."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.self_attn = Attention(sizes)
+        self.self_attn_layer_norm = LayerNorm(sizes.width)
+        self.fc1 = Linear(sizes.width, sizes.inner)
+        self.fc2 = Linear(sizes.inner, sizes.width)
+        self.final_layer_norm = LayerNorm(sizes.width)
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, S, C] -> [B, S, C]."""
+        residual = hidden_states
+        hidden_states, _ = self.self_attn(hidden_states, mask=mask)
+        hidden_states = self.dropped(hidden_states)
+        hidden_states = add(residual, hidden_states)
+        hidden_states = self.self_attn_layer_norm(hidden_states)
+        residual = hidden_states
+        hidden_states = self.feed_forward(hidden_states)
+        if hidden_states.dtype is float16:
+            _all_finite(hidden_states)
+        return hidden_states
+
+
+def _all_finite(x: Tensor) -> None:
+    """torch.isfinite(x).all(), read back: abs(x) != infinity and x == x."""
+    magnitude = made("abs", x.shape, x.dtype)
+    unequal = made("ne", x.shape, bool_)
+    equal = made("eq", x.shape, bool_)
+    finite = made("mul", x.shape, bool_)
+    del equal, magnitude, unequal
+    every = made("all", (), bool_)
+    with_partial_sums(finite, tuple(range(x.ndim)), accumulator=1)
+    del every
+
+
+class DecoderLayer(_Layer):
+    """BartDecoderLayer."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.self_attn = Attention(sizes, is_causal=True)
+        self.self_attn_layer_norm = LayerNorm(sizes.width)
+        self.encoder_attn = Attention(sizes)
+        self.encoder_attn_layer_norm = LayerNorm(sizes.width)
+        self.fc1 = Linear(sizes.width, sizes.inner)
+        self.fc2 = Linear(sizes.inner, sizes.width)
+        self.final_layer_norm = LayerNorm(sizes.width)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None,
+        encoder_hidden_states: Tensor,
+        *,
+        encoder_mask: Tensor | None,
+    ) -> Tensor:
+        """[B, T, C], [B, S, C] -> [B, T, C]."""
+        residual = hidden_states
+        hidden_states, _ = self.self_attn(hidden_states, mask=mask)
+        hidden_states = self.dropped(hidden_states)
+        hidden_states = add(residual, hidden_states)
+        hidden_states = self.self_attn_layer_norm(hidden_states)
+        residual = hidden_states
+        hidden_states, _ = self.encoder_attn(
+            hidden_states, key_value_states=encoder_hidden_states, mask=encoder_mask
+        )
+        hidden_states = self.dropped(hidden_states)
+        hidden_states = add(residual, hidden_states)
+        hidden_states = self.encoder_attn_layer_norm(hidden_states)
+        del residual
+        return self.feed_forward(hidden_states)
