@@ -43,11 +43,9 @@ VARIANTS = {
     "mixtral, routers are trained": ("mixtral", {"output_router_logits": True}),
     "qwen3_moe, some layers dense": ("qwen3_moe", {"mlp_only_layers": [0, 3]}),
 }
-# layers of two kinds
-ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo3", "smollm3"}
-WALKED = {"t5"}  # its layers share tensors that want gradients
+ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernbert", "olmo3"}
 # of 20 layers; four, where nothing is said
-WALKED = dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "modernbert", "smollm3"), 7)  # two kinds
+WALKED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
 WALKED |= {"t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
 WALKED |= {"bart": 4 + 2}  # two more in the decoder
 WALKED |= {"albert": 0}  # transformers has no checkpointing for it, so they are no such layers
