@@ -15,6 +15,7 @@ import pytest
 
 import vrambudget
 from vrambudget import dtypes
+from vrambudget.config.record import read_records
 from vrambudget.engine.autocast import autocast
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.checkpoint import checkpoint
@@ -24,8 +25,10 @@ from vrambudget.ops.attention import scaled_dot_product_attention, select_kernel
 from vrambudget.ops.attention.flash import split_count
 from vrambudget.ops.attention.tiles import Tile, backward_tile
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, view
+from vrambudget.validate import COUNTERS, validate
 
 RECORDS_FILE = Path(__file__).parent / "records" / "attention_kernels.jsonl"
+JOBS = read_records(RECORDS_FILE.parent / "attention" / "cudnn.jsonl")
 RECORDS = [json.loads(line) for line in RECORDS_FILE.read_text().splitlines()]
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 100}
 DTYPES = {"bf16": dtypes.bfloat16, "fp16": dtypes.float16, "fp32": dtypes.float32}
@@ -163,6 +166,18 @@ def test_every_allocation_and_free_is_pytorchs(card, cudnn):
         sizes = (call["B"], call["H"], call["S"], call.get("Dv", call["D"]))
         matters = [i for i, size in enumerate(sizes) if size > 1]
         assert [strides[i] for i in matters] == [record["strides"][i] for i in matters], call
+
+
+@pytest.mark.parametrize("record", JOBS, ids=lambda record: record["id"])
+def test_a_whole_job_with_cudnns_attention_is_predicted_to_the_byte(record):
+    (found,) = validate([record])
+    assert found.problem is None
+    assert [found.error(counter) for counter in COUNTERS] == [0, 0, 0, 0]
+
+
+def test_a_job_of_another_kernel_has_other_peaks():
+    taken, deprioritized = validate([JOBS[0], {**JOBS[0], "cudnn_attention": False}])
+    assert taken.predicted["requested"] != deprioritized.predicted["requested"]
 
 
 def test_the_records_reach_every_kernel_in_training_and_inference():

@@ -14,6 +14,7 @@ from vrambudget.validate import side_by_side, validate
 
 FOLDER = Path(__file__).parent / "records" / "published"
 RECORDS = read_records(FOLDER / "real_cards.jsonl")
+GENERATED = read_records(FOLDER / "generation.jsonl")
 ANATOMY = read_records(FOLDER / "anatomy.jsonl")
 FOLLOWED = [json.loads(line) for line in (FOLDER / "followed.jsonl").read_text().splitlines()]
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -57,6 +58,20 @@ def test_a_real_t4_took_for_resnet_50_what_follows_from_its_step(record):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("record", GENERATED, ids=lambda record: record["id"])
+def test_a_real_a100_took_for_a_prompt_what_is_predicted_to_the_printed_digit(record):
+    (found,) = validate([record])
+    assert found.problem is None
+    assert found.error("allocated") == 0
+    assert found.error("reserved") is None  # which the page does not have
+
+
+def test_the_peak_stays_that_of_the_prompt_when_more_is_generated():
+    record = next(r for r in GENERATED if r["id"] == "a100-qwen2.5-0.5b-prompt6144")
+    (short,), (longer,) = validate([record]), validate([{**record, "new": 512}])
+    assert longer.predicted["allocated"] == short.predicted["allocated"]
+
+
 @pytest.mark.parametrize("record", ANATOMY, ids=lambda record: record["id"])
 def test_the_ladder_of_torch_1_10_comes_out_as_it_was_printed(record):
     (found,) = validate([record])
@@ -69,7 +84,9 @@ def test_the_page_on_the_ladder_shows_what_is_estimated_then_and_now():
     assert shown == {name: make() for name, make in TABLES.items()}
 
 
-@pytest.mark.parametrize("record", RECORDS + ANATOMY + FOLLOWED, ids=lambda record: record["id"])
+@pytest.mark.parametrize(
+    "record", RECORDS + GENERATED + ANATOMY + FOLLOWED, ids=lambda record: record["id"]
+)
 def test_a_published_record_names_its_page_its_digits_and_what_was_assumed(record):
     assert record["source"] == "published"
     assert record["page"].startswith("https://")

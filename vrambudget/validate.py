@@ -105,8 +105,8 @@ class RecordGroup:
     kind: str
     records: int
     exact: float  # the share whose three peaks are all exact
-    allocated: float  # the error farthest from zero
-    reserved: float
+    allocated: float | None  # the error farthest from zero, None where none was measured
+    reserved: float | None
     worst_record: str  # "" where all are exact
 
 
@@ -119,8 +119,9 @@ def grouped(checks: Sequence[Check], by: str) -> list[RecordGroup]:
 
 
 def _group(kind: str, checks: Sequence[Check]) -> RecordGroup:
-    def farthest(counter: str) -> float:
-        return max((check.error(counter) or 0.0 for check in checks), key=abs)
+    def farthest(counter: str) -> float | None:
+        errors = [error for check in checks if (error := check.error(counter)) is not None]
+        return max(errors, key=abs, default=None)
 
     def error(check: Check) -> float:
         return max(abs(check.error(counter) or 0.0) for counter in PEAKS)

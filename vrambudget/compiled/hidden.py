@@ -75,7 +75,8 @@ def product(name: str, args: Sequence[Any]) -> None:
 
 def _cudnn_forward(args: Sequence[Any]) -> None:
     q, k, v = (tuple(x.shape) for x in args[:3])
-    cudnn.forward_buffers(cudnn.sizes_of(q, k, v), args[5])
+    dropout = args[5] if len(args) > 5 else 0.0  # noqa: PLR2004 - left out where it is the default
+    cudnn.forward_buffers(cudnn.sizes_of(q, k, v), dropout)
 
 
 def _cudnn_backward(args: Sequence[Any]) -> None:
