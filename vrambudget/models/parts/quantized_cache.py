@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 
-from vrambudget.dtypes import DType, uint8
+from vrambudget.dtypes import DType, promote, uint8
 from vrambudget.engine.context import made_for
 from vrambudget.engine.tensor import Shape, Tensor, numel
 from vrambudget.errors import VramBudgetError
@@ -67,8 +67,8 @@ class QuantizedLayer:
             self.quantised = self._codes(contiguous(key)), self._codes(contiguous(value))
             return key, value
         dequantised = self._numbers(self.quantised[0]), self._numbers(self.quantised[1])
-        keys = _joined(dequantised[0], self.keys, key)
-        values = _joined(dequantised[1], self.values, value)
+        keys = _joined(dequantised[0], self.keys, key, wider=key.dtype)
+        values = _joined(dequantised[1], self.values, value, wider=key.dtype)
         if self.keys is not None and self.keys.shape[_LENGTH] + 1 >= _RESIDUAL:
             codes = self._codes(keys)
             self.quantised = codes, self.quantised[1]
@@ -78,8 +78,8 @@ class QuantizedLayer:
             self.keys = self.values = None
         else:
             with made_for(Purpose.KV_CACHE):
-                self.keys = _joined(self.keys, key)
-                self.values = _joined(self.values, value)
+                self.keys = _joined(self.keys, key, wider=key.dtype)
+                self.values = _joined(self.values, value, wider=key.dtype)
         del dequantised  # held until here
         return keys, values
 
@@ -104,9 +104,12 @@ class QuantizedLayer:
         if tokens >= until:
             waiting = (tokens - until) % _RESIDUAL
         self.seen += tokens
-        keys, values = (self._grown(codes, self.seen - waiting, new) for codes in self.quantised)
-        self.keys = _in_full(self.keys, keys, waiting, new)
-        self.values = _in_full(self.values, values, waiting, new)
+        wide = self.quantised[0].dtype
+        keys, values = (
+            self._grown(codes, self.seen - waiting, new, wide) for codes in self.quantised
+        )
+        self.keys = _in_full(self.keys, keys, waiting, new, wide)
+        self.values = _in_full(self.values, values, waiting, new, wide)
         self.quantised = keys, values
 
     def tensors(self) -> Iterator[Tensor]:
@@ -116,18 +119,19 @@ class QuantizedLayer:
         if self.keys is not None and self.values is not None:
             yield from (self.keys, self.values)
 
-    def _grown(self, codes: Codes, tokens: int, new: Anew) -> Codes:
+    def _grown(self, codes: Codes, tokens: int, new: Anew, wide: DType) -> Codes:
         B, H, before, D = codes.shape
+        dtype = codes.dtype if tokens == before else promote(codes.dtype, wide)
         if tokens == before and not new.everything:
             return codes
         groups = B * H * tokens * D // _GROUP
         rows = -(-groups // (8 // self.bits))
         return Codes(
             (B, H, tokens, D),
-            codes.dtype,
+            dtype,
             new.shaped(codes.packed, (rows, _GROUP)),
-            new.shaped(codes.scale, (groups, 1)),
-            new.shaped(codes.shift, (groups, 1)),
+            new.shaped(Tensor(codes.scale.shape, dtype, codes.scale.storage), (groups, 1)),
+            new.shaped(Tensor(codes.shift.shape, dtype, codes.shift.storage), (groups, 1)),
         )
 
     def _codes(self, x: Tensor) -> Codes:
@@ -217,16 +221,19 @@ def _scale_and_shift(groups: int, dtype: DType) -> tuple[Tensor, Tensor]:
     return scale, shift
 
 
-def _in_full(x: Tensor | None, codes: Codes, tokens: int, new: Anew) -> Tensor | None:
+def _in_full(x: Tensor | None, codes: Codes, tokens: int, new: Anew, dtype: DType) -> Tensor | None:
     """Return so many tokens [B, Hkv, tokens, D] in full, made anew where they are others."""
     B, H, _, D = codes.shape
     shape = B, H, tokens, D
     if not tokens or x is None:
         with made_for(Purpose.KV_CACHE):
-            return made("cat", shape, codes.dtype) if tokens else None
+            return made("cat", shape, dtype) if tokens else None
     return x if x.shape == shape and not new.everything else new.shaped(x, shape)
 
 
-def _joined(*parts: Tensor | None) -> Tensor:
-    """torch.cat(parts, dim=-2), where an empty one is None."""
-    return cat([part for part in parts if part is not None], dim=_LENGTH)
+def _joined(*parts: Tensor | None, wider: DType) -> Tensor:
+    """torch.cat(parts, dim=-2), where an empty one is None: it has the keys' type, `wider`.
+
+    Under autocast that may not be the values'.
+    """
+    return cat([part for part in parts if part is not None], dim=_LENGTH, wider=wider)
