@@ -28,7 +28,7 @@ HEADS = {
 
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
 LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
-LEARNED_POSITIONS |= {"albert", "bart", "electra", "deberta-v2"}
+LEARNED_POSITIONS |= {"albert", "bart", "electra", "deberta-v2", "mpnet"}
 
 WHOLE = """
 name = "toy"

@@ -35,6 +35,7 @@ def weights(config, task):
         ("electra", "masked-lm"),
         ("deberta-v2", "masked-lm"),
         ("albert", "masked-lm"),
+        ("mpnet", "masked-lm"),
         ("bart", "seq2seq-lm"),
         ("t5", "seq2seq-lm"),
         ("vit", "image-cls"),

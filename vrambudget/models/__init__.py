@@ -33,6 +33,7 @@ _CONFIG_CLASSES = {
     "mistral": ("mistral", "MistralConfig"),
     "mixtral": ("mixtral", "MixtralConfig"),
     "modernbert": ("modernbert", "ModernBertConfig"),
+    "mpnet": ("mpnet", "MPNetConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "olmo2": ("olmo2", "Olmo2Config"),
     "olmo3": ("olmo3", "Olmo3Config"),

@@ -53,17 +53,21 @@ class Embeddings(EncoderEmbeddings):
 
     def position_ids(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T]: counted from the tokens that are no padding."""
-        return _count_positions(*input_ids.shape)
+        return count_positions(*input_ids.shape)
 
 
-def _count_positions(B: int, T: int) -> Tensor:
-    """create_position_ids_from_input_ids: cumsum(is token) * (is token) + padding_idx, [B, T]."""
+def count_positions(B: int, T: int, *, adds_past: bool = True) -> Tensor:
+    """create_position_ids_from_input_ids: cumsum(is token) * (is token) + padding_idx, [B, T].
+
+    `adds_past`: the number of tokens before these, if only 0.
+    """
     is_token = made("ne", (B, T), bool_)
     mask = made("to_copy", (B, T), int32)
     del is_token
     counted = cumsum(mask, int64)
     counted = made("to_copy", (B, T), int32)
-    counted = made("add", (B, T), int32)
+    if adds_past:
+        counted = made("add", (B, T), int32)
     counted = made("mul", (B, T), int32)
     indices = made("to_copy", (B, T), int64)
     position_ids = made("add", (B, T), int64)
@@ -71,10 +75,16 @@ def _count_positions(B: int, T: int) -> Tensor:
     return position_ids
 
 
+class WithWords(EncoderConfig):
+    """An encoder's keys, and how many words it has."""
+
+    vocab_size: Size
+
+
 class LMHead(Module):
     """RobertaLMHead: its bias is the decoder's, once they are tied."""
 
-    def __init__(self, config: "RobertaLike") -> None:
+    def __init__(self, config: WithWords) -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.layer_norm = LayerNorm(config.hidden_size)
         self.decoder = Linear(config.hidden_size, config.vocab_size)
@@ -152,13 +162,12 @@ class RobertaForSequenceClassification(Module):
         return Outputs(loss, logits)
 
 
-class RobertaLike(EncoderConfig):
+class RobertaLike(WithWords):
     """The keys of RoBERTa and of the models that are copies of it.
 
     `head_first`: the copies make their head before the model.
     """
 
-    vocab_size: Size
     pad_token_id: Annotated[int, Field(ge=0)] = 1
 
     head_first: ClassVar[bool] = False

@@ -48,9 +48,12 @@ class Span:
         return context.options.attention == "sdpa" and not (self.is_static and self.queries == 1)
 
 
-def built(embeddings: Tensor, function: MaskFunction, span: Span) -> Tensor:
+def built(
+    embeddings: Tensor, function: MaskFunction, span: Span, *, always_additive: bool = False
+) -> Tensor:
     """Return the mask of all rows [B, 1, T, S] in the embeddings' dtype."""
-    return for_attention(sdpa_mask(embeddings.shape[0], span, function), embeddings)
+    mask = sdpa_mask(embeddings.shape[0], span, function)
+    return _additive(mask, embeddings.dtype) if always_additive else for_attention(mask, embeddings)
 
 
 def for_attention(mask: Tensor, embeddings: Tensor) -> Tensor:
