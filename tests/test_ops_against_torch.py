@@ -11,19 +11,22 @@ from typing import Any
 import pytest
 
 from vrambudget import dtypes
-from vrambudget.engine.autograd import Node
+from vrambudget.engine.autograd import Node, run_backward
 from vrambudget.engine.context import Platform, context, recording
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.ops import (
     clamp,
+    complex_numbers,
     convolution,
     elementwise,
     linear,
     loss,
     norm,
+    ordering,
     reduce,
     shape,
     softmax,
+    written,
 )
 from vrambudget.tape.events import Storage
 
@@ -31,6 +34,14 @@ torch = pytest.importorskip("torch", reason="autograd's own answer needs torch")
 F = torch.nn.functional
 
 B, T, C, O = 2, 5, 8, 12
+
+
+def copied(a: Any, b: Any) -> Any:
+    y = a.new_empty(B, T, C)
+    y[..., :3].copy_(a)
+    y[..., 3:].copy_(b)
+    return y
+
 
 # id: (shapes of the inputs, our operation, torch's)
 CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., Any]]] = {
@@ -84,6 +95,49 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., 
         lambda x, w, b: F.conv2d(x, w, b, stride=4),
     ),
     "slice": ([(B, T, C)], lambda a: shape.slice_last(a, 4), lambda a: a[..., :4]),
+    "slice with a step": (
+        [(B, T, C)],
+        lambda a: elementwise.silu(shape.slice_step(a, 2)),
+        lambda a: F.silu(a[..., ::2]),
+    ),
+    "sub": ([(B, T, C), (B, T, C)], elementwise.sub, torch.sub),
+    "stack": (
+        [(B, T, C), (B, T, C)],
+        lambda a, b: shape.stack_last((a, b)),
+        lambda a, b: torch.stack((a, b), -1),
+    ),
+    "split in unequal parts": (
+        [(B, T, C)],
+        lambda a: elementwise.silu(shape.split_sizes(a, (3, 5), -1)[1]),
+        lambda a: F.silu(a.split([3, 5], -1)[1]),
+    ),
+    "max": ([(B, T, C)], lambda a: ordering.max_last(a)[0], lambda a: a.max(-1).values),
+    "clamp to a number": (
+        [(B, T, C)],
+        lambda a: clamp.clamp_to_numbers(a, both=False),
+        lambda a: a.clamp(max=1.0),
+    ),
+    "clamp between numbers": (
+        [(B, T, C)],
+        lambda a: clamp.clamp_to_numbers(a, both=True),
+        lambda a: a.clamp(-1.0, 1.0),
+    ),
+    "complex product": (
+        [(B, T, C, 2)],
+        lambda a: complex_numbers.view_as_real(
+            complex_numbers.rotated_by(
+                complex_numbers.view_as_complex(a), empty((T, C), dtypes.complex64)
+            )
+        ),
+        lambda a: torch.view_as_real(torch.view_as_complex(a) * torch.ones(T, C).to(torch.cfloat)),
+    ),
+    "copy into a part": (
+        [(B, T, 3), (B, T, 5)],
+        lambda a, b: written.copied_into(
+            written.copied_into(empty((B, T, C), dtypes.float32), a), b
+        ),
+        copied,
+    ),
 }
 
 
@@ -164,3 +218,18 @@ def test_gradients_have_their_inputs_shape(case: str) -> None:
         run_backward(ours(*leaves))
 
         assert [leaf.grad.shape for leaf in leaves if leaf.grad is not None] == shapes
+
+
+def test_a_copy_into_a_part_makes_its_gradients_as_copy_slices_does() -> None:
+    """The whole gradient, the part's clone; and zeros where what was overwritten wants one."""
+    with recording(Platform()) as tape:
+        first, second = (Parameter((B, T, n), dtypes.float32) for n in (3, 5))
+        y = written.copied_into(empty((B, T, C), dtypes.float32), first)
+        y = written.copied_into(y, second)
+        start = len(tape.sizes)
+        run_backward(reduce.mean_all(y))
+        sizes = [tape.sizes[i] // 4 for i in range(start, len(tape.sizes))]
+
+    whole, ends = B * T * C, [B * T * 5, B * T * 3]
+    made = [n for n in sizes if n > 1]
+    assert made == [whole, whole, ends[0], ends[0], whole, ends[1]]
