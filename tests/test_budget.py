@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from budgets import BREAKDOWN, budget, on_card
 
+import vrambudget
 from vrambudget.budget import Budget
 from vrambudget.errors import VramBudgetError
 
@@ -98,3 +99,8 @@ def test_what_is_no_saved_budget_is_refused(text, words):
     with pytest.raises(VramBudgetError, match=words) as caught:
         Budget.from_json(text, where="saved.json")
     assert caught.value.where == "saved.json"
+
+
+def test_the_classes_of_an_image_s_head_are_told():
+    told = vrambudget.estimate("vit-base-patch16-224", batch=1).warnings
+    assert any(note.startswith("the head has 1000 classes") for note in told)

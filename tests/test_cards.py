@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from vrambudget.config import Job, ModelCard, card_names, load_card, load_config
-from vrambudget.config.cards import cards_folder, read_card
+from vrambudget.config.cards import cards_folder, near_names, read_card
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import config_class, model_types
@@ -139,10 +139,28 @@ def test_a_broken_card_is_named_with_its_mistake(tmp_path, right, wrong, words):
 
 
 def test_a_card_that_is_not_there_names_the_nearest():
-    with pytest.raises(VramBudgetError, match="there is no model card 'gpt3'") as error:
-        load_card("gpt3")
+    with pytest.raises(VramBudgetError, match="there is no model card 'gtp2'") as error:
+        load_card("gtp2")
 
     assert "'gpt2'" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("lama-3-8b", "'llama-3-8b'"),
+        ("mistrall-7b-v0.1", "'mistral-7b-v0.1'"),
+        ("bert-bse-uncased", "'bert-base-uncased'"),
+        ("granite-3.9-8b", "'granite-3.3-8b'"),
+        ("albertino-base-v2", None),
+        ("gpt-ossified-20b", None),
+        ("llama-9-scout", None),
+        ("gpt3", None),
+    ],
+)
+def test_a_tip_names_no_other_family_and_no_other_version(name, near):
+    hint = near_names(name)
+    assert (hint is None) if near is None else near in (hint or "")
 
 
 def test_the_parts_of_every_card_come_in_the_same_order():
@@ -179,6 +197,10 @@ def test_the_parts_of_every_card_come_in_the_same_order():
         ("google/flan-t5-base", "flan-t5-base"),
         ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b-base"),
         ("opt_13b", "opt-13b"),
+        ("phi-4-mini-instruct", "phi-4-mini"),
+        ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
+        ("granite-3.3-8b-instruct", "granite-3.3-8b"),
+        ("Qwen3_Embedding_0.6B", "qwen3-embedding-0.6b"),
     ],
 )
 def test_a_name_in_another_spelling_finds_its_card(name, card):

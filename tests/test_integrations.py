@@ -288,9 +288,31 @@ def test_what_of_trl_is_not_counted_is_named():
     usual = SimpleNamespace(packing=False, loss_type=["sigmoid"], precompute_ref_log_probs=True)
     assert live_trl.trl_fields(usual, "dpo") == {"precompute_ref_log_probs": True}
     assert live_trl.trl_fields(usual, "trainer") == {}
-    for name, value in (("packing", True), ("loss_type", ["ipo"]), ("padding_free", True)):
+    for name, value in (("loss_type", ["ipo"]), ("use_weighting", True)):
         with pytest.raises(NotModelledError, match=f"TRL's {name} = "):
             live_trl.trl_fields(SimpleNamespace(**{name: value}), "sft")
+
+
+def test_packed_rows_are_read_as_trl_s_collator_lays_them_end_to_end():
+    def collate(rows):
+        ids = torch.cat([torch.tensor(row["input_ids"]) for row in rows])[None]
+        labels = ids.clone()
+        labels[0, 0] = -100
+        ends = torch.tensor([0, ids.shape[1]])
+        packed = {"position_ids": ids, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        return {"input_ids": ids, "labels": labels, **packed, "max_length_q": 7, "seq_idx": ids}
+
+    rows = [{"input_ids": [1] * 10}, {"input_ids": [1] * 9}]
+    loader = SimpleNamespace(dataset=rows, collate_fn=collate)
+    fields, doubts = live_batch.read_batch(loader, 2, has_completions=True)
+    assert fields == {
+        "block": 10,
+        "attention_mask": "none",
+        "rows": "packed",
+        "completion_len": 9,
+    }
+    (ragged,) = doubts
+    assert "rows of 9 to 10 tokens" in ragged
 
 
 def test_pairs_are_read_as_trl_s_collator_makes_them():

@@ -167,7 +167,25 @@ def test_packed_rows_are_told_where_a_cache_keeps_their_mask_from_being_built() 
     assert said()
     assert not said(use_cache=False)
     with pytest.raises(NotModelledError, match="packed rows is not modelled"):
-        estimate("opt-125m", block=32, rows="packed")
+        estimate("nanogpt", block=32, rows="packed")
+
+
+def test_opt_sees_no_packed_rows_which_the_report_says() -> None:
+    packed = estimate("opt-125m", block=32, rows="packed", use_cache=False)
+    assert packed.job["causal_mask"] == "skipped"
+    assert any("opt does not look where packed sequences begin" in w for w in packed.warnings)
+
+
+def test_packed_rows_of_sft_are_one_row_and_its_mask_may_be_left_out() -> None:
+    fields = {"loop": "sft", "rows": "packed", "batch": 4, "block": 32}
+    packed = estimate(TINY, **fields)
+    (told,) = [w for w in packed.warnings if "packing makes one row" in w]
+    assert "--causal-mask skipped" in told
+    labels = 4 * (32 - 2)  # two sequences in a row, whose first labels do not count
+    one = estimate(TINY, **{**fields, "batch": 1, "block": 128}, completion_len=labels)
+    assert abs(packed.peak.requested_bytes - one.peak.requested_bytes) < 2048  # their boundaries
+    unmasked = estimate(TINY, **fields, causal_mask="skipped")
+    assert unmasked.peak.requested_bytes < packed.peak.requested_bytes
 
 
 # ---- what makes a loop fast ---------------------------------------------------------------------
@@ -183,6 +201,7 @@ OPTIONS = {
     "losses kept": {"keep_losses": "list", "grad_accum": 2, "steps": 4},
     "graphs kept": {"keep_losses": "graphs", "steps": 4},
     "packed rows": {"rows": "packed", "clip": 1.0},
+    "packed rows as one": {"loop": "sft", "rows": "packed", "grad_accum": 2},
     "zeroed late": {"zero_grad": "late", "weights": "bf16", "model_mode": "eval"},
     "evaluating": {"eval_batches": 3, "eval_batch": 3, "eval_first": True, "steps": 5},
     "gathering": {"eval_batches": 2, "eval_gather": True, "keep_outputs": False},

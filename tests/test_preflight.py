@@ -299,7 +299,8 @@ def test_autocast_by_accelerate_is_seen():
     try:
         accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
         prepared = accelerator.prepare_model(model, device_placement=False)
-        assert looked_at(prepared) == expected(precision="amp-bf16")
+        assert looked_at(prepared) == expected(precision="amp-bf16", loop="accelerate")
+        assert looked_at(prepared, loop="plain") == expected(precision="amp-bf16")
     finally:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - of this process
 

@@ -170,6 +170,10 @@ def test_trls_file_has_trls_defaults(file):
     assert job["loop"] == "sft"
     assert any("the one of TRL 1.16" in w for w in budget.warnings)
     assert budget.not_modelled == ()
+    packed = "packing: true\n"
+    assert job_of(read_run_file(file("p.yaml", TRL + packed)))["rows"] == "packed"
+    wrapped = read_run_file(file("w.yaml", f"{TRL}{packed}packing_strategy: wrapped\n"))
+    assert "rows" not in job_of(wrapped)
     pairs = read_run_file(file("d.yaml", f"{TRL}beta: 0.1\nload_in_4bit: true\n"))
     assert (job_of(pairs)["loop"], job_of(pairs)["quant"]) == ("dpo", "nf4")
 
@@ -313,7 +317,7 @@ def test_every_key_stands_for_fields_that_there_are(known):
         if isinstance(meaning, Same):
             assert meaning.field in Job.model_fields, key
         if isinstance(meaning, Switch):
-            Job.parse({"lora_rank": 1, **meaning.assumed, **meaning.on})
+            Job.parse({"lora_rank": 1, "clip": 1.0, **meaning.assumed, **meaning.on})
         if isinstance(meaning, Choice):
             assert all(set(fields) <= set(Job.model_fields) for fields in meaning.of.values())
     assert set(known.defaults) <= set(Job.model_fields)

@@ -26,6 +26,8 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
     "--compile",
     "--use-cache",
     "--eval-first",
+    "--loop",
+    "--rows",
 }
 
 
@@ -57,6 +59,7 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--quantization_bit 4 --cutoff_len 64", "--quant nf4 --block 64"),
         ("--learning_rate 2e-5 --do_train --num_train_epochs=3 --report_to none", ""),
         ("--eval_strategy no --label_smoothing_factor 0.0 --packing false", ""),
+        ("--packing --eval_packing false", "--loop sft --rows packed"),
         ("--lora_rank=4 -o a_b.json", "--lora-rank=4 -o a_b.json"),
         ("--compile=True --use_cache=False --eval_first=false", "--compile --no-use-cache"),
         ("--torch_compile", "--compile"),
@@ -90,7 +93,6 @@ def test_what_decides_no_memory_is_left_out_and_said():
     ("words", "named"),
     [
         ("--torch_compile_mode max-autotune", "torch.compile"),
-        ("--packing true", "packed rows"),
         ("--load_in_8bit", "8-bit weights"),
         ("--use_dora", "DoRA"),
         ("--fsdp full_shard", "FSDP"),
@@ -134,7 +136,7 @@ def test_every_foreign_word_stands_for_options_and_values_that_there_are():
     for model in ("gpt2", "nanogpt"):
         for name, meaning in words_of(model).items():
             for fields in _fields_of(meaning):
-                Job.parse({"lora_rank": 8, **fields}, where=name)
+                Job.parse({"lora_rank": 8, "clip": 1.0, **fields}, where=name)
 
 
 def _fields_of(meaning):

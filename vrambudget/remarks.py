@@ -78,6 +78,16 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
     yield from remarks_on_choice(scenario.gpu)
     yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
+    if job.rows == "packed" and not scenario.config.sees_packed_rows:
+        yield (
+            f"{scenario.config.model_type} does not look where packed sequences begin: no mask is"
+            " built, and tokens see those of other sequences"
+        )
+    if job.task == "image-cls" and scenario.config.num_labels:
+        yield (
+            f"the head has {scenario.config.num_labels} classes; a config.json with its own"
+            " id2label counts another number"
+        )
     if job.shortest is not None:
         yield _of_lengths(job, recording)
     if job.keep_losses == "graphs":

@@ -83,7 +83,10 @@ def _plain(tape: Tape) -> dict[str, Any]:
         "contents": [c and (c[0], c[1].name) for c in tape.contents],
         "modules": tape.modules,
         "paths": tape.paths,
-        "marks": [(m.position, m.step, m.phase, m.resets_allocator, m.period) for m in tape.marks],
+        "marks": [
+            (m.position, m.step, m.phase, m.resets_allocator, m.empties_cache, m.period)
+            for m in tape.marks
+        ],
         "laid": tape.laid,
         "expandable_on_bytes": tape.expandable_on_bytes,
         "driver_addresses": tape.driver_addresses,
@@ -97,7 +100,7 @@ def _tape(found: Mapping[str, Any]) -> Tape:
     values["contents"] = [c and (tuple(c[0]), _DTYPES[c[1]]) for c in found["contents"]]
     values["laid"] = [tuple(stretch) for stretch in found["laid"]]
     values["marks"] = [
-        Mark(position, step, phase, resets_allocator=resets, period=period)
-        for position, step, phase, resets, period in found["marks"]
+        Mark(position, step, phase, resets, empties, period=period)
+        for position, step, phase, resets, empties, period in found["marks"]
     ]
     return Tape(**values)

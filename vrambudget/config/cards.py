@@ -20,6 +20,7 @@ Not modelled: revisions of a repository; a model card describes its main branch.
 import re
 import tomllib
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,9 @@ _TUNED = re.compile("(instruct|chat|it|hf|base)$")
 _SIZE = r"((\.|(?<!\d))(\d+x)?\d[\d.]*[bmk]|a\d[\d.]*b)"
 """What a name may leave out: "12b", "8x7b"; of a mixture what is active, "a3b"."""
 _SHOWN = 6  # names in a hint
+_FAMILY = re.compile(r"^([^\d]*)(?:(\d+)(?![\d.]*[bmkx]))?")
+"""Of "llama-3.1-8b" the name and its version, 3; what counts parameters is no version."""
+_ALIKE = 0.8  # of two names' letters: "lama" and "llama", not "albert" and "bert"
 
 
 def _nulls(table: Any) -> Any:
@@ -106,7 +110,18 @@ def near_names(name: str) -> str | None:
     begun = [known for known in card_names() if wanted and _plain(known).startswith(wanted)]
     if begun:
         return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])};"
-    return did_you_mean(name.lower(), card_names())
+    kin = (known for known in card_names() if _are_kin(name.lower(), known))
+    return did_you_mean(name.lower(), kin)
+
+
+def _are_kin(name: str, other: str) -> bool:
+    """Return whether two names may be of one family: a slip apart, and of one version.
+
+    "gpt-oss-20b" is no gpt-neox, "albert-base" no bert, "llama-4-scout" no llama-3.
+    """
+    (ours, version), (theirs, its_version) = (_FAMILY.findall(word)[0] for word in (name, other))
+    alike = SequenceMatcher(None, ours, theirs).ratio() > _ALIKE or sorted(ours) == sorted(theirs)
+    return alike and (not version or not its_version or version == its_version)
 
 
 def _plain(name: str) -> str:
@@ -119,9 +134,7 @@ def load_card(name: str) -> ModelCard:
     """Return a model card by its name. Raises VramBudgetError for other names."""
     found = card_name(name)
     if found is None:
-        raise VramBudgetError(
-            f"there is no model card {name!r}", hint=did_you_mean(name.lower(), card_names())
-        )
+        raise VramBudgetError(f"there is no model card {name!r}", hint=near_names(name))
     return read_card(cards_folder() / f"{found}.toml")
 
 

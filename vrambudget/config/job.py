@@ -86,6 +86,10 @@ class Limits(Protocol):
     def learned_positions(self) -> int | None:
         """The longest sequence that has positions; None if positions are computed."""
 
+    @property
+    def sees_packed_rows(self) -> bool:
+        """Whether it builds a mask for packed rows: it sees by positions where they begin."""
+
 
 class Job(
     Software,
@@ -239,7 +243,7 @@ class Job(
         full = "ones" if self.loop in TRL_LOOPS or self.pool == "mean" else "none"
         mask, causal = ("padding", "built") if padded else (full, "skipped")
         if self.rows == "packed":  # a card reads that position_ids restart
-            mask, causal = "none", "built"
+            mask, causal = "none", "built" if config.sees_packed_rows else "skipped"
         masks = {
             "attention_mask": self.attention_mask or mask,
             "causal_mask": self.causal_mask or causal,

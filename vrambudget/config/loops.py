@@ -173,6 +173,17 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
             f"loop {job.loop!r} is the one of TRL 1.16: with 1.15 reserved bytes may be 1 % off,"
             " earlier ones make more logits"
         )
+    if job.loop == "sft" and job.rows == "packed":
+        yield (
+            "packing makes one row of a batch, with a mask for it (flash_attention_2 needs none:"
+            " --causal-mask skipped); rows that are not filled leave gaps in what is reserved,"
+            " which --block A:B counts; packing_strategy='wrapped' is --rows full"
+        )
+    if job.loop in TRL_LOOPS and job.load is None:
+        yield (
+            "a model that TRL loads by its name lies in memory as device_map leaves it:"
+            " --load device-map"
+        )
     if job.loop == "dpo" and job.completion_len is None:
         yield (
             "all tokens but the first count as completions: say how long they are with"
@@ -225,8 +236,8 @@ def _problems_of_trl(job: "Job") -> Iterator[str]:
         if job.completion_len is not None:
             yield "completion_len is for loops 'sft' and 'dpo'"
         return
-    if job.rows == "packed":
-        yield f"rows are packed, which is not modelled in loop {job.loop!r}"
+    if job.rows == "packed" and job.loop == "dpo":
+        yield "rows are packed, which loop 'dpo' has no way to do"
     if job.task not in {None, "causal-lm"}:
         yield f"task is {job.task!r}; loop {job.loop!r} trains causal language models"
     if job.block is not None and (job.completion_len or 0) > job.block:

@@ -113,8 +113,11 @@ class ModelConfig(Settings):
 
     @property
     def reads_position_ids(self) -> bool:
-        """Whether it takes positions [B, T], and sees by them where packed sequences begin."""
-        return self.keeps_cache and self.model_type != "opt"
+        """Whether it takes positions [B, T]."""
+        return self.keeps_cache
+
+    sees_packed_rows: ClassVar[bool] = True
+    """Whether it sees by positions where packed sequences begin, and builds a mask for them."""
 
     loads_in_4bit: ClassVar[bool] = True
     """Whether its causal language model is modelled with bitsandbytes' 4-bit weights."""

@@ -20,6 +20,15 @@ _ROWS = 256
 _SECONDS = 2.0  # rows may be images that have to be decoded
 _COUNTED = {"input_ids", "attention_mask", "labels", "pixel_values"}
 _NO_LABEL = -100  # torch's cross_entropy, ignore_index
+_OF_PACKED = {
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+}
+"""What TRL's SFTTrainer adds to rows that it lays end to end, and hands over as one."""
 _OF_PAIRS = {"completion_mask", "ref_chosen_logps", "ref_rejected_logps"}
 """What TRL's DPOTrainer adds, whose batches are pairs."""
 
@@ -43,6 +52,9 @@ def read_batch(
     fields, doubts = _fields(collated, {_length(row) for row in rows})
     if has_completions:
         fields["completion_len"] = _completion_len(collated)
+    if "cu_seq_lens_q" in collated:
+        fields |= {name: -(-fields[name] // batch) for name in ("block", "completion_len")}
+        fields |= {"rows": "packed", "attention_mask": "none"}
     return fields, doubts
 
 
@@ -69,7 +81,8 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     if not hasattr(batch, "keys"):
         raise VramBudgetError(f"a batch is a {type(batch).__name__}, not a dict of named tensors")
     ids, mask, labels = (batch.get(key) for key in ("input_ids", "attention_mask", "labels"))
-    counted = _COUNTED | _OF_PAIRS if "completion_mask" in batch else _COUNTED
+    counted = _COUNTED | (_OF_PAIRS if "completion_mask" in batch else set())
+    counted |= _OF_PACKED if "cu_seq_lens_q" in batch else set()
     doubts = [f"the batch's {key}" for key in batch if key not in counted]
     if ids is None:
         return {}, tuple(doubts)

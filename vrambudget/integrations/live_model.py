@@ -54,6 +54,7 @@ class LiveModel:
     parameters: Sequence[LiveParameter]
     count: int  # of all, as the next
     trained: int
+    is_prepared: bool = False  # by accelerate, whose outputs come back as float32
 
 
 def is_live(model: object) -> bool:
@@ -112,6 +113,7 @@ def read_model(model: Any) -> LiveModel:
         parameters=[LiveParameter(n, tuple(p.shape), bool(p.requires_grad)) for n, p in own],
         count=sum(p.numel() for p in every),
         trained=sum(p.numel() for p in every if p.requires_grad),
+        is_prepared=_is_prepared(base),
     )
 
 
@@ -144,9 +146,14 @@ def _autocast(model: Any) -> str | None:
     torch, accelerate = sys.modules.get("torch"), sys.modules.get("accelerate.state")
     if torch is not None and torch.is_autocast_enabled("cuda"):
         return str(torch.get_autocast_dtype("cuda"))
-    if accelerate is not None and "_original_forward" in vars(model):
+    if accelerate is not None and _is_prepared(model):
         return _ACCELERATE.get(accelerate.AcceleratorState().mixed_precision)
     return None
+
+
+def _is_prepared(model: Any) -> bool:
+    """Return whether accelerate put autocast around the model's forward."""
+    return "_original_forward" in vars(model)
 
 
 def _attention(config: Any) -> str:

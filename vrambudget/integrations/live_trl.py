@@ -15,9 +15,6 @@ from vrambudget.errors import NotModelledError
 
 _LOOPS = {"SFTTrainer": "sft", "DPOTrainer": "dpo"}
 _USUAL: Mapping[str, tuple[Any, ...]] = {
-    "packing": (False,),
-    "eval_packing": (None, False),
-    "padding_free": (False,),
     "activation_offloading": (False,),
     "loss_type": ("nll", ["sigmoid"]),
     "label_smoothing_factor": (0.0,),

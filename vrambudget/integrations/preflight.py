@@ -113,6 +113,8 @@ def _by_rules(
 ) -> Budget:
     """Return the budget of a model by its family's rules."""
     live = read_model(model) if is_live(model) else None
+    if live and live.is_prepared:
+        fields = {"loop": "accelerate", **fields}
     read = {**(live.fields if live else {}), **_optimizer(optimizer, model)}
     given = _merged({**_versions(), "batch": batch, "block": block, **fields}, read)
     source = live.config if live else _source(model)

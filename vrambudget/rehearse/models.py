@@ -27,6 +27,7 @@ class _Unfollowed:
 
     tasks: tuple[Task, ...]
     default_block: int | None
+    sees_packed_rows = True  # what a mask decides is its own code's
     learned_positions: int | None = None
     attentions: tuple[str, ...] = ("sdpa", "eager")
 

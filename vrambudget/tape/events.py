@@ -154,9 +154,11 @@ class Tape:
         storage.tape, storage.events, storage.index = self, self.events, index
         return storage
 
-    def mark(self, step: int, phase: str, *, resets_allocator: bool = False) -> None:
+    def mark(
+        self, step: int, phase: str, *, resets_allocator: bool = False, empties_cache: bool = False
+    ) -> None:
         """Note that `phase` of `step` begins here."""
-        self.marks.append(Mark(len(self.events), step, phase, resets_allocator))
+        self.marks.append(Mark(len(self.events), step, phase, resets_allocator, empties_cache))
 
 
 def _too_long() -> TooLargeError:

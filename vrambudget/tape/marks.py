@@ -30,5 +30,11 @@ class Mark:
     step: int
     phase: str
     resets_allocator: bool = False  # torch.cuda.empty_cache() and reset_peak_memory_stats()
+    empties_cache: bool = False  # torch.cuda.empty_cache() alone
     steps: Steps | None = None  # not on the tape one by one, from here to `steps.end`
     period: int = 0  # so many events from here on repeat as many before, with storages of their own
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether free segments go back to the driver here."""
+        return self.resets_allocator or self.empties_cache

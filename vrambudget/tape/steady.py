@@ -29,7 +29,7 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
             yield mark, allocated[-1]
             continue
         allocator.run(tape.events, tape.sizes, here, mark.position)
-        if mark.resets_allocator:
+        if mark.gives_back:
             allocator.empty_cache()
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]

@@ -85,12 +85,12 @@ def levels(
     """
     allocator, here = allocator_for(tape), 0
     told = None if watch is None else partial(_tell, watch, allocator)
-    marks = deque(mark for mark in tape.marks if mark.resets_allocator or mark.steps is not None)
+    marks = deque(mark for mark in tape.marks if mark.gives_back or mark.steps is not None)
     for position in positions:
         while marks and marks[0].position <= position:
             mark = marks.popleft()
             allocator.run(tape.events, tape.sizes, here, here := mark.position)
-            if mark.resets_allocator:
+            if mark.gives_back:
                 allocator.empty_cache()
             if mark.steps is not None:
                 run_steps(mark.steps, allocator, tape.sizes, here, told)
@@ -114,7 +114,7 @@ class _Tracing:
     def actions(self) -> Iterator[Action]:
         """Yield all that the allocator does."""
         tape, allocator = self.tape, self.allocator
-        resets = {mark.position for mark in tape.marks if mark.resets_allocator}
+        resets = {mark.position for mark in tape.marks if mark.gives_back}
         summaries = {mark.position: mark.steps for mark in tape.marks if mark.steps is not None}
         summary_ends = 0
         for position, event in enumerate(tape.read()):

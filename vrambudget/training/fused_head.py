@@ -38,6 +38,7 @@ from vrambudget.ops.reduce import count_true, sum_all
 from vrambudget.ops.shape import slice_dim
 from vrambudget.ops.workspaces import addmm_workspace, cublas_workspace
 from vrambudget.tape.events import Purpose
+from vrambudget.training.inputs import PACKED
 from vrambudget.training.loops.run import Run
 from vrambudget.training.lora import LoraLinear
 
@@ -69,36 +70,40 @@ class FusedHead(Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
         *,
         counted: int = 0,
         adapters: bool = True,
+        **boundaries: Tensor,
     ) -> FusedOutputs | Outputs:
         """[B, T] -> logits [B, T, V] without labels, else what the head says of `counted` labels.
 
         `adapters`: off for the reference of a model with adapters (TRL's use_adapter).
+        `boundaries`: of packed sequences, which sdpa does not read.
         """
+        del boundaries
         if labels is None:
             outputs: Outputs = self.patched(
-                input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+                input_ids, None, attention_mask, position_ids, use_cache=False
             )
             return outputs
         wrapped = () if adapters else [m for m in self.modules() if isinstance(m, LoraLinear)]
         for adapter in wrapped:
             adapter.disable_adapters = True
         try:
-            return self._fused_forward(input_ids, attention_mask, labels, counted)
+            inputs = input_ids, attention_mask, position_ids
+            return self._fused_forward(inputs, labels, counted)
         finally:
             for adapter in wrapped:
                 adapter.disable_adapters = False
 
     def _fused_forward(
-        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, counted: int
+        self, inputs: tuple[Tensor | None, ...], labels: Tensor, counted: int
     ) -> FusedOutputs:
-        backbone_outputs: Tensor = getattr(self.patched, self.patched.base_model_prefix)(
-            input_ids, attention_mask
-        )
+        backbone = getattr(self.patched, self.patched.base_model_prefix)
+        backbone_outputs: Tensor = backbone(*inputs)
         with made_for(Purpose.LOGITS_AND_LOSS):
             hidden_states = slice_dim(backbone_outputs, 1, backbone_outputs.shape[1] - 1)
             B, T = labels.shape
@@ -179,7 +184,9 @@ def fused(
 
     Its loss is made here: nobody asks for its gradient, so its graph goes with the outputs.
     """
-    counted = counted_labels(run.settings, *inputs["labels"].shape)
+    boundaries = inputs.get("cu_seq_lens_q")
+    sequences = 0 if boundaries is None else boundaries.shape[0] - 1
+    counted = counted_labels(run.settings, *inputs["labels"].shape, sequences=sequences)
     with run.autocast():
         outputs: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
         negative = neg(sum_all(outputs.log_probs))
@@ -188,8 +195,14 @@ def fused(
     return outputs
 
 
-def counted_labels(job: Job, rows: int, length: int) -> int:
-    """Return how many labels of a batch count; where rows are padded, the first is the longest."""
+def counted_labels(job: Job, rows: int, length: int, *, sequences: int = 0) -> int:
+    """Return how many labels of a batch count; where rows are padded, the first is the longest.
+
+    Of packed rows [1, B T] the first label of each of the `sequences` counts for nothing.
+    """
+    if sequences:
+        batch = sequences // PACKED
+        return min(batch * (job.completion_len or length), length - sequences)
     completion = min(job.completion_len or length, length - 1)
     return rows * completion - (rows - 1 if job.rows == "padded" else 0)
 

@@ -3,6 +3,7 @@
     causal-lm, masked-lm    input_ids [B, T], labels [B, T]
     seq2seq-lm              input_ids [B, T], labels [B, target]
     in loop dpo             input_ids, attention_mask, completion_mask [2 B, T], labels of none
+    packed in loop sft      input_ids, labels, position_ids [1, B T]: TRL makes one row of them
     seq-cls                 input_ids [B, T], labels [B]
     embed                   input_ids [B, T]
     image-cls               pixel_values [B, channels, height, width], labels [B]
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 
 from vrambudget.config.job import Job
 from vrambudget.drawn_lengths import drawn_lengths
-from vrambudget.dtypes import DType, float32, int64
+from vrambudget.dtypes import DType, float32, int32, int64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.ops.creation import made
+
+PACKED = 2
+"""How many sequences a packed row is counted with."""
 
 REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 """What precomputing adds to a data set of pairs."""
@@ -54,20 +58,19 @@ def inputs_of(
         }
     if job.loop == "dpo":
         return _pairs(job, batch)
+    if job.loop == "sft" and job.rows == "packed":
+        return _flattened(batch, job.block)
     per_token = Input((batch, job.block), int64)
+    mask = {"attention_mask": per_token} if job.attention_mask != "none" else {}
     if job.task == "embed":
-        mask = {"attention_mask": per_token} if job.attention_mask != "none" else {}
         return {"input_ids": per_token, **mask}
     labels = per_token
     if job.task == "seq-cls":
         labels = per_sequence
     elif job.target_len is not None and job.task == "seq2seq-lm":
         labels = Input((batch, job.target_len), int64)
-    if job.rows == "packed":
-        return {"input_ids": per_token, "position_ids": per_token, "labels": labels}
-    if job.attention_mask != "none":
-        return {"input_ids": per_token, "attention_mask": per_token, "labels": labels}
-    return {"input_ids": per_token, "labels": labels}
+    positions = {"position_ids": per_token} if job.rows == "packed" else {}
+    return {"input_ids": per_token, **mask, **positions, "labels": labels}
 
 
 def batches_of(job: Job, image_shape: tuple[int, int, int] | None) -> list[dict[str, Input]]:
@@ -93,6 +96,21 @@ def _at_lengths(job: Job, count: int) -> list[Job]:
         )
         for length in drawn_lengths(job.shortest, job.block, count, job.draw or 0)
     ]
+
+
+def _flattened(batch: int, block: int) -> dict[str, Input]:
+    """Return packed rows as TRL's DataCollatorForLanguageModeling lays them end to end (1.16).
+
+    The boundaries of their sequences are two tensors, for queries and for keys, though they are
+    the same; only kernels for sequences of any length read them, and sdpa's do not.
+    """
+    per_token = Input((1, batch * block), int64)
+    boundaries = Input((PACKED * batch + 1,), int32)
+    return {
+        **dict.fromkeys(("input_ids", "labels", "position_ids"), per_token),
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), boundaries),
+        "seq_idx": Input(per_token.shape, int32),
+    }
 
 
 def _pairs(job: Job, batch: int) -> dict[str, Input]:

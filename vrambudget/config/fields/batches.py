@@ -107,7 +107,5 @@ class Batches(Settings, defer_build=True, title="batches"):
     def _problems_of_packed(self) -> Iterable[str]:
         if self.attention_mask not in {None, "none"}:
             yield f"attention_mask is {self.attention_mask!r}; packed rows have none"
-        if self.causal_mask == "skipped":
-            yield "causal_mask is 'skipped', but packed rows need the mask"
         if self.task not in {None, "causal-lm"}:
             yield f"task is {self.task!r}; packed rows are counted for causal-lm"

@@ -80,7 +80,7 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
         1, description="forward and backward passes for each optimizer step"
     )
     steps: Annotated[Size, Field(le=100)] = Field(
-        3, description="optimizer steps to simulate; the peak settles by the third"
+        3, description="optimizer steps to simulate; the peak mostly settles by the third"
     )
 
     def problems(self) -> Iterable[str]:

@@ -22,6 +22,8 @@ from vrambudget.config.foreign.meanings import (
     ignored,
 )
 
+_PACKED = {"rows": "packed"}
+
 TRL: Table = {
     **TRAINING_ARGUMENTS,
     **MODEL,
@@ -31,9 +33,8 @@ TRL: Table = {
     "use_peft": Switch({}, {"lora_rank": LORA_RANK}),
     "max_length": Same("block"),
     "max_seq_length": Same("block"),
-    "packing": Uncounted("packed rows"),
-    "eval_packing": Uncounted("packed rows"),
-    "padding_free": Uncounted("rows without padding, as one"),
+    "packing": Switch(_PACKED, {"loop": "sft"}),
+    "padding_free": Switch(_PACKED, {"loop": "sft"}),
     "activation_offloading": Uncounted("activations on the host", saves=True),
     "precompute_ref_log_probs": Same("precompute_ref_log_probs"),
     "sync_ref_model": Uncounted("a reference model that follows the trained one"),
@@ -46,7 +47,8 @@ TRL: Table = {
         " disable_dropout precompute_ref_batch_size"
     ),
     **ignored(
-        "shuffle_dataset completion_only_loss assistant_only_loss dataset_streaming", flag=True
+        "shuffle_dataset completion_only_loss assistant_only_loss dataset_streaming eval_packing",
+        flag=True,
     ),
 }
 
@@ -71,6 +73,10 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         fields["lora_targets"] = ALL_LINEAR
     if any(key in keys for key in _OF_DPO):
         fields["loop"] = "dpo"
+    if fields["loop"] == "dpo" or (
+        keys.get("packing_strategy") == "wrapped" and not keys.get("padding_free")
+    ):
+        fields.pop("rows", None)  # DPOTrainer lays none end to end, and wrapped rows are full
     if not keys.get("use_peft"):
         return {name: fields[name] for name in fields if not name.startswith("lora_")}
     return {"lora_dropout": 0.05, **fields}

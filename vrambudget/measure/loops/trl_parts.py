@@ -1,6 +1,6 @@
 """What TRL's trainers are given: arguments, adapters, a tokenizer of three words, data sets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import cycle, islice
 from typing import Any
 
@@ -19,7 +19,15 @@ def trl_arguments(run: Run, folder: str) -> dict[str, Any]:
         **trainer.arguments(run, folder),
         "gradient_checkpointing": run.settings.get("checkpointing", "none") == "full",
         "max_length": None,
+        **_packing(run.settings),
     }
+
+
+def _packing(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what lays rows end to end, as they are: packing=True would sort and fill them."""
+    if job.get("rows") != "packed":
+        return {}
+    return {"padding_free": True, "dataset_kwargs": {"skip_prepare_dataset": True}}
 
 
 def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
@@ -27,12 +35,13 @@ def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
 
     `row` makes one of the tokens of its prompt, of its completion, and of a second one. Where rows
     have padding, all but the first of a batch, and all second completions, are a token shorter.
+    A packed row holds two sequences, as TRL's pack_dataset tells it.
     """
     from datasets import Dataset  # noqa: PLC0415 - TRL's own requirement
 
     job = run.settings
     trained, evaluated = trainer.counts_of_batches(run)
-    padded = job.get("rows") == "padded"
+    padded, packed = (job.get("rows") == rows for rows in ("padded", "packed"))
 
     def dataset(batches: int, size: int) -> Any:
         rows = []
@@ -42,6 +51,8 @@ def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
             for shorter in [int(padded and i > 0) for i in range(size)]:
                 both = completion - shorter, completion - int(padded)
                 rows.append(row(length - completion, *both))
+                if packed:
+                    rows[-1]["seq_lengths"] = [length - length // 2, length // 2]
         return Dataset.from_list(rows)
 
     return {

@@ -170,7 +170,7 @@ class Decoder(Module):
             positions.append(arange(input_ids.shape[1]))
             attention_mask = tokens_of(inputs_embeds, attention_mask)
             mask = additive_causal_mask(inputs_embeds, attention_mask)
-            position_ids = _positions(attention_mask)
+            position_ids = _positions(attention_mask) if position_ids is None else position_ids
         else:
             if attention_mask is None:
                 seen = 0 if past_key_values is None else past_key_values.seen
@@ -272,6 +272,7 @@ class OPTConfig(ModelConfig):
     }
     tasks = ("causal-lm", "seq-cls")
     ignored_keys = frozenset({"activation_dropout", "layerdrop"})
+    sees_packed_rows = False  # its own mask of ones stands before positions
 
     @property
     def embedding_width(self) -> int:

@@ -226,6 +226,11 @@ class Run:
         if self.has_ranks:
             context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
 
+    def frees_memory(self) -> None:
+        """accelerator.free_memory(): what is cached goes back to the driver."""
+        if not self.has_ranks:
+            context.tape.mark(0, Phase.FORWARD, empties_cache=True)
+
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""
         context.tape.mark(self._step, phase)

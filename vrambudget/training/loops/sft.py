@@ -2,11 +2,12 @@
 
 The loss comes from a head that makes no logits (`vrambudget.training.fused_head`). Its entropy and
 accuracy are gathered from scalars; with eval_gather a second forward pass, under no_grad, makes the
-logits. Rows come with a mask, even if it is all ones.
+logits. Rows come with a mask, even if it is all ones; packed rows (packing=True) come as one row
+with positions that restart, whose mask [B T, B T] transformers builds.
 
 Source: trl/trainer/sft_trainer.py (compute_loss, prediction_step), 1.16.
-Not modelled: packing and padding_free, label smoothing, loss_type "dft", liger kernels, activation
-offloading, images.
+Not modelled: rows that packing leaves unfilled, label smoothing, loss_type "dft", liger kernels,
+activation offloading, images.
 """
 
 from typing import Any
@@ -50,7 +51,8 @@ def _compute_loss(
         loss = mul_scalar(loss)  # by the number of processes
     metrics = _metrics(outputs)
     if run.model.training:
-        tokens = _sum(inputs["attention_mask"])
+        mask = inputs.get("attention_mask")
+        tokens = made("to_device", (), int64) if mask is None else _sum(mask)
         gathered = made("sum", (), int64)
         del tokens, gathered
     logits: Outputs | None = None

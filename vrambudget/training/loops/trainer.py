@@ -70,6 +70,7 @@ def evaluate(run: Run) -> dict[str, Any]:
 def trained(run: Run, kind: Kind) -> dict[str, Any]:
     """Train as a kind of Trainer does (`_run_epoch`)."""
     model = run.model
+    run.frees_memory()
     optimizer = run.make_grouped_optimizer()
     scaler = run.make_scaler()
     tr_loss = made("to_device", (), float32)
