@@ -152,7 +152,6 @@ def test_a_card_that_is_not_there_names_the_nearest():
         ("mistrall-7b-v0.1", "'mistral-7b-v0.1'"),
         ("bert-bse-uncased", "'bert-base-uncased'"),
         ("granite-3.9-8b", "'granite-3.3-8b'"),
-        ("albertino-base-v2", None),
         ("gpt-ossified-20b", None),
         ("llama-9-scout", None),
         ("gpt3", None),
