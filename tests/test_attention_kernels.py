@@ -270,7 +270,10 @@ def test_a_job_takes_cudnns_kernel_where_its_pytorch_has_a_cudnn_that_is_new_eno
     torch, gpu, kernel
 ):
     job = {"batch": 1, "block": 64, "precision": "bf16", "torch": torch, "gpu": gpu}
-    assert vrambudget.estimate(TINY, **job).job["attention_kernel"] == kernel
+    budget = vrambudget.estimate(TINY, **job)
+    assert budget.job["attention_kernel"] == kernel
+    named = {"cudnn": "cuDNN 9.19", "flash": "flash"}[kernel]
+    assert f"({named} kernel)" in " ".join(str(budget).split())
     without = vrambudget.estimate(TINY, cudnn_attention=False, **job)
     assert without.job["attention_kernel"] == "flash"
 

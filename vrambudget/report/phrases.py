@@ -14,6 +14,7 @@ from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 
+_CUDNN = "cuDNN 9.19"  # whose workspaces for attention are counted: ops/attention/cudnn.py
 _ZEROED = {"zeros": "in place", "late": "after the forward pass"}
 _CHECKPOINTING = {
     "none": [],
@@ -64,7 +65,8 @@ def job_text(budget: Budget) -> str:
         words += ["4-bit weights"] if job.get("quant") else []
         words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
     words += ["padding mask"] if job.get("attention_mask") == "padding" else []
-    kernel = f" ({job['attention_kernel']} kernel)" if job.get("attention_kernel") else ""
+    kernel = (job.get("attention_kernel") or "").replace("cudnn", _CUDNN)
+    kernel = f" ({kernel} kernel)" if kernel else ""
     words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
     words += [f"transformers {job['transformers']}"] if job.get("transformers") else []
     return f"{_model(budget)}: {', '.join(words)}"
