@@ -45,7 +45,7 @@ HEADS = {
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-cls": "AutoModelForImageClassification",
 }
-WITHOUT_SDPA = {"deberta-v2", "mpnet"}
+WITHOUT_SDPA = {"deberta-v2", "gpt_oss", "mpnet"}
 SIZES = {"batch": 4, "block": 32}
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 
