@@ -129,15 +129,13 @@ torch.nn.LSTM(16, 16).cuda()(torch.zeros(5, 2, 16, device="cuda"))
 """
 
 
-@pytest.mark.parametrize(
-    ("gpu", "lines"), [("h100", ["calls.py:4", ":8"]), ("a100-80gb", ["calls.py:8"])]
-)
-def test_what_a_real_card_computes_with_cudnn_is_warned_of(tmp_path, gpu, lines):
+@pytest.mark.parametrize("gpu", ["h100", "a100-80gb"])
+def test_what_a_real_card_computes_with_cudnn_and_is_not_asked_of_it_is_warned_of(tmp_path, gpu):
     file = tmp_path / "calls.py"
     file.write_text(CALLS)
-    warnings = run(file, gpu=gpu).warnings
-    assert len(warnings) == len(lines)
-    assert all(line in w and "real" in w for line, w in zip(lines, warnings, strict=True))
+    (warning,) = run(file, gpu=gpu).warnings
+    assert "calls.py:8" in warning
+    assert "real" in warning
 
 
 RANKS = """
