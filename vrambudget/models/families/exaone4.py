@@ -71,12 +71,6 @@ class Exaone4Config(LayerTypesConfig):
             "sliding_attention" if every and (i + 1) % every else "full_attention" for i in layers
         ]
 
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """A full mask always, a sliding one where a layer needs it."""
-        slides = "sliding_attention" in self.layer_kinds
-        return ["full_attention", "sliding_attention"] if slides else ["full_attention"]
-
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
         return [self._layer(kind) for kind in self.layer_kinds]

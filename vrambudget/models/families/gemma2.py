@@ -18,7 +18,7 @@ from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNor
 from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped
 from vrambudget.models.parts.decoder import CausalLM, LayerType
 from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, attended
-from vrambudget.models.parts.windows import LayerTypesConfig
+from vrambudget.models.parts.windows import BothMasksConfig
 from vrambudget.ops.elementwise import Activation, add
 
 Cap = Annotated[float, Field(gt=0)]
@@ -43,7 +43,7 @@ class CappedAttention(Attention):
 class Gemma2Layer(DecoderLayer):
     """Gemma2DecoderLayer."""
 
-    def __init__(self, config: LayerTypesConfig, self_attn: Attention, mlp: MLP) -> None:
+    def __init__(self, config: BothMasksConfig, self_attn: Attention, mlp: MLP) -> None:
         super().__init__(config, self_attn, mlp)
         self.pre_feedforward_layernorm = config.norm(config.hidden_size)
         self.post_feedforward_layernorm = config.norm(config.hidden_size)
@@ -70,7 +70,7 @@ class CappedCausalLM(CausalLM):
         return soft_capped(super().logits(hidden_states))
 
 
-class Gemma2Config(LayerTypesConfig):
+class Gemma2Config(BothMasksConfig):
     """transformers' Gemma2Config, with its defaults."""
 
     model_type: Literal["gemma2"] = "gemma2"
@@ -96,18 +96,13 @@ class Gemma2Config(LayerTypesConfig):
     embedding = ScaledEmbedding
     heads_share_width = True  # validate_architecture of configuration_gemma2.py
     aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
-    ignored_keys = LayerTypesConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
+    ignored_keys = BothMasksConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
 
     @property
     def usual_layer_kinds(self) -> list[LayerType]:
         """A window in the first layer, everything in the second, and so on."""
         layers = range(self.num_hidden_layers)
         return ["full_attention" if i % 2 else "sliding_attention" for i in layers]
-
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """Both, whatever the layers need."""
-        return ["full_attention", "sliding_attention"]
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""

@@ -18,7 +18,7 @@ from vrambudget.models.families.gemma2 import Cap, CappedCausalLM, Gemma2Layer
 from vrambudget.models.parts.decoder import CausalLM, LayerType
 from vrambudget.models.parts.decoder_layers import MLP, Attention
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding
-from vrambudget.models.parts.windows import LayerTypesConfig
+from vrambudget.models.parts.windows import BothMasksConfig
 from vrambudget.ops.elementwise import Activation
 
 
@@ -62,7 +62,33 @@ class RotaryByKind(Module):
         return {kind: each(position_ids, dtype) for kind, each in self.kinds.items()}
 
 
-class Gemma3TextConfig(LayerTypesConfig):
+class RotaryByKindConfig(BothMasksConfig):
+    """Layers with a window and without one, each kind with rotary positions of its own."""
+
+    title: ClassVar[str]
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The parameters of the layers without a window: those with one have the default."""
+        by_kind = (self.rope_parameters or {}).get("full_attention")
+        return self.rope_scaling or by_kind or {}
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.sliding_window is None:
+            yield f"sliding_window is null, which {self.title} does not know"
+
+    def rotary(self) -> RotaryByKind:
+        """One of each kind."""
+        types: dict[LayerType, str] = {
+            kind: self.rope_type if kind == "full_attention" else "default"
+            for kind in self.layer_kinds
+        }
+        return RotaryByKind(self.rotary_width, types, self.rotary_embedding)
+
+
+class Gemma3TextConfig(RotaryByKindConfig):
     """transformers' Gemma3TextConfig, with its defaults."""
 
     model_type: Literal["gemma3_text"] = "gemma3_text"
@@ -83,6 +109,7 @@ class Gemma3TextConfig(LayerTypesConfig):
     final_logit_softcapping: Cap | None = None
     use_bidirectional_attention: Literal[False] | None = None
 
+    title = "Gemma 3"
     followed_in = ("5.17",)
     norm = ZeroCenteredRMSNorm
     embedding = ScaledEmbedding
@@ -91,16 +118,10 @@ class Gemma3TextConfig(LayerTypesConfig):
         "hidden_activation": "hidden_act",
         "_sliding_window_pattern": "sliding_window_pattern",
     }
-    ignored_keys = LayerTypesConfig.ignored_keys | {
+    ignored_keys = BothMasksConfig.ignored_keys | {
         *("query_pre_attn_scalar", "cache_implementation", "rope_local_base_freq"),
         "attn_logit_softcapping",  # read, and handed to no kernel
     }
-
-    @property
-    def rope(self) -> dict[str, Any]:
-        """The parameters of the layers without a window: those with one have the default."""
-        by_kind = (self.rope_parameters or {}).get("full_attention")
-        return self.rope_scaling or by_kind or {}
 
     @property
     def usual_layer_kinds(self) -> list[LayerType]:
@@ -110,25 +131,6 @@ class Gemma3TextConfig(LayerTypesConfig):
             "sliding_attention" if (i + 1) % self.sliding_window_pattern else "full_attention"
             for i in layers
         ]
-
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """Both, whatever the layers need."""
-        return ["full_attention", "sliding_attention"]
-
-    def problems(self) -> Iterator[str]:
-        """Yield what makes no model."""
-        yield from super().problems()
-        if self.sliding_window is None:
-            yield "sliding_window is null, which Gemma 3 does not know"
-
-    def rotary(self) -> RotaryByKind:
-        """Gemma3RotaryEmbedding."""
-        types: dict[LayerType, str] = {
-            kind: self.rope_type if kind == "full_attention" else "default"
-            for kind in self.layer_kinds
-        }
-        return RotaryByKind(self.rotary_width, types)
 
     def layer(self) -> Gemma2Layer:
         """Gemma3DecoderLayer."""

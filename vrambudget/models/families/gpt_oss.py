@@ -25,7 +25,7 @@ from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, atte
 from vrambudget.models.parts.experts import Chosen, Experts, weights_of
 from vrambudget.models.parts.moe import MoeConfig, Router
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, scaled_table
-from vrambudget.models.parts.windows import LayerTypesConfig
+from vrambudget.models.parts.windows import BothMasksConfig
 from vrambudget.ops.clamp import clamp_to_numbers
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
@@ -207,7 +207,7 @@ class GptOssModel(Model):
         return super().mask(embeddings, None, padding, past, kind)
 
 
-class GptOssConfig(LayerTypesConfig, MoeConfig):
+class GptOssConfig(BothMasksConfig, MoeConfig):
     """transformers' GptOssConfig, with its defaults."""
 
     model_type: Literal["gpt_oss"] = "gpt_oss"
@@ -260,11 +260,6 @@ class GptOssConfig(LayerTypesConfig, MoeConfig):
         """A window in the first layer, everything in the second, and so on."""
         layers = range(self.num_hidden_layers)
         return ["full_attention" if i % 2 else "sliding_attention" for i in layers]
-
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """Both, whatever the layers need."""
-        return ["full_attention", "sliding_attention"]
 
     def layer(self) -> GptOssLayer:
         """GptOssDecoderLayer."""

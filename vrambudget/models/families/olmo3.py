@@ -3,11 +3,10 @@
 OLMo 2 with a window in three layers of four, and rotary frequencies of their own for both kinds.
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from vrambudget.config.settings import Size
-from vrambudget.models.families.gemma3 import RotaryByKind
+from vrambudget.models.families.gemma3 import RotaryByKindConfig
 from vrambudget.models.families.olmo2 import (
     Olmo2Attention,
     Olmo2RMSNorm,
@@ -16,10 +15,9 @@ from vrambudget.models.families.olmo2 import (
 )
 from vrambudget.models.parts.decoder import LayerType
 from vrambudget.models.parts.decoder_layers import MLP
-from vrambudget.models.parts.windows import LayerTypesConfig
 
 
-class Olmo3Config(LayerTypesConfig):
+class Olmo3Config(RotaryByKindConfig):
     """transformers' Olmo3Config, with its defaults."""
 
     model_type: Literal["olmo3"] = "olmo3"
@@ -36,37 +34,14 @@ class Olmo3Config(LayerTypesConfig):
     begins_with_token = False
     followed_in = ("5.17",)
     norm = Olmo2RMSNorm
-
-    @property
-    def rope(self) -> dict[str, Any]:
-        """The parameters of the layers without a window: those with one have the default."""
-        by_kind = (self.rope_parameters or {}).get("full_attention")
-        return self.rope_scaling or by_kind or {}
+    rotary_embedding = Olmo2RotaryEmbedding
+    title = "OLMo 3"
 
     @property
     def usual_layer_kinds(self) -> list[LayerType]:
         """A window in all layers but every fourth."""
         layers = range(self.num_hidden_layers)
         return ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in layers]
-
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """Both, whatever the layers need."""
-        return ["full_attention", "sliding_attention"]
-
-    def problems(self) -> Iterator[str]:
-        """Yield what makes no model."""
-        yield from super().problems()
-        if self.sliding_window is None:
-            yield "sliding_window is null, which OLMo 3 does not know"
-
-    def rotary(self) -> RotaryByKind:
-        """Olmo3RotaryEmbedding."""
-        types: dict[LayerType, str] = {
-            kind: self.rope_type if kind == "full_attention" else "default"
-            for kind in self.layer_kinds
-        }
-        return RotaryByKind(self.rotary_width, types, Olmo2RotaryEmbedding)
 
     def layer(self) -> PostNormLayer:
         """Olmo3DecoderLayer."""

@@ -67,13 +67,6 @@ class SmolLM3Config(LayerTypesConfig):
             for rotates in self.rotates
         ]
 
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """A full mask always, a sliding one where a layer needs it."""
-        if "sliding_attention" in self.layer_kinds:
-            return ["full_attention", "sliding_attention"]
-        return ["full_attention"]
-
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
         return [self._layer(kind=Attention if r else WithoutPositions) for r in self.rotates]

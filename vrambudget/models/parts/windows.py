@@ -1,6 +1,7 @@
 """Which layers of a decoder see a sliding window only, and which masks a forward pass makes.
 
     SlidingConfig      all layers slide, or none (Mistral, Phi-3)
+    BothMasksConfig    layers of two kinds, and both masks in any case (Gemma 2 and 3, OLMo 3)
     LaterLayersSlide   the layers from `max_window_layers` on (Qwen2, Qwen3), if asked for
     layer_types        a file's own list goes before the rule
 
@@ -57,6 +58,13 @@ class LayerTypesConfig(SlidingConfig):
         """What each layer attends to where the file does not say."""
         raise NotImplementedError
 
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """A full mask always, a sliding one where a layer needs it."""
+        if "sliding_attention" in self.layer_kinds:
+            return ["full_attention", "sliding_attention"]
+        return ["full_attention"]
+
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from super().problems()
@@ -67,6 +75,15 @@ class LayerTypesConfig(SlidingConfig):
             )
         if "sliding_attention" in (self.layer_types or ()) and self.sliding_window is None:
             yield "layer_types names sliding layers, but sliding_window is null"
+
+
+class BothMasksConfig(LayerTypesConfig):
+    """Layers of two kinds, and models that make the masks of both in any case."""
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """Both, whatever the layers need."""
+        return ["full_attention", "sliding_attention"]
 
 
 class LaterLayersSlide(LayerTypesConfig):
@@ -89,10 +106,3 @@ class LaterLayersSlide(LayerTypesConfig):
         first = self.max_window_layers if slides else self.num_hidden_layers
         layers = range(self.num_hidden_layers)
         return ["full_attention" if i < first else "sliding_attention" for i in layers]
-
-    @property
-    def mask_kinds(self) -> list[LayerType]:
-        """A full mask always, a sliding one where a layer needs it."""
-        if "sliding_attention" in self.layer_kinds:
-            return ["full_attention", "sliding_attention"]
-        return ["full_attention"]
