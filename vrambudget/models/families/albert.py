@@ -15,7 +15,7 @@ from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models.families.bert import BertLike, Embeddings
+from vrambudget.models.families.bert import BertLike, Embeddings, PooledClassifier
 from vrambudget.models.parts.attention import Attended
 from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.encoder import attend_both_ways, heads
@@ -172,25 +172,15 @@ class AlbertForMaskedLM(Module):
         return Outputs(loss, prediction_scores)
 
 
-class AlbertForSequenceClassification(Module):
+class AlbertForSequenceClassification(PooledClassifier):
     """ALBERT with a classifier of what the first token is pooled to."""
+
+    encoder = "albert"
 
     def __init__(self, config: "AlbertConfig") -> None:
         self.albert = Model(config, pooler=True)
         self.dropout = Dropout(config.classifier_dropout_prob)
         self.classifier = Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
-    ) -> Outputs:
-        """[B, T], [B] -> loss and logits [B, num_labels]."""
-        outputs = self.albert(input_ids, attention_mask)  # held until this returns
-        pooled_output = outputs[1]
-        pooled_output = self.dropout(pooled_output)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.classifier(pooled_output)
-        loss = class_loss(logits, labels)
-        return Outputs(loss, logits)
 
 
 class AlbertConfig(BertLike):

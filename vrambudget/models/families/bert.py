@@ -7,7 +7,7 @@ Not modelled: what `encoder.py` does not; next-sentence prediction; regression (
 as a classification, whose few numbers take as much.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.settings import Size
@@ -107,25 +107,35 @@ class BertForMaskedLM(MaskedLM):
             tie_decoder(head.decoder, self.bert.embeddings.word_embeddings, head.bias)
 
 
-class BertForSequenceClassification(Module):
-    """BERT with a classifier of the first token."""
+class PooledClassifier(Module):
+    """A classifier of what the first token is pooled to; `encoder` names the model under it."""
 
-    def __init__(self, config: "BertConfig") -> None:
-        self.bert = Model(config, Embeddings(config), pooler=True)
-        self.dropout = Dropout(config.head_dropout)
-        self.classifier = Linear(config.hidden_size, config.num_labels)
+    encoder: ClassVar[str]
+    dropout: Dropout
+    classifier: Linear
 
     def forward(
         self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, T], [B] -> loss and logits [B, num_labels]."""
-        outputs = self.bert(input_ids, attention_mask)  # held until this returns
+        outputs = getattr(self, self.encoder)(input_ids, attention_mask)  # held until this returns
         pooled_output = outputs[1]
         pooled_output = self.dropout(pooled_output)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.classifier(pooled_output)
         loss = class_loss(logits, labels)
         return Outputs(loss, logits)
+
+
+class BertForSequenceClassification(PooledClassifier):
+    """BERT with a classifier of the first token."""
+
+    encoder = "bert"
+
+    def __init__(self, config: "BertConfig") -> None:
+        self.bert = Model(config, Embeddings(config), pooler=True)
+        self.dropout = Dropout(config.head_dropout)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
 
 
 class BertLike(EncoderConfig):
