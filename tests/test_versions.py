@@ -256,7 +256,7 @@ def test_the_environment_goes_before_what_is_installed(installed, monkeypatch):
     monkeypatch.setenv("VRAMBUDGET_TORCH", "2.8.0")
     assert Job().torch == "2.8"
     monkeypatch.setenv("VRAMBUDGET_TORCH", "new")
-    with pytest.raises(VramBudgetError, match="torch is 'new'; it should be a version"):
+    with pytest.raises(VramBudgetError, match="VRAMBUDGET_TORCH is 'new'; it should be a version"):
         Job.parse({})
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic.fields import FieldInfo
-
 from vrambudget.config.fields.batches import lengths_of
 from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.options import EITHER, option_of
+from vrambudget.config.plain import Declared
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import Run
 
@@ -57,7 +56,7 @@ def add_job_options(
     for fields in GROUPS:
         if fields is without:
             continue
-        group = parser.add_argument_group(fields.model_config["title"])
+        group = parser.add_argument_group(fields.heading)
         for name, field in fields.model_fields.items():
             if field.annotation is bool:
                 does = SWITCHES.get(name, field.description)
@@ -88,7 +87,7 @@ def add_options(
 
     `choices`: of options that have others elsewhere, all.
     """
-    group = parser.add_argument_group(settings.model_config["title"])
+    group = parser.add_argument_group(settings.heading)
     for name, field in settings.model_fields.items():
         if name in without:
             continue
@@ -133,10 +132,10 @@ def _spellings(name: str) -> list[str]:
     return [f"--{spelling.replace('_', '-')}" for spelling in (name, *aliases)]
 
 
-def _reading(field: FieldInfo) -> dict[str, Any]:
+def _reading(field: Declared) -> dict[str, Any]:
     """Return how argparse reads the field: its choices, or int, float or text."""
     help_text = (field.description or "").replace("%", "%%")
-    default = field.get_default(call_default_factory=True, validated_data={})
+    default = field.get_default()
     if default is not None:
         help_text += f" (default: {default})"
     kinds = list(kinds_of(field.annotation))

@@ -13,12 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from pydantic import Field, create_model
-
 from vrambudget.compiled.findings import findings
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.settings import Field
 from vrambudget.config.versions import default_version, installed_version, plain_version
 from vrambudget.errors import NotModelledError
 
@@ -78,9 +77,8 @@ class CompiledConfig(ModelConfig):
 def compiled_config(plain: ModelConfig, keys: Mapping[str, Any]) -> CompiledConfig:
     """Return a family's configuration for a job that is compiled."""
     kind = type(plain)
-    made = create_model(f"Compiled{kind.__name__}", __base__=(CompiledConfig, kind))
-    found: CompiledConfig = made.model_construct(**dict(plain), keys=dict(keys))  # type: ignore[assignment]
-    return found
+    made: type[CompiledConfig] = type(f"Compiled{kind.__name__}", (CompiledConfig, kind), {})
+    return made.model_construct(**dict(plain), keys=dict(keys))
 
 
 def compiler_version() -> str:

@@ -25,10 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
-
 from vrambudget.config.job import Job
-from vrambudget.config.settings import Names, Settings
+from vrambudget.config.plain import Before
+from vrambudget.config.settings import Field, Names, Settings
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
@@ -55,7 +54,7 @@ class ModelCard(Settings):
     source: Annotated[str, Field(pattern="^https://")]
     parameters: Annotated[int, Field(ge=1)]
     repositories: Names = ()
-    config: Annotated[dict[str, Any], BeforeValidator(_nulls)]
+    config: Annotated[dict[str, Any], Before(_nulls)]
     job: dict[str, Any] = Field(default_factory=dict)
 
     def problems(self) -> Iterable[str]:

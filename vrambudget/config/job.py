@@ -102,11 +102,11 @@ class Job(
     Script,
     Training,
     Batches,
-    title="job",
+    heading="job",
 ):
     """One training or evaluation job; every field is an option of the command line.
 
-    Its fields stand in the order of GROUPS: pydantic collects those of the last base first.
+    Its fields stand in the order of GROUPS: `Settings` collects those of the last base first.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {

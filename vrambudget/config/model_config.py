@@ -29,12 +29,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import Field
-
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import ATTENTION_KEYS, COUNTED_ATTENTION
-from vrambudget.config.settings import Settings, Size, show
+from vrambudget.config.settings import Field, Settings, Size, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 IGNORED_KEYS = frozenset(

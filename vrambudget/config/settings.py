@@ -1,25 +1,42 @@
 """The base of all user input: frozen, strict, and with errors that people can read.
 
+    class Batches(Settings, heading="batches"):
+        batch: Size = Field(1, description="sequences per forward pass")
+        clip: Annotated[float, Field(gt=0)] | None = None
+
 A value of the wrong type is an error and never converted: true is not a number, nor are "8", NaN
 and infinity. An unknown key is an error that names the nearest known one. All mistakes in one
 object are reported together, with the key as the user wrote it and the value.
 
+What is plainly right is taken as it is. All else is pydantic's to judge, in `config.judged`: its
+import takes longer than an estimate, and most commands need none.
+
 Not modelled: nested objects; the input is flat.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import index
-from typing import Annotated, Any, ClassVar, Self
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
-
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.config.plain import Before, Declared, UnclearError, taken
+from vrambudget.errors import VramBudgetError
 
 LARGEST = 2**31
 """Beyond every real dimension, batch or block; where a typing slip or a broken file begins."""
 
 _SHOWN = 60  # characters of a wrong value that an error repeats
+
+
+def Field(  # noqa: N802 - as pydantic calls it
+    default: Any = ...,
+    *,
+    default_factory: Callable[[], Any] | None = None,
+    description: str | None = None,
+    **bounds: Any,
+) -> Any:
+    """Declare a field's default and description, or, in Annotated, its bounds: ge, gt, le, lt."""
+    return Declared(default, default_factory, description, bounds)
 
 
 def _whole(value: Any) -> Any:
@@ -33,51 +50,186 @@ def _names(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Size = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=LARGEST)]
+Size = Annotated[int, Before(_whole), Field(ge=1, le=LARGEST)]
 """A dimension or a count: 1 to 2**31."""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 """A dropout probability: at 1 nothing would be left."""
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], Before(_names)]
 """A JSON list of words."""
 
 
-class Settings(BaseModel):
-    """A frozen, strict set of values; `aliases` are other spellings of its fields."""
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
+class Settings:
+    """A frozen, strict set of values; `aliases` are other spellings of its fields.
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    Its methods are called as pydantic's are.
+    """
+
+    __slots__ = ("__dict__", "model_fields_set")  # the values; the names of those that were given
+
+    heading: ClassVar[str] = ""
     aliases: ClassVar[Mapping[str, str]] = {}
+    model_fields: ClassVar[Mapping[str, Declared]] = {}
+    model_fields_set: frozenset[str]
+    _defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, *, heading: str = "") -> None:
+        """Collect the fields: those of the last base first."""
+        super().__init_subclass__()
+        cls.heading = heading or cls.heading
+        own = {}
+        for name, annotation in cls.__annotations__.items():
+            of_class: Any = get_origin(annotation)
+            if name.startswith("_") or of_class is ClassVar:
+                continue
+            given = cls.__dict__.get(name, ...)
+            if isinstance(given, Declared):
+                delattr(cls, name)
+            else:
+                given = Declared(given)
+            own[name] = given.of(annotation)
+        cls._own = own  # type: ignore[attr-defined]
+        fields: dict[str, Declared] = {}
+        for base in reversed(cls.__mro__):
+            fields |= base.__dict__.get("_own", {})
+        cls.model_fields = MappingProxyType(fields)
+        cls._defaults = {
+            name: field.default for name, field in fields.items() if field.default is not ...
+        }
+
+    def __init__(self, **values: Any) -> None:
+        """Check the values. Raises VramBudgetError that names every mistake."""
+        parsed = self.parse(values)
+        self._fill(parsed.__dict__, parsed.model_fields_set)
 
     @classmethod
     def parse(cls, values: Mapping[str, object], *, where: str | None = None) -> Self:
         """Return the checked values. Raises VramBudgetError that names every mistake."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise _reworded(error, cls, values, where) from None
+        settings = cls.model_construct(**cls._checked(values, where))
+        if problems := list(settings.problems()):
+            raise mistakes(problems, where)
+        return settings
+
+    @classmethod
+    def model_construct(cls, **values: Any) -> Self:
+        """Return the values as they are, unchecked."""
+        found = dict(cls._defaults)
+        for name, field in cls.model_fields.items():
+            if name in values:
+                found[name] = values[name]
+            elif field.default_factory is not None:
+                found[name] = field.default_factory()
+        return cls._made(found, values)
 
     @classmethod
     def known_keys(cls) -> set[str]:
         """Return every spelling that is understood."""
         return {*cls.model_fields, *cls.aliases}
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values, by their fields' names, with what some of them say of others."""
+        return values
+
     def problems(self) -> Iterable[str]:
         """Yield one sentence for each broken rule between fields."""
         return ()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_spelling(cls, values: Any) -> Any:
-        return canonical(values, cls.aliases) if isinstance(values, dict) else values
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+        """Return a copy with these values, which are taken as they are."""
+        return self._made({**self.__dict__, **update}, {*self.model_fields_set, *update})
 
-    @model_validator(mode="after")
-    def _hold_together(self) -> Self:
-        if problems := list(self.problems()):
-            raise ValueError("\n".join(problems))
-        return self
+    def model_dump(
+        self,
+        *,
+        mode: str = "python",
+        include: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        exclude_unset: bool = False,
+    ) -> dict[str, Any]:
+        """Return the values by name; `mode="json"`: with lists where they are tuples."""
+        names = [*self.model_fields] if include is None else [*include]
+        left_out = {*exclude}
+        if exclude_unset:
+            left_out |= self.model_fields.keys() - self.model_fields_set
+        values = ((name, self.__dict__[name]) for name in names if name not in left_out)
+        return {name: _dumped(value, as_json=mode == "json") for name, value in values}
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield each field's name and value."""
+        return iter(self.__dict__.items())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is of the same class, with the same values."""
+        return type(other) is type(self) and other.__dict__ == self.__dict__
+
+    def __hash__(self) -> int:
+        """Return the hash of the values, which come in the fields' order."""
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        """Return the values as they would be handed in."""
+        values = ", ".join(f"{name}={value!r}" for name, value in self)
+        return f"{type(self).__name__}({values})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse: settings are frozen."""
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse: settings are frozen."""
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values that were given, and the others as they are."""
+        return self._made, (self.__dict__, self.model_fields_set)
+
+    @classmethod
+    def _made(cls, values: Mapping[str, Any], given: Iterable[str]) -> Self:
+        settings = cls.__new__(cls)
+        cls._fill(settings, values, given)
+        return settings
+
+    def _fill(self, values: Mapping[str, Any], given: Iterable[str]) -> None:
+        self.__dict__.update(values)
+        object.__setattr__(self, "model_fields_set", frozenset(given))
+
+    @classmethod
+    def _checked(cls, written: Mapping[str, Any], where: str | None) -> dict[str, Any]:
+        """Return the values by their fields' names."""
+        try:
+            values = cls.completed(canonical(written, cls.aliases))
+        except ValueError as error:
+            raise mistakes([str(error)], where) from None
+        fields = cls.model_fields
+        try:
+            found = {name: taken(fields[name].annotation, values[name]) for name in values}
+        except (KeyError, UnclearError, ValueError):
+            found = None
+        if found is not None and all(n in found or f.has_default for n, f in fields.items()):
+            return found
+        from vrambudget.config.judged import judged  # noqa: PLC0415 - it imports pydantic
+
+        return judged(cls, values, written, where)
+
+
+def _dumped(value: Any, *, as_json: bool) -> Any:
+    if isinstance(value, Settings):
+        return value.model_dump(mode="json" if as_json else "python")
+    if isinstance(value, tuple) and as_json:
+        return [_dumped(item, as_json=True) for item in value]
+    return value
+
+
+def mistakes(
+    sentences: Iterable[str], where: str | None, hint: str | None = None
+) -> VramBudgetError:
+    """Return the error that says what is wrong, each mistake once."""
+    lines = list(dict.fromkeys(line for each in sentences for line in each.splitlines()))
+    message = lines[0] if len(lines) == 1 else f"{len(lines)} mistakes:\n  " + "\n  ".join(lines)
+    return VramBudgetError(message, where=where, hint=hint)
 
 
 def canonical(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
@@ -101,28 +253,3 @@ def show(value: object) -> str:
     except ValueError:  # an int of more digits than Python prints
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _reworded(
-    error: ValidationError, cls: type[Settings], values: Mapping[str, object], where: str | None
-) -> VramBudgetError:
-    written = {cls.aliases.get(key, key): key for key in values}
-    problems = error.errors(include_url=False)
-    lines = list(dict.fromkeys(line for each in problems for line in _lines(each, written)))
-    unknown = [str(each["loc"][0]) for each in problems if each["type"] == "extra_forbidden"]
-    hints = [hint for key in unknown if (hint := did_you_mean(key, cls.known_keys()))]
-    message = lines[0] if len(lines) == 1 else f"{len(lines)} mistakes:\n  " + "\n  ".join(lines)
-    return VramBudgetError(message, where=where, hint="; ".join(hints) or None)
-
-
-def _lines(problem: ErrorDetails, written: Mapping[str, str]) -> list[str]:
-    if problem["type"] == "value_error" and not problem["loc"]:
-        return str(problem["ctx"]["error"]).splitlines()
-    first, *rest = problem["loc"]
-    key = ".".join(map(str, (written.get(str(first), first), *rest)))
-    if problem["type"] == "extra_forbidden":
-        return [f"{key} is not known"]
-    if problem["type"] == "missing":
-        return [f"{key} is missing"]
-    rule = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
-    return [f"{key} is {show(problem['input'])}; {rule}"]

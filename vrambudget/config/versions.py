@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from vrambudget.config.old_torch import is_old
+from vrambudget.errors import VramBudgetError
 
 CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
@@ -46,10 +47,16 @@ _CUDA_BUILD = re.compile(r"cu(\d\d)(\d+)")
 
 
 def default_version(package: str) -> str:
-    """Return the version of a job that names none. It does not import the package."""
-    named = os.environ.get(f"VRAMBUDGET_{package.upper()}")
-    if named:
-        return named
+    """Return the version of a job that names none. It does not import the package.
+
+    Raises VramBudgetError for an environment that names no version.
+    """
+    variable = f"VRAMBUDGET_{package.upper()}"
+    if named := os.environ.get(variable):
+        version = plain_version(named)
+        if version is None:
+            raise VramBudgetError(f"{variable} is {named!r}; it should be a version, as 2.11")
+        return version
     installed = installed_version(package)
     version = plain_version(installed)
     if version is None or installed.endswith("+cpu"):

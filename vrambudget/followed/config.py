@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Self
 
-from pydantic import Field
-
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.settings import Field
 from vrambudget.config.source import FoundModel
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import plain_version
@@ -108,7 +107,7 @@ def followed_config(found: FoundModel, error: NotModelledError) -> FollowedConfi
     if not knows(model_type):
         raise error
     FollowedConfig.followed_in = (plain_version(version("transformers")) or "",)
-    return FollowedConfig.model_validate({"model_type": model_type, "keys": dict(found.values)})
+    return FollowedConfig.model_construct(model_type=model_type, keys=dict(found.values))
 
 
 def _ways(found: FoundModel, hint: str | None) -> Iterator[str]:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from pydantic import Field
 
 from vrambudget.auto_classes import image_shape_of
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.settings import Field
 from vrambudget.config.unfamiliar import length_of, tasks_of
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.followed import kernels
@@ -129,7 +129,7 @@ def module_config(
         "inputs": None if inputs is None else _named(inputs),
         "loss": loss,
     }
-    return ModuleConfig.model_validate(values)
+    return ModuleConfig.model_construct(**values)
 
 
 def _named(inputs: Any) -> dict[str, torch.Tensor]:

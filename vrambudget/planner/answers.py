@@ -51,10 +51,7 @@ def choices() -> dict[str, Any]:
     return {
         "models": [{"name": card.name, "title": card.title} for card in cards],
         "gpus": [gpu.name for gpu in all_gpus()],
-        "groups": [
-            {"title": group.model_config["title"], "fields": list(_fields_of(group))}
-            for group in GROUPS
-        ],
+        "groups": [{"title": group.heading, "fields": list(_fields_of(group))} for group in GROUPS],
     }
 
 
@@ -63,7 +60,7 @@ def _fields_of(group: type[Any]) -> Iterator[dict[str, Any]]:
     for name, field in group.model_fields.items():
         kinds = list(kinds_of(field.annotation))
         choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
-        default = field.get_default(call_default_factory=True, validated_data={})
+        default = field.get_default()
         yield {
             "name": name,
             "kind": "text" if str in kinds else "choice" if choices else _KINDS[kinds[0]],

@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.settings import Field, Settings, Size
 
 Engine = Literal["vllm", "sglang", "llama.cpp", "tgi"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -15,7 +13,7 @@ QuantizationMethod = Literal[
 ]
 
 
-class ServeOptions(Settings, title="server"):
+class ServeOptions(Settings, heading="server"):
     """vLLM's engine arguments, with its defaults."""
 
     engine: Engine = Field("vllm", description="whose rules are followed")
@@ -52,7 +50,7 @@ class ServeOptions(Settings, title="server"):
             yield f"max_num_batched_tokens is {tokens}, less than max_num_seqs {seqs}"
 
 
-class SglangOptions(Settings, title="server, with --engine sglang"):
+class SglangOptions(Settings, heading="server, with --engine sglang"):
     """SGLang's server arguments, with its defaults; sizes of ranks have vLLM's names, too."""
 
     engine: Engine = "sglang"
@@ -89,7 +87,7 @@ class SglangOptions(Settings, title="server, with --engine sglang"):
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
-class LlamaCppOptions(Settings, title="server, with --engine llama.cpp"):
+class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     """llama.cpp's arguments, with its defaults, but for layers: all are offloaded."""
 
     engine: Engine = "llama.cpp"
@@ -113,7 +111,7 @@ class LlamaCppOptions(Settings, title="server, with --engine llama.cpp"):
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
 
 
-class TgiOptions(Settings, title="server, with --engine tgi"):
+class TgiOptions(Settings, heading="server, with --engine tgi"):
     """text-generation-inference's launcher arguments, with its defaults."""
 
     engine: Engine = "tgi"

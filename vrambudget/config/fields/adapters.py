@@ -3,9 +3,8 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
-from vrambudget.config.settings import Probability, Settings, Size
+from vrambudget.config.plain import Before
+from vrambudget.config.settings import Field, Probability, Settings, Size
 
 Quant = Literal["nf4"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -36,11 +35,11 @@ def _is_module_name(name: object) -> bool:
     return isinstance(name, str) and _MODULE_NAME.fullmatch(name) is not None
 
 
-ModuleNames = Annotated[tuple[str, ...], BeforeValidator(_module_names)]
-LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_lora_targets)]
+ModuleNames = Annotated[tuple[str, ...], Before(_module_names)]
+LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], Before(_lora_targets)]
 
 
-class Adapters(Settings, defer_build=True, title="adapters and quantisation"):
+class Adapters(Settings, heading="adapters and quantisation"):
     """What is trained, and what lies in 4 bits."""
 
     lora_rank: Annotated[Size, Field(le=2**16)] | None = Field(

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
-
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.settings import Field, Settings, Size
 
 Task = Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
 Rows = Literal["full", "padded", "packed"]
@@ -21,7 +19,7 @@ def lengths_of(block: Any) -> dict[str, int] | None:
     return {"shortest": int(shortest), "block": int(longest)}
 
 
-class Batches(Settings, defer_build=True, title="batches"):
+class Batches(Settings, heading="batches"):
     """What goes through the model in one forward pass."""
 
     batch: Size = Field(1, description="sequences per forward pass on this GPU")
@@ -67,20 +65,14 @@ class Batches(Settings, defer_build=True, title="batches"):
         " values that it reads back (default: what a real GPU answers for these rows)",
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _lengths_of_block(cls, values: Any) -> Any:
-        """Take a block of two lengths for the shortest and the longest."""
-        if isinstance(values, dict) and (lengths := lengths_of(values.get("block"))):
-            return {**values, **lengths}
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mask_of_rows(cls, values: Any) -> Any:
-        """Take rows for padded if only the mask says so."""
-        if isinstance(values, dict) and values.get("attention_mask") == "padding":
-            return {"rows": "padded", **values}
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Take a block of two lengths for the shortest and the longest; rows as their mask says."""
+        values = super().completed(values)
+        if lengths := lengths_of(values.get("block")):
+            values = {**values, **lengths}
+        if values.get("attention_mask") == "padding":
+            values = {"rows": "padded", **values}
         return values
 
     def problems(self) -> Iterable[str]:

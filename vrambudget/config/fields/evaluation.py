@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import Field
-
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.settings import Field, Settings, Size
 
 _OPTIONS = ("eval_batch", "eval_first", "eval_gather")
 
 
-class Evaluation(Settings, defer_build=True, title="evaluation between steps"):
+class Evaluation(Settings, heading="evaluation between steps"):
     """An evaluation beside the optimizer's states: how many batches, and what is kept of them."""
 
     eval_batches: Annotated[Size, Field(le=1000)] | None = Field(

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
-
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.settings import Field, Settings, Size
 
 CacheKind = Literal["dynamic", "static", "offloaded", "quantized", "none"]
 CacheBits = Literal[2, 4]
@@ -17,7 +15,7 @@ INFERENCE = ("generate", "forward")
 """Modes without a loss: the model's weights are in the precision that it computes in."""
 
 
-class Generation(Settings, defer_build=True, title="generation"):
+class Generation(Settings, heading="generation"):
     """What `--mode generate` does, with the defaults of transformers' `generate`."""
 
     prompt: Size | None = Field(
@@ -70,14 +68,14 @@ class Generation(Settings, defer_build=True, title="generation"):
         "none", description="embeddings made of hidden states, with --mode forward --task embed"
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _precision_of_weights(cls, values: Any) -> Any:
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Load 16-bit weights where nothing is trained and no precision is named.
 
         A forward pass keeps keys and values, as transformers' configurations say.
         """
-        if isinstance(values, dict) and values.get("mode") in INFERENCE:
+        values = super().completed(values)
+        if values.get("mode") in INFERENCE:
             cached = {"use_cache": True} if values["mode"] == "forward" else {}
             return {"precision": "bf16", **cached, **values}
         return values

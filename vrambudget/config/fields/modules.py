@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Probability, Settings
+from vrambudget.config.settings import Field, Probability, Settings
 
 Attention = Literal["sdpa", "eager"]
 ExpertsImplementation = Literal["grouped_mm", "eager"]
@@ -13,7 +11,7 @@ Checkpointing = Literal["none", "full", "selective-2"]
 Load = Literal["device-map", "to", "to-half"]
 
 
-class Modules(Settings, defer_build=True, title="model"):
+class Modules(Settings, heading="model"):
     """How the modules run."""
 
     attention: Attention = Field("sdpa", description="attention implementation")

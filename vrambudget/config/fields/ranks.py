@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
 from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.plain import Before
+from vrambudget.config.settings import Field, Settings, Size
 from vrambudget.errors import VramBudgetError
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
@@ -41,10 +40,10 @@ def _reshard(value: Any) -> Any:
     raise ValueError("it should be true, false or a number of ranks, for example 8")
 
 
-Reshard = Annotated[bool | int | str | None, BeforeValidator(_reshard)]
+Reshard = Annotated[bool | int | str | None, Before(_reshard)]
 
 
-class Ranks(Settings, defer_build=True, title="several GPUs"):
+class Ranks(Settings, heading="several GPUs"):
     """How the ranks of a job share its work; `batch` is that of each rank."""
 
     ranks: Annotated[Size, Field(le=MOST_RANKS)] | None = Field(

@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Probability, Settings
+from vrambudget.config.settings import Field, Probability, Settings
 
 ZeroGrad = Literal["none", "zeros", "late"]
 ModelMode = Literal["train", "eval"]
@@ -12,7 +10,7 @@ ForwardReturns = Literal["outputs", "loss"]
 KeepLosses = Literal["none", "list", "graphs"]
 
 
-class Script(Settings, defer_build=True, title="how the loop is written"):
+class Script(Settings, heading="how the loop is written"):
     """What scripts of one kind of loop differ in."""
 
     label_smoothing: Probability = Field(

@@ -3,9 +3,8 @@
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
-from vrambudget.config.settings import Settings
+from vrambudget.config.plain import Before
+from vrambudget.config.settings import Field, Settings
 from vrambudget.config.versions import default_version, plain_version
 
 
@@ -17,10 +16,10 @@ def _minor_version(value: Any) -> Any:
 
 
 DriverAddresses = Literal["rising", "linux"]
-Version = Annotated[str, BeforeValidator(_minor_version)]
+Version = Annotated[str, Before(_minor_version)]
 
 
-class Software(Settings, defer_build=True, title="allocator and versions"):
+class Software(Settings, heading="allocator and versions"):
     """What PyTorch runs with, and which versions are followed."""
 
     expandable_segments: bool = Field(
@@ -44,12 +43,10 @@ class Software(Settings, defer_build=True, title="allocator and versions"):
     )
     torch: Version = Field(
         default_factory=partial(default_version, "torch"),
-        validate_default=True,
         description="the version of PyTorch whose rules are followed; name the CUDA of a build that"
         " is not PyPI's: 2.11+cu128",
     )
     transformers: Version = Field(
         default_factory=partial(default_version, "transformers"),
-        validate_default=True,
         description="the version of transformers whose modelling code is followed",
     )

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.plain import Before
+from vrambudget.config.settings import Field, Settings, Size
 
 Mode = Literal["train", "eval", "generate", "forward"]
 LoopName = Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]
@@ -46,7 +45,7 @@ def counted_loop(value: Any) -> Any:
 BITSANDBYTES = ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit")
 
 
-class Training(Settings, defer_build=True, title="loop and optimizer"):
+class Training(Settings, heading="loop and optimizer"):
     """The loop, its precision and its optimizer."""
 
     mode: Mode = Field(
@@ -54,7 +53,7 @@ class Training(Settings, defer_build=True, title="loop and optimizer"):
         description="train, evaluate under no_grad, generate, or forward:"
         " a forward pass without labels",
     )
-    loop: Annotated[LoopName, BeforeValidator(counted_loop)] = Field(
+    loop: Annotated[LoopName, Before(counted_loop)] = Field(
         "plain",
         description="whose training loop: one written by hand, one with accelerate, Lightning's or"
         " transformers' Trainer, TRL's SFTTrainer or DPOTrainer, or nanoGPT's train.py",

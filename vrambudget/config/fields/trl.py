@@ -1,11 +1,9 @@
 """What TRL's trainers are told besides: completions and references."""
 
-from pydantic import Field
-
-from vrambudget.config.settings import Settings, Size
+from vrambudget.config.settings import Field, Settings, Size
 
 
-class Trl(Settings, defer_build=True, title="TRL's trainers"):
+class Trl(Settings, heading="TRL's trainers"):
     """What decides the memory of SFTTrainer and DPOTrainer."""
 
     completion_len: Size | None = Field(

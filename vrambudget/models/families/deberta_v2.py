@@ -10,10 +10,8 @@ language models (`legacy` false); regression (`num_labels` 1) runs as a classifi
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from vrambudget.config.fields.batches import Task
-from vrambudget.config.settings import Names, Probability, Size
+from vrambudget.config.settings import Field, Names, Probability, Size
 from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import made_for

@@ -7,10 +7,8 @@ weighs; with `group_limited_greedy` only those of the best groups.
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from vrambudget.config.model_config import divides
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.dtypes import DType, complex64, float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import no_grad

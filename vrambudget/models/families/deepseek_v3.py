@@ -10,10 +10,8 @@ float8 (`quantization_config`): transformers dequantises them where it has no ke
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from vrambudget.config.model_config import divides
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context

@@ -7,9 +7,7 @@ Where layers of two kinds alternate, only those with a window have rotary positi
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.olmo2 import PostNormLayer
 from vrambudget.models.parts.decoder import LayerType

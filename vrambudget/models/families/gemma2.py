@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
 from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped

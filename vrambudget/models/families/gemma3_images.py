@@ -11,9 +11,7 @@ Not modelled: images.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size, show
+from vrambudget.config.settings import Field, Size, show
 from vrambudget.dtypes import bool_
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module

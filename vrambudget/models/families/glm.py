@@ -6,9 +6,7 @@ elements, over half of a head.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.phi3 import MLP
 from vrambudget.models.parts.decoder import DecoderConfig

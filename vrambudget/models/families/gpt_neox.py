@@ -7,11 +7,9 @@ LayerNorm, one projection for q, k and v whose heads lie one after another, rota
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import divides
-from vrambudget.config.settings import Probability, Size
+from vrambudget.config.settings import Field, Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend

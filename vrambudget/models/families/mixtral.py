@@ -8,9 +8,7 @@ Not modelled: RoPE scaling (it changes values, not sizes).
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.module import Module

@@ -11,11 +11,9 @@ Not modelled: `sparse_prediction`, whose size is read back from the labels; regr
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.model_config import ModelConfig, divides
-from vrambudget.config.settings import Probability, Size, show
+from vrambudget.config.settings import Field, Probability, Size, show
 from vrambudget.dtypes import bool_
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module

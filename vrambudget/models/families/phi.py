@@ -6,9 +6,7 @@ rotary positions over `partial_rotary_factor` of a head.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Probability, Size
+from vrambudget.config.settings import Field, Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended

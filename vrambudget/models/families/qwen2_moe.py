@@ -8,9 +8,7 @@ Not modelled: `use_sliding_window`.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.qwen3_moe import Layers, TopKRouter

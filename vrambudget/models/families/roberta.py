@@ -9,10 +9,8 @@ Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a 
 from collections.abc import Callable, Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
-
 from vrambudget.config.fields.batches import Task
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.dtypes import bool_, int32, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module

@@ -5,8 +5,7 @@ Llama whose every fourth layer has no rotary positions, and with `use_sliding_wi
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
-
+from vrambudget.config.plain import Before
 from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.decoder import LayerType
@@ -15,9 +14,7 @@ from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.rotary import Rotary
 from vrambudget.models.parts.windows import LayerTypesConfig
 
-Flags = Annotated[
-    tuple[int, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)
-]
+Flags = Annotated[tuple[int, ...], Before(lambda x: tuple(x) if isinstance(x, list) else x)]
 
 
 class WithoutPositions(Attention):

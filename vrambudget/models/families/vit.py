@@ -9,11 +9,10 @@ Not modelled: interpolated positions, masked patches, the pooler.
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator
-
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
+from vrambudget.config.plain import Before
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
@@ -43,7 +42,7 @@ def _pair(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
-Pair = Annotated[tuple[Size, Size], BeforeValidator(_pair)]
+Pair = Annotated[tuple[Size, Size], Before(_pair)]
 
 
 class PatchConvolution(Module):

@@ -12,9 +12,7 @@ Not modelled: layers of multi-token prediction, which `generate` alone would bui
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.settings import Field, Size
 from vrambudget.dtypes import bool_
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor

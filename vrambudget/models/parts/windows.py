@@ -11,13 +11,12 @@ Source: __post_init__ of the configuration classes, forward of the models (trans
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
-from vrambudget.config.settings import Size
+from vrambudget.config.plain import Before
+from vrambudget.config.settings import Field, Size
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 
 LayerTypes = Annotated[
-    tuple[LayerType, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)
+    tuple[LayerType, ...], Before(lambda x: tuple(x) if isinstance(x, list) else x)
 ]
 
 
