@@ -10,6 +10,7 @@ from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.parallel.deepspeed.partition import fullest_rank, partition
 from vrambudget.parallel.group import Group
+from vrambudget.parallel.host import held_bytes
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.packing import Kind
@@ -109,3 +110,52 @@ def test_what_zero_is_not_modelled_with_is_refused(fields, words):
 def test_a_setting_of_stage_3_is_refused_elsewhere():
     with pytest.raises(VramBudgetError, match="prefetch_bucket_size is 5, a setting of ZeRO 3;"):
         Job.parse({"ranks": 8, "parallel": "zero2", "prefetch_bucket_size": 5})
+
+
+def peaks(**fields):
+    return estimate(SMALL, gpu="4xa100-80gb", block=32, **{**BF16, **fields})
+
+
+@pytest.mark.parametrize("stage", ["deepspeed1", "zero2", "zero3"])
+def test_offloaded_masters_and_states_leave_the_gpu_for_main_memory(stage):
+    kept, offloaded = (
+        peaks(parallel=stage, offload_optimizer=offload) for offload in (False, True)
+    )
+    assert kept.several.host_bytes == 0
+    assert offloaded.several.host_bytes > 12 * 140_000 / 4  # float32 masters and two states
+    assert offloaded.peak.allocated_bytes < kept.peak.allocated_bytes
+
+
+def test_pinned_memory_comes_in_powers_of_two():
+    # stage 3 of 4 ranks: what is pinned are weights, gradients, and float32 gradients
+    parts = [2 * 40_000, 2 * 40_000, 4 * 40_000]
+    assert held_bytes(parts, pinned=True) == 2 * 131_072 + 262_144
+    assert held_bytes(parts, pinned=False) == sum(parts)
+
+
+def test_offloaded_weights_are_copied_to_the_gpu_before_they_are_gathered():
+    copies = {"parallel": "zero3", "offload_param": True, "param_persistence_threshold": 0}
+    assert made("to_device", **copies) > made("to_device", **{**copies, "offload_param": False})
+    assert made("lp_param_buffer", **copies) == []
+
+
+def test_zero_3_s_own_linear_layer_keeps_no_gathered_weight_since_0_19():
+    old, new = (
+        estimate(
+            {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "vocab_size": 64},
+            gpu="4xa100-80gb",
+            block=32,
+            parallel="zero3",
+            max_live_parameters=0,
+            max_reuse_distance=0,
+            deepspeed=version,
+            **BF16,
+        )
+        for version in ("0.18", "0.19")
+    )
+    assert new.peak.requested_bytes < old.peak.requested_bytes
+
+
+def test_offload_that_another_stage_has_is_refused():
+    with pytest.raises(VramBudgetError, match="offload_param is True, a setting of ZeRO 3"):
+        peaks(parallel="zero2", offload_param=True)

@@ -1,6 +1,7 @@
 """Further jobs of several GPUs, one rank of each on a virtual GPU: equal to the byte.
 
 lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
+offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8
 pipelines.jsonl  stages that are checkpointed under autocast
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """

@@ -252,6 +252,14 @@ class JobFields(TypedDict, total=False):
     """ZeRO 3: elements that are whole at a time, besides those."""
     max_reuse_distance: int
     """ZeRO 3: parameters needed again within so many elements stay."""
+    offload_optimizer: bool
+    """DeepSpeed: masters, their gradients and states in main memory, stepped there."""
+    offload_param: bool
+    """ZeRO 3: weights in main memory while no layer needs them."""
+    pin_memory: bool
+    """DeepSpeed's offload: main memory that the GPU reads by itself."""
+    deepspeed: Literal["0.18", "0.19"]
+    """The version of DeepSpeed whose rules are followed."""
     sequence_parallel: bool
     """Tensor parallel: norms and residuals are cut along the sequence."""
     loss_parallel: bool

@@ -77,7 +77,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     versions = record.get("versions") or {}
     if not isinstance(versions, Mapping):
         raise VramBudgetError(f"versions is {show(versions)}; it should be an object", where=where)
-    values |= {k: versions[k] for k in ("torch", "transformers") if k in versions}
+    values |= {k: versions[k] for k in ("torch", "transformers", "deepspeed") if k in versions}
     return Job.parse(values, where=where)
 
 

@@ -63,6 +63,11 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
 def _of_zero(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of DeepSpeed's `zero_optimization` is a field; gathering is in place."""
     names = {name.removeprefix("stage3_"): value for name, value in config.items()}
+    for name in ("offload_optimizer", "offload_param"):
+        if name in names:
+            device = dict(names.pop(name))
+            names[name] = device.pop("device") == "cpu"
+            names |= device
     return {name: value for name, value in names.items() if name != "allgather_bucket_size"}
 
 

@@ -176,6 +176,10 @@ class SweepFields(TypedDict, total=False):
     model_persistence_threshold: int | Iterable[int]
     max_live_parameters: int | Iterable[int]
     max_reuse_distance: int | Iterable[int]
+    offload_optimizer: bool | Iterable[bool]
+    offload_param: bool | Iterable[bool]
+    pin_memory: bool | Iterable[bool]
+    deepspeed: Literal["0.18", "0.19"] | Iterable[Literal["0.18", "0.19"]]
     sequence_parallel: bool | Iterable[bool]
     loss_parallel: bool | Iterable[bool]
     schedule: (

@@ -77,6 +77,7 @@ class Context:
         "frame",
         "got_gradient",
         "grad_enabled",
+        "linear",
         "operation",
         "options",
         "platform",
@@ -115,6 +116,7 @@ class Context:
         self.callbacks: list[Callable[[], None]] = []  # Engine::queue_callback: once backward ends
         self.before_gradient: Callable[[Tensor, list[Tensor | None]], None] | None = None
         self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
+        self.linear: Callable[..., Tensor] | None = None  # in place of nn.functional.linear
         self.workspaces: dict[tuple[str, str], Storage] = {}
         self.unasked: list[Any] = []  # bytes that convolutions touch whose workspace is not known
         self.emulates_bf16 = False  # whether autocast has asked for it

@@ -29,14 +29,12 @@ from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
 from vrambudget.parallel.group import Group
+from vrambudget.parallel.host import STATES
 from vrambudget.parallel.meta import to_empty
 from vrambudget.parallel.pipeline.rank import Pipeline
 from vrambudget.parallel.rank import Ranked
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
-
-_STATES_ON_HOST = {"adamw": 2, "adam": 2, "sgd-momentum": 1, "sgd": 0, "none": 0}
-"""How often an optimizer has a parameter's size besides the gradient; FSDP2 has no others."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
@@ -78,8 +76,7 @@ def refuse(job: Job, layout: Layout) -> None:
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
         and (job.loop, layout.data, job.mode)
         not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
-        f"optimizer {job.optimizer} of sharded parameters": shards
-        and job.optimizer not in _STATES_ON_HOST,
+        f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
         "a gradient scaler (amp-fp16) of sharded parameters": shards
         and job.precision == "amp-fp16",
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
@@ -220,7 +217,7 @@ class _FSDP2(Ranked):
         assert self.wrapped is not None  # noqa: S101 - it was
         if not self.job.cpu_offload:
             return 0
-        states = _STATES_ON_HOST[self.job.optimizer]
+        states = STATES[self.job.optimizer]
         return sum(
             p.padded_numel * p.orig_dtype.itemsize * (2 + states if p.sharded.requires_grad else 1)
             for p in self.wrapped.parameters

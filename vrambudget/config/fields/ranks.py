@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
 from vrambudget.config.plain import Before
 from vrambudget.config.settings import Field, Settings, Size
+from vrambudget.config.versions import plain_version
 from vrambudget.errors import VramBudgetError
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
@@ -20,8 +21,12 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 _OF_FSDP1 = ("sharding_strategy", "use_orig_params", "forward_prefetch")
 _OF_MIXED = ("param_dtype", "reduce_dtype")
-_OF_ZERO = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter")
+_OF_ZERO = (
+    *("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter"),
+    *("offload_optimizer", "pin_memory", "deepspeed"),
+)
 _OF_ZERO3 = (
+    "offload_param",
     *("sub_group_size", "prefetch_bucket_size", "max_live_parameters", "max_reuse_distance"),
     *("param_persistence_threshold", "model_persistence_threshold"),
 )
@@ -40,6 +45,11 @@ def _reshard(value: Any) -> Any:
     raise ValueError("it should be true, false or a number of ranks, for example 8")
 
 
+def _deepspeed(value: Any) -> Any:
+    return (isinstance(value, str) and plain_version(value)) or value
+
+
+DeepSpeedVersion = Annotated[Literal["0.18", "0.19"], Before(_deepspeed)]
 Reshard = Annotated[bool | int | str | None, Before(_reshard)]
 
 
@@ -135,6 +145,19 @@ class Ranks(Settings, heading="several GPUs"):
     )
     max_reuse_distance: Count = Field(
         1_000_000_000, description="ZeRO 3: parameters needed again within so many elements stay"
+    )
+    offload_optimizer: bool = Field(
+        default=False,
+        description="DeepSpeed: masters, their gradients and states in main memory, stepped there",
+    )
+    offload_param: bool = Field(
+        default=False, description="ZeRO 3: weights in main memory while no layer needs them"
+    )
+    pin_memory: bool = Field(
+        default=True, description="DeepSpeed's offload: main memory that the GPU reads by itself"
+    )
+    deepspeed: DeepSpeedVersion = Field(
+        "0.19", description="the version of DeepSpeed whose rules are followed"
     )
     sequence_parallel: bool = Field(
         default=False, description="tensor parallel: norms and residuals are cut along the sequence"

@@ -3,7 +3,8 @@
 `optimizer.params` and "auto" are another's to say: of sizes that are "auto" DeepSpeed's own
 defaults are counted.
 
-Source: DeepSpeed, docs/_pages/config-json.md; runtime/zero/config.py, runtime/config.py, 0.18.9.
+Source: DeepSpeed, docs/_pages/config-json.md; runtime/zero/config.py, runtime/config.py;
+0.18.9 and 0.19.8.
 """
 
 from vrambudget.config.foreign.meanings import (
@@ -60,11 +61,19 @@ DEEPSPEED: Table = {
         {"adamw": {"optimizer": "adamw"}, "adam": {"optimizer": "adam"}, "auto": {}},
         {"adamw": "DeepSpeed's own Adam", "adam": "DeepSpeed's own Adam"},
     ),
-    "zero_optimization.offload_optimizer.device": Uncounted(
-        "optimizer states on the host", flag=False, saves=True
-    ),
-    "zero_optimization.offload_param.device": Uncounted(
-        "weights on the host", flag=False, saves=True
+    **several(
+        {
+            "zero_optimization.offload_optimizer.device": Choice(
+                "optimizer states on", {"none": {}, "cpu": {"offload_optimizer": True}}
+            ),
+            "zero_optimization.offload_optimizer.ratio": Uncounted(
+                "a part of the optimizer states on the host", (1, 1.0), flag=False
+            ),
+            "zero_optimization.offload_param.device": Choice(
+                "weights on", {"none": {}, "cpu": {"offload_param": True}}
+            ),
+            "zero_optimization.offload_optimizer.pin_memory": Switch({}, off={"pin_memory": False}),
+        }
     ),
     "activation_checkpointing.partition_activations": Uncounted("activations divided between GPUs"),
     "activation_checkpointing.cpu_checkpointing": Uncounted("activations on the host", saves=True),

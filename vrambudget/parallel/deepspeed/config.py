@@ -1,16 +1,20 @@
 """What of DeepSpeed's JSON decides memory: `zero_optimization`, its defaults.
 
-Source: deepspeed/runtime/zero/config.py (DeepSpeedZeroConfig), 0.18.9.
+Source: deepspeed/runtime/zero/config.py (DeepSpeedZeroConfig), offload_config.py,
+runtime/precision_config.py, 0.18.9 and 0.19.8. Not modelled: NVMe, a ratio of states that are
+offloaded, SuperOffload, ZenFlow.
 """
 
 from dataclasses import dataclass
 
 from vrambudget.config.job import Job
+from vrambudget.config.versions import as_numbers
 from vrambudget.dtypes import DType, bfloat16, float16, float32
 from vrambudget.parallel.group import Group
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
 _WEIGHTS = 3  # the stage that shares them, too
+_0_19 = (0, 19)
 _DTYPES = {"fp32": float32, "bf16": bfloat16, "fp16": float16}
 
 
@@ -33,11 +37,24 @@ class ZeroConfig:
     model_persistence_threshold: int
     max_live_parameters: int
     max_reuse_distance: int
+    offload_optimizer: bool
+    offload_param: bool
+    pin_memory: bool
+    version: tuple[int, int]
 
     @property
     def looks_for_overflow(self) -> bool:
         """Whether gradients are looked at before they are used (check_grad_overflow)."""
-        return self.dtype is float16
+        return self.dtype is float16 or (self.dtype is bfloat16 and self.is_0_19)
+
+    @property
+    def is_0_19(self) -> bool:
+        """Whether 0.19 is followed.
+
+        It looks at bf16's gradients too, by their largest and smallest elements, where 0.18 copies
+        all as float32; it screens norms before it uses them.
+        """
+        return self.version >= _0_19
 
 
 def zero_config(job: Job) -> ZeroConfig:
@@ -51,7 +68,7 @@ def zero_config(job: Job) -> ZeroConfig:
         overlap_comm=stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
         contiguous_gradients=job.contiguous_gradients,
         reduce_scatter=job.reduce_scatter,
-        clips=job.clip is not None,
+        clips=job.clip is not None or as_numbers(job.deepspeed) >= _0_19,  # 1.0 by default since
         accumulation=job.grad_accum,
         sub_group_size=job.sub_group_size,
         prefetch_bucket_size=job.prefetch_bucket_size,
@@ -59,4 +76,8 @@ def zero_config(job: Job) -> ZeroConfig:
         model_persistence_threshold=job.model_persistence_threshold,
         max_live_parameters=job.max_live_parameters,
         max_reuse_distance=job.max_reuse_distance,
+        offload_optimizer=job.offload_optimizer,
+        offload_param=job.offload_param,
+        pin_memory=job.pin_memory,
+        version=as_numbers(job.deepspeed),
     )

@@ -1,8 +1,8 @@
 """deepspeed.initialize and DeepSpeedEngine: what runs around a model's forward and backward.
 
     initialize   the model, built in float32, becomes one of 16 bits, parameter by parameter
-    forward      a hook on each output that wants a gradient: it is divided by the number of
-                 micro-batches, into a new tensor, be it one
+    forward      until 0.18 a hook on each output that wants a gradient: it is divided by the number
+                 of micro-batches, into a new tensor, be it one
     backward     the loss is divided too, and multiplied by the loss scale; then the optimizer's
                  epilogue
     step         at the end of a step's last micro-batch
@@ -14,7 +14,8 @@ _backward_prologue_per_tensor, _backward_epilogue, step, _take_model_step); runt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from vrambudget.dtypes import DType, float32
@@ -40,6 +41,9 @@ class ZeroOptimizer(Protocol):
     def step(self) -> Tensor:
         """Step, and return the gradients' norm."""
 
+    def host_bytes(self, states: int) -> int:
+        """Return what lies in main memory; `states`: how often the optimizer has its size."""
+
 
 class DeepSpeedEngine(Module):
     """A model as deepspeed.initialize returns it; `called`: what its forward calls."""
@@ -50,18 +54,19 @@ class DeepSpeedEngine(Module):
         self._global_grad_norm: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, and hook its outputs."""
+        """Call the model, and hook its outputs: 0.19 leaves them alone in engine.backward."""
         loss = self.module(*args, **kwargs)
-        for x in tensors_of(loss) if context.grad_enabled else ():
+        divides = context.grad_enabled and not self.config.is_0_19
+        for x in tensors_of(loss) if divides else ():
             if x.requires_grad and x.node is not None:
                 x.node.hooks = (*x.node.hooks, _divides(x.slot))
         return loss
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run backward; the loss that is returned is divided."""
-        with no_grad():
+        with nullcontext() if self.config.is_0_19 else no_grad():
             gas_scaled_loss = mul_scalar(loss)
-        loss = mul_scalar(loss)
+        loss = mul_scalar(gas_scaled_loss if self.config.is_0_19 else loss)
         self.optimizer.is_boundary = self.is_boundary
         run_backward(loss)
         with no_grad():
@@ -94,12 +99,24 @@ def _divides(slot: int) -> Callable[[list[Tensor | None]], None]:
 
 
 def cast_model(model: Module, dtype: DType) -> None:
-    """Module.bfloat16(): submodules first, then a module's parameters, then its buffers."""
+    """Module.bfloat16(), until 0.18: submodules first, then a module's parameters, then buffers."""
     for child in model.children():
         cast_model(child, dtype)
-    context.tape.module = model.path
     own = [x for x in model.__dict__.values() if isinstance(x, Tensor)]
-    for x in sorted(own, key=lambda x: not isinstance(x, Parameter)):
+    cast_tensors(sorted(own, key=lambda x: not isinstance(x, Parameter)), dtype, model.path)
+
+
+def cast_parameters(model: Module, dtype: DType) -> None:
+    """Cast parameters alone, in their order: _cast_module_mixed_precision, since 0.19."""
+    for child in model.modules():
+        own = [x for x in child.__dict__.values() if isinstance(x, Parameter)]
+        cast_tensors(own, dtype, child.path)
+
+
+def cast_tensors(own: Iterable[Tensor], dtype: DType, path: int) -> None:
+    """Cast a module's floating-point tensors that are not of this type yet."""
+    context.tape.module = path
+    for x in own:
         if x.dtype.is_floating_point and x.dtype is not dtype:
             x.dtype = dtype
             x.storage = allocated(x, "to_dtype")

@@ -59,8 +59,41 @@ def _nan_or_inf(dtype: DType) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return is_infinite, is_nan, either, made("tensor", (), float32)
 
 
-def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all groups' norms, of their type (scaled_global_norm)."""
+def norm_of_norms(norms: Sequence[Tensor], *, screened: bool) -> Tensor:
+    """Return the norm of all groups' norms, of their type.
+
+    `screened`: infinity where one of them is none (combine_grad_norm_groups, since 0.19).
+    """
+    if not screened:
+        return _norm_of_stacked(norms)
+    dtype = norms[0].dtype
+    stacked = made("stack", (len(norms),), dtype)
+    either = is_invalid(stacked)
+    invalid = made("any", (), bool_)
+    del either
+    combined = made("linalg_vector_norm", (), dtype)
+    with_partial_sums(stacked, (0,), dtype, accumulator=dtype.itemsize)
+    infinity = made("full_like", (), dtype)
+    found = made("where", (), dtype)
+    del infinity, combined, invalid, stacked
+    either = is_invalid(found)  # is_invalid_grad_norm, before the step
+    invalid = made("any", (), bool_)
+    del either, invalid
+    return found
+
+
+def is_invalid(norms: Tensor) -> Tensor:
+    """Return which norms are no number, infinite or negative: ~isfinite(norms) | (norms < 0)."""
+    finite = is_finite(norms)
+    infinite = made("bitwise_not", norms.shape, bool_)
+    del finite
+    negative = made("lt", norms.shape, bool_)
+    either = made("bitwise_or", norms.shape, bool_)
+    del infinite, negative
+    return either
+
+
+def _norm_of_stacked(norms: Sequence[Tensor]) -> Tensor:
     dtype = norms[0].dtype
     stacked = made("stack", (len(norms),), dtype)
     norm = made("linalg_vector_norm", (), dtype)
@@ -68,16 +101,41 @@ def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
     return norm
 
 
-def look_for_overflow(gradients: Sequence[Tensor]) -> None:
+def look_for_overflow(gradients: Sequence[Tensor], *, by_extremes: bool) -> None:
     """Look at all gradients, one after another (has_overflow_partitioned_grads_serial)."""
     invalid_grad_count = made("zeros", (1,), float32)
     for gradient in gradients:
-        count = _has_inf_or_nan(gradient)
+        count = has_inf_or_nan(gradient) if by_extremes else _has_inf_or_nan(gradient)
         del count
     overflow = made("bool", (1,), bool_)
     del invalid_grad_count
     overflow_gpu = made("byte", (1,), uint8)
     del overflow_gpu, overflow
+
+
+def has_inf_or_nan(x: Tensor) -> Tensor:
+    """Test the largest and the smallest element: a few scalars (since 0.19)."""
+    found = list[Tensor]()
+    for name in ("amax", "amin"):
+        extreme = made(name, (), x.dtype)
+        with_partial_sums(x, tuple(range(x.ndim)), x.dtype, accumulator=x.dtype.itemsize)
+        found.append(is_finite(extreme))
+        del extreme
+    both = made("logical_and", (), bool_)
+    found.clear()
+    neither = made("logical_not", (), bool_)
+    del both
+    return neither
+
+
+def is_finite(x: Tensor) -> Tensor:
+    """Return torch.isfinite(x): (x == x) * (x.abs() != inf)."""
+    size = made("abs", x.shape, x.dtype)
+    is_number = made("eq", x.shape, bool_)
+    is_bounded = made("ne", x.shape, bool_)
+    both = made("mul", x.shape, bool_)
+    del size, is_number, is_bounded
+    return both
 
 
 def _has_inf_or_nan(x: Tensor) -> Tensor:
@@ -100,8 +158,9 @@ def joined_norm(gradients: Sequence[Tensor]) -> Tensor:
     total = _sum_of_squares(grad_norms, "pow")
     norm = made("pow", (), float64)
     is_infinite, is_nan, either, err = _nan_or_inf(float64)
+    as_float64 = made("to_dtype", (), float64)
     masked = made("where", (), float64)
-    del total, norm, is_infinite, is_nan, either, err
+    del total, norm, is_infinite, is_nan, either, err, as_float64
     return masked
 
 

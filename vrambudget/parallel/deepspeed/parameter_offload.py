@@ -5,7 +5,8 @@
     after forward    let go; a node on each output, whose backward is "before backward": gather
     after backward   let go
 
-Inputs that are given by name have no node: their modules let go when the step begins.
+Inputs that are given by name have no node, and ids want no gradient: their modules let go when
+backward is over, until 0.18 when the step begins.
 
 Source: deepspeed/runtime/zero/parameter_offload.py (DeepSpeedZeRoOffload,
 _register_deepspeed_module).
@@ -21,6 +22,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.parallel.deepspeed.config import ZeroConfig
+from vrambudget.parallel.deepspeed.linear import zero3_linear
 from vrambudget.parallel.deepspeed.partition_parameters import ZeroParameter
 from vrambudget.parallel.deepspeed.partitioned_param_coordinator import Coordinator
 from vrambudget.parallel.fsdp2.state import mapped, mapped_outputs
@@ -31,12 +33,15 @@ class ZeroOffload:
 
     def __init__(self, model: Module, config: ZeroConfig) -> None:
         self.parameters = [
-            ZeroParameter(p, number, config.group) for number, p in enumerate(model.parameters())
+            ZeroParameter(p, number, config.group, on_host=config.offload_param)
+            for number, p in enumerate(model.parameters())
         ]
         self.of = {id(p.parameter): p for p in self.parameters}
         self._own: dict[int, list[ZeroParameter]] = {}
         self.coordinator = Coordinator(config, self.parameters_of)
         self.persistent = self._mark_persistent(config)
+        if config.is_0_19:
+            context.linear = zero3_linear
         for module in model.modules():
             module.hooks = _Hooks(self.coordinator, is_root=module is model)
 
@@ -71,11 +76,11 @@ class _Hooks:
         """Run a module's forward."""
         if self.is_root:
             self.coordinator.reset_step()
-        self.coordinator.fetch_sub_module(module)
+        self.coordinator.fetch_sub_module(module, forward=True)
         self.grads_remaining = 0
         args = mapped(args, lambda x: self._post_backward(module, x))
         output = module.forward(*args, **kwargs)
-        self.coordinator.release_sub_module(module)
+        self.coordinator.release_sub_module(module, forward=True)
         return mapped_outputs(output, lambda x: self._pre_backward(module, x))
 
     def _post_backward(self, module: Module, x: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ class _Hooks:
         def backward(dx: Tensor) -> Tensor:
             self.grads_remaining -= 1
             if not self.grads_remaining:
-                self.coordinator.release_sub_module(module)
+                self.coordinator.release_sub_module(module, forward=False)
             return dx
 
         return _identity("post_backward", x, backward)
@@ -100,7 +105,7 @@ class _Hooks:
             nonlocal was_called
             if not was_called:
                 was_called = True
-                self.coordinator.fetch_sub_module(module)
+                self.coordinator.fetch_sub_module(module, forward=False)
             return dy
 
         return _identity("pre_backward", x, backward)

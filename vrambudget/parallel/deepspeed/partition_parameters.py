@@ -4,6 +4,7 @@
     whole       alone: [W * ceil(numel / W)], the buffer itself. Of several that are gathered at
                 once: into one flat buffer, from which each is copied once the first is waited for;
                 the flat one lives until the last was waited for
+    offloaded   ds_tensor is in main memory; a copy of it on the GPU is what is gathered
     released    the parameter's data are replaced by nothing; what autograd saved lives on: views of
                 a weight (nn.Linear transposes it), but not what it saved as it is, whose data went
 
@@ -15,9 +16,10 @@ Not modelled: use_all_reduce_for_fetch_params, allgather_sequential, hpZ, MiCS, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from enum import Enum, auto
 
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import context, made_for, on_meta
 from vrambudget.engine.tensor import Parameter, SwappedParameter, Tensor
 from vrambudget.ops.creation import made
 from vrambudget.parallel.group import Group
@@ -37,13 +39,15 @@ class Status(Enum):
 class ZeroParameter:
     """A parameter as Init converts it: its part is kept, the whole goes."""
 
-    def __init__(self, parameter: Parameter, number: int, group: Group) -> None:
-        self.parameter, self.ds_id, self.group = parameter, number, group
+    def __init__(
+        self, parameter: Parameter, number: int, group: Group, *, on_host: bool = False
+    ) -> None:
+        self.parameter, self.ds_id, self.group, self.on_host = parameter, number, group, on_host
         self.numel: int = parameter.numel
         self.partition_numel = group.padded(self.numel)
         self.persists = False
         self.active_sub_modules: set[int] = set()
-        with made_for(Purpose.WEIGHTS):
+        with made_for(Purpose.WEIGHTS), on_meta() if on_host else nullcontext():
             self.ds_tensor: Tensor | None = made(
                 "ds_tensor", (self.partition_numel,), parameter.dtype
             )
@@ -62,10 +66,24 @@ class ZeroParameter:
         nbytes = elements * self.parameter.dtype.itemsize
         self.parameter.storage = Storage(context.tape, nbytes, Purpose.GATHERED, "all_gather")
 
+    def own_numel(self) -> int:
+        """Return how many of its elements are this rank's."""
+        begins = self.group.rank * self.partition_numel
+        return max(0, min(self.partition_numel, self.numel - begins))
+
+    def on_gpu(self) -> Tensor | None:
+        """Return a copy of its part on the GPU, None where it is there."""
+        if not self.on_host:
+            return None
+        with made_for(Purpose.GATHERED):
+            return made("to_device", (self.partition_numel,), self.parameter.dtype)
+
     def all_gather(self) -> None:
         """Gather it at once, on the current stream (_allgather_params_sequential)."""
         if self.status is Status.NOT_AVAILABLE:
             self.make_whole(self.partition_numel * self.group.size)
+            copy = self.on_gpu()
+            del copy
             self.status = Status.AVAILABLE
 
 
@@ -81,9 +99,13 @@ class AllGatherHandle:
             p.status = Status.INFLIGHT
         if len(parameters) == 1:
             first.make_whole(elements)
+            copy = first.on_gpu()
+            del copy
             return
         with made_for(Purpose.GATHERED):
             self.flat = made("all_gather_flat", (elements,), first.parameter.dtype)
+        copies = [p.on_gpu() for p in parameters]
+        del copies
 
     def wait(self) -> None:
         """Copy the parameters out of the flat buffer, all of them the first time."""

@@ -52,6 +52,7 @@ class Coordinator:
         self._fetched_for: dict[ZeroParameter, int] = defaultdict(lambda: -1)
         self._to_release: dict[tuple[int, int], set[ZeroParameter]] = {}  # it is cached there, too
         self._step_id = self._available = 0
+        self._in_backward: dict[int, Module] = {}  # those whose backward is not over
         self._stream = ALL_GATHER_STREAM if config.overlap_comm else 0
 
     def reset_step(self) -> None:
@@ -70,9 +71,11 @@ class Coordinator:
         self._fetched_for.clear()
         self._step_id = self._available = 0
 
-    def fetch_sub_module(self, module: Module) -> None:
+    def fetch_sub_module(self, module: Module, *, forward: bool) -> None:
         """Gather a module's parameters, and wait for them; begin with those that come next."""
         self._follow(module)
+        if not forward:
+            self._in_backward[id(module)] = module
         own = self.parameters_of(module)
         self._all_gather([p for p in own if p.status is Status.NOT_AVAILABLE])
         for p in own:
@@ -121,14 +124,25 @@ class Coordinator:
         with on_stream(self._stream):
             self.inflight.pop(p).wait()
 
-    def release_sub_module(self, module: Module) -> None:
+    def release_sub_module(self, module: Module, *, forward: bool) -> None:
         """Let go of a module's parameters that are not needed soon."""
+        if not forward:
+            self._in_backward.pop(id(module), None)
         own = self.parameters_of(module)
         released = self._params_to_release(module) if self._mode is TraceMode.COMPLETE else own
         for p in own:
             p.active_sub_modules.discard(id(module))
             if p in released:
                 self._release(p)
+
+    def release_backward_leftovers(self) -> None:
+        """Let go of what modules still have whose inputs want no gradient (since 0.19)."""
+        while self._in_backward:
+            _, module = self._in_backward.popitem()
+            for p in self.parameters_of(module):
+                p.active_sub_modules.discard(id(module))
+                if not p.persists:
+                    self._release(p)
 
     def _params_to_release(self, module: Module) -> set[ZeroParameter]:
         key = id(module), self._step_id

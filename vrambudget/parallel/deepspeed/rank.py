@@ -12,11 +12,17 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.models.families.nanogpt import GPT
 from vrambudget.parallel.deepspeed.config import zero_config
-from vrambudget.parallel.deepspeed.engine import DeepSpeedEngine, ZeroOptimizer, cast_model
+from vrambudget.parallel.deepspeed.engine import (
+    DeepSpeedEngine,
+    ZeroOptimizer,
+    cast_model,
+    cast_parameters,
+)
 from vrambudget.parallel.deepspeed.loop import train
 from vrambudget.parallel.deepspeed.partition import fullest_rank
 from vrambudget.parallel.deepspeed.stage3 import DeepSpeedZeroOptimizerStage3
 from vrambudget.parallel.deepspeed.stage_1_and_2 import DeepSpeedZeroOptimizer
+from vrambudget.parallel.host import STATES
 from vrambudget.parallel.meta import allocated
 from vrambudget.parallel.rank import Ranked
 from vrambudget.training.loops.run import Run
@@ -44,7 +50,8 @@ class DeepSpeed(Ranked):
         root = getattr(model, "wrapped", model)
         if isinstance(root, GPT):  # on the GPU its head is made, and becomes the embedding
             root.lm_head.weight.storage = allocated(root.lm_head.weight, "parameter")
-        cast_model(root, self.config.dtype)
+        cast = cast_parameters if self.config.is_0_19 else cast_model
+        cast(root, self.config.dtype)
         self._parameters = [p for p in root.parameters() if p.requires_grad]
         groups = [self._parameters]
         optimizer: ZeroOptimizer
@@ -68,6 +75,11 @@ class DeepSpeed(Ranked):
     def evaluate(self, run: Run) -> dict[str, Any]:
         """Refused when the job was checked."""
         raise NotImplementedError
+
+    def host_bytes(self) -> int:
+        """Return what this rank has in main memory."""
+        assert self.engine is not None  # noqa: S101 - the model was wrapped
+        return self.engine.optimizer.host_bytes(STATES[self.job.optimizer])
 
     def ranks_differ(self) -> bool:
         """Whose parameters they are decides how many gradients a rank copies."""

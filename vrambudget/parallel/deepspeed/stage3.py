@@ -10,23 +10,26 @@
 
 Source: deepspeed/runtime/zero/stage3.py (DeepSpeedZeroOptimizer_Stage3);
 runtime/comm/coalesced_collectives.py (reduce_scatter_coalesced).
-Not modelled: offload, other types to send or to accumulate in.
+Not modelled: other types to send or to accumulate in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from vrambudget.dtypes import bool_, float32, float64, uint8
-from vrambudget.engine.context import context, made_for, on_stream
+from vrambudget.dtypes import bool_, float16, float32, float64, uint8
+from vrambudget.engine.context import context, made_for, on_meta, on_stream
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty_like
 from vrambudget.ops.creation import made
 from vrambudget.parallel.deepspeed.config import ZeroConfig
+from vrambudget.parallel.deepspeed.host_gradients import HostGradients, release
 from vrambudget.parallel.deepspeed.norms import joined_norm, norm_of_norms, scale_and_clip
 from vrambudget.parallel.deepspeed.parameter_offload import ZeroOffload
 from vrambudget.parallel.deepspeed.partition_parameters import REDUCE_STREAM, ZeroParameter
+from vrambudget.parallel.host import held_bytes
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 from vrambudget.training.optimizer_base import Optimizer
@@ -55,11 +58,15 @@ class DeepSpeedZeroOptimizerStage3:
         self.offload = ZeroOffload(model, config)
         of = self.offload.of
         self._trained = [of[id(p)] for group in groups for p in group]
-        self._overflow = made("inf_or_nan_tracker", (1,), bool_)
         self._stream = REDUCE_STREAM if config.overlap_comm else 0
         self._waiting: list[ZeroParameter] = []  # the bucket's
         self._elements = 0
-        self._defragment()
+        self.offloaded = HostGradients(config) if config.offload_optimizer else None
+        with self._place():
+            self._overflow = made("inf_or_nan_tracker", (1,), bool_)
+        self._lp_param_buffer: Tensor | None = None
+        if not config.offload_param:
+            self._defragment()
         self.sub_groups = self._sub_groups([[of[id(p)] for p in group] for group in groups], make)
         self._make_buffers()
         for p in self._trained:  # create_reduce_and_remove_grad_hooks
@@ -85,7 +92,7 @@ class DeepSpeedZeroOptimizerStage3:
         converted: Tensor | None = None
         for parameters in (part for group in groups for part in self._divided(group)):
             shape = (sum(p.partition_numel for p in parameters),)
-            with made_for(Purpose.OPTIMIZER_STATES):
+            with made_for(Purpose.OPTIMIZER_STATES), self._place():
                 if self.config.dtype is not float32:
                     converted = made("to_device", shape, float32)
                 master = Parameter(shape, float32)
@@ -93,6 +100,10 @@ class DeepSpeedZeroOptimizerStage3:
             found.append(SubGroup(parameters, master, make([master])))
         del converted
         return found
+
+    def _place(self) -> AbstractContextManager[None]:
+        """Return where masters and their gradients lie."""
+        return on_meta() if self.offloaded else nullcontext()
 
     def _divided(self, parameters: Sequence[ZeroParameter]) -> list[list[ZeroParameter]]:
         """Cut a group of parameters where it has sub_group_size elements of the rank's."""
@@ -107,14 +118,14 @@ class DeepSpeedZeroOptimizerStage3:
     def _make_buffers(self) -> None:
         """Make what gradients lie in; the optimizer's own, for a moment, first."""
         largest = max(group.master.numel for group in self.sub_groups)
-        with made_for(Purpose.GRADIENTS):
+        with made_for(Purpose.GRADIENTS), self._place():
             made("gradient_buffer", (largest,), float32)
         dtype = self.config.dtype
         if self.config.contiguous_gradients:
             with made_for(Purpose.COMMUNICATION):
                 self._buffer = made("ipg_buffer", (self.config.reduce_bucket_size,), dtype)
         elements = sum(p.partition_numel for p in self._trained)
-        with made_for(Purpose.GRADIENTS):
+        with made_for(Purpose.GRADIENTS), self._place():
             self._flat_gradients = made("grad_partitions_flat_buffer", (elements,), dtype)
 
     def _reduce_and_remove(self, leaf: Tensor) -> None:
@@ -143,22 +154,24 @@ class DeepSpeedZeroOptimizerStage3:
             else:
                 self._waiting.sort(key=lambda p: p.ds_id)
                 partitions = self._reduce_scattered()
-            for p in self._waiting:
-                assert p.parameter.grad is not None  # noqa: S101 - it is in the bucket
-                p.parameter.grad.storage.record_stream(context.stream)
-                p.parameter.grad = None
+            if self.offloaded is not None:
+                self.offloaded.move(self._waiting, is_boundary=self.is_boundary)
+            else:
+                for p in self._waiting:
+                    release(p)
             del partitions
         self._waiting.clear()
         self._elements = 0
 
     def _all_reduced(self) -> list[Tensor]:
         """Return all gradients, scaled, and the padded parts (__avg_scatter_contiguous_grads)."""
-        dtype, group = self.config.dtype, self.config.group
+        dtype = self.config.dtype
         found = [made("mul", (self._elements,), dtype)]
-        for p in self._waiting:
-            part = max(0, min(p.partition_numel, p.numel - group.rank * p.partition_numel))
-            if part != p.partition_numel:
-                found.append(made("zeros", (p.partition_numel,), dtype))
+        found += [
+            made("zeros", (p.partition_numel,), dtype)
+            for p in self._waiting
+            if p.own_numel() != p.partition_numel
+        ]
         return found
 
     def _reduce_scattered(self) -> list[Tensor]:
@@ -182,22 +195,50 @@ class DeepSpeedZeroOptimizerStage3:
     def backward_epilogue(self) -> None:
         """Reduce what is left."""
         self._reduce_and_partition()
+        if self.offloaded is not None:
+            self.offloaded.backward_is_over()
+        if self.config.is_0_19:
+            self.offload.coordinator.release_backward_leftovers()
 
     def step(self) -> Tensor:
         """Step all sub-groups, then gather what persists."""
         self.offload.coordinator.release_and_reset_all(self.offload.parameters)
-        if self.config.looks_for_overflow:
+        if self.config.dtype is float16:
             self._look_for_overflow()
+        global_norm = self._step_on_host() if self.offloaded else self._step()
+        for p in self.offload.persistent:
+            p.all_gather()
+        return global_norm
+
+    def _step(self) -> Tensor:
         norms = [self._norm(group) for group in self.sub_groups]
-        total_norm = norm_of_norms(norms)
+        total_norm = norm_of_norms(norms, screened=self.config.is_0_19)
         del norms
         global_norm = made("div", (), total_norm.dtype)
         for group in self.sub_groups:
             self._step_group(group)
-        persistent = self.offload.persistent
-        for p in persistent:
-            p.all_gather()
         return global_norm
+
+    def _step_on_host(self) -> Tensor:
+        assert self.offloaded is not None  # noqa: S101 - the caller looked
+        for group in self.sub_groups:
+            self.offloaded.norm(group.parameters)
+        with on_meta():
+            global_norm = made("div", (), float32)
+            for group in self.sub_groups:
+                group.optimizer.step()
+        self.offloaded.clear()
+        return global_norm
+
+    def host_bytes(self, states: int) -> int:
+        """Return what lies in main memory."""
+        itemsize, pinned = self.config.dtype.itemsize, self.config.pin_memory
+        flat = sum(p.partition_numel for p in self._trained) * itemsize
+        found = held_bytes([flat], pinned=True) if self.config.offload_param else 0
+        if self.offloaded is not None:
+            masters = [4 * group.master.numel for group in self.sub_groups]
+            found += held_bytes([flat, *masters], pinned=pinned) + sum(masters) * (1 + states)
+        return found
 
     def _norm(self, group: SubGroup) -> Tensor:
         dtype, storage = self.config.dtype, self._flat_gradients.storage

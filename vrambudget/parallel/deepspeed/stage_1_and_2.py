@@ -15,14 +15,17 @@ Not modelled: round_robin_gradients, experts, other types to send or to accumula
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from vrambudget.dtypes import float32
-from vrambudget.engine.context import context, made_for, on_stream
+from vrambudget.engine.context import context, made_for, on_meta, on_stream
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.ops.creation import made
+from vrambudget.parallel.deepspeed.bucket import Bucket
 from vrambudget.parallel.deepspeed.config import ZeroConfig
 from vrambudget.parallel.deepspeed.engine import quotient
+from vrambudget.parallel.deepspeed.gradient_offload import GradientOffload
 from vrambudget.parallel.deepspeed.norms import (
     group_norm,
     look_for_overflow,
@@ -35,7 +38,6 @@ from vrambudget.tape.marks import Phase
 from vrambudget.training.optimizer_base import Optimizer
 
 _REDUCTION_STREAM = 1
-Entry = tuple[int, Parameter]
 
 
 @dataclass(slots=True)
@@ -48,24 +50,6 @@ class Group:
     optimizer: Optimizer
     all_grads: list[Tensor] | None = None
     averaged: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Bucket:
-    """IPGBucket: gradients that wait to be reduced together."""
-
-    buffers: list[Tensor] = field(default_factory=list)
-    index: int = 0
-    entries: list[Entry] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    elements: int = 0
-    extra_large: bool = False
-
-    def clear(self) -> None:
-        """Forget what was reduced."""
-        self.entries.clear()
-        self.grads.clear()
-        self.elements, self.extra_large = 0, False
 
 
 class DeepSpeedZeroOptimizer:
@@ -88,13 +72,20 @@ class DeepSpeedZeroOptimizer:
         self._offset = 0
         self._is_ready = False  # ready_for_gradients
         self._global_grad_norm: Tensor | None = None
-        with made_for(Purpose.GRADIENTS):  # initialize_optimizer_states
+        self.offload: GradientOffload | None = None
+        if config.offload_optimizer:
+            self.offload = GradientOffload([group.partition for group in self.groups], config)
+        else:
+            self._initialize_optimizer_states()
+        if self.partitions_gradients or config.overlap_comm or config.contiguous_gradients:
+            context.got_gradient = self._grad_handling_hook
+
+    def _initialize_optimizer_states(self) -> None:
+        with made_for(Purpose.GRADIENTS):
             for each in self.groups:
                 each.master.grad = made("zeros", (each.partition.size,), float32)
         for each in self.groups:
             each.master.grad = None
-        if self.partitions_gradients or config.overlap_comm or config.contiguous_gradients:
-            context.got_gradient = self._grad_handling_hook
 
     def _group(
         self, parameters: Sequence[Parameter], make: Callable[[Sequence[Parameter]], Optimizer]
@@ -112,7 +103,9 @@ class DeepSpeedZeroOptimizer:
             context.operation = "clone"
             own = empty((part.size,), dtype)
             context.operation = "fp32_partition"
-            master = own if dtype is float32 else empty((part.size,), float32)
+            with on_meta() if self.config.offload_optimizer else nullcontext():
+                own_too = dtype is float32 and not self.config.offload_optimizer
+                master = own if own_too else empty((part.size,), float32)
             del own
         kept = Parameter.__new__(Parameter)
         Tensor.__init__(kept, master.shape, master.dtype, master.storage)
@@ -153,6 +146,9 @@ class DeepSpeedZeroOptimizer:
         if config.contiguous_gradients:
             if p.numel > config.reduce_bucket_size:
                 bucket.extra_large = True
+                if self.offload is not None and config.is_0_19:
+                    context.operation = "clone"
+                    p.grad = empty_like(p.grad)
             else:
                 p.grad = Tensor(p.shape, p.dtype, bucket.buffers[bucket.index].storage)
         bucket.elements += p.numel
@@ -171,8 +167,7 @@ class DeepSpeedZeroOptimizer:
                 self._flattened([x.numel for x in bucket.grads])
             for _, p in bucket.entries:
                 if id(p) in self._own:
-                    if self.config.contiguous_gradients:
-                        self._copy_grads_in_partition(p)
+                    self._copy_grads_in_partition(p)
                 elif self.partitions_gradients:
                     if overlaps and not self.config.contiguous_gradients:
                         self._previous.append(p)
@@ -207,7 +202,13 @@ class DeepSpeedZeroOptimizer:
         self._previous.clear()
 
     def _copy_grads_in_partition(self, p: Parameter) -> None:
-        """Move a gradient into the buffer of all of the rank's parameters."""
+        """Move a gradient into the buffer of all of the rank's parameters, or to main memory."""
+        if self.offload is not None:
+            if self.is_boundary:
+                self.offload.send(p)
+            return
+        if not self.config.contiguous_gradients:
+            return
         if self._grads_in_partition is None:
             total = sum(own.numel for group in self.groups for own in group.partition.own)
             with made_for(Purpose.GRADIENTS):
@@ -230,7 +231,7 @@ class DeepSpeedZeroOptimizer:
         """independent_gradient_partition_epilogue."""
         self._reduce_ipg_grads()
         self._clear_previous()
-        for group in self.groups:
+        for group in self.groups if self.offload is None else ():
             new = [_gradient_of(p) for p in group.partition.own]
             if group.all_grads is None:
                 group.all_grads = new  # else they are added to those, in place
@@ -262,15 +263,35 @@ class DeepSpeedZeroOptimizer:
 
     def step(self) -> Tensor:
         """Step all groups."""
+        if self.offload is not None:
+            return self._step_on_host(self.offload)
         if self.config.looks_for_overflow:
-            look_for_overflow([x for group in self.groups for x in group.averaged])
+            gradients = [x for group in self.groups for x in group.averaged]
+            look_for_overflow(gradients, by_extremes=self.config.is_0_19)
+            del gradients
         norms = [group_norm(g.averaged[: max(1, len(g.partition.own))]) for g in self.groups]
-        total_norm = norm_of_norms(norms)
+        total_norm = norm_of_norms(norms, screened=self.config.is_0_19)
         del norms
         self._global_grad_norm = quotient()
         for group in self.groups:
             self._step_group(group)
         del total_norm
+        return self._global_grad_norm
+
+    def host_bytes(self, states: int) -> int:
+        """Return what lies in main memory."""
+        if self.offload is None:
+            return 0
+        return self.offload.host_bytes([group.partition.size for group in self.groups], states)
+
+    def _step_on_host(self, offload: GradientOffload) -> Tensor:
+        """Step masters in main memory; what is copied back goes where the weights are."""
+        offload.norm()
+        with on_meta():
+            self._global_grad_norm = quotient()
+            for group in self.groups:
+                group.optimizer.step()
+        offload.clear()
         return self._global_grad_norm
 
     def _step_group(self, group: Group) -> None:
