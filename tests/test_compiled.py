@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import vrambudget
+from vrambudget import validate
 from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.compiled import cache, config, simulated
@@ -19,7 +20,8 @@ from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.engine.context import Platform, recording
 from vrambudget.errors import NotModelledError
 from vrambudget.scenario import resolve
-from vrambudget.simulate import simulate
+from vrambudget.simulate import Recording, simulate
+from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay
 
 ROOT = Path(__file__).parents[1]
@@ -197,6 +199,40 @@ def test_another_question_has_another_place_in_the_cache():
     assert place != cache.place_of(SMALL, job, Platform(multiprocessors=28))
 
 
+@pytest.mark.parametrize(
+    ("source", "pads"), [("virtual GPU (vrambudget rehearse)", False), ("real", None)]
+)
+def test_validation_takes_the_virtual_cards_benchmark(monkeypatch, source, pads):
+    record = json.loads(RECORDS.read_text(encoding="utf-8").splitlines()[0])
+    found = []
+
+    def simulated(config, _job, _platform):
+        found.append(config.pads)
+        raise NotModelledError("enough")
+
+    monkeypatch.setattr(validate, "simulate", simulated)
+    list(validate.validate([{**record, "source": source}]))
+    assert found == [pads]
+
+
+def test_a_benchmark_that_is_known_is_not_asked_both_ways(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("VRAMBUDGET_CACHE", str(tmp_path))
+    scenario = resolve("nanogpt", block=64, gpu="A100", compile=True)
+    config, others = scenario.config, (scenario.job, scenario.platform)
+    asked = []
+
+    def recorded(config):
+        asked.append(config.pads)
+        findings.asked.add("a product")
+        return Recording(Tape(), 0, 0)
+
+    simulated.fullest(config, *others, recorded, Recording)
+    known = config.model_copy(update={"pads": False})
+    simulated.fullest(known, *others, recorded, Recording)
+    assert asked == [None, True, False]
+
+
 def test_a_tape_comes_back_from_the_cache_as_it_was(tmp_path):
     scenario = resolve("nanogpt", block=64, gpu="A100")
     tape = simulate(scenario.config, scenario.job, scenario.platform).tape
@@ -359,9 +395,7 @@ CHECK = """
 import json, sys
 from pathlib import Path
 from vrambudget.config.record import read_records
-from vrambudget.compiled import simulated
 from vrambudget.validate import validate
-simulated.fullest = lambda config, *others: others[2](config)  # a virtual card's benchmark
 for check in validate(read_records(Path(sys.argv[1]))):
     print(json.dumps([check.id, check.problem, {c: check.error(c) for c in check.predicted}]))
 """

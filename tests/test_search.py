@@ -1,10 +1,17 @@
 """The search finds the border of everything that rises, in few tries, wherever it starts."""
 
 import itertools
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from vrambudget.planning import fit as fit_module
+from vrambudget.planning.guess import guessed
 from vrambudget.planning.search import Try, largest_that_fits
+from vrambudget.scenario import resolve
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 
 LINES = {
     "a line": lambda n: 1000 + 7 * n,
@@ -43,3 +50,34 @@ def test_on_a_line_three_tries_are_enough():
 def test_a_bad_guess_costs_no_more_than_twice_a_search_by_halves(line):
     _, asked = search(line, range(1, 2**20), 1, 60_000)
     assert len(asked) <= 2 * 20 + 2
+
+
+def scaled(tape, batch):
+    """Return a tape whose every storage is `batch` times as large, as a compiler might lay it."""
+    return replace(tape, sizes=[batch * size for size in tape.sizes])
+
+
+def test_two_sizes_of_one_structure_say_what_a_third_one_takes(monkeypatch):
+    scenario = resolve("nanogpt", block=64, gpu="A100", compile=True, batch=3)
+    job = scenario.job.model_copy(update={"compile": False, "batch": 1})
+    one = simulate(scenario.config, job, scenario.platform).tape
+    asked = []
+
+    def compiled(_config, job, _platform):
+        asked.append(job.batch)
+        return SimpleNamespace(tape=scaled(one, job.batch))
+
+    monkeypatch.setattr(fit_module, "simulate", compiled)
+    needs = replay(scaled(one, 29)).peak.reserved_bytes
+    monkeypatch.setattr(type(scenario.gpu), "room_bytes", property(lambda _gpu: needs))
+    assert fit_module.fit(scenario).batch == 29
+    assert asked[-2:] == [29, 30] or asked[-2:] == [30, 29]
+    assert len(asked) <= 4
+
+
+def test_tapes_of_two_structures_say_nothing():
+    scenario = resolve("nanogpt", block=64, gpu="A100")
+    tape = simulate(scenario.config, scenario.job, scenario.platform).tape
+    other = replace(tape, events=[*tape.events[:-1]])
+    assert guessed({1: tape, 2: other}, 1, 9, 2**40) is None
+    assert guessed({1: tape, 2: scaled(tape, 2)}, 1, 9, 2**50) == 8

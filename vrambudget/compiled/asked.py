@@ -7,11 +7,13 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError
 
 
-def compiling(known: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model that is compiled."""
+def compiling(
+    known: ModelConfig, keys: Mapping[str, Any], *, pads: bool | None = None
+) -> ModelConfig:
+    """Return the configuration of a model that is compiled; `pads`: see CompiledConfig."""
     from vrambudget.compiled.config import compiled_config  # noqa: PLC0415 - few jobs compile
 
-    return compiled_config(known, keys)
+    return compiled_config(known, keys, pads=pads)
 
 
 def compiler_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,12 +30,15 @@ _MOST_BYTES = 256 * 2**20
 _DTYPES = {d.name: d for d in vars(dtypes).values() if isinstance(d, dtypes.DType)}
 
 
-def place_of(keys: Mapping[str, Any], job: Job, platform: Platform) -> Path:
+def place_of(
+    keys: Mapping[str, Any], job: Job, platform: Platform, *, pads: bool | None = None
+) -> Path:
     """Return the file that this job's recording is kept in. Raises VramBudgetError."""
     decides = {
         "keys": dict(keys),
         "job": job.model_dump(mode="json"),
         "platform": asdict(platform),
+        "pads": pads,
         "torch": installed_version("torch"),
         "transformers": installed_version("transformers"),
         "peft": installed_version("peft"),

@@ -43,7 +43,9 @@ class CompiledConfig(ModelConfig):
 
     keys: Mapping[str, Any] = Field(default_factory=dict, description="as they were found")
     job: Job | None = Field(None, description="what decides how the model is built")
-    pads: bool = Field(default=False, description="what pad_mm's benchmark says")
+    pads: bool | None = Field(
+        None, description="what pad_mm's benchmark says; None: both ways, and the larger counts"
+    )
 
     def for_job(self, job: Job) -> Self:
         """Return the configuration with the job that its model is built for."""
@@ -70,15 +72,17 @@ class CompiledConfig(ModelConfig):
 
         module = getattr(self, "module", None)
         if module is not None:
-            return build.compiled_module(module, getattr(self, "loss", None), pads=self.pads)
-        return build.compiled_model(self.keys, job, pads=self.pads)
+            return build.compiled_module(module, getattr(self, "loss", None), pads=bool(self.pads))
+        return build.compiled_model(self.keys, job, pads=bool(self.pads))
 
 
-def compiled_config(plain: ModelConfig, keys: Mapping[str, Any]) -> CompiledConfig:
+def compiled_config(
+    plain: ModelConfig, keys: Mapping[str, Any], *, pads: bool | None = None
+) -> CompiledConfig:
     """Return a family's configuration for a job that is compiled."""
     kind = type(plain)
     made: type[CompiledConfig] = type(f"Compiled{kind.__name__}", (CompiledConfig, kind), {})
-    return made.model_construct(**dict(plain), keys=dict(keys))
+    return made.model_construct(**dict(plain), keys=dict(keys), pads=pads)
 
 
 def compiler_version() -> str:

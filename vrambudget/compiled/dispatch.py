@@ -35,7 +35,9 @@ _TOLD = torch.device("xla:0")
 
 _XLA, _META = 9, 14  # of c10::DeviceType
 _DEVICE_TYPES = 22
-_REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+_REGISTRAR = (
+    "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+)
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _DEVICE = torch.ops.prim.device.default
 
@@ -139,6 +141,8 @@ def _register_guard() -> None:
     c10 = ctypes.CDLL(str(library))
     guards = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
     if not guards[_XLA]:
-        register = getattr(c10, _REGISTER)
-        register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
-        register(_XLA, guards[_META])
+        register = getattr(c10, _REGISTRAR)
+        register.argtypes = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p]
+        register.restype = None
+        itself = ctypes.create_string_buffer(1)  # a registrar has no members
+        register(itself, _XLA, guards[_META])

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import product
+from vrambudget.compiled.older import as_later
 from vrambudget.compiled.tuning import benchmarks, jit
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
@@ -41,6 +42,7 @@ def without_kernels(mode: CardMode, *, pads: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
         stack.enter_context(benchmarks(mode, pads=pads))
+        stack.enter_context(as_later())
         for target, name, new in (
             (cache, "load_by_key_path", classmethod(_load)),
             (scheduler, "has_triton", lambda: True),

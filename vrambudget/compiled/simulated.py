@@ -1,7 +1,7 @@
 """A compiled job, simulated: once if it was never asked before, and twice where padding decides.
 
 PyTorch benchmarks on the card whether to pad matrix products: both ways are simulated, and the
-larger counts.
+larger counts, unless the configuration says what the benchmark says.
 
 Source: torch/_inductor/fx_passes/pad_mm.py (should_pad).
 """
@@ -23,7 +23,7 @@ def fullest(
     """Return the recording of the larger peak; `recording` makes one of a tape that was kept."""
     if not config.keys:  # a live module: what it is made of is not known by name
         return _compiled(config, simulated)
-    place = cache.place_of(config.keys, job, platform)
+    place = cache.place_of(config.keys, job, platform, pads=config.pads)
     found = cache.kept(place)
     if found is not None:
         tape, numbers = found
@@ -41,7 +41,7 @@ def _compiled(config: Any, simulated: Callable[[Any], Any]) -> Any:
     from vrambudget.followed import kernels  # noqa: PLC0415 - torch is imported by now
 
     findings.doubts = list(kernels.doubts())
-    if not findings.asked:
+    if config.pads is not None or not findings.asked:
         return plain
     padded = simulated(config.model_copy(update={"pads": True}))
     without, within = (recording.tape.peak_requested_bytes() for recording in (plain, padded))

@@ -127,8 +127,11 @@ def benchmarks(mode: CardMode, *, pads: bool) -> Iterator[None]:
     autotune = triton_heuristics.cached_autotune
     kernel = functools.partial(TunedKernel, mode.tuned)
 
+    takes_its_kind = "caching_autotuner_cls" in inspect.signature(autotune).parameters
+
     def tuned(*args: Any, **kwargs: Any) -> Any:
-        return autotune(*args, **{**kwargs, "caching_autotuner_cls": kernel})
+        own = {"caching_autotuner_cls": kernel} if takes_its_kind else {}  # since 2.10
+        return autotune(*args, **{**kwargs, **own})
 
     def decide(key: str, _ori_time: float, _pad_time: float) -> bool:
         findings.asked.add(key)
@@ -138,6 +141,7 @@ def benchmarks(mode: CardMode, *, pads: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, new in (
             (triton_heuristics, "cached_autotune", tuned),
+            (triton_heuristics, "CachingAutotuner", kernel),
             (triton_heuristics, "Config", _Config),
             (triton_heuristics, "InductorConfig", _InductorConfig),
             (pad_mm, "no_dispatch", mode.on_the_card),

@@ -19,6 +19,7 @@ from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import fits, replay
 from vrambudget.units import parse_bytes
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
 
 What = Literal["batch", "block"]
+_MOST_GUIDED = 6  # tries; a guess that is wrong so often is no guide
 _QUARTERS = range(1, 7)  # the curve goes from a quarter of the answer to one and a half
 
 
@@ -125,6 +127,7 @@ class _Search:
         # No size from here on is one; and on 32 bits, as in browsers, no range is longer.
         self.end = min(positions or LARGEST, sys.maxsize - 1) + 1
         self.points: dict[int, Point] = {}
+        self.tapes: dict[int, Tape] = {}  # of a job that is compiled at each size
 
     def point(self, n: int) -> Point:
         """Return what the scenario takes at size n."""
@@ -136,6 +139,8 @@ class _Search:
         """Try size n."""
         there = variant(self.scenario, **{self.what: n})
         tape = simulate(there.config, there.job, there.platform).tape
+        if there.job.compile:
+            self.tapes[n] = tape
         replayed = replay(tape)
         peak, fit = replayed.peak, fits(tape, replayed.peak, self.room)
         self.points[n] = Point(
@@ -151,4 +156,13 @@ class _Search:
         """Return the largest size that fits, 0 if none does."""
         start = min(getattr(self.scenario.job, self.what), self.end - 1)
         sizes = range(1, self.end)
-        return largest_that_fits(sizes, self.attempt, start=start, room=self.room) or 0
+        guess = self._guessed
+        return largest_that_fits(sizes, self.attempt, start=start, room=self.room, guess=guess) or 0
+
+    def _guessed(self, good: int, bad: int) -> int | None:
+        """Return which size should be the largest, where trying one takes long."""
+        if not 1 < len(self.tapes) <= _MOST_GUIDED:
+            return None
+        from vrambudget.planning.guess import guessed  # noqa: PLC0415 - few jobs compile
+
+        return guessed(self.tapes, good, bad, self.room)

@@ -48,10 +48,13 @@ def largest_that_fits(
     *,
     start: int,
     room: int,
+    guess: Callable[[int, int], int | None] = lambda _good, _bad: None,
 ) -> int | None:
     """Return the largest of `sizes` (rising) that fits into `room` bytes, None if none does.
 
-    The first try is `start`, which need not be among them.
+    The first try is `start`, which need not be among them. `guess` may say which size should be the
+    largest, given one that fits and a larger one that does not: that is tried next, or the one
+    after it.
     """
     tried: dict[int, Try] = {}
     good, bad = -1, len(sizes)  # indices of the largest that fits and the smallest that does not
@@ -74,6 +77,9 @@ def largest_that_fits(
         many = left[-1] > _FEW and len(left) > _PATIENCE + 1
         if fails and many and 2 * left[-1] > left[-1 - _PATIENCE]:
             index = (good + bad) // 2
+        told = guess(sizes[good], sizes[bad - 1] + 1) if good >= 0 else None
+        if told is not None:
+            index = bisect_right(sizes, told) - 1
         size = sizes[min(max(index, good + 1), bad - 1)]
 
 
