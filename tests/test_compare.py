@@ -185,10 +185,24 @@ def test_a_rehearsal_that_ran_out_of_memory_cannot_be_compared(compare):
     ],
 )
 def test_an_estimate_is_a_rehearsal_event_by_event(fields):
-    fields = {**FIELDS, "precision": "amp-fp16", **fields}
-    found = rehearse_job(record_of(resolve(TINY, gpu="t4", **fields)), gpu="t4")
+    assert_equal_event_by_event(TINY, {**FIELDS, "precision": "amp-fp16", **fields})
+
+
+@VIRTUAL_GPU[0]
+@VIRTUAL_GPU[1]
+@pytest.mark.parametrize("routing", ["uniform", "collapsed"])
+def test_experts_one_by_one_get_the_tokens_that_both_sides_were_told_of(routing):
+    model = {"model_type": "mixtral", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96}
+    model |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    assert_equal_event_by_event(model, {**FIELDS, "experts": "eager", "routing": routing})
+
+
+def assert_equal_event_by_event(model, fields):
+    """Hold an estimate against a rehearsal with the versions that it ran with."""
+    scenario = resolve(model, gpu="t4", **fields)
+    found = rehearse_job(record_of(scenario), gpu="t4", routing=scenario.job.routing)
     versions = {name: found.versions[name] for name in CHECKED}
-    scenario = resolve(TINY, gpu="t4", **fields, **versions)
+    scenario = resolve(model, gpu="t4", **fields, **versions)
     for name, checked in CHECKED.items():
         if getattr(scenario.job, name) not in checked:
             pytest.skip(f"{name} {versions[name]} was not checked")

@@ -276,3 +276,26 @@ say(torch.min(x[~torch.isnan(x)]).item(), bool(x.isnan().any()))
 """
     result, said = rehearsed(code)
     assert (result.ended, said) == ("finished", ["20 20 0", "0.0 False"])
+
+
+def test_what_unknown_numbers_are_taken_to_be_is_read_and_changes_no_peak(rehearsed):
+    code = """
+import torch
+scores = torch.rand(3, 5, device="cuda", requires_grad=True)
+loss = scores.sum()
+loss.backward()
+say(loss.item(), scores[0].tolist(), scores.detach().cpu()[0, 0].item(), bool(loss < 0.5))
+scaler = torch.amp.GradScaler("cuda")
+optimizer = torch.optim.SGD([scores], 0.1)
+scaler.scale(scores.sum()).backward()
+scaler.step(optimizer)
+say(scores._version)  # the scaler found all gradients finite
+"""
+    found = {kind: rehearsed(code, values=kind) for kind in ("zeros", "ones", "random:3")}
+    assert [said[-2] for _, said in found.values()][:2] == [
+        "0.0 [0.0, 0.0, 0.0, 0.0, 0.0] 0.0 False",
+        "1.0 [1.0, 1.0, 1.0, 1.0, 1.0] 1.0 False",
+    ]
+    assert {said[-1] for _, said in found.values()} == {"1"}
+    assert len({result.peak_reserved_bytes for result, _ in found.values()}) == 1
+    assert any("random (seed 3)" in warning for warning in found["random:3"][0].warnings)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.loops import remark_on_leak, remarks_on_loop
@@ -9,10 +10,12 @@ from vrambudget.config.remarks_on_gpu import remarks_on_gpu
 from vrambudget.config.said_by_config import remarks_on_config
 from vrambudget.config.versions import remarks_on_versions
 from vrambudget.scenario import DEFAULT_GPU, Scenario
-from vrambudget.simulate import ROUTINGS, Recording, routing_decides, simulate_routed
+from vrambudget.simulate import Recording, routing_decides, simulate_routed
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import Replay, replay
 from vrambudget.units import format_bytes
+
+_COUNTED = {"uniform": "the first", "collapsed": "the second", "worst": "the larger"}
 
 
 def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple[str, ...]:
@@ -130,7 +133,7 @@ def _of_experts(scenario: Scenario, counted: Replay) -> str:
     return (
         f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
         f" {format_bytes(collapsed)} if all go to the same few;"
-        f" {'the larger' if scenario.job.routing == 'worst' else 'the first'} is counted"
+        f" {_COUNTED[scenario.job.routing]} is counted"
     )
 
 

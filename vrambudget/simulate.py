@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from vrambudget import dtypes
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.fields.generation import INFERENCE
+from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
@@ -53,10 +54,6 @@ class Recording:
     drawn: Drawn | None = None  # where lengths change from batch to batch
 
 
-ROUTINGS = ("uniform", "collapsed")
-"""How tokens can spread over experts, from one extreme to the other."""
-
-
 def simulate(
     config: ModelConfig, job: Job, platform: Platform, *, shown: int | None = None
 ) -> Recording:
@@ -78,7 +75,8 @@ def simulate(
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())
-    return simulate_routed(config, job, platform, "uniform", shown=shown)
+    routing = "collapsed" if job.routing == "collapsed" else "uniform"
+    return simulate_routed(config, job, platform, routing, shown=shown)
 
 
 def routing_decides(config: ModelConfig, job: Job) -> bool:

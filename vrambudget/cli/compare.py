@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     scenario = resolve(args.model, gpu=args.gpu, **fields)
     assert scenario.gpu is not None  # noqa: S101 - the option has a default
     job = record_of(scenario)
-    rehearsal = rehearse_job(job, gpu=scenario.gpu, events=args.events)
+    rehearsal = rehearse_job(
+        job, gpu=scenario.gpu, events=args.events, routing=scenario.job.routing
+    )
     if "oom" in rehearsal.measured:
         raise VramBudgetError("the rehearsal ran out of memory", hint="name a larger --gpu")
     versions = {k: v for k, v in rehearsal.versions.items() if k in ("torch", "transformers")}

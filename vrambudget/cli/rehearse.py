@@ -10,6 +10,7 @@ What follows `--` is the command, unmodified; --steps N stops it after N iterati
 of any class of transformers, is built with random weights. Both need a CUDA build of PyTorch, but
 no GPU; for jobs, VRAMBUDGET_PYTHON names the Python that has one. Of torchrun's ranks, or of
 --ranks N, one runs: the first, or --rank R. --batch-from finds the largest batch that fits.
+--values and --routing say what is read of numbers that nobody computes.
 
 A script's own output is unchanged; the report follows it on stdout, and progress goes to stderr.
 The exit code is the script's own, or 2 if it could not be rehearsed; for a job, 0: it ran; 1: it
@@ -37,9 +38,10 @@ from vrambudget.rehearse.events import rehearse_job
 from vrambudget.rehearse.jobs import rehearse_report
 from vrambudget.rehearse.largest import largest_batch, read_bounds, render_search
 from vrambudget.rehearse.models import job_of
+from vrambudget.rehearse.options import RehearsalOptions
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
-from vrambudget.rehearse.run import RehearsalOptions, command_of, rehearse_command
+from vrambudget.rehearse.run import command_of, rehearse_command
 
 _EXAMPLE = 'a command comes after --: vrambudget rehearse --gpu "RTX 3060" -- python train.py'
 
@@ -83,6 +85,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--rank", type=int, metavar="R", default=0, help="which: 0 to N - 1")
     parser.add_argument(
         "--batch-from", metavar="LOW:HIGH", help="find the largest {batch} of the command"
+    )
+    parser.add_argument(
+        "--values",
+        metavar="V",
+        default="zeros",
+        help="what a script reads of floating-point numbers: zeros, ones, random[:SEED]",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
@@ -132,7 +140,7 @@ def _search(args: argparse.Namespace) -> int:
 
 def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
     given = _fields(args)
-    steps = given.pop("steps", None)
+    steps, routing = given.pop("steps", None), given.pop("routing", None)
     if given:
         option = "--" + next(iter(given)).replace("_", "-")
         raise VramBudgetError(
@@ -146,6 +154,8 @@ def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         args.any_torch,
         ranks=args.ranks,
         rank=args.rank,
+        values=args.values,
+        routing=routing,
         say=_say,
     )
     return rehearse_command(command_of(command), _card(args.gpu), options)
@@ -164,8 +174,17 @@ def _job(args: argparse.Namespace) -> Rehearsal:
     if str(args.model).endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
     gpu = _card(args.gpu)
-    job = job_of(args.model, _fields(args))
-    options = RehearsalOptions(None, args.timeout, args.snapshot, args.any_torch, say=_say)
+    fields = _fields(args)
+    job = job_of(args.model, fields)
+    options = RehearsalOptions(
+        None,
+        args.timeout,
+        args.snapshot,
+        args.any_torch,
+        values=args.values,
+        routing=fields.get("routing"),
+        say=_say,
+    )
     return rehearse_report(job, gpu=gpu, options=options)
 
 

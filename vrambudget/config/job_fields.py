@@ -117,9 +117,9 @@ class JobFields(TypedDict, total=False):
     """Attention implementation."""
     experts: Literal["grouped_mm", "eager"]
     """How transformers runs a mixture of experts."""
-    routing: Literal["uniform", "worst"]
-    """How tokens spread over experts, if that decides memory (--experts eager): uniform, or the
-    worse of uniform and all tokens to the same few experts.
+    routing: Literal["uniform", "collapsed", "worst"]
+    """How tokens spread over experts, if that decides memory (--experts eager): uniform, collapsed
+    (all tokens to the same few), or the worse of both.
     """
     checkpointing: Literal["none", "full", "selective-2"]
     """Full: keep only each layer's input, and run the layer again in backward; selective-2: of

@@ -97,7 +97,10 @@ class SweepFields(TypedDict, total=False):
     precompute_ref_log_probs: bool | Iterable[bool]
     attention: Literal["sdpa", "eager"] | Iterable[Literal["sdpa", "eager"]]
     experts: Literal["grouped_mm", "eager"] | Iterable[Literal["grouped_mm", "eager"]]
-    routing: Literal["uniform", "worst"] | Iterable[Literal["uniform", "worst"]]
+    routing: (
+        Literal["uniform", "collapsed", "worst"]
+        | Iterable[Literal["uniform", "collapsed", "worst"]]
+    )
     checkpointing: (
         Literal["none", "full", "selective-2"] | Iterable[Literal["none", "full", "selective-2"]]
     )

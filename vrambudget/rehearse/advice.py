@@ -62,7 +62,9 @@ def warnings_of(
         )
     yield from _of_calls(record)
     yield from (_UNKNOWN_OF_CUDNN[kind] for kind in record.get("cudnn_unknown", ()))
-    yield from _of_reads(record["reads"])
+    yield from _of_reads(record["reads"], *record.get("values", ("zeros", 0)))
+    if record.get("router"):
+        yield _of_routing(record["router"], record["routing"])
     yield from _of_kernels(record, gpu)
 
 
@@ -91,11 +93,21 @@ def _of_calls(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"{at}: {_WITHOUT_CUDNN[kind]}"
 
 
-def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:
+def _of_routing(router: Sequence[Any], routing: str | None) -> str:
+    """Say how tokens were taken to spread over experts, which a router's scores decide."""
+    spread = (
+        "chooses the same few for every row" if routing == "collapsed" else "spreads rows evenly"
+    )
+    other = "" if routing else "; with `--routing collapsed` it chooses the same few for every row"
+    return f"{_at(*router[:2])} chooses by scores, which are not known: it {spread}{other}"
+
+
+def _of_reads(reads: Sequence[Sequence[Any]], kind: str, seed: int) -> Iterator[str]:
     """Name the lines that read unknown values: those that made a shape, masks, then the rest."""
+    are = {"zeros": "zero", "ones": "one"}.get(kind, f"random (seed {seed})")
     for file, line, _, text, *_, shape in reads:
         if shape:
-            yield f"{_at(file, line)} makes a shape from values, which are zero here: {text}"
+            yield f"{_at(file, line)} makes a shape from values, which are {are} here: {text}"
         elif Path(file).name == "masking_utils.py":
             yield (
                 f"{_at(file, line)} decides from values whether an attention mask is needed, and"
@@ -105,7 +117,7 @@ def _of_reads(reads: Sequence[Sequence[Any]]) -> Iterator[str]:
     if rest:
         places = ", ".join(_at(r[0], r[1]) for r in rest[:_READS_SHOWN])
         more = f" and {len(rest) - _READS_SHOWN} more" if len(rest) > _READS_SHOWN else ""
-        yield f"values read from the GPU are zero: {places}{more}; what depends on them may differ"
+        yield f"values read from the GPU are {are}: {places}{more}; what depends on them may differ"
 
 
 def _of_kernels(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:

@@ -17,6 +17,7 @@ from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import jobs, process
 from vrambudget.rehearse.left import read_records
+from vrambudget.rehearse.options import RehearsalOptions, check
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.torch_build import find_torch
 
@@ -56,18 +57,21 @@ def rehearse_job(
     events: bool = True,
     python: str | None = None,
     any_torch: bool = False,
+    routing: str | None = None,
 ) -> JobRehearsal:
     """Run a job on a virtual `gpu`. Raises VramBudgetError where it cannot run or fails.
 
-    `python` is the one whose PyTorch is used: VRAMBUDGET_PYTHON, or this one.
+    `python` is the one whose PyTorch is used: VRAMBUDGET_PYTHON, or this one. `routing`: how tokens
+    spread over experts, one of ROUTINGS.
     """
+    check(RehearsalOptions(routing=routing))
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     program = python or jobs.python()
     libraries = stand_in(find_torch([program], any_torch=any_torch))
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
         folder = Path(name)
         stacks = "all" if events else "none"
-        plan = process.Plan(folder, libraries, stacks=stacks, events=_EVERYTHING)
+        plan = process.Plan(folder, libraries, stacks=stacks, events=_EVERYTHING, routing=routing)
         run = jobs.JobFolder(folder, job)
         ended = process.run(run.command(program), card, plan, python_path=run.package)
         records = read_records(folder)

@@ -17,8 +17,9 @@ from typing import Any
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import runnable
+from vrambudget.rehearse.options import RehearsalOptions
 from vrambudget.rehearse.record import Rehearsal
-from vrambudget.rehearse.run import RehearsalOptions, rehearse_command
+from vrambudget.rehearse.run import rehearse_command
 
 _PACKAGE = Path(__file__).parents[1]
 

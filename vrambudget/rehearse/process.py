@@ -45,6 +45,8 @@ class Plan:
     ranks: int | None = None  # run as one of so many
     rank: int = 0
     each: int | None = None  # of the ranks, on one machine
+    values: tuple[str, int] = ("zeros", 0)  # what unknown numbers are, and the seed of random ones
+    routing: str | None = None  # how tokens spread over experts; None: uniformly, which is told
     told: Mapping[str, str] = field(default_factory=dict)  # what mpirun or srun tells a rank
 
     def to_json(self, gpu: Gpu) -> str:
@@ -62,6 +64,8 @@ class Plan:
                 "snapshot": self.snapshot,
                 "ranks": self.ranks,
                 "rank": self.rank,
+                "values": self.values,
+                "routing": self.routing,
                 "grace": GRACE_SECONDS / 2,
                 "capability": 10 * major + minor,
             }

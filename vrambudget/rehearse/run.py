@@ -7,12 +7,12 @@ dispatch, temporaries.
 Integers and booleans that come from the host, and what follows from them, are read back as on a
 card.
 
-Not modelled: other values. What is computed in floating point is read back as zero, so a script
-that decides by it (early stopping, NaN checks, routing by scores) takes the branch for zeros; the
-warnings name the lines. Neither are recurrent layers of cuDNN (they take PyTorch's own kernels),
-its attention on Hopper (the flash kernel is taken), what is the fastest of its engines, NCCL's
-buffers, the device's speed, the CUDA context (a constant of the GPU table), and several processes
-that share the card.
+Not modelled: other values. What is computed in floating point is read back as `values` says, zeros
+by default, so a script that decides by it (early stopping, NaN checks) takes that branch; the
+warnings name the lines. Routers spread tokens as `routing` says. Neither are recurrent layers of
+cuDNN (they take PyTorch's own kernels), what is the fastest of its engines, NCCL's buffers, the
+device's speed, the CUDA context (a constant of the GPU table), and several processes that share
+the card.
 """
 
 import inspect
@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
 from vrambudget.rehearse.launchers import launched, launcher_of
 from vrambudget.rehearse.left import Progress, keep_snapshot, read_records, unrecorded
+from vrambudget.rehearse.options import RehearsalOptions, check, read_values
 from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
@@ -40,20 +41,6 @@ Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
 _INTERRUPTED = 130  # as a shell says it
 _UNRECORDED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RehearsalOptions:
-    """How to rehearse; `say` gets the progress, a line at a time."""
-
-    steps: int | None = None
-    timeout: float | None = None
-    snapshot: Path | None = None
-    any_torch: bool = False
-    quiet: bool = False
-    ranks: int | None = None
-    rank: int = 0
-    say: Callable[[str], None] = lambda _: None
 
 
 def rehearse(
@@ -67,6 +54,8 @@ def rehearse(
     quiet: bool = False,
     ranks: int | None = None,
     rank: int = 0,
+    values: str = "zeros",
+    routing: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
     """Run a script, a command or a function on a virtual `gpu` and return what was seen.
@@ -74,12 +63,17 @@ def rehearse(
     It ends by itself, after `steps` optimizer steps, or after `timeout` seconds. `snapshot` names
     a file for PyTorch's memory visualiser (pytorch.org/memory_viz). `quiet` drops the script's
     own output. With `ranks` it runs as one of so many (number `rank`), as torchrun would start it,
-    with PyTorch's fake process group; a command of torchrun says so itself. A script's Python is
-    VRAMBUDGET_PYTHON, or this one. Raises VramBudgetError where nothing can be run: no CUDA build
+    with PyTorch's fake process group; a command of torchrun says so itself. Floating-point numbers
+    that the script reads are "zeros", "ones" or "random" (in [0, 1), with a seed: "random:7"), and
+    what is decided by them follows. `routing` says how tokens spread over experts: "uniform" (the
+    default, which the warnings then tell) or "collapsed". A script's Python is VRAMBUDGET_PYTHON,
+    or this one. Raises VramBudgetError where nothing can be run: no CUDA build
     of PyTorch, no compiler, not Linux.
     """
     file = Path(snapshot) if snapshot else None
-    options = RehearsalOptions(steps, timeout, file, any_torch, quiet, ranks, rank, say)
+    options = RehearsalOptions(
+        steps, timeout, file, any_torch, quiet, ranks, rank, values, routing, say
+    )
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     return rehearse_command(command_of(script), card, options)
 
@@ -111,23 +105,6 @@ def _call(function: Callable[[], object]) -> tuple[str, ...]:
     return (python, "-c", code, str(Path(file).resolve()), name)
 
 
-def _check(options: RehearsalOptions) -> None:
-    if options.steps is not None and options.steps < 1:
-        raise VramBudgetError("steps must be 1 or more", where="--steps")
-    if options.timeout is not None and not 0 < options.timeout < float("inf"):
-        raise VramBudgetError("the time limit must be more than 0 seconds", where="--timeout")
-    if options.ranks is not None and options.ranks < 1:
-        raise VramBudgetError("ranks must be 1 or more", where="--ranks")
-    if options.rank < 0 or (options.ranks is not None and options.rank >= options.ranks):
-        raise VramBudgetError(
-            f"there is no rank {options.rank} of {options.ranks or 1}",
-            where="--rank",
-            hint="ranks are numbered from 0",
-        )
-    if options.snapshot and not options.snapshot.absolute().parent.is_dir():
-        raise VramBudgetError("no such folder", where=str(options.snapshot.absolute().parent))
-
-
 def rehearse_command(
     command: tuple[str, ...], gpu: Gpu, options: RehearsalOptions, python_path: Path | None = None
 ) -> Rehearsal:
@@ -135,7 +112,7 @@ def rehearse_command(
     inner = placed(command, os.environ)
     given = inner.ranks if options.ranks is None else options.ranks
     options = replace(options, ranks=given)
-    _check(options)
+    check(options)
     launcher, _ = launcher_of(inner.command)
     if options.rank and options.ranks is None and launcher is None:
         raise VramBudgetError("--rank needs --ranks: of how many?", where="--rank")
@@ -154,6 +131,8 @@ def rehearse_command(
             snapshot=options.snapshot is not None,
             ranks=ranks,
             rank=options.rank,
+            values=read_values(options.values),
+            routing=options.routing,
             each=inner.each,
             told=inner.told(options.rank),
         )

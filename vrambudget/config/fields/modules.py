@@ -6,7 +6,9 @@ from vrambudget.config.settings import Field, Probability, Settings
 
 Attention = Literal["sdpa", "eager"]
 ExpertsImplementation = Literal["grouped_mm", "eager"]
-Routing = Literal["uniform", "worst"]
+Routing = Literal["uniform", "collapsed", "worst"]
+ROUTINGS = ("uniform", "collapsed")
+"""How tokens can spread over experts, from one extreme to the other."""
 Checkpointing = Literal["none", "full", "selective-2"]
 Load = Literal["device-map", "to", "to-half"]
 
@@ -21,7 +23,7 @@ class Modules(Settings, heading="model"):
     routing: Routing = Field(
         "uniform",
         description="how tokens spread over experts, if that decides memory (--experts eager):"
-        " uniform, or the worse of uniform and all tokens to the same few experts",
+        " uniform, collapsed (all tokens to the same few), or the worse of both",
     )
     checkpointing: Checkpointing = Field(
         "none",

@@ -21,16 +21,16 @@ dispatcher does not see (compiled by Triton or NVRTC).
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from . import operations, values
+from . import assuming, operations, values
+from .assuming import ZEROS, Assuming
 from .hiding import hide_from_compiler
-from .operations import CHECKED, FILLS, MOVES, NUMBERS, Operation, flat
+from .operations import FILLS, MOVES, Operation, flat, on_cpu
 from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
@@ -42,7 +42,8 @@ class Follower:
     """Runs what has known values on the CPU too.
 
     `answer(on, told, number)` sets what the stand-in's next small reads give in this thread;
-    `on_card` tells a tensor of the virtual card.
+    `on_card` tells a tensor of the virtual card. `numbers` (with their seed) and `routing` are what
+    is assumed of those that are not known (assuming.py).
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Follower:
         torch: Any,
         answer: Callable[[int, int, int], object],
         on_card: Callable[[Any], bool] = attrgetter("is_cuda"),
+        numbers: tuple[str, int] = (ZEROS, 0),
+        routing: str | None = None,
     ) -> None:
         native = torch._C
         self.torch, self.answer = torch, answer
@@ -58,6 +61,7 @@ class Follower:
         self.copies = native._dispatch_key_parse(_COPIES)
         self.ours = native.DispatchKeySet(self.followed) | native.DispatchKeySet(self.brings)
         self.values = Values(torch, self.followed, on_card)
+        self.assuming = Assuming(self, *numbers, routing)
         self.operations: dict[Any, Operation] = {}
         self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
 
@@ -70,22 +74,18 @@ class Follower:
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
         # A parameter is made of a tensor that Python never saw.
         aten.impl("detach", self.torch.library.fallthrough_kernel, _FOLLOWED)
-        for names, kernel in (
-            (MOVES, self._moving),
-            (FILLS, self._filling),
-            (NUMBERS, self._agreeing),
-            (CHECKED, self._trusting),
-        ):
-            for name in names:
-                packet, _, overload = name.partition(".")
-                op = getattr(getattr(self.torch.ops.aten, packet), overload or "default")
-                made = kernel(op)
-                hide_from_compiler(self.torch, [made])
-                aten.impl(name, made, _BRINGS, with_keyset=True)
-        for module in (sys.modules[__name__], operations, values):
+        ours = ((MOVES, self._moving), (FILLS, self._filling))
+        kernels = [(name, kernel) for names, kernel in ours for name in names]
+        for name, kernel in (*kernels, *self.assuming.kernels()):
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(self.torch.ops.aten, packet), overload or "default")
+            made = kernel(op)
+            hide_from_compiler(self.torch, [made])
+            aten.impl(name, made, _BRINGS, with_keyset=True)
+        for module in (sys.modules[__name__], assuming, operations, values):
             hide_from_compiler(self.torch, vars(module).values())
         self._pass_higher_orders()
-        self._trust_distributions()
+        self.assuming.trust_distributions()
         self._enter_thread()
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
@@ -103,20 +103,6 @@ class Follower:
         for operator in ops._higher_order_ops.values():
             for key in keys:
                 operator.fallthrough(key)
-
-    def _trust_distributions(self) -> None:
-        """Let parameters that are not known be valid ones, which torch.distributions checks."""
-        constraints = self.torch.distributions.constraints
-        for kind in vars(constraints).values():
-            if isinstance(kind, type) and "check" in vars(kind):
-                kind.check = self._trusted(kind.check)  # type: ignore[attr-defined]
-
-    def _trusted(self, check: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(check)
-        def trusted(constraint: Any, value: Any) -> Any:
-            return self.agree(check(constraint, value))
-
-        return trusted
 
     def _enter_thread(self) -> None:
         native = self.torch._C
@@ -156,25 +142,6 @@ class Follower:
         op = self.torch.ops.aten.copy_.default
         return self._operation(keys.remove(self.copies), op, *args, **kwargs)
 
-    def _agreeing(self, op: Any) -> Callable[..., Any]:
-        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            out = op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
-            return self.agree(out, NUMBERS[op._schema.name.partition("::")[2]])
-
-        return kernel
-
-    def _trusting(self, op: Any) -> Callable[..., Any]:
-        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._answered(True, 1, op, keys.remove(self.brings), args, kwargs)  # noqa: FBT003
-
-        return kernel
-
-    def agree(self, out: Any, answer: int = 1) -> Any:
-        """Assume that booleans which are not known are true, or have another answer."""
-        if self.values.eligible(out) and self.values.of(out) is None:
-            self.values.hold_all(out, answer)
-        return out
-
     def _moved(self, source: Any, out: Any) -> None:
         if self.values.eligible(out) and source.layout is out.layout:
             self.values.hold_copy(out, source, true=True)
@@ -182,7 +149,7 @@ class Follower:
     def _operation(self, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operation as it is, and beside it on the values that are known."""
         keys = keys.remove(self.followed)
-        known = self._known(op)
+        known = self.described(op)
         if known.passes or self.torch._C._functorch.maybe_current_level() is not None:
             return self._run(op, keys, args, kwargs)
         if known.copies and not self.values.on_card(args[0]):
@@ -196,7 +163,8 @@ class Follower:
             self._make(op, args, kwargs, out)
         return out
 
-    def _known(self, op: Any) -> Operation:
+    def described(self, op: Any) -> Operation:
+        """Return what an operation does with its arguments."""
         found = self.operations.get(op)
         if found is None:
             found = self.operations[op] = Operation(self.torch, op)
@@ -204,19 +172,23 @@ class Follower:
 
     def _run(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Call what lies below us; only the outer door lets a number in for a tensor."""
-        if self._known(op).has_number(args):
+        if self.described(op).has_number(args):
             with self.torch._C._ExcludeDispatchKeyGuard(self.ours):
                 return op(*args, **kwargs)
         return op._handle.redispatch_boxed(keys, *args, **kwargs)
 
     def _beside(self, op: Any, found: Arguments) -> Any:
-        """Call the operation on the CPU, for nobody's autograd."""
-        if self._known(op).foreign or self._known(op).unknown:
+        """Return what follows from known values. Raises Unknown."""
+        if self.described(op).foreign or self.described(op).unknown:
             raise Unknown
-        if self._known(op).has_number(found.args):
+        return self.computed(op, found)
+
+    def computed(self, op: Any, found: Arguments) -> Any:
+        """Call an operation on the CPU, for nobody's autograd."""
+        if self.described(op).has_number(found.args):
             native = self.torch._C
             with native._ExcludeDispatchKeyGuard(self.ours), native._AutoDispatchBelowAutograd():
-                return op(*found.args, **found.kwargs)
+                return on_cpu(op, found.args, found.kwargs)
         return op._handle.redispatch_boxed(self.values.on_cpu, *found.args, **found.kwargs)
 
     def _arguments(self, args: Any, kwargs: Any, written: dict[int, Any]) -> Arguments:
@@ -229,7 +201,8 @@ class Follower:
         if value is None:
             return self._run(op, keys, args, kwargs)
         found = self.values.as_on_cpu(source, value.memory)
-        out = self._answered(value.true, 0, op, keys, args, kwargs)
+        with self.answering(0, true=value.true):
+            out = self._run(op, keys, args, kwargs)
         op._handle.redispatch_boxed(self.values.on_cpu, target, found)
         return out
 
@@ -240,18 +213,19 @@ class Follower:
             value = self._beside(op, found)
         except Exception:  # noqa: BLE001 - what the CPU cannot tell is answered as it was
             return self._run(op, keys, args, kwargs)
-        number = known.number(found.args, value)
-        out = self._answered(found.true, number, op, keys, args, kwargs)
+        with self.answering(known.number(found.args, value), true=found.true):
+            out = self._run(op, keys, args, kwargs)
         if not isinstance(out, (self.torch.Tensor, tuple, list)):
             return value
         self._hold(out, value, found)
         return out
 
-    def _answered(self, true: bool, number: int, *call: Any) -> Any:  # noqa: FBT001 - a value
-        """Run an operation whose small reads from the card give a number."""
+    @contextlib.contextmanager
+    def answering(self, number: int, *, true: bool) -> Iterator[None]:
+        """Let small reads from the card give a number, in this thread."""
         self.answer(1, int(not true), number)
         try:
-            return self._run(*call)
+            yield
         finally:
             self.answer(0, 0, 0)
 

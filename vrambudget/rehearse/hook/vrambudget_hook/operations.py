@@ -27,12 +27,6 @@ FILLS = (
 )
 """Operations that give values by themselves; others that make tensors of known values call one."""
 
-NUMBERS = {"isfinite": 1, "isnan": 0, "isinf": 0}
-"""Questions about unknown numbers, and what zeros, which they are taken to be, answer."""
-
-CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")
-"""Operations that read whether their numbers are valid, which zeros are (std >= 0)."""
-
 _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::resize_")
 _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
 _ANSWERS = ("aten::_local_scalar_dense", "aten::equal")
@@ -92,6 +86,14 @@ def flat(result: Any) -> Iterator[Any]:
             yield from flat(item)
     elif hasattr(result, "untyped_storage"):
         yield result
+
+
+def on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operation on the CPU, where histc takes no integers."""
+    source = args[0]
+    if op._schema.name != "aten::histc" or source.is_floating_point():  # noqa: SLF001 - its name
+        return op(*args, **kwargs)
+    return op(source.double(), *args[1:], **kwargs).to(source.dtype)
 
 
 def _rows(_args: Any, value: Any) -> Any:

@@ -49,6 +49,7 @@ class Recorder:
         self.runtime: ctypes.CDLL | None = None
         self.is_child = self.is_used = False
         self.unfollowed: str | None = None  # why values are not followed
+        self.assuming: Any = None
         self.callbacks: list[Any] = []  # ctypes': they must live while the library may call them
         self.writing = threading.Lock()
         self._begin()
@@ -106,11 +107,13 @@ class Recorder:
         answer = self._native().virtual_gpu_answer
         answer.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
         try:
-            follower = Follower(self.torch, answer)
+            numbers, routing = self.plan["values"], self.plan["routing"]
+            follower = Follower(self.torch, answer, numbers=tuple(numbers), routing=routing)
             follower.start()
         except Exception as error:  # noqa: BLE001 - another version of PyTorch: it is said
             self.unfollowed = f"{type(error).__name__}: {error}"
             return None
+        self.assuming = follower.assuming
         return follower
 
     def _cuda_starts(self) -> None:
@@ -303,7 +306,10 @@ class Recorder:
             peaks=self.peaks[card],
             cards={card: peaks for card, peaks in self.peaks.items() if peaks[2]},
             marks=marks,
+            values=self.plan["values"],
+            routing=self.plan["routing"],
             reads=list(self.reads.entries.values()),
+            router=self.assuming and self.assuming.router,
             cudnn_unknown=self.cudnn.unknown(),
             out_of_memory=self.out_of_memory,
             history=history(trace, cplusplus=self.plan["stacks"] == "all"),

@@ -24,6 +24,7 @@ from typing import Any
 
 LIMIT = 8 << 20  # bytes of a storage
 FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones are work space
+WIDE = 128 << 20  # the same where experts' rows are counted: one_hot [N, k, E] in int64
 FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
 _MASK = 2  # dimensions
 _FIELDS_WITHIN = 128  # bytes of a TensorImpl, or a StorageImpl, with what is looked for
@@ -55,8 +56,9 @@ class Values:
         self.bit = torch._C.DispatchKeySet(followed).raw_repr()
         self.offset = _offset_of_keys(torch)
         self.storages = Storages(torch)
+        self.limit, self.most_filled = LIMIT, FILLED
         self.known: dict[int, Value] = {}
-        aten = torch.ops.aten
+        self.aten = aten = torch.ops.aten
         self.empty, self.copy = aten.empty.memory_format, aten.copy_.default
         self.look = aten.set_.source_Storage_storage_offset
 
@@ -73,7 +75,11 @@ class Values:
             return False
         if tensor.is_floating_point() and not self._may_be_mask(tensor):
             return False
-        return self.storages.nbytes(tensor) <= FILLED
+        return self.storages.nbytes(tensor) <= self.most_filled
+
+    def widen(self) -> None:
+        """Know larger storages from now on."""
+        self.limit = self.most_filled = WIDE
 
     def _may_be_mask(self, tensor: Any) -> bool:
         """Tell whether numbers may be a mask [B, T]; no weights, no gradients."""
@@ -88,7 +94,7 @@ class Values:
         if tensor.layout is not self.torch.strided:
             return False
         is_small = not tensor.is_floating_point() or tensor.numel() <= FLOATS
-        return is_small and self.storages.nbytes(tensor) <= LIMIT
+        return is_small and self.storages.nbytes(tensor) <= self.limit
 
     def memory(self, tensor: Any) -> Any:
         """Return zeros on the CPU of the size of a tensor's storage."""
@@ -153,6 +159,22 @@ class Values:
         layout = (tensor.storage_offset(), list(tensor.shape), list(tensor.stride()))
         return self._on_cpu(self.look, empty, memory, *layout)
 
+    def put(self, target: Any, found: Any) -> None:
+        """Copy into a tensor of the host."""
+        self._on_cpu(self.copy, target, found)
+
+    def constant(self, shape: list[int], number: float, dtype: Any) -> Any:
+        """Return a tensor on the CPU that holds one number everywhere, in one place."""
+        one = self._on_cpu(self.empty, [], dtype=dtype)
+        self._on_cpu(self.aten.fill_.Scalar, one, number)
+        return self._on_cpu(self.aten.expand.default, one, shape)
+
+    def uniform(self, shape: list[int], dtype: Any, generator: Any) -> Any:
+        """Return random numbers in [0, 1) on the CPU."""
+        drawn = dtype if dtype.itemsize > 1 else self.torch.float32  # of 8 bits: none are drawn
+        found = self._on_cpu(self.empty, shape, dtype=drawn)
+        return self._on_cpu(self.aten.uniform_.default, found, 0.0, 1.0, generator=generator)
+
     def _on_cpu(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Call an operation where no mode of the script sees it."""
         return op._handle.redispatch_boxed(self.on_cpu, *args, **kwargs)
@@ -162,10 +184,19 @@ class Arguments:
     """The arguments of one operation as the CPU has them. Raises Unknown where one is not known.
 
     `fresh` has memory for those that are only written. `true`: whether all that is read is.
+    `numbers`: what unknown floating-point tensors are taken to hold.
     """
 
-    def __init__(self, values: Values, args: Any, kwargs: Any, fresh: dict[int, Any]) -> None:
-        self.values, self.fresh = values, fresh
+    def __init__(
+        self,
+        values: Values,
+        args: Any,
+        kwargs: Any,
+        fresh: dict[int, Any],
+        numbers: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.values, self.fresh, self.numbers = values, fresh, numbers
+        self.taken: dict[int, Any] = {}  # x != x: one tensor's numbers are the same twice
         self.true = True
         self.is_known = self.is_assumed = False
         self.args, self.kwargs = self._of(args), self._of(kwargs)
@@ -195,7 +226,12 @@ class Arguments:
             self.true = self.true and value.true
             self.is_known = True
             return values.as_on_cpu(tensor, value.memory)
-        if values.storages.nbytes(tensor) > LIMIT:
+        if self.numbers is not None and tensor.is_floating_point() and values.on_card(tensor):
+            self.true, self.is_known = False, True
+            if id(tensor) not in self.taken:
+                self.taken[id(tensor)] = self.numbers(tensor)
+            return self.taken[id(tensor)]
+        if values.storages.nbytes(tensor) > values.limit:
             raise Unknown
         if not values.on_card(tensor):
             return tensor

@@ -1,0 +1,223 @@
+"""What is assumed of numbers on the card that nobody knows, as the rehearsal was told.
+
+They are finite, and valid parameters of a distribution, whatever else they are. With `--values`
+ones or random they can be read back as such, and what is decided by them follows: comparisons,
+casts, the order of scores, sampled tokens. Random numbers are uniform in [0, 1), drawn anew for
+each read from a generator of our own, so that the same script gets the same ones each time. Zeros,
+the default, are what the stand-in reads by itself; what is decided by them reads as zero, too.
+
+Rows of scores [..., E] of which the k best are chosen are taken to be a router's: see `_route`.
+
+Runs in the user's Python, 3.9 or later.
+
+Not modelled: one number read twice is two random ones; `topk` over more than 1,024 scores, or that
+is not over the last dimension, is no router's, and neither is `argmax`.
+"""
+
+# ruff: noqa: SLF001 - operations' own names
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .frames import own_frames, place
+from .operations import Operation, flat
+from .values import Arguments, Unknown
+
+_FINITE = {"isfinite": 1, "isnan": 0, "isinf": 0}  # and what finite numbers answer
+_CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")  # they read whether std >= 0
+_ROUTES = "aten::topk"
+_COMPARING = ("gt", "ge", "lt", "le", "eq", "ne")
+_DECIDING = (
+    *(f"{name}.{kind}" for name in _COMPARING for kind in ("Scalar", "Tensor")),
+    *("argmax", "argmin", "max.dim", "min.dim", "topk", "sort", "sort.stable", "multinomial"),
+    *("bucketize.Tensor", "searchsorted.Tensor", "nonzero"),
+)
+_FOUND = "_amp_foreach_non_finite_check_and_unscale_"  # GradScaler's: whether one is not finite
+_NUMBER = "_local_scalar_dense"
+_COPY = "copy_"
+
+_EXPERTS = 1_024  # scores of a router's row, at most
+_NUMBERS = 1 << 25  # of a tensor, at most: more are not known
+
+ZEROS, ONES, RANDOM = "zeros", "ones", "random"
+COLLAPSED = "collapsed"  # of the two ways to route
+
+
+class Assuming:
+    """Answers for unknown numbers: `kind` of numbers, drawn from `seed`; `routing` of tokens.
+
+    `routing`: "uniform" or "collapsed", as the user said; None: uniform, and told as not known.
+    """
+
+    def __init__(self, follower: Any, kind: str, seed: int, routing: str | None) -> None:
+        self.follower, self.kind, self.routing = follower, kind, routing
+        self.torch, self.values = follower.torch, follower.values
+        self.generator = self.torch.Generator().manual_seed(seed)
+        self.router: list[Any] | None = None  # where one was met first
+
+    def kernels(self) -> Iterator[tuple[str, Callable[[Any], Callable[..., Any]]]]:
+        """Yield names of operations, and what makes the kernel of one."""
+        yield from ((name, self._agreeing) for name in _FINITE)
+        yield from ((name, self._trusting) for name in _CHECKED)
+        if self.kind != ZEROS:
+            yield from ((name, self._deciding) for name in _DECIDING)
+            yield from ((_FOUND, self._finite), (_NUMBER, self._number), (_COPY, self._copied))
+        else:
+            yield "topk", self._deciding
+
+    def trust_distributions(self) -> None:
+        """Let parameters that are not known be valid ones, which torch.distributions checks."""
+        constraints = self.torch.distributions.constraints
+        for kind in vars(constraints).values():
+            if isinstance(kind, type) and "check" in vars(kind):
+                kind.check = self._trusted(kind.check)  # type: ignore[attr-defined]
+
+    def _trusted(self, check: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(check)
+        def trusted(constraint: Any, value: Any) -> Any:
+            return self.agree(check(constraint, value))
+
+        return trusted
+
+    def agree(self, out: Any, answer: int = 1) -> Any:
+        """Assume that booleans which are not known are true, or have another answer."""
+        if self.values.eligible(out) and self.values.of(out) is None:
+            self.values.hold_all(out, answer)
+        return out
+
+    def numbers(self, tensor: Any) -> Any:
+        """Return what a floating-point tensor is taken to hold, on the CPU. Raises Unknown."""
+        if tensor.numel() > _NUMBERS:
+            raise Unknown
+        shape = list(tensor.shape)
+        if self.kind == RANDOM:
+            return self.values.uniform(shape, tensor.dtype, self.generator)
+        return self.values.constant(shape, float(self.kind == ONES), tensor.dtype)
+
+    def _is_unknown(self, tensor: Any) -> bool:
+        """Tell whether it is a tensor of numbers on the card of which nothing is known."""
+        if type(tensor) not in self.values.plain or not self.values.on_card(tensor):
+            return False
+        return tensor.is_floating_point() and self.values.of(tensor) is None
+
+    # ---- kernels
+
+    def _below(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Call what lies below us; only the outer door lets a number in for a tensor."""
+        if self.follower.described(op).has_number(args):
+            native = self.torch._C
+            with native._ExcludeDispatchKeyGuard(native.DispatchKeySet(self.follower.brings)):
+                return op(*args, **kwargs)
+        return op._handle.redispatch_boxed(keys.remove(self.follower.brings), *args, **kwargs)
+
+    def _agreeing(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            out = self._below(op, keys, args, kwargs)
+            return self.agree(out, _FINITE[op._schema.name.partition("::")[2]])
+
+        return kernel
+
+    def _trusting(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.follower.answering(1, true=True):
+                return self._below(op, keys, args, kwargs)
+
+        return kernel
+
+    def _deciding(self, op: Any) -> Callable[..., Any]:
+        known = self.follower.described(op)
+
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            unknown = any(map(self._is_unknown, flat(args)))
+            if not unknown or self.torch._C._functorch.maybe_current_level() is not None:
+                return self._below(op, keys, args, kwargs)
+            if known.name == _ROUTES and (k := _routed(args, kwargs)):
+                out = self._below(op, keys, args, kwargs)
+                self._route(out[1], args[0].shape[-1], k)
+                return out
+            if self.kind == ZEROS:
+                return self._below(op, keys, args, kwargs)
+            return self._decided(known, op, keys, args, kwargs)
+
+        return kernel
+
+    def _decided(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation whose integers follow from what its numbers are taken to be."""
+        try:
+            found = Arguments(self.values, args, kwargs, {}, self.numbers)
+            if known.unknown:  # sampled
+                found.kwargs["generator"] = self.generator
+            value = self.follower.computed(op, found)
+        except Exception:  # noqa: BLE001 - not to be computed on the CPU
+            return self._below(op, keys, args, kwargs)
+        with self.follower.answering(known.number(found.args, value), true=False):
+            out = self._below(op, keys, args, kwargs)
+        for tensor, copy in zip(flat(out), flat(value)):  # noqa: B905 - Python 3.9
+            if not tensor.is_floating_point():
+                self._hold(tensor, copy)
+        return out
+
+    def _hold(self, tensor: Any, copy: Any, *, true: bool = False) -> None:
+        if self.values.eligible(tensor) and tensor.shape == copy.shape:
+            self.values.hold_copy(tensor, copy, true=true)
+
+    def _number(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, tensor: Any) -> Any:
+            out = self._below(op, keys, (tensor,), {})
+            return float(self.numbers(tensor)) if self._is_unknown(tensor) else out
+
+        return kernel
+
+    def _copied(self, op: Any) -> Callable[..., Any]:
+        """Let a copy to the host, and one that becomes integers, bring what is assumed."""
+
+        def kernel(keys: Any, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            out = self._below(op, keys, (target, source, *args), kwargs)
+            with contextlib.suppress(Unknown):
+                if not self._is_unknown(source):
+                    return out
+                if not self.values.on_card(target):
+                    self.values.put(target, self.numbers(source))
+                elif not target.is_floating_point() and self.values.is_new(target):
+                    self._hold(target, self.numbers(source).expand(target.shape))
+            return out
+
+        return kernel
+
+    def _finite(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, gradients: Any, found: Any, *args: Any) -> Any:
+            out = self._below(op, keys, (gradients, found, *args), {})
+            if self.values.eligible(found) and self.values.storages.is_whole(found):
+                self.values.hold_all(found, 0)
+            return out
+
+        return kernel
+
+    # ---- routers
+
+    def _route(self, chosen: Any, experts: int, k: int) -> None:
+        """Let a router's choice [..., k] spread tokens over experts as it was asked for.
+
+        uniform: the N k choices go to the experts in turn; collapsed: all tokens go to the first k.
+        """
+        self.values.widen()
+        if self.router is None:
+            frames = own_frames(sys._getframe())
+            self.router = place(frames[-1]) if frames else ["the script", 0]
+        choices = self.torch.arange(chosen.numel(), device="cpu").view(chosen.shape)
+        choices %= k if self.routing == COLLAPSED else experts
+        self._hold(chosen, choices, true=self.routing is not None)
+
+
+def _routed(args: Any, kwargs: Any) -> int:
+    """Return how many experts a row is sent to, 0 where it is no router that asks."""
+    scores, k, *rest = args
+    dim = rest[0] if rest else kwargs.get("dim", -1)
+    is_last = dim in (-1, scores.ndim - 1)
+    is_router = scores.ndim > 1 and is_last and k <= scores.shape[-1] <= _EXPERTS
+    return k if is_router else 0
