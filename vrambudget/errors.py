@@ -9,7 +9,6 @@ Every mistake in the input is a `VramBudgetError`; the command line prints it as
 and exits with 2. Any other exception that escapes is a bug.
 """
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -64,5 +63,7 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return "did you mean 'gpt2'?" with the nearest known words, or None if none is near."""
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    from difflib import get_close_matches  # noqa: PLC0415 - mistakes alone need it
+
+    near = get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else None

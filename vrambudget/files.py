@@ -6,7 +6,6 @@ place until it is whole, so that a full disk or an interrupt leaves the old file
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -90,7 +89,7 @@ def cache_folder() -> Path:
 def _replace(target: Path, data: bytes) -> None:
     if target.exists() and not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, "it is read-only")
-    draft = target.with_name(f".vrambudget-{secrets.token_hex(8)}")
+    draft = target.with_name(f".vrambudget-{os.urandom(8).hex()}")
     try:
         with draft.open("xb") as file:
             file.write(data)

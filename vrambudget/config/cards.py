@@ -20,7 +20,6 @@ Not modelled: revisions of a repository; a model card describes its main branch.
 import re
 import tomllib
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,6 +117,8 @@ def _are_kin(name: str, other: str) -> bool:
 
     "gpt-oss-20b" is no gpt-neox, "albert-base" no bert, "llama-4-scout" no llama-3.
     """
+    from difflib import SequenceMatcher  # noqa: PLC0415 - mistakes alone need it
+
     (ours, version), (theirs, its_version) = (_FAMILY.findall(word)[0] for word in (name, other))
     alike = SequenceMatcher(None, ours, theirs).ratio() > _ALIKE or sorted(ours) == sorted(theirs)
     return alike and (not version or not its_version or version == its_version)

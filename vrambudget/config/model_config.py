@@ -24,7 +24,6 @@ then listed in `unknown_keys` for the report.
 Not modelled: models that hold other models (`text_config`, `vision_config`).
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -218,7 +217,7 @@ class ModelConfig(Settings):
         """Return the configuration of a file's keys. Raises VramBudgetError for every mistake."""
         known = cls.known_keys() - {"unknown_keys"}
         others = {k for k in values if k not in known and not cls._decides_nothing(k, values[k])}
-        slips = {k for k in others if difflib.get_close_matches(k, known, n=1, cutoff=_NEAR)}
+        slips = _slips(others, known) if others else set()
         taken = {k: v for k, v in values.items() if k in known | slips}
         for key, value in taken.items():
             is_depth = cls.aliases.get(key, key) in _DEPTHS
@@ -235,6 +234,14 @@ class ModelConfig(Settings):
             return value is None or value in COUNTED_ATTENTION
         ignored = key in IGNORED_KEYS or key in cls.ignored_keys
         return ignored or (key in HARMLESS_VALUES and value == HARMLESS_VALUES[key])
+
+
+def _slips(keys: Iterable[str], known: Iterable[str]) -> set[str]:
+    """Return the keys that are almost known ones."""
+    from difflib import get_close_matches  # noqa: PLC0415 - most files have none to look at
+
+    names = list(known)
+    return {key for key in keys if get_close_matches(key, names, n=1, cutoff=_NEAR)}
 
 
 def divides(config: ModelConfig, divisor: str, *, into: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ here jobs were compared with PyTorch's own events (tests/records); a family list
 transformers it follows (`ModelConfig.followed_in`).
 """
 
-import importlib.metadata
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -67,9 +67,13 @@ def default_version(package: str) -> str:
 @cache
 def installed_version(package: str) -> str:
     """Return what is installed, "" for nothing; looked up once, since it takes a millisecond."""
+    if importlib.util.find_spec(package) is None:
+        return ""
+    from importlib import metadata  # noqa: PLC0415 - it imports a dozen modules
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return ""
 
 
