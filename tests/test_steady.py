@@ -39,7 +39,7 @@ def tape_of(model, fields) -> Tape:
 
 
 def in_full(tape: Tape) -> Tape:
-    return replace(tape, marks=[replace(mark, period=0) for mark in tape.marks])
+    return replace(tape, marks=[mark._replace(period=0) for mark in tape.marks])
 
 
 @each_job

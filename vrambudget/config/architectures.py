@@ -4,13 +4,12 @@ Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capabi
 architecture that is not listed takes the nearest older one's, the oldest one's if it is older.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _KIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Of one multiprocessor; `shared_per_block` is the most that a block may ask for, in bytes."""
 
     shared_per_block: int

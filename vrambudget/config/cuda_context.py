@@ -13,15 +13,13 @@ It depends on driver and torch build too: with lazy loading (CUDA 11.7 and later
 was above 1 GiB. Not modelled: what NCCL adds for each group, some hundred MiB.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["published", "borrowed", "virtual", "given"]
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class CudaContext:
+class CudaContext(NamedTuple):
     """What is counted, and the range of published figures; the same where there is only one."""
 
     bytes: int
@@ -37,7 +35,7 @@ def _published(counted: int, lowest: int, highest: int, source: str) -> CudaCont
 
 def like(context: CudaContext) -> CudaContext:
     """Return the context of a sibling, for a GPU that nobody published one of."""
-    return replace(context, kind="borrowed", source=f"of a sibling: {context.source}")
+    return context._replace(kind="borrowed", source=f"of a sibling: {context.source}")
 
 
 T4 = CudaContext(

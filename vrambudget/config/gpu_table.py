@@ -13,7 +13,7 @@ Not in the table: GPUs for which no published capacity was found; those that peo
 `NOT_PUBLISHED`. `--gpu 11.69GiB` covers them.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.config.cuda_context import (
     A100,
@@ -41,8 +41,7 @@ _OOM = "public out-of-memory message: "
 _OF_A_SIBLING = "of a sibling: "
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRow:
+class GpuRow(NamedTuple):
     """One GPU. `model`: the words that a spelling must have; `also`: words that it may have."""
 
     key: str

@@ -7,10 +7,9 @@ or says what is wrong: it is asked through the same annotations, whose marks tel
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import ge, gt, le, lt
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 _COMPARED = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 
@@ -67,8 +66,7 @@ class Declared:
         return schema
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
+class Before(NamedTuple):
     """In Annotated: what is done to a value before it is looked at; it may raise ValueError."""
 
     function: Callable[[Any], Any]

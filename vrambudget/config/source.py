@@ -10,7 +10,7 @@ downloaded. A folder with the name of a model card is reached as `./gpt2`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vrambudget.config.cards import (
     ModelCard,
@@ -55,8 +55,7 @@ def of_files(model: ModelSource | None, files: Files) -> ModelSource:
     return model if model is not None and not paths else Run(model, tuple(map(Path, paths)))
 
 
-@dataclass(frozen=True, slots=True)
-class FoundModel:
+class FoundModel(NamedTuple):
     """A model's configuration as it was found; `where` is for error messages."""
 
     name: str
@@ -82,7 +81,7 @@ class FoundModel:
         run = self.run.on(ranks or said)
         if parallel is not None:
             run = replace(run, fields={"ranks": run.fields.get("ranks"), **self.run.fields})
-        return replace(self, run=run)
+        return self._replace(run=run)
 
 
 def find_model(name: ModelSource) -> FoundModel:
@@ -121,7 +120,7 @@ def _of_run(model: str | Path | Mapping[str, Any] | None, files: Sequence[Path])
         )
     found = _of_name(source)
     fields = with_default_targets(run.fields, run.assumed, str(found.values.get("model_type")))
-    return replace(found, run=replace(run, fields=fields))
+    return found._replace(run=replace(run, fields=fields))
 
 
 def _of_name(name: str | Path | Mapping[str, Any]) -> FoundModel:

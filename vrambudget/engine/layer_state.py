@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableSequence, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
@@ -76,8 +76,7 @@ def filled_by(values: Sequence[Any]) -> FilledByLayers | None:
     return next((value for value in values if isinstance(value, FilledByLayers)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """What a walked layer left in its part."""
 
     part: LayerPart
@@ -103,7 +102,7 @@ class Left:
     def moved(self, shift: int) -> Left:
         """Return what another layer leaves, its storages `shift` further on."""
         moved = {n: replace(x, index=x.index + shift) for n, x in self.tensors.items()}
-        return replace(self, tensors=moved)
+        return self._replace(tensors=moved)
 
     def fill(self, filled: FilledByLayers, number: int) -> list[Tensor]:
         """Put it into the part of layer `number`, its tensors made; return these."""

@@ -11,7 +11,7 @@ A pass that leaves anything else, or in which anything else dies, cannot be laid
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autograd import Edge, Node, run_nodes
@@ -38,8 +38,7 @@ class _LaidCopies(dict[int, Tensor]):
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradient:
+class _Gradient(NamedTuple):
     """What backward gave a parameter."""
 
     parameter: Parameter
@@ -49,8 +48,7 @@ class _Gradient:
     storage: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """What a backward pass depends on besides the graph."""
 
     nodes: list[str]  # of the loop's own graph

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import Edge, Node, edge_to
@@ -37,8 +37,7 @@ class _UnknownError(Exception):
     """A value that holds tensors in a way that is not known here."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
+class _Output(NamedTuple):
     """A tensor that a call returned."""
 
     shape: Shape

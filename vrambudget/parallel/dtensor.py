@@ -15,8 +15,7 @@ with the operation (_dispatch.py, redistribute_local_args).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
@@ -24,8 +23,7 @@ from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 Lies = Literal["like it", "whole", "partial"]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """How a parameter and its gradient lie on a mesh."""
 
     gradient: Lies = "like it"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
@@ -135,8 +135,7 @@ def _rank(option: Option) -> tuple[int, int]:
     return _COSTS.index(option.cost), -option.saved_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
+class _Result(NamedTuple):
     reserved_bytes: int
     model_bytes: int
     fits: bool | None

@@ -13,10 +13,9 @@ Not modelled, so not offered: offloading, torch.compile.
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.config.options import told
@@ -43,8 +42,7 @@ class Cost(StrEnum):
     DATA = "data"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One change in words, and its effect on a scenario; None if it does not apply."""
 
     words: str

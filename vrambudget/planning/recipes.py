@@ -13,8 +13,8 @@ are the divisors of that many sequences, and the rest is accumulated.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
@@ -45,8 +45,7 @@ _EIGHT_BIT = {"optimizer": "adamw-8bit", "optimizer_impl": None}
 _LION = {"optimizer": "lion-8bit", "optimizer_impl": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """A way to train that fits, at the largest batch that does."""
 
     trains: Trained

@@ -12,7 +12,7 @@ happen to fit again; it is not searched for.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.tape.events import Purpose
 
@@ -28,8 +28,7 @@ _PATIENCE = 1  # tries by the line that need not halve what is left
 _FEW = 16  # sizes that are left to the line alone
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
+class Try(NamedTuple):
     """What one size takes, about how much of it is the same for all sizes, and whether it fits."""
 
     peak_bytes: int

@@ -10,16 +10,14 @@ part is off by a whole hundredth.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from vrambudget.units import bytes_in, unit_for
 
 HUNDREDTHS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(NamedTuple):
     """The sizes of one table, in whole hundredths of one unit."""
 
     unit: str

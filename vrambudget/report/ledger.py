@@ -14,15 +14,14 @@ them. Printed numbers add up to printed totals
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.budget import BLOCK_ROUNDING, Budget
 from vrambudget.report.amounts import Amounts
 from vrambudget.tape.events import Purpose
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerLine:
+class LedgerLine(NamedTuple):
     """One line; `hundredths` of the ledger's unit, as printed. A total ends a group of terms."""
 
     name: str
@@ -31,8 +30,7 @@ class LedgerLine:
     is_total: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(NamedTuple):
     """A budget in one unit, line by line."""
 
     amounts: Amounts

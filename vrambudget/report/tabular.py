@@ -10,10 +10,9 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from vrambudget.errors import escaped
 
@@ -25,8 +24,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column: its key in JSON and CSV, its heading elsewhere, and how a value is shown."""
 
     key: str

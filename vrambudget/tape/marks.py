@@ -5,8 +5,8 @@ A phase is any text that says what the loop is doing: "forward", "evaluation", "
 that every training loop goes through, which `vrambudget.tape.replay` reads counters at.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from vrambudget.tape.steps import Steps
 
@@ -22,8 +22,7 @@ class Phase(StrEnum):
     STEP_END = "step_end"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """From `events[position]` on the loop is in `phase` of `step` (steps count from 0)."""
 
     position: int

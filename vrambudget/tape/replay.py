@@ -12,6 +12,7 @@ On a card that is too small the replay ends where the card is full.
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.budget import BLOCK_ROUNDING, OutOfMemory, Peak, Step
 from vrambudget.tape.allocators import allocator_for
@@ -21,8 +22,7 @@ from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steady import run
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """What `torch.cuda`'s counters would have shown. Bytes."""
 
     weights_bytes: int

@@ -17,12 +17,12 @@ each step.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 CARRIED = 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(NamedTuple):
     """What a step does, but for its sizes."""
 
     events: tuple[int, ...]
@@ -52,8 +52,7 @@ class Stretch:
     growth: tuple[tuple[int, ...], ...]  # from a step to the one a period later
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """Steps between two events of a tape; `end`: where their summary ends."""
 
     end: int
@@ -62,8 +61,7 @@ class Steps:
     after: tuple[int, ...]  # and out of the last; one that keeps its size is the same
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One of the steps; those a period apart differ in the sizes at `growing` alone."""
 
     number: int

@@ -17,7 +17,7 @@ Trainer keeps the states of embeddings in 32 bits where the others have 8).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.dtypes import float32, uint8
 from vrambudget.engine.tensor import Parameter, Tensor
@@ -29,8 +29,7 @@ _SMALLEST_PAGED = 100_000
 _CODES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """How many states, how wide, and where."""
 
     states: int

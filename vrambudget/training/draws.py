@@ -8,8 +8,7 @@ evenly spread, or sorted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from vrambudget.config.job import Job
 from vrambudget.tape.events import Tape
@@ -18,8 +17,7 @@ from vrambudget.tape.replay import replay
 DRAWS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What each draw of lengths reserves, by its number; and which of them is counted."""
 
     reserved_bytes: tuple[int, ...]

@@ -15,7 +15,7 @@ Indices and masks are int64. Images come to the device in float32 and are then c
 weights' dtype.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.drawn_lengths import drawn_lengths
@@ -32,8 +32,7 @@ REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 """What precomputing adds to a data set of pairs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """One tensor of a batch, as it comes from the host."""
 
     shape: Shape

@@ -18,7 +18,7 @@ and SGD, which makes a copy of the gradients (AdamW's does not).
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
@@ -29,8 +29,7 @@ from vrambudget.parallel.dtensor import redistributed
 from vrambudget.training.optimizer_base import Implementation, Optimizer, by_type, new_state
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(NamedTuple):
     """What Adam keeps for one parameter."""
 
     step: Tensor | None

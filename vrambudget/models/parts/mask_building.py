@@ -7,8 +7,7 @@
 Source: masking_utils.py (_preprocess_mask_arguments, sdpa_mask, eager_mask) of transformers 5.17.
 """
 
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from vrambudget.dtypes import DType, int64
 from vrambudget.engine.context import context
@@ -20,8 +19,7 @@ from vrambudget.ops.creation import arange, made
 from vrambudget.ops.shape import expand, view
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Queries, the keys that they see, and the positions of the first of each."""
 
     queries: int

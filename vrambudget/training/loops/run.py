@@ -7,10 +7,9 @@ micro-batch, did what the one before it did.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vrambudget import dtypes
 from vrambudget.config.job import EVALUATED_BEFORE, Job
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from vrambudget.parallel.rank import Ranked
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
+class LoopSettings(NamedTuple):
     """What decides a loop's memory besides the model: a job, its batches, autocast's type."""
 
     job: Job
@@ -255,5 +253,5 @@ def _noticing(count: int) -> Iterator[int]:
         if before is not None and repeats(tape, before, here, end):
             mark = tape.marks[here.mark] if here.mark < end.mark else None
             if mark is not None and mark.position == here.event < end.event:
-                tape.marks[here.mark] = replace(mark, period=end.event - here.event)
+                tape.marks[here.mark] = mark._replace(period=end.event - here.event)
         before = here
