@@ -92,7 +92,7 @@ def test_optimizers_that_cannot_step_shards_are_refused():
     [
         ({"loop": "lightning"}, "the loop of lightning"),
         ({"optimizer": "sgd", "optimizer_impl": "fused"}, "fused SGD of sharded parameters"),
-        ({"quant": "nf4", "lora_rank": 4, "precision": "bf16"}, "4-bit weights in shards"),
+        ({"quant": "nf4", "lora_rank": 4, "precision": "bf16"}, "quantised weights in shards"),
     ],
 )
 def test_what_a_layout_is_not_modelled_with_is_refused(fields, words):

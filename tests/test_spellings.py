@@ -50,6 +50,8 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--qlora", "--quant nf4 --lora-rank 16 --precision bf16"),
         ("--load_in_4bit", "--no-double-quant --quant nf4"),
         ("--use_bnb_nested_quant --load_in_4bit", "--quant nf4"),
+        ("--load_in_8bit --llm_int8_threshold 6.0", "--quant int8"),
+        ("--quantization_bit 8", "--quant int8"),
         ("--use_peft --lora_r 8", "--lora-rank 8"),
         (
             "--lora_target_modules q_proj v_proj --bf16",
@@ -93,7 +95,7 @@ def test_what_decides_no_memory_is_left_out_and_said():
     ("words", "named"),
     [
         ("--torch_compile_mode max-autotune", "torch.compile"),
-        ("--load_in_8bit", "8-bit weights"),
+        ("--load_in_8bit --llm_int8_threshold 4.0", "outliers of another size"),
         ("--use_dora", "DoRA"),
         ("--fsdp full_shard", "FSDP"),
         ("--use_liger_kernel", "Liger"),

@@ -31,6 +31,7 @@ JOBS = {
     "lora, float16": {**LORA, "precision": "amp-fp16", "weights": "fp16"},
     "lora, named": {**LORA, "precision": "bf16", "lora_targets": ("q_proj", "v_proj")},
     "qlora": {**LORA, "precision": "bf16", "quant": "nf4", "double_quant": False},
+    "8 bit, mixed": {**LORA, "precision": "amp-bf16", "quant": "int8", "checkpointing": "full"},
     "qlora, mixed": {**LORA, "precision": "amp-bf16", "quant": "nf4", "checkpointing": "full"},
     "qlora, 8 bit": {
         **LORA,

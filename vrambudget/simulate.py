@@ -266,7 +266,7 @@ def _build(config: ModelConfig, job: Job) -> Module:
         raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):
         raise NotModelledError(
-            f"{config.model_type} for {job.task} in 4 bit is not modelled",
+            f"{config.model_type} for {job.task} in {job.quant} is not modelled",
             hint="causal language models of transformers without experts are",
         )
     if job.quant is not None:
@@ -274,7 +274,7 @@ def _build(config: ModelConfig, job: Job) -> Module:
 
         build = partial(config.build, job.task)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
-        return build_quantised(build, double=job.double_quant, prepared=prepared)
+        return build_quantised(build, job.quant, double=job.double_quant, prepared=prepared)
     if job.load is None:
         return _made(config, job.task)
     from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU

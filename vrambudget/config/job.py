@@ -147,7 +147,7 @@ class Job(
         if self.optimizer == "muon":
             yield from self._problems_of_muon()
         if self.quant is not None and self.mode == "train" and self.lora_rank is None:
-            yield f"quant is {self.quant!r}: 4-bit weights cannot be trained; set a lora_rank"
+            yield f"quant is {self.quant!r}: such weights cannot be trained; set a lora_rank"
         if self.quant is not None and self.weights is not None:
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
         if self.load is not None:

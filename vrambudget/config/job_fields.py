@@ -147,8 +147,10 @@ class JobFields(TypedDict, total=False):
     """Dropout probability of the adapters' inputs."""
     freeze: str | Sequence[str]
     """Modules or parameters that are not trained, for example transformer.wte."""
-    quant: Literal["nf4"] | None
-    """4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA)."""
+    quant: Literal["nf4", "int8"] | None
+    """4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA), or 8-bit ones
+    (load_in_8bit).
+    """
     double_quant: bool
     """Quantise the scales of 4-bit blocks too, as QLoRA does."""
     prompt: int | None

@@ -116,7 +116,7 @@ class SweepFields(TypedDict, total=False):
     lora_targets: str | Sequence[str] | Iterable[str | Sequence[str]]
     lora_dropout: float | Iterable[float]
     freeze: str | Sequence[str] | Iterable[str | Sequence[str]]
-    quant: Literal["nf4"] | Iterable[Literal["nf4"] | None] | None
+    quant: Literal["nf4", "int8"] | Iterable[Literal["nf4", "int8"] | None] | None
     double_quant: bool | Iterable[bool]
     prompt: int | Iterable[int | None] | None
     new: int | Iterable[int]

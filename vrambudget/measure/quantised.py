@@ -1,6 +1,7 @@
-"""A model in 4 bit, as QLoRA's users load it: bitsandbytes through transformers, prepared by PEFT.
+"""A model in 4 or 8 bit, as users load it: bitsandbytes through transformers, prepared by PEFT.
 
     from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True, ...))
+    from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_8bit=True))
     prepare_model_for_kbit_training(model)        # where the job trains, and TRL does not
 
 The checkpoint is made up: tensors of the right shape and type in main memory. Weights are loaded
@@ -25,18 +26,20 @@ _LOADED_AS = {
 
 
 def load_quantised(job: Any, config: Any, from_config: Any) -> Any:
-    """Return the model on the GPU, its linear layers in 4 bit."""
+    """Return the model on the GPU, its linear layers in 4 or 8 bit."""
     import transformers  # noqa: PLC0415 - only such jobs need it
 
     dtype = _LOADED_AS.get(job.get("precision", "fp32"), torch.float32)
     with torch.device("meta"):
         model = from_config(config, dtype=dtype)
-    quantisation = transformers.BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=job["quant"],
-        bnb_4bit_use_double_quant=job.get("double_quant", True),
-        bnb_4bit_compute_dtype=dtype,
-    )
+    four_bit = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": job["quant"],
+        "bnb_4bit_use_double_quant": job.get("double_quant", True),
+        "bnb_4bit_compute_dtype": dtype,
+    }
+    how = {"load_in_8bit": True} if job["quant"] == "int8" else four_bit
+    quantisation = transformers.BitsAndBytesConfig(**how)
     model = type(model).from_pretrained(
         None,
         config=config,

@@ -82,7 +82,7 @@ def refuse(job: Job, layout: Layout) -> None:
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
-        "4-bit weights in shards": job.quant is not None
+        "quantised weights in shards": job.quant is not None
         and (layout.data not in {None, "ddp", "zero1"} or cut),
         "autocast with DeepSpeed, whose bf16 and fp16 are its own (--precision bf16),": zero
         and job.precision.startswith("amp"),

@@ -55,7 +55,8 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
     """
     layout, stored = job.layout, ITEM_BYTES[job.weight_dtype]
     if job.quant is not None or job.cpu_offload:
-        return parameters // 2 if job.quant is not None and layout.data != "fsdp2" else 0
+        least = parameters if job.quant == "int8" else parameters // 2
+        return least if job.quant is not None and layout.data != "fsdp2" else 0
     if layout.data in DEEPSPEED:
         return _least_of_zero(job, parameters, trainable)
     cuts = layout.tp * layout.pp  # of a pipeline's ranks the fullest has no less than its share

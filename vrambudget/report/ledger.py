@@ -80,9 +80,9 @@ def how_counted(purpose: str, budget: Budget) -> str:
 def _weights(budget: Budget) -> str:
     if budget.breakdown.get("gathered weights"):
         return f"this rank's shards, {_dtype(budget)}"
-    if budget.job.get("quant"):
+    if quant := budget.job.get("quant"):
         rest = "as loaded" if _evaluates(budget) else "in float32"
-        return f"linear layers in 4 bit, the rest {rest}"
+        return f"linear layers in {4 if quant == 'nf4' else 8} bit, the rest {rest}"
     exact = _product(budget, budget.parameters.total, "weights")
     return exact or f"parameters, {_dtype(budget)}"
 

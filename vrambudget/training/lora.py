@@ -10,13 +10,14 @@ A sequence classifier (task_type SEQ_CLS) also trains a copy of its head, if PEF
 name (it does not know T5's). Masked language models and images have no task type.
 
 Source: peft/tuners/lora/layer.py (Linear.forward), tuners_utils.py (cast_adapter_dtype,
-_maybe_include_all_linear_layers); bnb.py (Linear4bit.forward); peft_model.py
+_maybe_include_all_linear_layers); bnb.py (Linear4bit.forward, Linear8bitLt.forward); peft_model.py
 (PeftModelForSequenceClassification), utils/other.py (ModulesToSaveWrapper).
 Not modelled: DoRA, rsLoRA's other scaling (values only), other modules_to_save.
 """
 
 from collections.abc import Collection, Iterator
 from copy import copy
+from dataclasses import replace
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import to
@@ -28,7 +29,7 @@ from vrambudget.models.parts.layers import Conv1D, Dropout, Embedding, Linear
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.shape import clone
 from vrambudget.tape.events import Purpose
-from vrambudget.training.kbit import Linear4bit
+from vrambudget.training.kbit import Linear4bit, Linear8bit
 from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 
 ALL_LINEAR = "all-linear"
@@ -71,10 +72,9 @@ class LoraLinear4bit(LoraLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        result: Tensor = self.base_layer(x)
+        result = self._base(x)
         if self.disable_adapters:
             return result
-        result = clone(result)
         converts = context.autocast is None
         if converts:
             x = to(x, self.lora_A.weight.dtype)
@@ -82,6 +82,27 @@ class LoraLinear4bit(LoraLinear):
         if converts:
             output = to(output, result.dtype)
         return add(result, output)
+
+    def _base(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        return y if self.disable_adapters else clone(y)
+
+
+class LoraLinear8bit(LoraLinear4bit):
+    """peft's lora.Linear8bitLt: nothing is cloned; adapters are made in float32."""
+
+    def __init__(self, base: Linear | Conv1D, rank: int, dropout_p: float) -> None:
+        options = context.options
+        context.options = replace(options, dtype=float32)  # int8 is no type for them
+        super().__init__(base, rank, dropout_p)
+        context.options = options
+
+    def _base(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        return y
+
+
+_ADAPTERS = {Linear4bit: LoraLinear4bit, Linear8bit: LoraLinear8bit}
 
 
 class _RequiringGradient(Module):
@@ -169,8 +190,7 @@ def add_lora(
     adapters: list[LoraLinear | LoraParameter] = []
     for parent, name in found:
         base = getattr(parent, name)
-        kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear
-        adapter = kind(base, rank, dropout_p)
+        adapter = _ADAPTERS.get(type(base), LoraLinear)(base, rank, dropout_p)
         setattr(parent, name, adapter)
         adapters.append(adapter)
     adapters += wrap_parameters(model, rank, chosen)

@@ -1,4 +1,4 @@
-"""What is trained and what is not: LoRA, frozen parts, 4-bit weights."""
+"""What is trained and what is not: LoRA, frozen parts, quantised weights."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from vrambudget.config.plain import Before
 from vrambudget.config.settings import Field, Probability, Settings, Size
 
-Quant = Literal["nf4"]
+Quant = Literal["nf4", "int8"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 _MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -40,7 +40,7 @@ LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], Before(_lora_ta
 
 
 class Adapters(Settings, heading="adapters and quantisation"):
-    """What is trained, and what lies in 4 bits."""
+    """What is trained, and what lies in 4 or 8 bits."""
 
     lora_rank: Annotated[Size, Field(le=2**16)] | None = Field(
         None, description="train LoRA adapters of this rank instead of the weights, as PEFT does"
@@ -57,7 +57,8 @@ class Adapters(Settings, heading="adapters and quantisation"):
     )
     quant: Quant | None = Field(
         None,
-        description="4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA)",
+        description="4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA), or"
+        " 8-bit ones (load_in_8bit)",
     )
     double_quant: bool = Field(
         default=True, description="quantise the scales of 4-bit blocks too, as QLoRA does"

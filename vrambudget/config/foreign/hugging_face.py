@@ -79,7 +79,10 @@ PEFT: Table = {
 
 BITSANDBYTES: Table = {
     "load_in_4bit": Switch({"quant": "nf4"}, {"double_quant": False}),
-    "load_in_8bit": Uncounted("8-bit weights", saves=True),
+    "load_in_8bit": Switch({"quant": "int8"}),
+    "llm_int8_threshold": Uncounted("outliers of another size than", (6.0,), flag=False),
+    "llm_int8_has_fp16_weight": Uncounted("16-bit weights that are quantised in each product"),
+    "llm_int8_skip_modules": Uncounted("layers that are not quantised:", flag=False),
     "bnb_4bit_quant_type": Uncounted("4-bit weights of another type", ("nf4",), flag=False),
     "bnb_4bit_use_double_quant": Switch({"double_quant": True}, off={"double_quant": False}),
     "use_bnb_nested_quant": Switch({"double_quant": True}, off={"double_quant": False}),

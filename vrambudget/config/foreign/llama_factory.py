@@ -27,7 +27,9 @@ LLAMA_FACTORY: Table = {
     "lora_rank": Same("lora_rank"),
     "lora_target": Same("lora_targets"),
     "lora_dropout": Same("lora_dropout"),
-    "quantization_bit": Choice("weights of a number of bits:", {"4": {"quant": "nf4"}}),
+    "quantization_bit": Choice(
+        "weights of a number of bits:", {"4": {"quant": "nf4"}, "8": {"quant": "int8"}}
+    ),
     "quantization_type": Uncounted("4-bit weights of another type", ("nf4",), flag=False),
     "double_quantization": Switch({"double_quant": True}, off={"double_quant": False}),
     "quantization_method": Uncounted("quantisation by", ("bnb", "bitsandbytes"), flag=False),

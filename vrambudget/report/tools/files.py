@@ -80,7 +80,9 @@ def _trl(scenario: Scenario, job: Job) -> Iterator[Line]:
         yield "lora_alpha", 2 * job.lora_rank
         yield "lora_dropout", job.lora_dropout
         yield "lora_target_modules", _targets(job, "all-linear")
-    if job.quant is not None:
+    if job.quant == "int8":
+        yield "load_in_8bit", True
+    if job.quant == "nf4":
         yield "load_in_4bit", True
         yield "bnb_4bit_quant_type", "nf4"
         yield "use_bnb_nested_quant", job.double_quant
@@ -103,7 +105,7 @@ def _axolotl(scenario: Scenario, job: Job) -> Iterator[Line]:
     yield "learning_rate", 2e-4 if job.lora_rank else 2e-5
     yield "num_epochs", 1
     if job.lora_rank is not None:
-        yield "adapter", "qlora" if job.quant else "lora"
+        yield "adapter", "qlora" if job.quant == "nf4" else "lora"
         yield "lora_r", job.lora_rank
         yield "lora_alpha", 2 * job.lora_rank
         yield "lora_dropout", job.lora_dropout
@@ -111,7 +113,9 @@ def _axolotl(scenario: Scenario, job: Job) -> Iterator[Line]:
             yield "lora_target_linear", True
         else:
             yield "lora_target_modules", _targets(job, "all-linear")
-    if job.quant is not None:
+    if job.quant == "int8":
+        yield "load_in_8bit", True
+    if job.quant == "nf4":
         yield "load_in_4bit", True
         yield "bnb_config_kwargs", {"bnb_4bit_use_double_quant": job.double_quant}
 
@@ -131,7 +135,9 @@ def _llama_factory(scenario: Scenario, job: Job) -> Iterator[Line]:
         yield "lora_alpha", 2 * job.lora_rank
         yield "lora_dropout", job.lora_dropout
         yield "lora_target", ",".join(_targets(job, "all"))
-    if job.quant is not None:
+    if job.quant == "int8":
+        yield "quantization_bit", 8
+    if job.quant == "nf4":
         yield "quantization_bit", 4
         yield "quantization_type", "nf4"
         yield "double_quantization", job.double_quant

@@ -18,6 +18,8 @@ _TASK_TYPES = {
     "seq2seq-lm": "SEQ_2_SEQ_LM",
 }
 
+_BITS = {"nf4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4"', "int8": "load_in_8bit=True"}
+
 
 def suits_trainer(job: Job) -> bool:
     """Return whether a script with the Trainer can be written for the job."""
@@ -70,7 +72,9 @@ def _model(scenario: Scenario, job: Job) -> str:
         f"    dtype={dtype},",
         f'    attn_implementation="{job.attention}",',
     ]
-    if job.quant is not None:
+    if job.quant == "int8":
+        lines += ["    quantization_config=BitsAndBytesConfig(load_in_8bit=True),"]
+    if job.quant == "nf4":
         lines += [
             "    quantization_config=BitsAndBytesConfig(",
             "        load_in_4bit=True,",
@@ -123,5 +127,5 @@ def _beside(job: Job) -> Iterator[str]:
     if job.lora_rank is not None:
         yield f'# peft: LoraConfig(r={job.lora_rank}, target_modules="all-linear")'
     if job.quant is not None:
-        yield '# BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")'
+        yield f"# BitsAndBytesConfig({_BITS[job.quant]})"
     yield f"# sequences of {job.block} tokens"
