@@ -47,6 +47,8 @@ from vrambudget.errors import VramBudgetError
         ("rtx 3060 laptop", "rtx-3060-laptop"),
         ("RTX 3050 laptop", "rtx-3050-laptop-4gb"),
         ("A800", "a800-80gb"),
+        ("H800", "h800"),
+        ("RTX 3050", "rtx-3050"),
         ("H20", "h20-96gb"),
     ],
 )
@@ -94,11 +96,11 @@ def test_a_capacity_that_somebody_gave_is_nobody_s_figure():
     assert find_gpu("12GB").capacity_kind == "published"
 
 
-@pytest.mark.parametrize(("text", "name"), [("H800", "H800"), ("RTX 3050 8GB", "RTX 3050")])
-def test_a_gpu_whose_capacity_nobody_published_is_said_by_name(text, name):
-    with pytest.raises(VramBudgetError, match=f"{name} is not in the table: no capacity"):
-        find_gpu(text)
-    assert find_gpu("3050 laptop").key == "rtx-3050-laptop-4gb"
+@pytest.mark.parametrize(("text", "sibling"), [("H800", "h100-80gb"), ("RTX 3050 8GB", "rtx-3070")])
+def test_a_capacity_that_nobody_published_is_a_sibling_s_and_says_so(text, sibling):
+    gpu = find_gpu(text)
+    assert gpu.capacity_bytes == find_gpu(sibling).capacity_bytes
+    assert (gpu.capacity_kind, gpu.source[:12]) == ("borrowed", "of a sibling")
 
 
 def test_a_context_is_the_one_after_the_first_product():

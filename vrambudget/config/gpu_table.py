@@ -9,8 +9,7 @@
 - compute capability, multiprocessors, L2: from the same source, or NVIDIA's specification.
 
 If a spelling fits two GPUs, the one sold with less memory is taken, then the earlier row.
-Not in the table: GPUs for which no published capacity was found; those that people ask for are in
-`NOT_PUBLISHED`. `--gpu 11.69GiB` covers them.
+Not in the table: GPUs that nobody asked for yet. `--gpu 11.69GiB` covers them.
 """
 
 from typing import NamedTuple
@@ -60,10 +59,6 @@ class GpuRow(NamedTuple):
     def capacity_kind(self) -> Kind:
         """Whose figure the capacity is."""
         return "borrowed" if self.source.startswith(_OF_A_SIBLING) else "published"
-
-
-NOT_PUBLISHED = {"h 800": "NVIDIA H800", "3050": "NVIDIA GeForce RTX 3050"}
-"""GPUs without a row, for nobody was found who published their capacity: words, name."""
 
 
 # fmt: off
@@ -123,6 +118,9 @@ ROWS: tuple[GpuRow, ...] = (
     GpuRow("h100-nvl", "NVIDIA H100 NVL",
            "h100 nvl", "", 94, 99_456_909_312, like(H100), (9, 0), 132, 50 * _MIB,
            _TORCH + "99456909312 bytes"),
+    GpuRow("h800", "NVIDIA H800",
+           "h800", "sxm 5", 80, 85_029_158_912, like(H100), (9, 0), 132, 50 * _MIB,
+           _OF_A_SIBLING + "H100 80GB HBM3, " + _QUERY),
     GpuRow("h200", "NVIDIA H200",
            "h200", "sxm", 141, 143_156 * _MIB, like(H100), (9, 0), 132, 60 * _MIB,
            _TORCH + "143156MB, L2_cache_size=60MB"),
@@ -182,6 +180,9 @@ ROWS: tuple[GpuRow, ...] = (
     GpuRow("rtx-2080-ti", "NVIDIA GeForce RTX 2080 Ti",
            "2080 ti", "", 11, 11_012 * _MIB, like(T4), (7, 5), 68, 11 * _MIB // 2,
            _TORCH + "11012MiB"),
+    GpuRow("rtx-3050", "NVIDIA GeForce RTX 3050",
+           "3050", "", 8, 7_753 * _MIB, like(RTX_3060), (8, 6), 20, 2 * _MIB,
+           _OF_A_SIBLING + "RTX 3070, the least of those with 8 GB, " + _TORCH + "7753MiB"),
     GpuRow("rtx-3060", "NVIDIA GeForce RTX 3060",
            "3060", "", 12, 12_552_044_544, RTX_3060, (8, 6), 28, 9 * _MIB // 4,
            _OOM + "11.69 GiB; its bytes are those of the records' virtual card"),

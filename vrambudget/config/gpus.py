@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vrambudget.config.cuda_context import V100_OF_1_10, Kind, like
-from vrambudget.config.gpu_table import NOT_PUBLISHED, ROWS, GpuRow
+from vrambudget.config.gpu_table import ROWS, GpuRow
 from vrambudget.config.old_torch import is_old
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -160,13 +160,6 @@ def _by_name(text: str) -> Gpu:
             where="gpu",
             hint="`vrambudget gpus` lists them; write a size, such as 24GiB, for its memory on one",
         )
-    for words, name in NOT_PUBLISHED.items() if not rows else ():
-        if set(words.split()) <= asked:
-            raise VramBudgetError(
-                f"{name} is not in the table: no capacity was found that somebody published",
-                where="gpu",
-                hint="write its memory in GiB, as torch.cuda.get_device_properties shows it",
-            )
     if not rows:
         asked_for = text.strip().lower()
         hint = did_you_mean(asked_for, [row.key for row in ROWS])
