@@ -500,9 +500,10 @@ def test_a_script_without_optimizer_has_a_peak_too():
     assert peak.by_category["other"] == 35 * MIB
 
 
-def test_the_report_names_the_verdict_the_parts_and_the_warnings():
+def rehearsal(**changes):
+    """Return what was seen of the step above."""
     timeline = read_timeline(record())
-    result = Rehearsal(
+    seen = Rehearsal(
         command=("python", "t.py"),
         gpu=T4.name,
         capacity_bytes=T4.capacity_bytes,
@@ -522,6 +523,11 @@ def test_the_report_names_the_verdict_the_parts_and_the_warnings():
         out_of_memory=(),
         warnings=("values are zero",),
     )
+    return replace(seen, **changes)
+
+
+def test_the_report_names_the_verdict_the_parts_and_the_warnings():
+    result = rehearsal()
     text = render(result)
     assert "ran to its end: 1 optimizer step," in text
     assert f"{160 * MIB:,}" in text  # reserved and context

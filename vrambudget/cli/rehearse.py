@@ -19,7 +19,7 @@ ran out of memory; for a search, 1: no batch fits. Records go to stdout, or -o a
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,18 @@ from vrambudget.rehearse.jobs import rehearse_report
 from vrambudget.rehearse.largest import largest_batch, read_bounds, render_search
 from vrambudget.rehearse.models import job_of
 from vrambudget.rehearse.options import RehearsalOptions
+from vrambudget.rehearse.page import page
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import command_of, rehearse_command
 
 _EXAMPLE = 'a command comes after --: vrambudget rehearse --gpu "RTX 3060" -- python train.py'
+_SUFFIXES = {"": "table", ".txt": "table", ".json": "json", ".html": "page"}
+_SHOWN: dict[str, Callable[[Rehearsal], str]] = {
+    "table": render,
+    "json": lambda result: json.dumps(result.to_dict(), indent=2),
+    "page": page,
+}
 
 
 class _Parser(Parser):
@@ -92,8 +99,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default="zeros",
         help="what a script reads of floating-point numbers: zeros, ones, random[:SEED]",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
+    parser.add_argument("--format", choices=("table", "json"))
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to FILE; .html draws memory over the steps, .json has all in bytes",
+    )
     parser.add_argument(
         "--snapshot", type=Path, metavar="FILE", help="write the history for pytorch.org/memory_viz"
     )
@@ -113,17 +126,39 @@ def run(args: argparse.Namespace) -> int:
         return _records(args)
     if args.batch_from is not None:
         return _search(args)
+    output = _format(args)
     result = _script(args, args.command) if args.command is not None else _job(args)
-    text = json.dumps(result.to_dict(), indent=2) if args.format == "json" else render(result)
-    emit(text, args)
+    emit(_SHOWN[output](result), args)
     return result.exit_code
+
+
+def _format(args: argparse.Namespace) -> str:
+    """Return the requested format, or that of the file's suffix."""
+    suffix = args.output.suffix.lower() if args.output else ""
+    if suffix == ".html" and args.format:
+        raise VramBudgetError(
+            f"--format {args.format} cannot be combined with the page {args.output}",
+            hint="leave out --format, or give -o another suffix",
+        )
+    if args.format:
+        return str(args.format)
+    if suffix not in _SUFFIXES:
+        raise VramBudgetError(
+            f"no rehearsal's report has the suffix {suffix!r}",
+            where=str(args.output),
+            hint=f"use {', '.join(filter(None, _SUFFIXES))}, or say --format",
+        )
+    return _SUFFIXES[suffix]
 
 
 def _search(args: argparse.Namespace) -> int:
     """Rehearse until the largest batch is found. Returns 1 where none fits."""
     bounds = read_bounds(args.batch_from)
-    if args.command is None or args.snapshot is not None:
-        raise VramBudgetError("--batch-from is of a command, and of no --snapshot", hint=_EXAMPLE)
+    output = _format(args)
+    if args.command is None or args.snapshot is not None or output == "page":
+        raise VramBudgetError(
+            "--batch-from is of a command, without --snapshot or a page", hint=_EXAMPLE
+        )
 
     def tried(command: Sequence[str]) -> Rehearsal:
         _say(" ".join(command))
@@ -132,9 +167,7 @@ def _search(args: argparse.Namespace) -> int:
     search = largest_batch(args.command, bounds, tried)
     card = _card(args.gpu).name
     found = {"gpu": card, **search.to_dict()}
-    emit(
-        json.dumps(found, indent=2) if args.format == "json" else render_search(search, card), args
-    )
+    emit(json.dumps(found, indent=2) if output == "json" else render_search(search, card), args)
     return DOES_NOT_FIT if search.largest is None else DONE
 
 
@@ -157,6 +190,7 @@ def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         values=args.values,
         routing=routing,
         say=_say,
+        curve=_format(args) == "page",
     )
     return rehearse_command(command_of(command), _card(args.gpu), options)
 
@@ -184,6 +218,7 @@ def _job(args: argparse.Namespace) -> Rehearsal:
         values=args.values,
         routing=fields.get("routing"),
         say=_say,
+        curve=_format(args) == "page",
     )
     return rehearse_report(job, gpu=gpu, options=options)
 

@@ -28,6 +28,7 @@ class RehearsalOptions:
     values: str = "zeros"
     routing: str | None = None
     say: Callable[[str], None] = lambda _: None
+    curve: bool = False  # for a page
 
 
 def check(options: RehearsalOptions) -> None:

@@ -1,7 +1,9 @@
 """What a rehearsal found: frozen data, from which every report is made."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+
+from vrambudget.report.memory_curve import MemoryCurve
 
 Ending = Literal[
     "finished", "steps", "timeout", "interrupt", "out of memory", "failed", "killed", "unrecorded"
@@ -99,6 +101,7 @@ class Rehearsal:
     out_of_memory: tuple[RecordedOutOfMemory, ...]
     warnings: tuple[str, ...]
     cards: tuple[CardPeak, ...] = ()
+    curve: MemoryCurve | None = field(default=None, repr=False)  # where a page was asked for
 
     @property
     def device_peak_bytes(self) -> int:
@@ -112,4 +115,6 @@ class Rehearsal:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {**asdict(self), "device_peak_bytes": self.device_peak_bytes, "fits": self.fits}
+        values = asdict(replace(self, curve=None))
+        del values["curve"]  # that is for the page
+        return {**values, "device_peak_bytes": self.device_peak_bytes, "fits": self.fits}

@@ -30,15 +30,8 @@ def render(result: Rehearsal) -> str:
 
 
 def _lines(result: Rehearsal) -> Iterator[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    capacity = format_bytes(result.capacity_bytes, "GiB")
-    yield f"rehearsed on a virtual GPU: {result.gpu} ({capacity}); {versions}"
-    unit = result.step_unit
-    steps = f"{result.steps} {unit if result.steps == 1 else _PLURALS.sub(_plural, unit)}"
-    yield (
-        f"it {_ENDINGS[result.ended]}: {steps}, {result.seconds:.1f} s,"
-        f" exit code {result.exit_code}"
-    )
+    yield run_text(result)
+    yield f"it {ending_text(result)}"
     if result.ended in ("failed", "killed", "unrecorded") and result.error:
         yield f"  {result.error.splitlines()[0]}"
     yield ""
@@ -53,6 +46,21 @@ def _lines(result: Rehearsal) -> Iterator[str]:
         yield from _out_of_memory(event)
     for warning in result.warnings:
         yield f"warning: {warning}"
+
+
+def run_text(result: Rehearsal) -> str:
+    """Return on what it ran."""
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    capacity = format_bytes(result.capacity_bytes, "GiB")
+    return f"rehearsed on a virtual GPU: {result.gpu} ({capacity}); {versions}"
+
+
+def ending_text(result: Rehearsal) -> str:
+    """Return how it ended: "ran to its end: 3 optimizer steps, 10.2 s, exit code 0"."""
+    unit = result.step_unit
+    steps = f"{result.steps} {unit if result.steps == 1 else _PLURALS.sub(_plural, unit)}"
+    ending = f"{_ENDINGS[result.ended]}: {steps}"
+    return f"{ending}, {result.seconds:.1f} s, exit code {result.exit_code}"
 
 
 def _plural(word: re.Match[str]) -> str:
@@ -113,22 +121,26 @@ def _phases(result: Rehearsal) -> Iterator[str]:
 
 def _out_of_memory(event: RecordedOutOfMemory) -> Iterator[str]:
     yield ""
-    handled = ", which the script handled" if event.handled else ""
-    asked, allocated, reserved, free = (
-        format_bytes(n)
-        for n in (
-            event.requested_bytes,
-            event.allocated_bytes,
-            event.reserved_bytes,
-            event.free_bytes,
-        )
-    )
-    yield f"out of memory in step {event.step}{handled}: asked for {asked}"
+    yield out_of_memory_text(event)
+    sizes = event.allocated_bytes, event.reserved_bytes, event.free_bytes
+    allocated, reserved, free = map(format_bytes, sizes)
     yield f"  with {allocated} allocated, {reserved} reserved and {free} free on the card"
+    yield from (f"  {line}" for line in frames_text(event))
+
+
+def out_of_memory_text(event: RecordedOutOfMemory) -> str:
+    """Return when memory ran out, and on what."""
+    handled = ", which the script handled" if event.handled else ""
+    asked = format_bytes(event.requested_bytes)
+    return f"out of memory in step {event.step}{handled}: asked for {asked}"
+
+
+def frames_text(event: RecordedOutOfMemory) -> Iterator[str]:
+    """Yield the script's own lines that asked for it, outermost first."""
     for frame in event.stack[-_FRAMES_SHOWN:]:
         place, _, text = frame.partition("  ")
         file, _, rest = place.rpartition("/")
-        yield f"  {rest if file else place}  {text}".rstrip()
+        yield f"{rest if file else place}  {text}".rstrip()
 
 
 def _table(

@@ -26,11 +26,14 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import write_file
 from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
+from vrambudget.rehearse.curve import curve_of
 from vrambudget.rehearse.launchers import launched, launcher_of
 from vrambudget.rehearse.left import Progress, keep_snapshot, read_records, unrecorded
 from vrambudget.rehearse.options import RehearsalOptions, check, read_values
+from vrambudget.rehearse.page import page as page_of
 from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
@@ -50,6 +53,7 @@ def rehearse(
     steps: int | None = None,
     timeout: float | None = None,
     snapshot: str | Path | None = None,
+    page: str | Path | None = None,
     any_torch: bool = False,
     quiet: bool = False,
     ranks: int | None = None,
@@ -61,8 +65,8 @@ def rehearse(
     """Run a script, a command or a function on a virtual `gpu` and return what was seen.
 
     It ends by itself, after `steps` optimizer steps, or after `timeout` seconds. `snapshot` names
-    a file for PyTorch's memory visualiser (pytorch.org/memory_viz). `quiet` drops the script's
-    own output. With `ranks` it runs as one of so many (number `rank`), as torchrun would start it,
+    a file for PyTorch's memory visualiser (pytorch.org/memory_viz), `page` one for the report in
+    HTML, with the timeline. `quiet` drops the script's own output. With `ranks` it runs as one of so many (number `rank`), as torchrun would start it,
     with PyTorch's fake process group; a command of torchrun says so itself. Floating-point numbers
     that the script reads are "zeros", "ones" or "random" (in [0, 1), with a seed: "random:7"), and
     what is decided by them follows. `routing` says how tokens spread over experts: "uniform" (the
@@ -71,11 +75,15 @@ def rehearse(
     of PyTorch, no compiler, not Linux.
     """
     file = Path(snapshot) if snapshot else None
+    drawn = page is not None
     options = RehearsalOptions(
-        steps, timeout, file, any_torch, quiet, ranks, rank, values, routing, say
+        steps, timeout, file, any_torch, quiet, ranks, rank, values, routing, say, drawn
     )
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
-    return rehearse_command(command_of(script), card, options)
+    result = rehearse_command(command_of(script), card, options)
+    if page is not None:
+        write_file(Path(page), page_of(result).encode())
+    return result
 
 
 def command_of(script: Command) -> tuple[str, ...]:
@@ -149,9 +157,8 @@ def rehearse_command(
         unseen = unrecorded(folder, records)
         if options.snapshot is not None:
             keep_snapshot(folder, options.snapshot)
-    if unseen and ended.cut is None:
-        return _blind(_result(command, gpu, ended, records, options), unseen)
-    return _result(command, gpu, ended, records, options)
+    result = _result(command, gpu, ended, records, options)
+    return _blind(result, unseen) if unseen and ended.cut is None else result
 
 
 def _blind(result: Rehearsal, unseen: str) -> Rehearsal:
@@ -200,6 +207,7 @@ def _result(
             )
         ),
         cards=_cards(record),
+        curve=curve_of(record) if options.curve and timeline and timeline.complete else None,
     )
 
 

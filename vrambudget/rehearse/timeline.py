@@ -12,7 +12,7 @@ Not modelled: blocks that wait for another stream count as freed when their tens
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -51,10 +51,10 @@ class Timeline:
 
 def read_timeline(record: Mapping[str, Any]) -> Timeline:
     """Return the phases and the peak of a process's record."""
-    replay = _Replay(record)
+    replay = Replay(record)
     replay.run()
     # A second pass stops at the peak: only there it matters what was alive.
-    at_peak = _Replay(record)
+    at_peak = Replay(record)
     at_peak.run(until=replay.highest_at)
     return Timeline(
         phases=tuple(PhasePeak(step, phase, n) for (step, phase), n in replay.phases.items()),
@@ -63,7 +63,7 @@ def read_timeline(record: Mapping[str, Any]) -> Timeline:
     )
 
 
-class _Replay:
+class Replay:
     """Walks the events in order; `alive` is what the program holds."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
@@ -96,12 +96,16 @@ class _Replay:
                 self._born(i)
             elif action == "free_requested":
                 self._died(i)
+            self.after(i)
             if i == until:
                 break
         else:
             self._take_marks()
         if until is not None:
             self._look_ahead()
+
+    def after(self, i: int) -> None:
+        """See an event that was just replayed: for who wants to."""
 
     def _born(self, i: int) -> None:
         size, self.line = self.sizes[i], self.lines[self.stack_numbers[i]]
@@ -129,7 +133,7 @@ class _Replay:
             self._first_forward()
             self.phase = mark.phase or self.phase
             self._note_peak()
-            self._name(mark.owners)
+            self.name(mark.owners)
 
     def _is_reached(self, mark: _Mark) -> bool:
         return mark.allocations <= self.allocations and mark.frees <= self.frees
@@ -142,7 +146,8 @@ class _Replay:
             for block in self.alive.values():
                 block.phase = "forward"
 
-    def _name(self, owners: Mapping[str, list[int]]) -> None:
+    def name(self, owners: Mapping[str, Sequence[int]]) -> None:
+        """Let blocks that are alive be what a mark says of them."""
         for category, addresses in owners.items():
             for address in addresses:
                 if address in self.alive:
@@ -177,7 +182,7 @@ class _Replay:
         rows: Counter[tuple[Category, str]] = Counter()
         counts: Counter[tuple[Category, str]] = Counter()
         for block in self.alive.values():
-            category = block.category or _born_as(block.phase)
+            category = block.category or born_as(block.phase)
             sizes[category] += block.size
             rows[category, block.line] += block.size
             counts[category, block.line] += 1
@@ -194,7 +199,8 @@ class _Replay:
         )
 
 
-def _born_as(phase: str) -> Category:
+def born_as(phase: str) -> Category:
+    """Return what a block of which nothing else is known counts as."""
     if phase == "build":
         return "other"
     return "activation" if phase == "forward" else "temporary"

@@ -4,7 +4,7 @@ Plain HTML elements with widths in percent; `colour` says how a part's colour is
 page can name its own and a notebook, which has no style sheet of ours, can have it spelled out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -48,9 +48,8 @@ def pieces(budget: Budget, lines: Ledger) -> tuple[list[Piece], float | None]:
     return found, capacity / length if budget.device else None
 
 
-def bar(budget: Budget, lines: Ledger, colour: Callable[[str], str]) -> str:
-    """Return the bar; a line marks where the GPU ends."""
-    found, end = pieces(budget, lines)
+def bar(found: Sequence[Piece], end: float | None, colour: Callable[[str], str]) -> str:
+    """Return the bar of these pieces; a line marks where the GPU ends."""
     inside = "".join(
         f'<div title="{escape(piece.name)}: {piece.amount}" style="width:{piece.share:.3%};'
         f'background:{colour(piece.name)}"></div>'

@@ -35,6 +35,7 @@ COLOURS: dict[str, Colour] = {
 """By part, from the bottom of a stack up: what stays below what comes and goes."""
 
 OTHERS: dict[str, Colour] = {
+    "other": Colour("#8a7f9c", "#8d829f"),
     "cached": Colour("#d3d7dd", "#434852"),
     "CUDA context": Colour("#b9bec7", "#5b616b"),
 }
@@ -45,6 +46,11 @@ def css(colours: Sequence[tuple[str, Colour]]) -> str:
     light = "".join(f"--{slug(name)}:{colour.light};" for name, colour in colours)
     dark = "".join(f"--{slug(name)}:{colour.dark};" for name, colour in colours)
     return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def stacked(parts: Sequence[str]) -> list[str]:
+    """Return parts in stacking order."""
+    return [name for name in (*COLOURS, *OTHERS) if name in parts]
 
 
 def slug(name: str) -> str:

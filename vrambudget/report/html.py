@@ -5,7 +5,7 @@ and `page.js` lie beside this file and are put into it whole. The planner shows 
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from vrambudget import __version__
 from vrambudget.budget import Budget
 from vrambudget.estimator import Followed
-from vrambudget.report.bar import bar, pieces
-from vrambudget.report.colours import COLOURS, OTHERS, css, slug
+from vrambudget.report.bar import Piece, bar, pieces
+from vrambudget.report.colours import COLOURS, OTHERS, css, slug, stacked
 from vrambudget.report.ledger import Ledger, ledger
-from vrambudget.report.memory_curve import PARTS, MemoryCurve, memory_curve
+from vrambudget.report.memory_curve import MemoryCurve, memory_curve
 from vrambudget.report.phrases import job_text, moments, notes, phase_text, verdict
 from vrambudget.report.plot import plot
 from vrambudget.units import bytes_in
@@ -39,7 +39,8 @@ _PAGE = """<!DOCTYPE html>
 </main>
 <script type="application/json" id="curve">{data}</script>
 <script>{script}
-timeline(JSON.parse(document.getElementById("curve").textContent));</script>
+const curve = JSON.parse(document.getElementById("curve").textContent);
+if (curve) timeline(curve);</script>
 </body>
 </html>
 """
@@ -50,11 +51,16 @@ def page(followed: Followed) -> str:
     budget = followed.budget
     body, data = sections(followed)
     told = _advice(followed) if budget.fits is False else ""
-    footer = f"<footer>Predicted by vrambudget {__version__}; no GPU was used.</footer>"
+    title = f"{budget.model}: {_headline(budget, ledger(budget))}"
+    return document(title, f"{body}{told}", data, f"Predicted by vrambudget {__version__}")
+
+
+def document(title: str, body: str, data: str, made: str) -> str:
+    """Return a page of these sections; `data` is JSON for its script, `made` says by whom."""
     return _PAGE.format(
-        title=escape(f"{budget.model}: {_headline(budget, ledger(budget))}"),
+        title=escape(title),
         style=style(),
-        body=f"{body}{told}\n{footer}",
+        body=f"{body}\n<footer>{escape(made)}; no GPU was used.</footer>",
         data=data.replace("<", "\\u003c"),  # it cannot end its element
         script=beside("page.js"),
     )
@@ -65,7 +71,7 @@ def sections(followed: Followed) -> tuple[str, str]:
     lines = ledger(followed.budget)
     room_bytes = followed.room_bytes if followed.budget.out_of_memory else None
     drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
-    return "\n".join(_sections(followed, lines, drawn)), _data(drawn, lines)
+    return "\n".join(_sections(followed, lines, drawn)), curve_data(drawn, lines.amounts.unit)
 
 
 def style() -> str:
@@ -88,8 +94,7 @@ def _sections(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator
     kind = "peak" if budget.device is None else "fits" if budget.fits else "fails"
     yield f'<h1 class="{kind}">{word}</h1><p class="verdict">{escape(sentence)}</p>'
     yield f'<p class="job">{escape(job_text(budget))}</p>'
-    yield f"<section><h2>At the peak</h2>{bar(budget, lines, lambda n: f'var(--{slug(n)})')}"
-    yield f"{_legend(budget, lines)}</section>"
+    yield peak_section(*pieces(budget, lines))
     yield "<section><h2>Along the steps</h2>"
     yield plot(drawn, lines.amounts.unit, followed.room_bytes)
     yield "</section>"
@@ -98,13 +103,15 @@ def _sections(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator
     yield f'<ul class="notes">{told}</ul>'
 
 
-def _legend(budget: Budget, lines: Ledger) -> str:
+def peak_section(found: Sequence[Piece], end: float | None) -> str:
+    """Return the bar of what is alive at the peak, with its legend."""
     items = "".join(
         f'<li><i style="background:var(--{slug(piece.name)})"></i>{escape(piece.name)}'
         f"<b>{piece.amount}</b></li>"
-        for piece in pieces(budget, lines)[0]
+        for piece in found
     )
-    return f'<ul class="legend">{items}</ul>'
+    drawn = bar(found, end, lambda name: f"var(--{slug(name)})")
+    return f'<section><h2>At the peak</h2>{drawn}<ul class="legend">{items}</ul></section>'
 
 
 def _table(lines: Ledger) -> str:
@@ -130,26 +137,27 @@ def advice_section(advice: "Advice") -> str:
     from vrambudget.report.advice import next_step, options_table  # noqa: PLC0415 - likewise
 
     head, rows = options_table(advice)
-    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return (
         f"<section><h2>What would help</h2><p>{escape(next_step(advice))}</p>"
-        f"<table><thead><tr>{_cells('th', head)}</tr></thead>"
+        f"<table><thead><tr>{cells('th', head)}</tr></thead>"
         f"<tbody>{body}</tbody></table></section>"
     )
 
 
-def _cells(kind: str, texts: Iterable[str]) -> str:
+def cells(kind: str, texts: Iterable[str]) -> str:
+    """Return a table's cells."""
     return "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts)
 
 
-def _data(drawn: MemoryCurve, lines: Ledger) -> str:
-    """Return what the script shows of each moment, as JSON."""
-    unit = lines.amounts.unit
+def curve_data(drawn: MemoryCurve, unit: str, counted: str = "allocated") -> str:
+    """Return what the script shows of each moment, as JSON; `counted`: what its height is."""
     values = {
         "unit": unit,
         "unitBytes": bytes_in(unit),
-        "parts": list(PARTS),
-        "order": [PARTS.index(name) for name in COLOURS],
+        "counted": counted,
+        "parts": list(drawn.parts),
+        "order": [drawn.parts.index(name) for name in stacked(drawn.parts)],
         "peak": drawn.peak,
         "spans": [(s.step + 1, phase_text(s.phase), s.start, s.stop) for s in drawn.spans],
         "groups": [(g.purpose, g.description, g.module, g.size_bytes) for g in drawn.groups],

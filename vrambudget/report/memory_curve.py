@@ -49,7 +49,7 @@ class Moment:
 
     event: int
     operation: str
-    parts: tuple[int, ...]  # bytes, in the order of PARTS
+    parts: tuple[int, ...]  # bytes, in the order of the curve's parts
     allocated_bytes: int
     reserved_bytes: int
     largest: tuple[tuple[int, int], ...]  # group and how many of it are alive
@@ -74,6 +74,7 @@ class MemoryCurve:
     groups: tuple[TensorGroup, ...]
     peak: int
     out_of_memory: int | None = None  # the column in which the card is full
+    parts: tuple[str, ...] = PARTS  # of each column
 
     def span_of(self, column: int) -> Span:
         """Return the phase that a column is in."""

@@ -37,7 +37,7 @@ def budget_html(budget: Budget) -> str:
     return (
         f'{_STYLE}<div class="vrambudget"><b style="color:{ink};font-size:17px">{word}</b> '
         f'{escape(sentence)}<div style="{_QUIET}">{escape(job_text(budget))}</div>'
-        f"{bar(budget, lines, _colour)}{_table(budget, lines)}{told}</div>"
+        f"{bar(*pieces(budget, lines), _colour)}{_table(budget, lines)}{told}</div>"
     )
 
 

@@ -7,8 +7,8 @@ The drawing stretches with the page; its labels do not. They are placed in perce
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from vrambudget.report.colours import COLOURS, slug
-from vrambudget.report.memory_curve import PARTS, MemoryCurve, Span
+from vrambudget.report.colours import slug, stacked
+from vrambudget.report.memory_curve import MemoryCurve, Span
 from vrambudget.report.phrases import phase_text
 from vrambudget.units import bytes_in, format_bytes
 
@@ -50,8 +50,8 @@ def _top(drawn: MemoryCurve, room_bytes: int | None) -> float:
 def _areas(drawn: MemoryCurve, top: float) -> Iterator[str]:
     """Yield one path per part, stacked on the parts before it."""
     below = [0] * len(drawn.columns)
-    for name in COLOURS:
-        part = PARTS.index(name)
+    for name in stacked(drawn.parts):
+        part = drawn.parts.index(name)
         above = [low + column.parts[part] for low, column in zip(below, drawn.columns, strict=True)]
         if above != below:
             outline = f"{_line(above, top)}L{_line(below, top, back=True)[1:]}Z"

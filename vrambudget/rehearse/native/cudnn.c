@@ -33,9 +33,15 @@ static void *real(const char *name) {
   if (!found) { fprintf(stderr, "virtual GPU: " CUDNN " has no %s\n", name); abort(); }
   return found;
 }
+/* dladdr looks through all symbols of the library it finds, and PyTorch's has very many: each place is asked for once. */
 static int is_cudnns(void *caller) {
+  static uintptr_t answered[4096]; /* the place, and the answer in the lowest bit */
+  uintptr_t place = (uintptr_t)caller, *slot = &answered[place % 4096], told = __atomic_load_n(slot, __ATOMIC_RELAXED);
+  if (told >> 1 == place) return told & 1;
   Dl_info info;
-  return dladdr(caller, &info) && info.dli_fname && strstr(info.dli_fname, "libcudnn") != NULL;
+  uintptr_t yes = dladdr(caller, &info) && info.dli_fname && strstr(info.dli_fname, "libcudnn") != NULL;
+  __atomic_store_n(slot, place << 1 | yes, __ATOMIC_RELAXED);
+  return (int)yes;
 }
 
 typedef int set_function(descriptor, int, int, int64_t, const void *);

@@ -10,7 +10,7 @@ import gc
 import linecache
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -83,13 +83,15 @@ def parameters(torch: Any) -> dict[str, list[int]]:
     return {"parameter": addresses(o for o in tensors if isinstance(o, torch.nn.Parameter))}
 
 
-def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
-    """Return the allocator's events as columns; stacks are listed once each.
+def history(
+    trace: list[dict[str, Any]], module_of: Callable[[Any], str], *, cplusplus: bool
+) -> dict[str, Any]:
+    """Return the allocator's events as columns; stacks are listed once each, with their modules.
 
     "calls" has the kinds of operations that a real card computes otherwise, each with the line of
     Python outside torch from where it was first called.
     """
-    stacks: dict[Any, int] = {}
+    stacks: dict[tuple[Any, str], int] = {}
     columns: dict[str, list[Any]] = {
         "action": [],
         "address": [],
@@ -102,18 +104,20 @@ def history(trace: list[dict[str, Any]], *, cplusplus: bool) -> dict[str, Any]:
     for event in trace:
         frames = event.get("frames") or []
         if id(frames) not in known:  # torch hands out one list for each stack
-            described = _stack(frames, cplusplus=cplusplus)
+            stack = _stack(frames, cplusplus=cplusplus)
             python = (f for f in frames if f["filename"].endswith(".py"))
             inner = next((f for f in python if not f["filename"].startswith(_HERE)), None)
             for kind in _called(inner["filename"], inner["line"]) if inner else ():
-                calls.setdefault(kind, described[-1][:1])
-            known[id(frames)] = stacks.setdefault(described, len(stacks))
+                calls.setdefault(kind, stack[-1][:1])
+            known[id(frames)] = stacks.setdefault((stack, module_of(frames)), len(stacks))
         columns["action"].append(event["action"])
         columns["address"].append(event.get("addr", event.get("device_free", 0)))
         columns["bytes"].append(event["size"])
         columns["stream"].append(event.get("stream", 0))
         columns["stack"].append(known[id(frames)])
-    return {**columns, "stacks": list(stacks), "calls": calls}
+    described = [stack for stack, _ in stacks]
+    modules = [module for _, module in stacks]
+    return {**columns, "stacks": described, "modules": modules, "calls": calls}
 
 
 @cache

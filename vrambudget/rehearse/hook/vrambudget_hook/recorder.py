@@ -33,6 +33,7 @@ from .cudnn import Cudnn
 from .endings import Stopped, watch_clock, watch_endings
 from .following import Follower
 from .frames import addresses, history, own_frames, parameters, place
+from .modules import Modules
 from .ranks import pretend
 from .reads import Reads
 from .versions import architectures, versions
@@ -58,7 +59,7 @@ class Recorder:
         self.iterations = Iterations()
         self.ended: str | None = None  # "steps" or "timeout" where we ended it, or a signal's name
         self.marks: deque[Any] = deque(maxlen=self.plan["marks"])
-        self.reads = Reads()
+        self.reads, self.modules = Reads(), Modules()
         self.out_of_memory: list[dict[str, Any]] = []
         self.peaks: dict[int, list[int]] = {}  # by card: requested, allocated, reserved
         self.in_backward = 0
@@ -154,7 +155,7 @@ class Recorder:
             outermost = not self.in_backward
             if outermost:
                 self._stop_after_steps()
-                self.mark("backward", parameters(self.torch) if not self.marks else None)
+                self.mark("backward", None if self.marks else self._owned())
             self.in_backward += 1
             try:
                 return run(*args, **kwargs)
@@ -167,6 +168,11 @@ class Recorder:
                         self._note_progress()
 
         self.torch.autograd._engine_run_backward = watched
+
+    def _owned(self) -> dict[str, list[int]]:
+        """Return where parameters are, and learn what they and the modules are called."""
+        self.modules.look(self.torch)
+        return parameters(self.torch)
 
     def _watch_reset(self) -> None:
         """Keep the highest peak where the script resets its own."""
@@ -249,7 +255,7 @@ class Recorder:
         thread = threading.main_thread().ident or 0
         frames = sys._current_frames().get(thread)
         stats = self._stats(card)
-        self.mark("", parameters(self.torch))  # names the owners; the phase goes on
+        self.mark("", self._owned())  # names the owners; the phase goes on
         self.out_of_memory.append(
             {
                 "requested_bytes": asked,
@@ -294,7 +300,8 @@ class Recorder:
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()
         card = self._fullest()
-        record["parameters"] = parameters(self.torch)["parameter"]
+        record["parameters"] = self._owned()["parameter"]
+        record["names"] = self.modules.parameters
         snapshot = self.torch.cuda.memory._snapshot()
         trace = snapshot["device_traces"][card]
         if self.plan["snapshot"]:
@@ -312,5 +319,5 @@ class Recorder:
             router=self.assuming and self.assuming.router,
             cudnn_unknown=self.cudnn.unknown(),
             out_of_memory=self.out_of_memory,
-            history=history(trace, cplusplus=self.plan["stacks"] == "all"),
+            history=history(trace, self.modules.of, cplusplus=self.plan["stacks"] == "all"),
         )
