@@ -71,7 +71,7 @@ class Values:
 
     def is_worth(self, tensor: Any) -> bool:
         """Tell whether a tensor that is filled is one whose values may decide something."""
-        if type(tensor) not in self.plain:
+        if type(tensor) not in self.plain or not self.on_card(tensor):
             return False
         if tensor.is_floating_point() and not self._may_be_mask(tensor):
             return False
@@ -98,7 +98,13 @@ class Values:
 
     def memory(self, tensor: Any) -> Any:
         """Return zeros on the CPU of the size of a tensor's storage."""
-        return self.torch.UntypedStorage(self.storages.nbytes(tensor)).fill_(0)
+        return self._memory(tensor, 0)
+
+    def _memory(self, tensor: Any, byte: int) -> Any:
+        """Return memory of the size of a tensor's storage; its own fill_ is an operation, too."""
+        memory = self.torch.UntypedStorage(self.storages.nbytes(tensor))
+        ctypes.memset(memory.data_ptr(), byte, memory.nbytes())
+        return memory
 
     def hold(self, tensor: Any, memory: Any, *, true: bool) -> None:
         """Let `memory` be what the tensor's storage holds."""
@@ -116,8 +122,7 @@ class Values:
 
     def hold_all(self, tensor: Any, byte: int) -> None:
         """Let a tensor of booleans be assumed to hold 1, or 0, everywhere."""
-        memory = self.torch.UntypedStorage(self.storages.nbytes(tensor)).fill_(byte)
-        self.hold(tensor, memory, true=False)
+        self.hold(tensor, self._memory(tensor, byte), true=False)
 
     def keep(self, value: Value, *, true: bool) -> None:
         """Note that something known was written there."""
