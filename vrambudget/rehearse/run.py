@@ -66,13 +66,13 @@ def rehearse(
 
     It ends by itself, after `steps` optimizer steps, or after `timeout` seconds. `snapshot` names
     a file for PyTorch's memory visualiser (pytorch.org/memory_viz), `page` one for the report in
-    HTML, with the timeline. `quiet` drops the script's own output. With `ranks` it runs as one of so many (number `rank`), as torchrun would start it,
-    with PyTorch's fake process group; a command of torchrun says so itself. Floating-point numbers
-    that the script reads are "zeros", "ones" or "random" (in [0, 1), with a seed: "random:7"), and
-    what is decided by them follows. `routing` says how tokens spread over experts: "uniform" (the
-    default, which the warnings then tell) or "collapsed". A script's Python is VRAMBUDGET_PYTHON,
-    or this one. Raises VramBudgetError where nothing can be run: no CUDA build
-    of PyTorch, no compiler, not Linux.
+    HTML, with the timeline. `quiet` drops the script's own output. With `ranks` it runs as one of
+    so many (number `rank`), as torchrun would start it, with PyTorch's fake process group; a
+    command of torchrun says so itself. Floating-point numbers that the script reads are "zeros",
+    "ones" or "random" (in [0, 1), with a seed: "random:7"), and what is decided by them follows.
+    `routing` says how tokens spread over experts: "uniform" (the default, which the warnings then
+    tell) or "collapsed". A script's Python is VRAMBUDGET_PYTHON, or this one. Raises
+    VramBudgetError where nothing can be run: no CUDA build of PyTorch, no compiler, not Linux.
     """
     file = Path(snapshot) if snapshot else None
     drawn = page is not None
