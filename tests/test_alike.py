@@ -19,6 +19,7 @@ LAYERS = {
     "nanogpt": "n_layer",
     "t5": "num_layers",
     "titan": "n_layers",
+    "whisper": "encoder_layers",
 }
 OPTIONS = {
     "amp-bf16": {"clip": 1.0},
@@ -47,7 +48,7 @@ ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernb
 # of 20 layers; four, where nothing is said
 WALKED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
 WALKED |= {"t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
-WALKED |= {"bart": 4 + 2}  # two more in the decoder
+WALKED |= {"bart": 4 + 2, "whisper": 4 + 2}  # two more in the decoder
 WALKED |= {"albert": 0, "mpnet": 0}  # transformers checkpoints neither: no such layers
 
 
@@ -110,7 +111,7 @@ def walks(monkeypatch):
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", model_types())
 def test_the_tape_is_that_of_a_full_walk(name, fields, monkeypatch):
-    if name in {"nanogpt", "titan", "vit"} and fields.get("attention_mask"):
+    if name in {"nanogpt", "titan", "vit", "whisper"} and fields.get("attention_mask"):
         pytest.skip("it reads no mask")
     if name == "nanogpt" and {"checkpointing", "lora_rank", "attention"} & fields.keys():
         pytest.skip("nanoGPT's own code has none")

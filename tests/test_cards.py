@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from vrambudget.auto_classes import class_for
 from vrambudget.config import Job, ModelCard, card_names, load_card, load_config
 from vrambudget.config.cards import cards_folder, near_names, read_card
 from vrambudget.config.source import find_model
@@ -18,17 +19,9 @@ OF_MODELLED_FAMILIES = [
     n for n, card in CARDS.items() if card.config["model_type"] in model_types()
 ]
 OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] != "nanogpt"]
-HEADS = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "seq-cls": "AutoModelForSequenceClassification",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "image-cls": "AutoModelForImageClassification",
-}
-
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
 LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
-LEARNED_POSITIONS |= {"albert", "bart", "electra", "deberta-v2", "mpnet"}
+LEARNED_POSITIONS |= {"albert", "bart", "electra", "deberta-v2", "mpnet", "whisper"}
 
 WHOLE = """
 name = "toy"
@@ -79,21 +72,22 @@ def test_every_key_of_a_card_has_a_rule(name):
 def test_the_parameter_count_is_that_of_the_real_class(name):
     pytest.importorskip("transformers")
     card = CARDS[name]
-    head = HEADS[card.job.get("task", "causal-lm")]
+    task = card.job.get("task", "causal-lm")
     alike = {key: value for key, value in card.config.items() if key not in SHAPES_NOTHING}
     if card.config["model_type"] not in LEARNED_POSITIONS:
         alike.pop("max_position_embeddings", None)
 
-    assert parameters_of(head, json.dumps(alike)) == card.parameters
+    assert parameters_of(task, json.dumps(alike)) == card.parameters
 
 
 @cache
-def parameters_of(head, config):
+def parameters_of(task, config):
     """Count them once for a base model and its instruct model."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     values = json.loads(config)
     with torch.device("meta"):
-        model = getattr(transformers, head).from_config(transformers.AutoConfig.for_model(**values))
+        made = transformers.AutoConfig.for_model(**values)
+        model = class_for(transformers, task, made).from_config(made)
     own = model.get_output_embeddings().weight.numel() if values.get("head_of_its_own") else 0
     return own + sum(parameter.numel() for parameter in model.parameters())
 

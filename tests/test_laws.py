@@ -57,6 +57,7 @@ TINY: dict[str, dict[str, Any]] = {
     "ernie4_5": {**GROUPED, "head_dim": 16},
     "exaone4": {**GROUPED, "sliding_window": 8, "sliding_window_pattern": 2},
     "gemma": {**GROUPED, "head_dim": 16},
+    "falcon": {k: v for k, v in DECODER.items() if k != "intermediate_size"},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
     "gemma3": {
         # every layer slides: transformers makes masks of two kinds in a set's order, any order
@@ -97,6 +98,9 @@ TINY: dict[str, dict[str, Any]] = {
     "t5": T5,
     "titan": {"dim": 32, "hidden": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
     | {"vocab_size": 50},
+    "whisper": {"d_model": 32, "encoder_ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 2}
+    | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 40}
+    | {"vocab_size": 50, "num_mel_bins": 8, "max_source_positions": 40, "max_target_positions": 64},
     "xlm-roberta": {**DECODER, "max_position_embeddings": 70},  # as roberta
     "vit": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "image_size": 32, "patch_size": 8},

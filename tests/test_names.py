@@ -3,7 +3,7 @@
 import pytest
 from test_laws import KINDS, TINY
 
-from vrambudget.auto_classes import AUTO_CLASSES
+from vrambudget.auto_classes import class_for
 from vrambudget.engine.context import Platform, recording
 from vrambudget.scenario import resolve
 
@@ -22,7 +22,7 @@ def test_parameters_are_named_and_ordered_as_in_transformers(name, task):
         ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
         del model
     with torch.device("meta"):
-        head = getattr(transformers, AUTO_CLASSES[task])
-        theirs = head.from_config(transformers.AutoConfig.for_model(**values))
+        config = transformers.AutoConfig.for_model(**values)
+        theirs = class_for(transformers, task, config).from_config(config)
 
     assert ours == [(name, tuple(p.shape)) for name, p in theirs.named_parameters()]

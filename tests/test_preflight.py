@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import vrambudget
+from vrambudget.auto_classes import class_for
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.integrations import live_card
@@ -38,13 +39,6 @@ TINY = {
     "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
     "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
-HEADS = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "seq-cls": "AutoModelForSequenceClassification",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "image-cls": "AutoModelForImageClassification",
-}
 WITHOUT_SDPA = {"deberta-v2", "gpt_oss", "mpnet"}
 SIZES = {"batch": 4, "block": 32}
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -56,7 +50,7 @@ def live(model_type="gpt2", task="causal-lm", dtype=torch.float32, attention=Non
         model_type, **TINY.get(model_type, {"num_hidden_layers": 2})
     )
     with torch.device("meta"):
-        return getattr(transformers, HEADS[task]).from_config(
+        return class_for(transformers, task, config).from_config(
             config, dtype=dtype, attn_implementation=attention
         )
 

@@ -21,12 +21,16 @@ def class_for(transformers: Any, task: str, config: Any) -> Any:
     """Return the class of transformers that builds a configuration's model for a task.
 
     A model that reads images besides text may have no causal language model's class: then it is
-    AutoModelForImageTextToText, whose forward takes text alone, too.
+    AutoModelForImageTextToText, whose forward takes text alone, too. One that hears sound is an
+    AutoModelForSpeechSeq2Seq.
     """
     usual = getattr(transformers, AUTO_CLASSES[task])
-    reads_more = task == "causal-lm" and hasattr(config, "text_config")
-    if reads_more and type(config) not in usual._model_mapping:  # noqa: SLF001 - what it builds
+    if type(config) in usual._model_mapping:  # noqa: SLF001 - what it builds
+        return usual
+    if task == "causal-lm" and hasattr(config, "text_config"):
         return transformers.AutoModelForImageTextToText
+    if task == "seq2seq-lm" and sound_shape_of(config):
+        return transformers.AutoModelForSpeechSeq2Seq
     return usual
 
 
@@ -54,22 +58,33 @@ def image_shape_of(config: Any) -> tuple[int, int, int]:
     return getattr(config, "num_channels", 3), height, width
 
 
+def sound_shape_of(config: Any) -> tuple[int, int] | None:
+    """Return bins of mel and frames of what a model hears, None for one that hears nothing."""
+    if getattr(config, "model_type", None) != "whisper":
+        return None
+    return config.num_mel_bins, 2 * config.max_source_positions
+
+
 PEFT_TASKS: Mapping[str, str] = {
     "causal-lm": "CAUSAL_LM",
     "seq2seq-lm": "SEQ_2_SEQ_LM",
     "seq-cls": "SEQ_CLS",
 }
-"""What PEFT calls these tasks; it has no name for others."""
+"""What PEFT calls these tasks; it has no name for others.
+
+Its wrapper for SEQ_2_SEQ_LM hands on input_ids, which a model of sound does not take: those are
+adapted without a name.
+"""
 
 
 def lora_options(
-    task: str, *, rank: int, targets: str | Sequence[str], dropout: float
+    task: str, config: Any, *, rank: int, targets: str | Sequence[str], dropout: float
 ) -> dict[str, Any]:
-    """Return the options of PEFT's LoraConfig for a job."""
+    """Return the options of PEFT's LoraConfig for a job on the model of a configuration."""
     return {
         "r": rank,
         "lora_alpha": 16,
         "lora_dropout": dropout,
         "target_modules": targets if isinstance(targets, str) else list(targets),
-        "task_type": PEFT_TASKS.get(task),
+        "task_type": None if sound_shape_of(config) else PEFT_TASKS.get(task),
     }

@@ -20,7 +20,11 @@ def with_lora(model: Any, job: Job) -> Any:
     assert job.task is not None  # noqa: S101 - resolved
     assert job.lora_rank is not None  # noqa: S101 - the caller saw it
     options = lora_options(
-        job.task, rank=job.lora_rank, targets=job.lora_targets, dropout=job.lora_dropout
+        job.task,
+        model.config,
+        rank=job.lora_rank,
+        targets=job.lora_targets,
+        dropout=job.lora_dropout,
     )
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers.models.auto import configuration_auto
 
-from vrambudget.auto_classes import built, class_for, image_shape_of
+from vrambudget.auto_classes import built, class_for, image_shape_of, sound_shape_of
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import DROPOUT_FIELDS
@@ -29,7 +29,7 @@ from vrambudget.followed.live import Live, loss_of_outputs
 from vrambudget.followed.mode import Following
 from vrambudget.followed.patches import running
 from vrambudget.tape.events import Purpose
-from vrambudget.training.inputs import inputs_of
+from vrambudget.training.inputs import Input, inputs_of
 
 
 def knows(model_type: str) -> bool:
@@ -41,6 +41,11 @@ def image_shape(config: FollowedConfig) -> tuple[int, int, int]:
     """Return channels, height and width of the images that the model reads."""
     assert config.job is not None  # noqa: S101 - the caller saw it
     return image_shape_of(configuration(config.keys, config.job))
+
+
+def sound_shape(config: FollowedConfig, job: Job) -> tuple[int, int] | None:
+    """Return bins of mel and frames of what the model hears, None for one that hears nothing."""
+    return sound_shape_of(configuration(config.keys, job))
 
 
 def layers_at_random(config: FollowedConfig) -> list[str]:
@@ -71,7 +76,7 @@ def live_model(config: FollowedConfig, task: Task) -> Live:
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Live(module, mode, values_of(job, config.image_shape), loss_of_outputs)
+    return Live(module, mode, values_of(job, _inputs(config, job)), loss_of_outputs)
 
 
 def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
@@ -100,10 +105,14 @@ def configuration(keys: Mapping[str, Any], job: Job) -> Any:
     return own
 
 
-def values_of(job: Job, shape: tuple[int, int, int] | None) -> dict[str, Known]:
+def _inputs(config: FollowedConfig, job: Job) -> Mapping[str, Input]:
+    return config.own_inputs(job) or inputs_of(job, config.image_shape)
+
+
+def values_of(job: Job, inputs: Mapping[str, Input]) -> dict[str, Known]:
     """Return what a loop's batch holds, as far as models read it back (measure.loops.run)."""
     values: dict[str, Known] = {}
-    for name, given in inputs_of(job, shape).items():
+    for name, given in inputs.items():
         if given.dtype.is_floating_point:
             continue
         value = torch.ones(given.shape, dtype=torch.long)

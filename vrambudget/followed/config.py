@@ -19,6 +19,7 @@ from vrambudget.config.source import FoundModel
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import plain_version
 from vrambudget.errors import NotModelledError
+from vrambudget.training.inputs import Input, sound_inputs
 
 NEEDED = ("torch", "transformers")
 _ALL = tasks_of({})
@@ -46,6 +47,13 @@ class FollowedConfig(ModelConfig):
         from vrambudget.followed.build import image_shape  # noqa: PLC0415 - it imports torch
 
         return image_shape(self)
+
+    def own_inputs(self, job: Job) -> Mapping[str, Input] | None:
+        """Return spectrograms and transcripts where the model hears sound."""
+        from vrambudget.followed.build import sound_shape  # noqa: PLC0415 - it imports torch
+
+        shape = sound_shape(self, job)
+        return None if shape is None else sound_inputs(job, shape)
 
     @property
     def job_defaults(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from vrambudget.followed.counted import dtype_of
 from vrambudget.followed.known import of_tensor
 from vrambudget.followed.live import Live, loss_of_outputs
 from vrambudget.followed.mode import Following
-from vrambudget.training.inputs import Input
+from vrambudget.training.inputs import Input, inputs_of
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -112,7 +112,7 @@ class ModuleConfig(ModelConfig):
             if not hasattr(module, "gradient_checkpointing_enable"):
                 raise NotModelledError(f"{self.model_type} has no switch for checkpointing")
             module.gradient_checkpointing_enable({"use_reentrant": False})
-        known = values_of(self.job, self.image_shape)
+        known = values_of(self.job, inputs_of(self.job, self.image_shape))
         if self.inputs is not None:
             same = self.job.batch == _batch_of(self.inputs)
             known = {n: of_tensor(x) for n, x in self.inputs.items() if same and x.is_cpu}

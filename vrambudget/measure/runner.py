@@ -147,6 +147,7 @@ def _prepared(model: Any, job: Job) -> Any:
 
         options = lora_options(
             job.get("task", "causal-lm"),
+            model.config,
             rank=job["lora_rank"],
             targets=job.get("lora_targets", "all-linear"),
             dropout=job.get("lora_dropout") or 0.0,

@@ -17,6 +17,7 @@ _CONFIG_CLASSES = {
     "electra": ("electra", "ElectraConfig"),
     "ernie4_5": ("ernie4_5", "Ernie45Config"),
     "exaone4": ("exaone4", "Exaone4Config"),
+    "falcon": ("falcon", "FalconConfig"),
     "gemma": ("gemma", "GemmaConfig"),
     "gemma2": ("gemma2", "Gemma2Config"),
     "gemma3": ("gemma3_images", "Gemma3Config"),
@@ -51,6 +52,7 @@ _CONFIG_CLASSES = {
     "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
     "vit": ("vit", "ViTConfig"),
+    "whisper": ("whisper", "WhisperConfig"),
     "xlm-roberta": ("roberta", "XLMRobertaConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""

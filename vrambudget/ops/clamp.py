@@ -13,6 +13,7 @@ from vrambudget.dtypes import bool_, float32
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, empty_like
+from vrambudget.ops.elementwise import iterated_strides
 from vrambudget.ops.reduce import with_partial_sums
 
 
@@ -38,12 +39,12 @@ def clamp_to_numbers(x: Tensor, *, both: bool) -> Tensor:
     kept = keep(x, when=x.requires_grad)
     context.operation = "clamp"
     y = empty_like(x)
-    shape = x.shape
+    shape, strides = y.shape, y.strides
 
     def backward(dy: Tensor) -> Tensor:
         zero = empty((), dy.dtype)
-        inside = [empty(shape, bool_) for _ in range(1 + both)]
-        dx = empty_like(dy)
+        inside = [empty(shape, bool_, strides) for _ in range(1 + both)]
+        dx = empty(shape, dy.dtype, iterated_strides(shape, (*inside, dy)))
         del inside, zero
         return dx
 

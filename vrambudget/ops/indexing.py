@@ -26,11 +26,11 @@ _DIGITS = 256  # what a pass of the sort distinguishes
 
 
 def index_rows(x: Tensor, indices: Tensor) -> Tensor:
-    """Return x[indices]: [N, ...], [S] -> [S, ...]."""
+    """Return x[indices]: [N, ...], [S] or [R, S] -> [S, ...] or [R, S, ...]."""
     kept = keep(indices, when=x.requires_grad)
     context.operation = "index"
     y = empty((*indices.shape, *x.shape[1:]), x.dtype)
-    shape, dtype, count = x.shape, x.dtype, indices.shape[0]
+    shape, dtype, count = x.shape, x.dtype, indices.numel
 
     def backward(dy: Tensor) -> Tensor:
         dx = empty(shape, dtype)
@@ -53,6 +53,23 @@ def index_pairs(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return dx
 
     return record("index", y, inputs=(x,), saved=kept, backward=backward)
+
+
+def index_one(x: Tensor, dim: int) -> Tensor:
+    """Return x indexed by a list of one number along `dim`, which keeps it: a copy of size 1."""
+    context.operation = "to_device"
+    indices = empty((1,), int64)
+    kept = keep(indices, when=x.requires_grad)
+    shape, dtype = x.shape, x.dtype
+    context.operation = "index"
+    y = empty((*shape[:dim], 1, *shape[dim + 1 :]), dtype)
+
+    def backward(dy: Tensor) -> Tensor:
+        dx = empty(shape, dtype)
+        accumulating_buffers(shape[dim], (1,), dy)
+        return dx
+
+    return record("index", y, inputs=(x,), saved=(kept,), backward=backward)
 
 
 def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:

@@ -77,10 +77,21 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
     return _product(a, b, None, b.shape[1], transposed=False)
 
 
+def rows_by_matrix(x: Tensor, b: Tensor) -> Tensor:
+    """Return x @ b: [..., I], [I, O] -> [..., O] (torch.matmul, which folds x's rows to one)."""
+    b = lower_precision(b)
+    x = lower_precision(x)
+    y = _product(flatten_rows(x), b, None, b.shape[1], transposed=b.strides is not None)
+    return view(y, *x.shape[:-1], b.shape[1])
+
+
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, features: int, *, transposed: bool
 ) -> Tensor:
-    """Multiply; a `transposed` weight gets its gradient as a view, grad.t().mm(x).t()."""
+    """Multiply; a `transposed` weight gets its gradient as a view, grad.t().mm(x).t().
+
+    That lies as the weight does (mm_mat2_backward in FunctionsManual.cpp).
+    """
     name = "mm" if bias is None else "addmm"
     kept: tuple[Saved, ...] = (
         keep(x, when=weight.requires_grad),
@@ -90,11 +101,12 @@ def _product(
     y = empty((x.shape[0], features), x.dtype)
     cublas_workspace(epilogue=bias is not None and 1 not in weight.shape)
     x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
+    weight_strides = weight.strides if transposed else None
     needs_x, needs_weight = x.requires_grad, weight.requires_grad
 
     def weight_gradient() -> Tensor:
         gradient = _gradient(weight_shape, dtype)
-        gradient.is_view = transposed
+        gradient.strides, gradient.is_view = weight_strides, transposed
         return gradient
 
     if bias is None:

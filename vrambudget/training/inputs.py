@@ -7,12 +7,13 @@
     seq-cls                 input_ids [B, T], labels [B]
     embed                   input_ids [B, T]
     image-cls               pixel_values [B, channels, height, width], labels [B]
+    of sound                input_features [B, mel, frames], labels [B, target]
 
 A tokenizer's attention_mask [B, T] comes after input_ids, as do the position_ids [B, T] of packed
 rows.
 
-Indices and masks are int64. Images come to the device in float32 and are then cast to the
-weights' dtype.
+Indices and masks are int64. Images and spectrograms come to the device in float32 and are then cast
+to the weights' dtype.
 """
 
 from typing import NamedTuple
@@ -70,6 +71,15 @@ def inputs_of(
         labels = Input((batch, job.target_len), int64)
     positions = {"position_ids": per_token} if job.rows == "packed" else {}
     return {"input_ids": per_token, **mask, **positions, "labels": labels}
+
+
+def sound_inputs(job: Job, shape: tuple[int, int]) -> dict[str, Input]:
+    """Return spectrograms of `shape` (bins of mel, frames), and their transcripts."""
+    assert job.target_len is not None  # noqa: S101 - resolved by the caller
+    return {
+        "input_features": Input((job.batch, *shape), float32),
+        "labels": Input((job.batch, job.target_len), int64),
+    }
 
 
 def batches_of(job: Job, image_shape: tuple[int, int, int] | None) -> list[dict[str, Input]]:

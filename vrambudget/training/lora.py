@@ -247,12 +247,15 @@ def _cast(model: Module, layers: Collection[Linear], dtype: DType) -> None:
 def make_inputs_require_grads(model: Module, *, of_images: bool = False) -> None:
     """Make the embeddings' output require a gradient, as gradient_checkpointing_enable() does.
 
-    Input embeddings are the first table, and in an encoder-decoder each stack's own. Those of
-    images are the patches': gradient_checkpointing_enable() leaves them alone, PEFT does not.
+    Input embeddings are what a module names (`input_embeddings`), else the first table, and in an
+    encoder-decoder each stack's own. Those of images are the patches':
+    gradient_checkpointing_enable() leaves them alone, PEFT does not.
     """
     found = False
     for parent, name, child in _places(model):
+        named = getattr(parent, "input_embeddings", None)
         is_table = isinstance(child, Embedding) and (not found or name == "embed_tokens")
+        is_table = is_table if named is None else name == named
         is_patches = of_images and name == "patch_embeddings"
         if isinstance(child, Module) and (is_table or is_patches):
             setattr(parent, name, _RequiringGradient(child))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.auto_classes import image_shape_of
+from vrambudget.auto_classes import image_shape_of, sound_shape_of
 from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.measure.optimizers import make_optimizer
 
@@ -175,6 +175,10 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
         dtype = next(model.parameters()).dtype
         pixels = torch.zeros(count, *shape).to(device).to(dtype)
         return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long).to(device)}
+    if heard := sound_shape_of(getattr(model, "config", None)):
+        features = torch.zeros(count, *heard).to(device).to(next(model.parameters()).dtype)
+        length = job.get("target_len") or job.get("target") or job["block"]
+        return {"input_features": features, "labels": torch.ones(count, length).long().to(device)}
     batch = {"input_ids": torch.ones(count, job["block"], dtype=torch.long).to(device)}
     padded = job.get("rows") == "padded" or job.get("attention_mask") == "padding"
     if padded or job.get("attention_mask") == "ones":

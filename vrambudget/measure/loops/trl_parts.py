@@ -83,6 +83,7 @@ def _lora_config(run: Run) -> Any:
 
     options = lora_options(
         job.get("task", "causal-lm"),
+        None,
         rank=job["lora_rank"],
         targets=job.get("lora_targets", "all-linear"),
         dropout=job.get("lora_dropout") or 0.0,

@@ -27,23 +27,32 @@ class Span(NamedTuple):
     first_query: int = 0
     first_key: int = 0
     is_static: bool = False  # the keys are those that a static cache has room for
+    skips: bool = True  # what the model says: sdpa's own flag may stand for the mask
 
     @classmethod
     def of(
-        cls, embeddings: Tensor, padding: Tensor | None, past: Cache | None, *, is_sliding: bool
+        cls,
+        embeddings: Tensor,
+        padding: Tensor | None,
+        past: Cache | None,
+        *,
+        is_sliding: bool,
+        skips: bool = True,
     ) -> Self:
         """_preprocess_mask_arguments for embeddings [B, T, C]."""
         queries = embeddings.shape[1]
         if past is None:
-            return cls(queries, queries if padding is None else padding.shape[-1])
+            keys = queries if padding is None else padding.shape[-1]
+            return cls(queries, keys, skips=skips)
         layer = past.layer_for_mask(is_sliding=is_sliding)
         keys, first_key = layer.mask_sizes(queries)
-        return cls(queries, keys, layer.seen, first_key, past.is_static)
+        return cls(queries, keys, layer.seen, first_key, past.is_static, skips)
 
     @property
     def may_skip(self) -> bool:
         """allow_is_causal_skip: a step that could be compiled always has a mask."""
-        return context.options.attention == "sdpa" and not (self.is_static and self.queries == 1)
+        compiles = self.is_static and self.queries == 1
+        return self.skips and context.options.attention == "sdpa" and not compiles
 
 
 def built(

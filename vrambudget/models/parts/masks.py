@@ -67,14 +67,17 @@ def causal_mask(
     position_ids: Tensor | None,
     padding: Tensor | None = None,
     past: Cache | None = None,
+    *,
+    skips: bool = True,
 ) -> Tensor | None:
     """create_causal_mask for embeddings [B, T, C]: [B, 1, T, S], bool for sdpa, else additive.
 
     A model without position ids does not check for packed rows, nor does one with a padding mask.
+    `skips`: allow_is_causal_skip; without it there is always a mask.
     """
     if padding is not None and padding.ndim == PREPARED:
         return padding
-    span = Span.of(embeddings, padding, past, is_sliding=False)
+    span = Span.of(embeddings, padding, past, is_sliding=False, skips=skips)
     if padding is not None:
         return _padded_mask(embeddings, padding, not_after, span)
     return _unpadded_mask(embeddings, None if past else position_ids, not_after, span)
