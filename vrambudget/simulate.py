@@ -28,7 +28,7 @@ from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.training.draws import Drawn
-from vrambudget.training.inputs import Input, batches_of, eval_batches_of
+from vrambudget.training.inputs import batches_of, eval_batches_of
 from vrambudget.training.loops import counted_loop
 from vrambudget.training.loops.run import LoopSettings, Run
 
@@ -102,8 +102,8 @@ def simulate_routed(
     )
     settings = LoopSettings(
         job=job,
-        batches=[own] if (own := config.own_inputs(job)) else batches_of(job, config.image_shape),
-        eval_batches=_evaluated(config, job),
+        batches=batches_of(config, job),
+        eval_batches=eval_batches_of(config, job),
         autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
         shown=shown,
     )
@@ -111,12 +111,6 @@ def simulate_routed(
         return _record(config, job, platform, options, settings)
     except CannotRepeatError:
         return _record(config, job, platform, options, settings, in_full=True)
-
-
-def _evaluated(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
-    """Return what an evaluation between steps feeds."""
-    own = config.own_inputs(job.model_copy(update={"batch": job.eval_batch or job.batch}))
-    return [dict(own)] if own else eval_batches_of(job, config.image_shape)
 
 
 def _record(

@@ -156,6 +156,11 @@ class ModelConfig(Settings):
         return None
 
     @property
+    def sound_shape(self) -> tuple[int, int] | None:
+        """Bins of mel and frames of the sound that the model hears; None where it hears none."""
+        return None
+
+    @property
     def job_defaults(self) -> Mapping[str, Any]:
         """What a job is that does not say otherwise."""
         return {}

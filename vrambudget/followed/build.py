@@ -29,7 +29,7 @@ from vrambudget.followed.live import Live, loss_of_outputs
 from vrambudget.followed.mode import Following
 from vrambudget.followed.patches import running
 from vrambudget.tape.events import Purpose
-from vrambudget.training.inputs import Input, inputs_of
+from vrambudget.training.inputs import Input, inputs_for
 
 
 def knows(model_type: str) -> bool:
@@ -43,9 +43,10 @@ def image_shape(config: FollowedConfig) -> tuple[int, int, int]:
     return image_shape_of(configuration(config.keys, config.job))
 
 
-def sound_shape(config: FollowedConfig, job: Job) -> tuple[int, int] | None:
+def sound_shape(config: FollowedConfig) -> tuple[int, int] | None:
     """Return bins of mel and frames of what the model hears, None for one that hears nothing."""
-    return sound_shape_of(configuration(config.keys, job))
+    assert config.job is not None  # noqa: S101 - the caller saw it
+    return sound_shape_of(configuration(config.keys, config.job))
 
 
 def layers_at_random(config: FollowedConfig) -> list[str]:
@@ -76,7 +77,7 @@ def live_model(config: FollowedConfig, task: Task) -> Live:
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Live(module, mode, values_of(job, _inputs(config, job)), loss_of_outputs)
+    return Live(module, mode, values_of(job, inputs_for(config, job)), loss_of_outputs)
 
 
 def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
@@ -103,10 +104,6 @@ def configuration(keys: Mapping[str, Any], job: Job) -> Any:
     if job.experts == "eager":
         own._experts_implementation = "eager"  # noqa: SLF001 - transformers' own name for it
     return own
-
-
-def _inputs(config: FollowedConfig, job: Job) -> Mapping[str, Input]:
-    return config.own_inputs(job) or inputs_of(job, config.image_shape)
 
 
 def values_of(job: Job, inputs: Mapping[str, Input]) -> dict[str, Known]:

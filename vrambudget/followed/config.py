@@ -19,7 +19,6 @@ from vrambudget.config.source import FoundModel
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import plain_version
 from vrambudget.errors import NotModelledError
-from vrambudget.training.inputs import Input, sound_inputs
 
 NEEDED = ("torch", "transformers")
 _ALL = tasks_of({})
@@ -48,12 +47,12 @@ class FollowedConfig(ModelConfig):
 
         return image_shape(self)
 
-    def own_inputs(self, job: Job) -> Mapping[str, Input] | None:
-        """Return spectrograms and transcripts where the model hears sound."""
+    @property
+    def sound_shape(self) -> tuple[int, int] | None:
+        """Bins of mel and frames of the sound that the model hears; None where it hears none."""
         from vrambudget.followed.build import sound_shape  # noqa: PLC0415 - it imports torch
 
-        shape = sound_shape(self, job)
-        return None if shape is None else sound_inputs(job, shape)
+        return None if self.job is None else sound_shape(self)
 
     @property
     def job_defaults(self) -> dict[str, Any]:

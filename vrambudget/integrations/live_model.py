@@ -178,9 +178,11 @@ def _experts(config: Any) -> dict[str, str]:
 def _caching(config: Any, task: str) -> dict[str, bool]:
     """Return that training fills a cache of keys and values, as decoders do by default.
 
-    A model that reads images, too, does what the configuration of its language model says.
+    A model that reads images, too, does what the configuration of its language model says. Of
+    encoder-decoders Whisper does, with labels, too.
     """
-    decodes = task == "causal-lm" and bool(getattr(config.get_text_config(), "use_cache", False))
+    keeps = task == "causal-lm" or config.model_type == "whisper"
+    decodes = keeps and bool(getattr(config.get_text_config(), "use_cache", False))
     return {"use_cache": True} if decodes else {}
 
 

@@ -199,10 +199,11 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     assert scenario.job.task is not None  # noqa: S101 - resolved
     with recording(scenario.platform):
         model = scenario.config.for_job(scenario.job).build(scenario.job.task)
-        ours = [(name, tuple(p.shape)) for name, p in model.named_parameters().items()]
-        del model
+        own = model.named_parameters()
+        ours = [(name, tuple(p.shape), p.requires_grad) for name, p in own.items()]
+        del model, own
     theirs = [parameter.shape for parameter in live.parameters]
-    if [shape for _, shape in ours] != theirs:
+    if [shape for _, shape, _ in ours] != theirs:
         raise NotModelledError(
             "the model's parameters are not those of its configuration",
             hint="a model that was changed by hand can be rehearsed: `vrambudget rehearse SCRIPT`",
@@ -210,8 +211,9 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     if scenario.job.lora_rank is not None:
         return scenario
     pairs = list(zip(ours, live.parameters, strict=True))
-    frozen = [name for (name, _), parameter in pairs if not parameter.trained]
-    trained = [name for (name, _), parameter in pairs if parameter.trained]
+    # what the model's own code freezes is neither
+    frozen = [name for (name, _, trains), p in pairs if trains and not p.trained]
+    trained = [name for (name, _, _), p in pairs if p.trained]
     job = scenario.job.model_copy(update={"freeze": shortest(frozen, trained)})
     return replace(scenario, job=job)
 

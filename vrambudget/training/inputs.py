@@ -19,6 +19,7 @@ to the weights' dtype.
 from typing import NamedTuple
 
 from vrambudget.config.job import Job
+from vrambudget.config.model_config import ModelConfig
 from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.dtypes import DType, float32, int32, int64
 from vrambudget.engine.autocast import to
@@ -73,25 +74,33 @@ def inputs_of(
     return {"input_ids": per_token, **mask, **positions, "labels": labels}
 
 
-def sound_inputs(job: Job, shape: tuple[int, int]) -> dict[str, Input]:
-    """Return spectrograms of `shape` (bins of mel, frames), and their transcripts."""
+def inputs_for(config: ModelConfig, job: Job, *, batch: int | None = None) -> dict[str, Input]:
+    """Return what a resolved job feeds the model of a configuration.
+
+    Its own tensors, or of sound spectrograms and their transcripts, or those of the job's task.
+    """
+    batch = job.batch if batch is None else batch
+    if own := config.own_inputs(job.model_copy(update={"batch": batch})):
+        return dict(own)
+    if config.sound_shape is None:
+        return inputs_of(job, config.image_shape, batch=batch)
     assert job.target_len is not None  # noqa: S101 - resolved by the caller
     return {
-        "input_features": Input((job.batch, *shape), float32),
-        "labels": Input((job.batch, job.target_len), int64),
+        "input_features": Input((batch, *config.sound_shape), float32),
+        "labels": Input((batch, job.target_len), int64),
     }
 
 
-def batches_of(job: Job, image_shape: tuple[int, int, int] | None) -> list[dict[str, Input]]:
+def batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
     """Return what a loop feeds, batch by batch: one where all are alike."""
     passes = job.steps * (job.grad_accum if job.mode == "train" else 1)
-    return [inputs_of(at, image_shape) for at in _at_lengths(job, passes)]
+    return [inputs_for(config, at) for at in _at_lengths(job, passes)]
 
 
-def eval_batches_of(job: Job, image_shape: tuple[int, int, int] | None) -> list[dict[str, Input]]:
+def eval_batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:
     """Return what an evaluation between steps feeds, batch by batch: one where all are alike."""
     several = _at_lengths(job, job.eval_batches or 1)
-    return [inputs_of(at, image_shape, batch=job.eval_batch) for at in several]
+    return [inputs_for(config, at, batch=job.eval_batch) for at in several]
 
 
 def _at_lengths(job: Job, count: int) -> list[Job]:

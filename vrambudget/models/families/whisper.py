@@ -12,7 +12,7 @@ are counted as never skipped; SpecAugment; generation; classifiers.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
@@ -38,7 +38,6 @@ from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
 from vrambudget.ops.indexing import index_rows
 from vrambudget.ops.shape import permute
 from vrambudget.tape.events import Purpose
-from vrambudget.training.inputs import Input, sound_inputs
 
 _HALVED = 2  # frames of a spectrogram for each position
 
@@ -223,14 +222,19 @@ class WhisperConfig(ModelConfig):
         """Rows of the decoder's table of positions."""
         return self.max_target_positions
 
-    def own_inputs(self, job: Job) -> Mapping[str, Input]:
-        """Return spectrograms and transcripts. Raises VramBudgetError if they are too long."""
+    @property
+    def sound_shape(self) -> tuple[int, int]:
+        """Bins of mel, and frames."""
+        return self.num_mel_bins, _HALVED * self.max_source_positions
+
+    def for_job(self, job: Job) -> Self:
+        """Return the configuration. Raises VramBudgetError for transcripts that are too long."""
         if (job.target_len or 0) > self.max_target_positions:
             raise VramBudgetError(
                 f"target_len is {job.target_len}; the decoder has positions for"
                 f" {self.max_target_positions} tokens"
             )
-        return sound_inputs(job, (self.num_mel_bins, _HALVED * self.max_source_positions))
+        return super().for_job(job)
 
     @property
     def encoder(self) -> Sizes:
