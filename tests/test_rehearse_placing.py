@@ -16,6 +16,8 @@ INSIDE = [
     ("uv run t.py --steps 3", "python t.py --steps 3", None, None),
     ("uv run --extra gpu --no-sync torchrun t.py", "torchrun t.py", None, None),
     ("uv run -m torch.distributed.run t.py", "python -m torch.distributed.run t.py", None, None),
+    ("env A=1 B= python t.py", "python t.py", None, None),
+    ("mpirun -n 2 env A=1 python t.py", "python t.py", 2, 2),
     ("mpirun -n 2 uv run --project p python t.py", "python t.py", 2, 2),
 ]
 
@@ -41,6 +43,13 @@ def test_srun_inside_of_a_job_takes_its_tasks_from_slurm_s_variables():
     assert [told[name] for name in names] == ["6", "2", "1", "8", "2"]
 
 
+def test_variables_before_a_command_are_given_to_it():
+    assert placed(["env", "A=1", "B=c=d", "python", "t.py", "E=2"], {}).given == {
+        "A": "1",
+        "B": "c=d",
+    }
+
+
 def test_mpi_tells_a_rank_its_place_and_the_variables_of_its_options():
     told = placed(["mpirun", "-n", "4", "-x", "A=b=c", "python", "t.py"], {}).told(3)
     assert (told["OMPI_COMM_WORLD_RANK"], told["OMPI_COMM_WORLD_LOCAL_SIZE"]) == ("3", "4")
@@ -54,6 +63,7 @@ def test_mpi_tells_a_rank_its_place_and_the_variables_of_its_options():
         ("mpirun -n two python t.py", "a number was expected"),
         ("mpirun -n 2 --new-option python t.py", "--new-option: this option is not known"),
         ("srun -n 4", "nothing is started"),
+        ("env -i python t.py", "env -i: this option is not known"),
     ],
 )
 def test_what_cannot_be_understood_is_named(words, said):

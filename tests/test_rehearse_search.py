@@ -1,6 +1,7 @@
 """The largest batch of a script by bisection, and the jobs of models that no estimate follows."""
 
 import json
+import os
 
 import pytest
 
@@ -16,7 +17,7 @@ from vrambudget.scenario import resolve
 GIB = 2**30
 
 
-def rehearsal(batch, *, room=40, ended=None):
+def rehearsal(batch, *, room=40, ended=None, steps=1):
     """Return what a script says that takes a GiB for each of its batch."""
     fits = batch <= room
     return Rehearsal(
@@ -29,7 +30,7 @@ def rehearsal(batch, *, room=40, ended=None):
         exit_code=0 if fits else 1,
         error="ValueError: no" if ended else None,
         seconds=1.0,
-        steps=1,
+        steps=steps,
         step_unit="optimizer step",
         peak_requested_bytes=batch * GIB,
         peak_allocated_bytes=batch * GIB,
@@ -89,6 +90,20 @@ def test_a_script_that_fails_for_another_reason_ends_the_search(search):
     code, tried, (_, err) = search("2:4", ended="failed")
     assert (code, tried) == (2, [2])
     assert "with a batch of 2 it failed: ValueError: no" in err
+
+
+def test_a_time_limit_that_was_too_short_ends_the_search(search):
+    code, tried, (_, err) = search("2:4", ended="timeout", steps=0)
+    assert (code, tried) == (2, [2])
+    assert "with a batch of 2 it ran until the time limit" in err
+
+
+def test_the_batch_may_stand_in_a_variable(search, monkeypatch):
+    monkeypatch.setenv("SIZES", "{batch},{batch}")
+    seen = []
+    monkeypatch.setattr(command, "_say", lambda _: seen.append(os.environ["SIZES"]))
+    search("1:4", room=2)
+    assert seen == ["1,1", "4,4", "2,2", "3,3"]
 
 
 @pytest.mark.parametrize("bounds", ["", "8", "0:8", "8:4", "1:x", "-1:4"])

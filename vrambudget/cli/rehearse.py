@@ -19,6 +19,7 @@ ran out of memory; for a search, 1: no batch fits. Records go to stdout, or -o a
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def _search(args: argparse.Namespace) -> int:
         _say(" ".join(command))
         return _script(args, command)
 
-    search = largest_batch(args.command, bounds, tried)
+    search = largest_batch(args.command, bounds, tried, os.environ)
     card = _card(args.gpu).name
     found = {"gpu": card, **search.to_dict()}
     emit(json.dumps(found, indent=2) if output == "json" else render_search(search, card), args)

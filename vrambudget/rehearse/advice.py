@@ -78,8 +78,8 @@ def _of_failure(message: str) -> Iterator[str]:
             )
     if message.startswith("nccl error"):
         yield (
-            "NCCL itself was called, which starts on real cards only: DataParallel cannot be"
-            " rehearsed; DistributedDataParallel can (--ranks 2)"
+            "NCCL itself was started for ranks of several processes: one of them is rehearsed, with"
+            " PyTorch's fake group (--ranks 2)"
         )
 
 

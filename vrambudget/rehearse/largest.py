@@ -1,9 +1,10 @@
 """The largest batch with which a script runs on a card, by bisection: each try is a rehearsal.
 
-`{batch}` in the command is where the number goes. A larger batch is taken to need more memory.
+`{batch}` in the command, or in a variable of the environment, is where the number goes. A larger
+batch is taken to need more memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
 
 PLACE = "{batch}"
+_SAID = {"timeout": "ran until the time limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +54,23 @@ def largest_batch(
     command: Sequence[str],
     bounds: tuple[int, int],
     rehearse: Callable[[tuple[str, ...]], Rehearsal],
+    environment: MutableMapping[str, str],
 ) -> Search:
     """Return the largest batch within the bounds with which the command does not run out of memory.
 
-    Raises VramBudgetError where the command has no place for it, or fails for another reason.
+    It is put into the `environment`, too. Raises VramBudgetError where there is no place for it, or
+    the command fails for another reason.
     """
-    if not any(PLACE in word for word in command):
+    variables = {name: text for name, text in environment.items() if PLACE in text}
+    if not variables and not any(PLACE in word for word in command):
         raise VramBudgetError(
-            f"the command says nowhere {PLACE}",
+            f"the command and its environment say nowhere {PLACE}",
             hint=f"for example: --batch-from 1:64 -- python train.py --batch_size={PLACE}",
         )
     tries: list[Try] = []
 
     def fits(batch: int) -> bool:
+        environment.update((k, text.replace(PLACE, str(batch))) for k, text in variables.items())
         found = rehearse(tuple(word.replace(PLACE, str(batch)) for word in command))
         tries.append(_tried(batch, found))
         return found.fits
@@ -81,9 +87,11 @@ def largest_batch(
 
 
 def _tried(batch: int, found: Rehearsal) -> Try:
-    if found.fits and found.ended not in ("finished", "steps", "timeout"):
+    told_nothing = found.ended == "timeout" and not found.steps
+    if told_nothing or (found.fits and found.ended not in ("finished", "steps", "timeout")):
         raise VramBudgetError(
-            f"with a batch of {batch} it {found.ended}: {found.error or found.exit_code}",
+            f"with a batch of {batch} it {_SAID.get(found.ended, found.ended)}:"
+            f" {found.error or found.exit_code}",
             hint="rehearse that command by itself",
         )
     return Try(batch, found.fits, found.ended, found.peak_reserved_bytes, found.device_peak_bytes)

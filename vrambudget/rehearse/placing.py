@@ -1,4 +1,4 @@
-"""What stands before a training command: `uv run`, `mpirun -n 8`, `srun --ntasks 8`.
+"""What stands before a training command: `env A=1`, `uv run`, `mpirun -n 8`, `srun --ntasks 8`.
 
 Each is taken off by its own options, of which those are known that the programs' manuals list:
 `uv help run`, mpirun(1) of Open MPI 5, mpiexec of MPICH 4 (Hydra), srun(1) of Slurm 24. One that is
@@ -7,6 +7,7 @@ not known is refused, because whether it takes a word decides where the command 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
@@ -79,7 +80,9 @@ def placed(command: Sequence[str], environment: Mapping[str, str]) -> Placed:
     found = Placed(tuple(command))
     while found.command:
         program = Path(found.command[0]).name
-        if program == "uv" and found.command[1:2] == ("run",):
+        if program == "env":
+            found = _env(found)
+        elif program == "uv" and found.command[1:2] == ("run",):
             found = _uv(found)
         elif program in ("mpirun", "mpiexec", "orterun"):
             found = _mpirun(found)
@@ -88,6 +91,18 @@ def placed(command: Sequence[str], environment: Mapping[str, str]) -> Placed:
         else:
             return found
     raise VramBudgetError(f"nothing is started by: {' '.join(command)}")
+
+
+def _env(found: Placed) -> Placed:
+    """Take variables as given; env's options, which take some away, are refused."""
+    rest = found.command[1:]
+    if rest and rest[0].startswith("-"):
+        raise VramBudgetError(
+            f"env {rest[0]}: this option is not known here", hint="write env NAME=VALUE … python …"
+        )
+    words = tuple(dropwhile(lambda word: "=" in word, rest))
+    given = dict(word.split("=", 1) for word in rest[: len(rest) - len(words)])
+    return replace(found, command=words, given={**found.given, **given})
 
 
 def _uv(found: Placed) -> Placed:

@@ -116,10 +116,12 @@ def run(
     watch: Callable[[], None] = lambda: None,
     quiet: bool = False,
     python_path: Path | None = None,
+    base: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run the command to its end and return how it ended; `watch` is called now and then.
 
-    `python_path` is one more folder from which its Python imports.
+    `python_path` is one more folder from which its Python imports. `base`: the environment without
+    what a rehearsal puts into it, ours by default.
     """
     output = subprocess.DEVNULL if quiet else None
     started = time.monotonic()
@@ -128,7 +130,7 @@ def run(
     with _handing_on(children, interrupt):
         child = subprocess.Popen(  # noqa: S603 - the user's own command
             list(command),
-            env=environment(gpu, plan, os.environ, python_path),
+            env=environment(gpu, plan, os.environ if base is None else base, python_path),
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - it only asks the kernel
             stdout=output,

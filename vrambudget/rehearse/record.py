@@ -101,6 +101,7 @@ class Rehearsal:
     out_of_memory: tuple[RecordedOutOfMemory, ...]
     warnings: tuple[str, ...]
     cards: tuple[CardPeak, ...] = ()
+    python: str = ""  # the interpreter that ran it
     curve: MemoryCurve | None = field(default=None, repr=False)  # where a page was asked for
 
     @property

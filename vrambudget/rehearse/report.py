@@ -31,8 +31,10 @@ def render(result: Rehearsal) -> str:
 
 def _lines(result: Rehearsal) -> Iterator[str]:
     yield run_text(result)
+    if result.python:
+        yield f"by {result.python}"
     yield f"it {ending_text(result)}"
-    if result.ended in ("failed", "killed", "unrecorded") and result.error:
+    if result.ended in ("failed", "killed", "timeout", "unrecorded") and result.error:
         yield f"  {result.error.splitlines()[0]}"
     yield ""
     yield _totals(result)

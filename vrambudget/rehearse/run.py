@@ -43,7 +43,8 @@ from vrambudget.rehearse.torch_build import find_torch
 Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
 _INTERRUPTED = 130  # as a shell says it
-_UNRECORDED = 2
+_UNRECORDED = _NO_STEP = 2
+_TOO_SHORT = "the time limit was reached before an iteration was over: peaks are of its beginning"
 
 
 def rehearse(
@@ -125,7 +126,8 @@ def rehearse_command(
     if options.rank and options.ranks is None and launcher is None:
         raise VramBudgetError("--rank needs --ranks: of how many?", where="--rank")
     build = find_torch(inner.command, inner.prefix, any_torch=options.any_torch)
-    started, ranks = launched(inner.command, build.python, options.ranks, os.environ)
+    variables = {**os.environ, **inner.given}
+    started, ranks = launched(inner.command, build.python, options.ranks, variables)
     if launcher is None:
         started = (*inner.prefix, *started)
     libraries = stand_in(build, options.say)
@@ -152,13 +154,18 @@ def rehearse_command(
             watch=Progress(folder, options.say),
             quiet=options.quiet,
             python_path=python_path,
+            base=variables,
         )
         records = read_records(folder)
         unseen = unrecorded(folder, records)
         if options.snapshot is not None:
             keep_snapshot(folder, options.snapshot)
     result = _result(command, gpu, ended, records, options)
-    return _blind(result, unseen) if unseen and ended.cut is None else result
+    if unseen and ended.cut is None:
+        return _blind(result, unseen)
+    if result.ended == "timeout" and not result.steps:
+        return replace(result, error=_TOO_SHORT, exit_code=_NO_STEP)
+    return result
 
 
 def _blind(result: Rehearsal, unseen: str) -> Rehearsal:
@@ -185,6 +192,7 @@ def _result(
         capacity_bytes=gpu.capacity_bytes,
         context_bytes=gpu.context_bytes,
         versions=record.get("versions", {}),
+        python=record.get("python", ""),
         ended=ending,
         exit_code=_exit_code(record, ended),
         error=_error(record),

@@ -1,10 +1,10 @@
 """The stand-in libraries: compiled on first use with the system's compiler, kept in a cache.
 
-Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, the driver and NVML. What
-matters is written in `native/*.c`; every other function that the real library exports (or, for the
-driver, that PyTorch and Triton ask for) is accepted and returns 0, which means success. No CUDA
-headers or toolkit are needed. cuDNN alone stays the real one: a few of its functions have a
-stand-in before them (`native/cudnn.c`).
+Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, NCCL, the driver and NVML.
+What matters is written in `native/*.c`; every other function that the real library exports (or, for
+the driver, that PyTorch and Triton ask for) is accepted and returns 0, which means success; NVML's
+and NCCL's others fail. No CUDA headers or toolkit are needed. cuDNN alone stays the real one: a few
+of its functions have a stand-in before them (`native/cudnn.c`).
 
 The cache is `$XDG_CACHE_HOME/vrambudget/virtual_gpu/<torch>-<hash of sources and real libraries>`.
 It is built in a folder of its own and renamed into place, so that two rehearsals at once don't
@@ -32,6 +32,7 @@ HIDDEN = "-fvisibility=hidden"
 CUDNN = "libvrambudget_cudnn.so"
 
 _NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
+_INVALID_USAGE = 5  # ncclInvalidUsage
 _DRIVER_NAME = r"cu[A-Z][A-Za-z0-9]{3,60}(?:_v\d)?"
 # Called by name from compiled kernels and by libraries that no list below covers.
 _DRIVER_ALWAYS = (
@@ -69,9 +70,10 @@ def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> 
         say(f"building the virtual GPU for PyTorch {build.version} (once)")
         _build_into(folder, build)
     real = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname)
+    nccl = (build.nccl.soname,) if build.nccl else ()
     before_cudnn = (CUDNN,) if build.cudnn else ()
     drivers = ("libcuda.so.1", "libnvidia-ml.so.1")
-    return tuple(folder / name for name in (*real, *before_cudnn, *drivers))
+    return tuple(folder / name for name in (*real, *nccl, *before_cudnn, *drivers))
 
 
 def _fingerprint(build: TorchBuild) -> str:
@@ -81,8 +83,8 @@ def _fingerprint(build: TorchBuild) -> str:
     for library in (build.runtime, build.cublas, build.cublas_lt):
         status = library.path.stat()
         digest.update(f"{library.path} {status.st_size} {status.st_mtime_ns}".encode())
-    cudnn = build.cudnn.soname if build.cudnn else ""
-    digest.update(f"{build.version} {build.cuda} {build.triton} {cudnn}".encode())
+    others = [library.soname for library in (build.cudnn, build.nccl) if library]
+    digest.update(f"{build.version} {build.cuda} {build.triton} {others}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -119,11 +121,14 @@ def _parts(build: TorchBuild) -> Iterable[_Part]:
     for library, name, sources in real:
         node = f"{name}.so.{build.cuda_major}"
         yield _Part(library.soname, sources, library.functions, version_node=node)
+    if build.nccl:
+        asked = {name for name in build.nccl.functions if re.fullmatch(r"nccl[A-Z]\w+", name)}
+        yield _Part(build.nccl.soname, ("nccl.c",), frozenset(asked), answer=_INVALID_USAGE)
     if build.cudnn:
         yield _Part(CUDNN, ("cudnn.c",), frozenset())
     yield _Part("libcuda.so.1", ("driver.c",), frozenset(driver_functions(build)))
-    asked = c_names(build.folder / "lib" / "libc10_cuda.so", r"nvml[A-Z]\w+")
-    yield _Part("libnvidia-ml.so.1", ("nvml.c",), frozenset(asked), answer=_NOT_SUPPORTED)
+    questions = c_names(build.folder / "lib" / "libc10_cuda.so", r"nvml[A-Z]\w+")
+    yield _Part("libnvidia-ml.so.1", ("nvml.c",), frozenset(questions), answer=_NOT_SUPPORTED)
 
 
 def driver_functions(build: TorchBuild) -> set[str]:

@@ -52,6 +52,7 @@ class TorchBuild:
     cublas: Library
     cublas_lt: Library
     cudnn: Library | None = None
+    nccl: Library | None = None  # some builds contain it
 
     @property
     def cuda_major(self) -> int:
@@ -139,12 +140,13 @@ def _open(found: dict[str, str], version: str, cuda: str) -> TorchBuild:
         runtime=runtime,
         cublas=cublas,
         cublas_lt=_find("libcublasLt", torch_cuda, places, also=cublas),
-        cudnn=_find("libcudnn", torch_cuda, places) if _loads_cudnn(torch_cuda) else None,
+        cudnn=_find("libcudnn", torch_cuda, places) if _loads("libcudnn", torch_cuda) else None,
+        nccl=_find("libnccl", torch_cuda, places) if _loads("libnccl", torch_cuda) else None,
     )
 
 
-def _loads_cudnn(torch_cuda: Library) -> bool:
-    return any(soname.startswith("libcudnn") for soname in torch_cuda.needed)
+def _loads(name: str, torch_cuda: Library) -> bool:
+    return any(soname.startswith(name) for soname in torch_cuda.needed)
 
 
 def _find(

@@ -284,6 +284,7 @@ class Recorder:
         done, unit = self.iterations.done, self.iterations.unit
         record: dict[str, Any] = {"pid": os.getpid(), "steps": done, "unit": unit}
         record.update(ended=self.ended, unfollowed=self.unfollowed, ranks=self.plan["ranks"])
+        record["python"] = sys.executable
         record["versions"] = versions(self.torch, self.cudnn.version)
         record["architectures"] = architectures(self.torch)
         last = getattr(sys, "last_value", None)
