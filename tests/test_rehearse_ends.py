@@ -67,20 +67,12 @@ def test_an_exception_in_a_thread_ends_the_thread_alone(tmp_path):
     script = tmp_path / "threads.py"
     script.write_text(
         USE + "import threading\n"
-        "worker = threading.Thread(target=lambda: torch.empty(1 << 60, device='cuda'))\n"
+        "worker = threading.Thread(target=lambda: torch.empty(1 << 38, device='cuda'))\n"
         "worker.start()\nworker.join()\n"
     )
     result = run(script)
     assert peak(result) == ("finished", 0, 4000)
-    assert [event.requested_bytes for event in result.out_of_memory] == [4 << 60]
-
-
-def test_a_time_limit_within_the_first_iteration_is_an_error(tmp_path):
-    script = tmp_path / "slow.py"
-    script.write_text(USE + "import time\ntime.sleep(600)\n")
-    result = run(script, timeout=15)
-    assert peak(result) == ("timeout", 2, 4000)
-    assert "before an iteration was over" in result.error
+    assert [event.requested_bytes for event in result.out_of_memory] == [4 << 38]
 
 
 def test_each_card_of_data_parallel_has_its_part_of_the_batch(tmp_path, monkeypatch):

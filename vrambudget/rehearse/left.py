@@ -17,7 +17,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     """Return the processes' records, the one with the highest peak first."""
     records = [json.loads(path.read_text()) for path in folder.glob("record-*.json")]
     records += _killed(folder, {record["pid"] for record in records})
-    return sorted(records, key=lambda record: record.get("peaks", [0, 0, -1])[2], reverse=True)
+    return sorted(records, key=lambda record: record.get("peaks", [0, 0, -1])[::-1], reverse=True)
 
 
 def _killed(folder: Path, ended: set[int]) -> Iterator[dict[str, Any]]:

@@ -4,14 +4,16 @@ They are finite, and valid parameters of a distribution, whatever else they are.
 ones or random they can be read back as such, and what is decided by them follows: comparisons,
 casts, the order of scores, sampled tokens. Random numbers are uniform in [0, 1), drawn anew for
 each read from a generator of our own, so that the same script gets the same ones each time. Zeros,
-the default, are what the stand-in reads by itself; what is decided by them reads as zero, too.
+the default, are what the stand-in reads by itself; what is decided by them reads as zero, too, but
+for tokens, of which 0 ends the generation of some models.
 
-Rows of scores [..., E] of which the k best are chosen are taken to be a router's: see `_route`.
+Rows of scores [..., E] of which a router chooses the k best spread as it is told: see `_route`. By
+its name, or that of its function, it is one.
 
 Runs in the user's Python, 3.9 or later.
 
-Not modelled: one number read twice is two random ones; `topk` over more than 1,024 scores, or that
-is not over the last dimension, is no router's, and neither is `argmax`.
+Not modelled: one number read twice is two random ones; routers by another name, in compiled code,
+or that choose by `argmax`.
 """
 
 # ruff: noqa: SLF001 - operations' own names
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,11 +40,15 @@ _DECIDING = (
     *("argmax", "argmin", "max.dim", "min.dim", "topk", "sort", "sort.stable", "multinomial"),
     *("bucketize.Tensor", "searchsorted.Tensor", "nonzero"),
 )
+_SAMPLING = ("argmax", "multinomial")
+_VOCABULARY = 256  # scores of a row, at least; the first and the last of so many tokens are special
 _FOUND = "_amp_foreach_non_finite_check_and_unscale_"  # GradScaler's: whether one is not finite
 _NUMBER = "_local_scalar_dense"
 _COPY = "copy_"
 
-_EXPERTS = 1_024  # scores of a router's row, at most
+_ROUTERS = re.compile(r"Rout(er|ing)|Gate|Gating|[Mm]o[Ee]|MOE|Expert|Switch|Mixture|Mixtral")
+_ROUTING = re.compile(r"(^|_)(rout(e|er|ing)|gate|gating|moe|experts?)(_|$)")
+_FRAMES = 3  # of the script, the innermost, in which a router is looked for
 _NUMBERS = 1 << 25  # of a tensor, at most: more are not known
 
 ZEROS, ONES, RANDOM = "zeros", "ones", "random"
@@ -69,6 +76,7 @@ class Assuming:
             yield from ((_FOUND, self._finite), (_NUMBER, self._number), (_COPY, self._copied))
         else:
             yield "topk", self._deciding
+            yield from ((name, self._sampled) for name in _SAMPLING)
 
     def trust_distributions(self) -> None:
         """Let parameters that are not known be valid ones, which torch.distributions checks."""
@@ -136,13 +144,27 @@ class Assuming:
             unknown = any(map(self._is_unknown, flat(args)))
             if not unknown or self.torch._C._functorch.maybe_current_level() is not None:
                 return self._below(op, keys, args, kwargs)
-            if known.name == _ROUTES and (k := _routed(args, kwargs)):
+            if known.name == _ROUTES and (k := _routed(args, kwargs)) and (router := _router()):
                 out = self._below(op, keys, args, kwargs)
                 self._route(out[1], args[0].shape[-1], k)
+                self.router = self.router or router
                 return out
             if self.kind == ZEROS:
                 return self._below(op, keys, args, kwargs)
             return self._decided(known, op, keys, args, kwargs)
+
+        return kernel
+
+    def _sampled(self, op: Any) -> Callable[..., Any]:
+        """Let a sampled token be from the middle of the vocabulary, where none ends a text."""
+
+        def kernel(keys: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+            out = self._below(op, keys, (scores, *args), kwargs)
+            words = scores.shape[-1] if scores.ndim else 0
+            if words >= _VOCABULARY and self._is_unknown(scores) and self.values.is_new(out):
+                token = self.values.constant(list(out.shape), words // 2, out.dtype)
+                self._hold(out, token)
+            return out
 
         return kernel
 
@@ -206,9 +228,6 @@ class Assuming:
         uniform: the N k choices go to the experts in turn; collapsed: all tokens go to the first k.
         """
         self.values.widen()
-        if self.router is None:
-            frames = own_frames(sys._getframe())
-            self.router = place(frames[-1]) if frames else ["the script", 0]
         choices = self.torch.arange(chosen.numel(), device="cpu").view(chosen.shape)
         choices %= k if self.routing == COLLAPSED else experts
         self._hold(chosen, choices, true=self.routing is not None)
@@ -219,5 +238,14 @@ def _routed(args: Any, kwargs: Any) -> int:
     scores, k, *rest = args
     dim = rest[0] if rest else kwargs.get("dim", -1)
     is_last = dim in (-1, scores.ndim - 1)
-    is_router = scores.ndim > 1 and is_last and k <= scores.shape[-1] <= _EXPERTS
-    return k if is_router else 0
+    return k if scores.ndim > 1 and is_last and k <= scores.shape[-1] else 0
+
+
+def _router() -> list[Any] | None:
+    """Return the line that is running, if it is a router's."""
+    frames = own_frames(sys._getframe())[-_FRAMES:]
+    for frame in frames:
+        module = type(frame.f_locals.get("self")).__name__
+        if _ROUTERS.search(module) or _ROUTING.search(frame.f_code.co_name):
+            return place(frames[-1])
+    return None
