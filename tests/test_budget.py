@@ -35,7 +35,8 @@ def test_json_has_the_published_keys():
         *("peak_allocated_bytes", "peak_reserved_bytes"),
     ]
     assert list(saved["device"]) == [
-        *("name", "capacity_bytes", "context_bytes", "peak_bytes", "headroom_bytes", "fits")
+        *("name", "capacity_bytes", "context_bytes", "peak_bytes", "headroom_bytes", "fits"),
+        *("context_range", "context_source"),
     ]
     assert list(saved["out_of_memory"]) == [
         *("step", "phase", "operation", "requested_bytes", "allocated_bytes")

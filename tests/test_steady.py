@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from vrambudget.estimator import estimate
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import replay, replay_on
+from vrambudget.tape.settling import MOST_STEPS
 from vrambudget.tape.steady import run
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 256, "n_head": 4, "vocab_size": 5000}
@@ -94,3 +96,36 @@ def test_the_blocks_after_a_part_that_is_passed_over_are_those_of_a_full_run():
             alive.add(event) if event >= 0 else alive.remove(~event)
         states.append((allocator.state(), allocator.blocks(sorted(alive))))
     assert states[0] == states[1]
+
+
+LEFT_OPEN = {
+    "goes on": (GPT2, {"batch": 5, "block": 300, "use_cache": True}),
+    "settles": (LLAMA, {"batch": 2, "block": 128, "optimizer": "sgd"}),
+    "micro-batches": (LLAMA, {"batch": 2, "block": 333, "grad_accum": 3, "clip": 1.0}),
+    "evaluates": (GPT2, {"batch": 4, "block": 250, "eval_batches": 2}),
+    "trainer": (GPT2, {"batch": 4, "block": 250, "loop": "trainer", "eval_batches": 3}),
+    "eval": (LLAMA, {"batch": 7, "block": 100, "mode": "eval", "use_cache": True}),
+}
+
+
+@pytest.mark.parametrize(("model", "fields"), LEFT_OPEN.values(), ids=LEFT_OPEN)
+def test_steps_that_nobody_counted_go_on_until_no_peak_is_new(model, fields):
+    found = replay(tape_of(model, fields))
+    assert found.peak.step <= len(found.steps) <= MOST_STEPS
+    full = replay(tape_of(model, {**fields, "steps": MOST_STEPS}))
+    assert found.steps == full.steps[: len(found.steps)]
+    assert found.steps[-1].peak_reserved_bytes == full.peak.reserved_bytes
+    assert (found.peak, found.breakdown) == (full.peak, full.breakdown)
+
+
+def test_steps_that_somebody_counted_are_as_many():
+    assert len(replay(tape_of(GPT2, {"batch": 5, "block": 300, "steps": 3})).steps) == 3
+
+
+def test_a_job_that_settles_is_left_soon():
+    assert len(replay(tape_of(*LEFT_OPEN["settles"])).steps) < MOST_STEPS
+
+
+def test_a_budget_says_how_many_steps_were_replayed():
+    budget = estimate(GPT2, batch=5, block=300, gpu="t4")
+    assert budget.job["steps"] == len(budget.steps) > 3

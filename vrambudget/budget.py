@@ -64,6 +64,8 @@ class Device:
     peak_bytes: int
     headroom_bytes: int  # capacity - peak: negative where the peak is above the GPU
     fits: bool
+    context_range: tuple[int, int] | None = None  # bytes: the lowest and the highest published
+    context_source: str = ""  # whose figure the context is
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def follow(scenario: Scenario) -> Followed:
     device, out_of_memory = on_card(scenario.gpu, recording.tape, replayed)
     budget = Budget(
         model=scenario.model,
-        job=_resolved(scenario, recording),
+        job=_resolved(scenario, recording, replayed),
         parameters=Parameters(recording.parameters, recording.trainable),
         peak=replayed.peak,
         breakdown=replayed.breakdown,
@@ -100,12 +100,13 @@ def _full_at(scenario: Scenario, tape: Tape, full: OutOfMemory | None) -> FullAt
     return full_at(scenario, tape, full)
 
 
-def _resolved(scenario: Scenario, recording: Recording) -> dict[str, Any]:
-    """Return the job's fields, and which kernel PyTorch takes for sdpa, as the tape names it.
+def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dict[str, Any]:
+    """Return the job's fields, the steps that were replayed, and the kernel that sdpa takes.
 
     `transformers` is None where the model's code is no version's of it.
     """
     job = scenario.job.model_dump(mode="json")
+    job["steps"] = max(job["steps"], len(replayed.steps))
     if not scenario.config.followed_in:
         job["transformers"] = None
     if recording.drawn is not None:
@@ -135,5 +136,7 @@ def on_card(
         peak_bytes=peak_bytes,
         headroom_bytes=headroom_bytes,
         fits=out_of_memory is None,
+        context_range=gpu.context_range,
+        context_source=gpu.context_source,
     )
     return device, out_of_memory

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     fields = job_fields(args)
     scenario = resolve(args.model, gpu=args.gpu, **fields)
     assert scenario.gpu is not None  # noqa: S101 - the option has a default
+    fields["steps"] = scenario.job.steps  # as many as are rehearsed
     job = record_of(scenario)
     rehearsal = rehearse_job(
         job, gpu=scenario.gpu, events=args.events, routing=scenario.job.routing

@@ -46,11 +46,11 @@ T4 = CudaContext(
     "torch-preflight: 105 MiB on a T4 at the start, 131 after the first product, 135 after cuDNN;"
     " torch 2.11 cu128, mem_get_info",
 )
-V100 = _published(366, 366, 366, "published: 366 MiB on a V100")
+V100 = _published(366, 366, 366, "others: 366 MiB on a V100")
 A100 = _published(
     501, 481, 502, "AgileRL: 501 MiB on an A100, torch 2.11 cu130, NVML; others 481 to 502"
 )
-H100 = _published(520, 520, 778, "published: 520 MiB on an H100 at the start, 778 in vLLM")
+H100 = _published(520, 520, 778, "others: 520 MiB on an H100 at the start, 778 in vLLM")
 L4 = _published(226, 226, 226, "AgileRL: 226 MiB on an L4, torch 2.11 cu130, NVML")
 V100_OF_1_10 = _published(
     1341,
@@ -60,18 +60,18 @@ V100_OF_1_10 = _published(
     " driver 460: nvidia-smi",
 )
 """Before lazy loading (CUDA 11.7): every kernel is loaded at the start."""
-RTX_A2000 = _published(133, 133, 133, "published: 0.13 GiB on an RTX A2000, driver 575")
+RTX_A2000 = _published(133, 133, 133, "others: 0.13 GiB on an RTX A2000, driver 575")
 RTX_3060 = CudaContext(
     225 * _MIB,
     225 * _MIB,
     480 * _MIB,
     "virtual",
-    "what the virtual card of the records was set to; published: 225 to 480 MiB on an RTX 3060",
+    "the records' virtual card",
 )
-RTX_4090 = _published(471, 471, 471, "published: 471 MiB on an RTX 4090")
+RTX_4090 = _published(471, 471, 471, "others: 471 MiB on an RTX 4090")
 RTX_6000_ADA = _published(
-    426, 426, 426, "published: 426 MiB on an RTX 6000 Ada, torch 2.10 cu130, mem_get_info"
+    426, 426, 426, "others: 426 MiB on an RTX 6000 Ada, torch 2.10 cu130, mem_get_info"
 )
 RTX_5090 = _published(
-    727, 604, 727, "published: 0.59 to 0.71 GiB on an RTX 5090, driver 595; the larger"
+    727, 604, 727, "others: 0.59 to 0.71 GiB on an RTX 5090, driver 595; the larger"
 )

@@ -76,7 +76,7 @@ class JobFields(TypedDict, total=False):
     grad_accum: int
     """Forward and backward passes for each optimizer step."""
     steps: int
-    """Optimizer steps to simulate; the peak mostly settles by the third."""
+    """Optimizer steps to simulate (default: three, then on until memory settles)."""
     label_smoothing: float
     """Label smoothing of the loss: Trainer's label_smoothing_factor; in loop plain, that of torch's
     cross_entropy on the logits.

@@ -101,12 +101,12 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the loop that `values` name sets by itself.
 
     Source: transformers/training_args.py (TrainingArguments), 5.17; trl/trainer/base_config.py,
-    1.16; nanoGPT's train.py.
+    1.16; nanoGPT's train.py; lightning/pytorch/trainer/trainer.py (num_sanity_val_steps), 2.6.
     """
     if old := old_defaults(values):
         return old
-    if values.get("loop") == "lightning":  # as from_pretrained leaves a model
-        return {"model_mode": "eval"}
+    if values.get("loop") == "lightning":
+        return _of_lightning(values)
     if values.get("loop") == "nanogpt":
         return _of_nanogpt(values)
     if values.get("loop") not in TRAINERS:
@@ -119,6 +119,14 @@ def loop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         defaults["eval_batch"] = _TRAINER_EVAL_BATCH
     if values["loop"] in TRL_LOOPS:
         defaults["checkpointing"] = "full"
+    return defaults
+
+
+def _of_lightning(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave a model as from_pretrained does, and validate before all steps: the sanity check."""
+    defaults: dict[str, Any] = {"model_mode": "eval"}
+    if values.get("eval_batches"):
+        defaults["eval_first"] = True
     return defaults
 
 

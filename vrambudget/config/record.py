@@ -54,7 +54,8 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
     given = {k: record[k] for k in record if k in Job.model_fields}
     if isinstance(layout := given.get("parallel"), Mapping) and layout.get("method") == "trainer":
         given = {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
-    gaps = {"precision": "fp32", "task": "causal-lm"} | ({"draw": 0} if "shortest" in given else {})
+    gaps = {"precision": "fp32", "task": "causal-lm", "steps": 3}
+    gaps |= {"draw": 0} if "shortest" in given else {}
     values = {**gaps, **_of_loop(given), **_of_cudnn(record), **given}
     if is_inference(record):
         values |= fields_of(record)

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
+from vrambudget.config.job import EVALUATED_BEFORE
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_batch import read_batch
 from vrambudget.integrations.live_trl import loop_of, overridden, trl_fields
 from vrambudget.integrations.watch import Reading
+from vrambudget.tape.settling import MOST_STEPS
 
 _MOST_EVALUATED = 1000  # batches, that a job may have
 _FRAMES = 12  # between a callback's method and the Trainer's loop
@@ -46,6 +48,8 @@ def read_trainer(args: Any, given: Mapping[str, Any], *, block: int | None) -> R
     if args.bf16 or args.fp16:
         fields["precision"] = "amp-bf16" if args.bf16 else "amp-fp16"
     fields |= _evaluation(args, trainer)
+    if 0 < args.max_steps <= MOST_STEPS:
+        fields["steps"] = max(args.max_steps, EVALUATED_BEFORE if "eval_batches" in fields else 1)
     doubts = list(_doubts(args, trainer, fields))
     if block is None:
         has_completions = loop in TRL_LOOPS

@@ -9,7 +9,7 @@ notes       what is not modelled, what was assumed
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from vrambudget.budget import Budget, RankPeak, Several
+from vrambudget.budget import Budget, Device, RankPeak, Several
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
@@ -138,6 +138,15 @@ def notes(budget: Budget) -> Iterator[str]:
         yield f"note: {warning}"
     if budget.several is not None:
         yield from _notes_of_ranks(budget.several, budget.job["rank"] or 0)
+    if budget.device is not None and budget.device.context_range is not None:
+        yield _of_context(budget.device, budget.device.context_range)
+
+
+def _of_context(device: Device, published: tuple[int, int]) -> str:
+    """Say what is counted of the driver's own memory, in which range, and who says so."""
+    counted, low, high = (f"{n / 2**20:.0f}" for n in (device.context_bytes, *published))
+    between = f" of {low} to {high} MiB published" if low != high else ""
+    return f"CUDA context: {counted} MiB{between} ({device.context_source})"
 
 
 def _alike(peaks: Sequence[RankPeak]) -> Collection[Sequence[RankPeak]]:

@@ -20,13 +20,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.dtypes import DType
 from vrambudget.errors import TooLargeError
 from vrambudget.tape.marks import Mark
 from vrambudget.tape.packing import SPECIAL, Event, Kind, decode, encode, stream_bits
 from vrambudget.units import format_bytes
+
+if TYPE_CHECKING:
+    from vrambudget.tape.settling import Turn
 
 _LARGEST = 2**46  # bytes of one storage; beyond is a slip, and slow to follow
 MOST_STORAGES = 3_000_000  # of a job; 94 layers of 128 experts, one by one, make 2,600,000
@@ -66,6 +69,7 @@ class Tape:
     laid: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # see tape.repeats
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
     driver_addresses: str = "rising"  # where the driver puts segments that do not expand
+    turn: "Turn | None" = None  # the last step, which may be laid down again: `tape.settling`
     is_plain: bool = True  # nothing but allocations and frees, all on the default stream
     module: int = 0  # what storages are made by now; 0: by none
     stream_bits: int = 0  # what their events have for the stream that is current

@@ -5,6 +5,9 @@ free blocks where others left them. Sooner or later the allocator stands before 
 before an earlier one: the same free blocks, and what will die lies in the same places. From there
 on the same requests get the same blocks, every counter goes the same way once more, and no peak is
 new. So whole turns of that circle are passed over. The result is that of a full replay.
+
+A tape that ends with a step like the one before it goes on until that is so
+(`vrambudget.tape.settling`).
 """
 
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Mark
 from vrambudget.tape.packing import storage_of
+from vrambudget.tape.settling import Settling
 
 
 def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
@@ -20,10 +24,11 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
 
     Raises OutOfDeviceMemoryError.
     """
+    settling = Settling(tape, allocator)
     circles = _Circles(tape, allocator)
     allocated: list[int] = []  # at each mark
     here = turn = 0  # position; marks in a turn of what is passed over
-    for number, mark in enumerate(tape.marks):
+    for number, mark in _numbered(tape):
         if mark.position < here:
             allocated.append(allocated[-turn])
             yield mark, allocated[-1]
@@ -33,6 +38,8 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
             allocator.empty_cache()
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]
+        if settling.goes_on(number):
+            circles.find_parts()
         here, turn = circles.passed_over(mark.position, number)
         if mark.steps is not None:
             from vrambudget.tape.quick_steps import run_steps  # noqa: PLC0415 - few tapes have some
@@ -41,14 +48,26 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
             here = mark.steps.end
 
 
+def _numbered(tape: Tape) -> Iterator[tuple[int, Mark]]:
+    """Yield marks with their numbers, those that come to the tape on the way, too."""
+    number = 0
+    while number < len(tape.marks):
+        yield number, tape.marks[number]
+        number += 1
+
+
 class _Circles:
     """Knows how the allocator stood before each part that is repeated or repeats."""
 
     def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
         self.tape, self.allocator = tape, allocator
-        self.periods = {mark.position: mark.period for mark in tape.marks if mark.period}
-        self.parts = {at - period: period for at, period in self.periods.items()} | self.periods
+        self.find_parts()
         self.stood: dict[tuple[int, int], tuple[int, object]] = {}  # number of mark, state
+
+    def find_parts(self) -> None:
+        """Look which parts of the tape repeat others, and which are repeated."""
+        self.periods = {mark.position: mark.period for mark in self.tape.marks if mark.period}
+        self.parts = {at - period: period for at, period in self.periods.items()} | self.periods
 
     def passed_over(self, here: int, number: int) -> tuple[int, int]:
         """Pass over whole turns from `here` on, if any: return where they end, marks in a turn."""

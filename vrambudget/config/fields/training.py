@@ -79,7 +79,8 @@ class Training(Settings, heading="loop and optimizer"):
         1, description="forward and backward passes for each optimizer step"
     )
     steps: Annotated[Size, Field(le=100)] = Field(
-        3, description="optimizer steps to simulate; the peak mostly settles by the third"
+        3,
+        description="optimizer steps to simulate (default: three, then on until memory settles)",
     )
 
     def problems(self) -> Iterable[str]:

@@ -27,6 +27,7 @@ from vrambudget.ops.shape import reshape, slice_dim
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 from vrambudget.tape.repeats import Place, place_of, repeats
+from vrambudget.tape.settling import Turn
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.optimizer_base import Optimizer
@@ -86,7 +87,10 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps."""
-        for step in _noticing(self.settings.steps):
+        settles, count = settles_by_itself(self.settings), self.settings.steps
+        if settles and self.settings.evaluates:
+            count = max(count, EVALUATED_BEFORE + 2)  # the last two are alike again
+        for step in _noticing(count, settles=settles):
             self._step = step
             yield step
             self.mark("step_end")
@@ -234,15 +238,26 @@ class Run:
         context.tape.mark(self._step, phase)
 
 
+def settles_by_itself(job: Job) -> bool:
+    """Whether steps go on until memory has settled: nobody said how many, and they are alike."""
+    return (
+        "steps" not in job.model_fields_set
+        and job.keep_losses == "none"
+        and not job.compile
+        and job.layout.ranks == 1
+    )
+
+
 def _on_device(inputs: Mapping[str, Input], without: Collection[str]) -> dict[str, Tensor]:
     with made_for(Purpose.INPUTS):
         return {name: on_device(x) for name, x in inputs.items() if name not in without}
 
 
-def _noticing(count: int) -> Iterator[int]:
+def _noticing(count: int, *, settles: bool = False) -> Iterator[int]:
     """Yield numbers; mark each turn of the loop over them that repeats the one before it.
 
-    Its mark is the one that it begins with; without one there is nothing to note.
+    Its mark is the one that it begins with; without one there is nothing to note. If the loop
+    `settles`, the last turn may be laid down again.
     """
     tape = context.tape
     before: Place | None = None
@@ -254,4 +269,6 @@ def _noticing(count: int) -> Iterator[int]:
             mark = tape.marks[here.mark] if here.mark < end.mark else None
             if mark is not None and mark.position == here.event < end.event:
                 tape.marks[here.mark] = mark._replace(period=end.event - here.event)
+                if settles:
+                    tape.turn = Turn(here.event, here.storage, here.mark, end.event)
         before = here
