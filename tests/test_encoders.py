@@ -5,7 +5,6 @@ That their memory is right is held against records; here is what records can't s
 
 import pytest
 
-import vrambudget
 from vrambudget.config.job import Job
 from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -159,13 +158,6 @@ def test_bart_has_as_many_layers_on_each_side_as_its_file_says():
 
     attention, norm = 4 * (8 * 8 + 8), 2 * 8
     assert two - one == 2 * attention + 3 * norm + (12 * 8 + 12) + (8 * 12 + 8)
-
-
-def test_generation_of_bart_is_refused_with_what_rehearses_it():
-    with pytest.raises(NotModelledError, match="generation with bart") as caught:
-        vrambudget.estimate("bart-base", mode="generate", gpu="a100-80gb")
-
-    assert "vrambudget rehearse" in (caught.value.hint or "")
 
 
 def test_a_classifier_has_a_row_for_each_label():

@@ -94,6 +94,14 @@ def test_generation_with_other_models_is_refused_by_name():
 
 
 T5 = {"model_type": "t5", "num_layers": 6, "num_decoder_layers": 2, "vocab_size": 99}
+BART = {"model_type": "bart", "d_model": 64, "vocab_size": 500} | {
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
 
 
 def test_an_encoder_runs_once_and_its_keys_and_values_stay_as_they_are():
@@ -109,10 +117,11 @@ def test_an_encoder_runs_once_and_its_keys_and_values_stay_as_they_are():
 @pytest.mark.parametrize(
     "fields", [{}, {"num_beams": 3}, {"cache": "none"}, {"cache": "static"}], ids=str
 )
-def test_steps_of_a_decoder_that_are_found_take_what_walked_ones_take(fields, monkeypatch):
-    found = tape_of(T5, prompt=16, new=40, batch=2, **fields)
+@pytest.mark.parametrize("model", [T5, BART], ids=["t5", "bart"])
+def test_steps_of_a_decoder_that_are_found_take_what_walked_ones_take(model, fields, monkeypatch):
+    found = tape_of(model, prompt=16, new=40, batch=2, **fields)
     monkeypatch.setattr("vrambudget.inference.generate._FEWEST", 1000)
-    in_full = tape_of(T5, prompt=16, new=40, batch=2, **fields)
+    in_full = tape_of(model, prompt=16, new=40, batch=2, **fields)
     assert any(mark.steps for mark in found.marks)
     assert peaks_by_part(found) == peaks_by_part(in_full)
 
@@ -129,6 +138,36 @@ def test_a_static_cache_of_t5_is_two_whole_ones(attention):
     assert found.breakdown["KV cache"] == 6 * (2 * (7 + 4) * 4 * 512 * 2 + 2 * 8)
 
 
+@pytest.mark.parametrize(("cache", "own"), [("dynamic", 12 - 1), ("static", 12)])
+def test_bart_keeps_its_own_keys_and_values_and_the_encoders(cache, own):
+    """Its static cache has the decoder's layers, more than the encoder's."""
+    tape = tape_of(BART, prompt=20, new=12, batch=2, cache=cache)
+    last = next(m.position for m in tape.marks if m.phase == "decode 11")
+    lengths = 2 * 8 * 3 if cache == "static" else 0
+    assert cached_at(tape, last) == 2 * 3 * (own + 20) * 2 * 64 * 2 + lengths
+
+
+def test_bart_is_made_to_end_with_a_token():
+    tape = tape_of(BART, prompt=20, new=4, batch=2)
+    marks = [mark.position for mark in tape.marks if mark.phase.startswith("decode")]
+    made = [i for i, operation in enumerate(tape.operations) if operation == "full_like"]
+    forced = [i for i in made if tape.sizes[i] == 2 * 500 * 4]
+    assert len(forced) == 1
+    assert tape.events.index(forced[0]) > marks[-1]
+
+
+def test_short_rows_are_sorted_in_place():
+    def sorts(vocabulary):
+        model = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}
+        tape = tape_of(
+            {**model, "vocab_size": vocabulary}, prompt=4, new=1, batch=3, sample=True, top_p=0.9
+        )
+        return [s for s, o in zip(tape.sizes, tape.operations, strict=True) if o == "sort"]
+
+    assert sorts(4096) == [3 * 4096 * 4, 3 * 4096 * 8]
+    assert len(sorts(4097)) > 2
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -136,9 +175,10 @@ def test_a_static_cache_of_t5_is_two_whole_ones(attention):
         ({"cache": "quantized"}, "cache 'quantized' of an encoder-decoder"),
     ],
 )
-def test_caches_that_t5_cannot_have_are_refused(fields, words):
+@pytest.mark.parametrize("model", [T5, BART], ids=["t5", "bart"])
+def test_caches_that_an_encoder_decoder_cannot_have_are_refused(model, fields, words):
     with pytest.raises(NotModelledError, match=words):
-        tape_of(T5, prompt=16, new=4, **fields)
+        tape_of(model, prompt=16, new=4, **fields)
 
 
 def test_a_static_cache_has_no_more_layers_than_the_encoder():
@@ -293,6 +333,11 @@ def test_how_long_an_answer_may_be_is_a_command(capsys):
     assert json.loads(capsys.readouterr().out)["prompt"] == 16
     with pytest.raises(VramBudgetError, match="has no new tokens"):
         longest_answer(resolve("gpt2", gpu="8GB"))
+
+
+def test_a_cache_quantised_by_hqq_is_refused_by_name():
+    with pytest.raises(NotModelledError, match="with HQQ is not modelled"):
+        tape_of("gpt2", prompt=8, new=2, cache="quantized", cache_backend="hqq")
 
 
 def test_a_quantised_cache_refuses_what_generate_does():

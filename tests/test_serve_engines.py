@@ -167,6 +167,7 @@ def test_requests_of_the_warm_up_are_as_long_as_they_may_be():
     [
         (["llama-3.1-8b", "--num-shard", "2"], "num_shard 2 is not modelled"),
         (["gemma-2-2b"], "gemma2 in TGI is not modelled"),
+        (["llama-3.1-8b", "--quantize", "eetq"], "quantize 'eetq' is not modelled"),
         (["llama-3.1-8b", "--max-input-tokens", "9", "--max-total-tokens", "9"], "less than max"),
         (["llama-3.1-8b", "--max-total-tokens", "999999"], "has 131072 positions"),
         (["llama-3.1-8b", "--kv-cache-dtype", "fp8"], "kv_cache_dtype is 'fp8'"),

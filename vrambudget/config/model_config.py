@@ -130,8 +130,12 @@ class ModelConfig(Settings):
     """Versions of transformers whose code is followed, the oldest first; () where it is no code of
     transformers. Each family says so itself, and kept records of each version back it."""
 
-    begins_with_token: ClassVar[bool] = True
-    """Whether its configuration names a first token (bos_token_id) if a file does not."""
+    special_tokens: ClassVar[int] = 2
+    """Tokens that `generate` puts on the device: pad, and of those that the model's configuration
+    names, if a file does not, the first one (bos_token_id) and that of a decoder."""
+
+    forces_last_token: ClassVar[bool] = False
+    """Whether `generate` ends with a token that its configuration names (forced_eos_token_id)."""
 
     has_experts: ClassVar[bool] = False
     """Whether its layers are mixtures of experts."""

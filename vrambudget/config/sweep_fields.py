@@ -125,6 +125,7 @@ class SweepFields(TypedDict, total=False):
         | Iterable[Literal["dynamic", "static", "offloaded", "quantized", "none"]]
     )
     cache_bits: Literal[2, 4] | Iterable[Literal[2, 4]]
+    cache_backend: Literal["quanto", "hqq"] | Iterable[Literal["quanto", "hqq"]]
     sample: bool | Iterable[bool]
     temperature: float | Iterable[float]
     top_k: int | Iterable[int]

@@ -74,11 +74,7 @@ class BeamSearch(Sampling):
         B, K, _ = self.running_sequences.shape
         self.logits = made("to_copy", (rows, vocabulary), float32)
         self.log_probs = log_softmax(self.logits)
-        scores = self.log_probs
-        for process in self.processors:
-            scores = process(scores)
-        self.log_probs = scores
-        del scores
+        self.log_probs = self.processed(self.log_probs, self.length)
         if self.settings.return_logits:
             self.kept.append(clone(self.logits))
         if self.settings.return_scores:

@@ -69,7 +69,7 @@ def generate(
 ) -> object:
     """GenerationMixin.generate, whose variables hold the prompt's masks to its end."""
     tape = context.tape
-    tokens = [made("to_device", (), int64) for _ in range(1 + settings.begins_with_token)]
+    tokens = [made("to_device", (), int64) for _ in range(settings.special_tokens)]
     position_ids: Tensor | None = None
     encoded: Tensor | None = None
     if isinstance(model, EncoderDecoder):

@@ -1,13 +1,16 @@
-"""Logits processors that sampling has by default or by option, in the order of `generate`.
+"""Logits processors: a last token that a configuration forces, and what sampling has.
 
-Source: generation/logits_process.py of transformers 5.17 (TemperatureLogitsWarper,
-TopKLogitsWarper, TopPLogitsWarper), generation/utils.py (_get_logits_processor).
+Sampling's are those of its defaults and options, in the order of `generate`.
+
+Source: generation/logits_process.py of transformers 5.17 (ForcedEOSTokenLogitsProcessor,
+TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper), generation/utils.py
+(_get_logits_processor).
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from vrambudget.dtypes import bool_, float32
+from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.settings import GenerateSettings
 from vrambudget.ops.creation import made
@@ -32,6 +35,22 @@ def processors_of(settings: GenerateSettings) -> list[Processor]:
     if settings.top_p < 1:
         found.append(_most_probable)
     return found
+
+
+def forced_token() -> Tensor:
+    """ForcedEOSTokenLogitsProcessor: the token [1], which is looked at to be positive."""
+    token = made("to_device", (1,), int64)
+    is_negative = made("lt", (1,), bool_)
+    found = made("any", (), bool_)
+    del is_negative, found
+    return token
+
+
+def scores_of_forced_token(scores: Tensor) -> Tensor:
+    """Return scores [B, V] of the last step: minus infinity but for the token."""
+    forced = made("full_like", scores.shape, float32)
+    made("index_put_", (), float32)  # its zero; freed at once
+    return forced
 
 
 def _divided(scores: Tensor) -> Tensor:

@@ -23,7 +23,12 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.inference.model_inputs import ModelInputs, next_positions, with_ones, with_tokens
-from vrambudget.inference.processors import Processor, processors_of
+from vrambudget.inference.processors import (
+    Processor,
+    forced_token,
+    processors_of,
+    scores_of_forced_token,
+)
 from vrambudget.inference.settings import EncoderDecoder, GenerateSettings, Marker
 from vrambudget.models.parts.anew import Anew
 from vrambudget.models.parts.cache import AnyCache, Cache
@@ -65,6 +70,7 @@ class Sampling:
         self.encoder_states: Tensor | None = None
         self.model_inputs: ModelInputs | None = None
         self.kept: list[Tensor] = []  # scores and logits of each step, to be returned
+        self.last_token = forced_token() if settings.forces_last_token else None
         self.start(settings)
 
     def start(self, settings: GenerateSettings) -> None:
@@ -242,9 +248,7 @@ class Sampling:
         self.lengthen_inputs()
         rows, _, vocabulary = outputs[0].logits.shape
         self.next_token_logits = made("to_copy", (rows, vocabulary), float32)
-        scores = self.next_token_logits
-        for process in self.processors:
-            scores = process(scores)
+        scores = self.processed(self.next_token_logits, self.input_ids.shape[1])
         self.next_token_scores = scores
         self._keep_returned(scores, self.next_token_logits)
         if self.settings.sample:
@@ -255,6 +259,14 @@ class Sampling:
         del scores
         self.input_ids = with_tokens(self.input_ids, self.next_tokens)
         self._stop()
+
+    def processed(self, scores: Tensor, length: int) -> Tensor:
+        """Return scores [B, V] as all processors leave them, for rows of so many tokens."""
+        if self.last_token is not None and length == self.settings.prompt + self.settings.new - 1:
+            scores = scores_of_forced_token(scores)
+        for process in self.processors:
+            scores = process(scores)
+        return scores
 
     def lengthen_inputs(self) -> None:
         """_update_model_kwargs_for_generation: an encoder's mask stays as it is."""

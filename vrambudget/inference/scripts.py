@@ -55,10 +55,17 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
     if config.new_cache() is None or job.task not in {"causal-lm", "seq2seq-lm"}:
         raise NotModelledError(
             f"generation with {config.model_type} for {job.task} is not modelled",
-            hint="decoders of transformers with a language modelling head are, and T5;"
+            hint="decoders of transformers with a language modelling head are, and T5 and BART;"
             " `vrambudget rehearse --gpu GPU -- python generate.py` runs a script as it is",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
+    if job.cache == "quantized" and job.cache_backend == "hqq":
+        raise NotModelledError(
+            "a quantised cache with HQQ is not modelled: its solver ends by values, and gives"
+            " PyTorch's cache back each time",
+            hint="--cache-backend quanto, transformers' default, has rules; or `vrambudget rehearse"
+            " --gpu GPU -- python generate.py`",
+        )
     if job.cache == "static" and isinstance(config, T5Config):
         _check_static(config)
     begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder
@@ -89,5 +96,6 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
         return_logits=job.return_logits,
         shown=settings.shown,
         padded=job.padding == "left",
-        begins_with_token=config.begins_with_token,
+        special_tokens=config.special_tokens,
+        forces_last_token=config.forces_last_token,
     )

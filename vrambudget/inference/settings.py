@@ -56,5 +56,6 @@ class GenerateSettings:
     return_logits: bool = False
     shown: int | None = None  # a decoding step that has to be on the tape
     padded: bool = False  # prompts are: masks are built
-    begins_with_token: bool = True  # the model's configuration names a bos_token_id
+    special_tokens: int = 2  # on the device: of padding, and what prompts and decoders begin with
+    forces_last_token: bool = False  # the configuration names one: forced_eos_token_id
     takes_positions: bool = True  # the model's forward pass does

@@ -158,10 +158,10 @@ def _tgi(model: ModelSource, gpu: Gpu, options: TgiOptions, context: int | None)
 def _not_quantised(found: FoundModel) -> DecoderConfig:
     if found.values.get("quantization_config"):
         raise NotModelledError(
-            "quantised weights are not modelled as this engine loads them",
+            "quantised weights are not modelled as TGI loads them",
             where=found.where,
-            hint="--engine vllm has rules for them; a configuration without quantization_config"
-            " is that of 16-bit weights",
+            hint="--engine vllm and sglang have rules for them; a configuration without"
+            " quantization_config is that of 16-bit weights",
         )
     return load_decoder(found.values, where=found.where)
 

@@ -21,7 +21,7 @@ Not modelled: columns of x with a value of 6.0 or more, see `outlier_bytes`; oth
 
 from dataclasses import dataclass
 
-from vrambudget.dtypes import bool_, float16, float32, int8, int32
+from vrambudget.dtypes import bool_, float16, float32, int8, int32, int64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import no_grad
@@ -78,11 +78,11 @@ def linear_8bit(x: Tensor, weight: EightBit, bias: Tensor | None) -> Tensor:
 def outlier_bytes(rows: int, out_features: int, itemsize: int) -> int:
     """Return what a product takes more for each column of x that has a value of 6.0 or more.
 
-    The column of x [R], and that of the weight [O], in x's type, beside the codes' product; they
-    are multiplied and added to it. Of a product whose x needs a gradient, the former is kept.
+    Its index, the column of x [R], and that of the weight [O], in x's type, beside the codes'
+    product; they are multiplied and added to it. Where x needs a gradient, its column is kept.
     Source: backends/default/ops.py (int8_mixed_scaled_mm).
     """
-    return (rows + out_features) * itemsize
+    return (rows + out_features) * itemsize + int64.itemsize
 
 
 def _product(x: Tensor, weight: EightBit, bias: Tensor | None) -> Tensor:

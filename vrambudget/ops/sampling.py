@@ -9,7 +9,8 @@
 Nothing here is followed by autograd.
 
 Source: aten/src/ATen/native/cuda/TensorTopK.cu (should_use_multiblock, get_items_per_thread,
-mbtopk::launch), Sort.cu (launch_stable_sort_kernel, segmented_sort_pairs_by_full_sort),
+mbtopk::launch), Sort.cpp (sort_cuda_kernel),
+Sort.cu (should_use_small_sort, launch_stable_sort_kernel, segmented_sort_pairs_by_full_sort),
 Distributions.cpp (multinomial), TensorCompare.cpp. Torch 2.11.
 CUB's tile for float32 keys was read off requests for compute capability 8.0.
 Not modelled: rows of a million and more; topk of more than 4096 values.
@@ -33,6 +34,7 @@ _THREADS = 256
 _BLOCKS_PER_MULTIPROCESSOR = 6  # 65,536 registers; 40 for each of 256 threads
 _ITEMS = (4, 64)  # of a thread, at least and at most
 _SEGMENTED_FROM = 128  # rows
+_SORTED_IN_PLACE = 4096  # elements of a row, at most
 _MULTIBLOCK = (  # rows up to, row's length from
     *((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800)),
     (2**31, 400),
@@ -83,6 +85,8 @@ def sort_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     n = B * V
     context.operation = "sort"
     values, indices = empty(x.shape, x.dtype), empty(x.shape, int64)
+    if V <= _SORTED_IN_PLACE:
+        return values, indices
     positions = empty(x.shape, int64)  # with each element's row; alone, or where it was
     if B == 1:
         empty_bytes(sort_floats_bytes(n))  # freed at once: nobody holds it

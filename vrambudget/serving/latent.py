@@ -10,7 +10,10 @@
 Source: vllm/model_executor/models/deepseek_v2.py, layers/rotary_embedding/
 deepseek_scaling_rope.py, v1/kv_cache_interface.py (MLAAttentionSpec). vLLM 0.19.
 Not modelled: sparse attention (V3.2), layers of multi-token prediction, quantised weights. Of the
-one start that was published (V2 Lite, 29.43 GiB) 0.11 GiB of weights are not explained.
+one start of 0.19 that was published (V2 Lite, 29.43 GiB) 107 to 117 MiB of weights are not
+explained. A start of 0.5.0 took 29.301 GiB (pull request 4650): what is counted here with a table
+in 16 bit. Copies of kv_b_proj's halves, which SGLang makes, would be 108 MiB; the source that was
+read keeps views of it (mla_attention.py, process_weights_after_loading), so none are counted.
 """
 
 from collections.abc import Iterator

@@ -111,6 +111,20 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
 
 
+TgiQuantisation = Literal[
+    "awq",
+    "compressed-tensors",
+    "eetq",
+    "exl2",
+    "gptq",
+    "marlin",
+    "bitsandbytes",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+    "fp8",
+]
+
+
 class TgiOptions(Settings, heading="server, with --engine tgi"):
     """text-generation-inference's launcher arguments, with its defaults."""
 
@@ -131,6 +145,9 @@ class TgiOptions(Settings, heading="server, with --engine tgi"):
         1.0, description="the part of the card that the server may take, of which it leaves a tenth"
     )
     num_shard: Size = Field(1, description="cards that share each layer")
+    quantize: TgiQuantisation | None = Field(
+        None, description="of the weights: has no rules here (vllm's --quantization has)"
+    )
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = Field(
         None, description="of keys and values (default: the weights')"
     )

@@ -119,6 +119,12 @@ def _check(config: DecoderConfig, gpu: Gpu, options: TgiOptions) -> None:
             f"{config.model_type} in TGI is not modelled",
             hint=f"there is {', '.join(sorted(_FAMILIES))}; --engine vllm has more",
         )
+    if options.quantize is not None:
+        raise NotModelledError(
+            f"quantize {options.quantize!r} is not modelled: TGI joins, repacks and quantises"
+            " weights in ways of its own",
+            hint="--engine vllm --quantization has rules for awq, gptq, fp8 and bitsandbytes",
+        )
     if config.head_width not in _HEADS or gpu.compute_capability < _AMPERE:
         raise NotModelledError(
             f"TGI's cache for heads of {config.head_width} on {gpu.name} is not modelled",

@@ -32,6 +32,9 @@ class Generation(Settings, heading="generation"):
     cache_bits: CacheBits = Field(
         4, description="of a quantised cache: nbits of its cache_config, with quanto as its backend"
     )
+    cache_backend: Literal["quanto", "hqq"] = Field(
+        "quanto", description="of a quantised cache: backend of its cache_config; hqq has no rules"
+    )
     sample: bool = Field(default=False, description="draw tokens: do_sample=True")
     temperature: Annotated[float, Field(gt=0)] = Field(
         1.0, description="divides the logits before tokens are drawn"

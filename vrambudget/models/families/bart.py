@@ -1,11 +1,11 @@
 """BART as transformers writes it (models/bart/modeling_bart.py).
 
 An encoder, and a decoder that reads it; norms after each part, learned positions, one embedding for
-encoder, decoder and head. With labels nothing is cached, and the decoder makes a mask of ones that
-it then looks at.
+encoder, decoder and head. With labels nothing is cached. The decoder makes a mask of ones for all
+tokens so far, and looks at it.
 
 Not modelled: layers that are skipped at random (`encoder_layerdrop`, `decoder_layerdrop`), which
-are counted as never skipped; generation; classifiers.
+are counted as never skipped; classifiers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,8 @@ from vrambudget.dtypes import float32, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.bart_layers import DecoderLayer, EncoderLayer, Sizes
+from vrambudget.models.parts.bart_layers import Attention, DecoderLayer, EncoderLayer, Sizes
+from vrambudget.models.parts.cache import EncoderDecoderCache
 from vrambudget.models.parts.labels import shift_right
 from vrambudget.models.parts.layers import Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
@@ -95,27 +96,39 @@ class Decoder(Stack):
 
     def __init__(self, config: "BartConfig") -> None:
         super().__init__(config, config.decoder, DecoderLayer)
+        for index, layer in enumerate(self.layers):
+            for attention in layer.children():
+                if isinstance(attention, Attention):
+                    attention.layer_idx = index
 
     def forward(
-        self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_mask: Tensor | None
+        self,
+        input_ids: Tensor,
+        encoder_hidden_states: Tensor,
+        encoder_mask: Tensor | None,
+        cache: EncoderDecoderCache | None = None,
     ) -> Tensor:
         """[B, T], [B, S, C] -> [B, T, C]."""
         B, T = input_ids.shape
         inputs_embeds = self.embed_tokens(input_ids)
+        past = None if cache is None else cache.self_attention
+        seen = 0 if past is None else past.seen
         first = arange(T)
         position_ids = made("add", (T,), int64)
         del first
-        attention_mask = made("ones", (B, T), float32)
-        mask = causal_mask_of_ones(inputs_embeds, attention_mask)
+        # of a static cache its length is on the device
+        length = made("add", (), int64) if seen and cache is not None and cache.is_static else None
+        attention_mask = made("ones", (B, seen + T), float32)
+        mask = causal_mask_of_ones(inputs_embeds, attention_mask, past)
         del attention_mask  # the mask's name, from here on
         encoder_mask = bidirectional_mask(inputs_embeds, encoder_mask, encoder_hidden_states)
         positions = self.embed_positions(1, position_ids)
         hidden_states = self.embedded(inputs_embeds, positions)
         for layer in self.layers:
             hidden_states = layer(
-                hidden_states, mask, encoder_hidden_states, encoder_mask=encoder_mask
+                hidden_states, mask, encoder_hidden_states, encoder_mask=encoder_mask, cache=cache
             )
-        del positions, position_ids, inputs_embeds  # held until here
+        del positions, position_ids, inputs_embeds, length  # held until here
         return hidden_states
 
 
@@ -148,18 +161,44 @@ class BartForConditionalGeneration(Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.shared.weight
 
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B, S] -> [B, S, C]."""
+        hidden_states: Tensor = self.model.encoder(input_ids, attention_mask)
+        return hidden_states
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        cache: EncoderDecoderCache | None = None,
+        use_cache: bool = True,
+    ) -> Outputs:
+        """[B, T] and the encoder's [B, S, C] -> logits [B, T, V]."""
+        del use_cache  # `generate` makes the cache
+        sequence_output = self.model.decoder(
+            decoder_input_ids, hidden_states, attention_mask, cache
+        )
+        logits = self._logits(sequence_output)
+        del sequence_output  # held until here
+        return Outputs(None, logits, (hidden_states, cache))
+
     def forward(
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Outputs:
         """[B, S], [B, T] -> loss and logits [B, T, V]."""
         decoder_input_ids = shift_right(labels)
         sequence_output, encoded = self.model(input_ids, attention_mask, decoder_input_ids)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            lm_logits = self.lm_head(sequence_output)
-            lm_logits = add(lm_logits, self.final_logits_bias)
+        lm_logits = self._logits(sequence_output)
         loss = class_loss(lm_logits, labels)
         del sequence_output, decoder_input_ids  # held until here
         return Outputs(loss, lm_logits, (encoded,))
+
+    def _logits(self, sequence_output: Tensor) -> Tensor:
+        with made_for(Purpose.LOGITS_AND_LOSS):
+            lm_logits = self.lm_head(sequence_output)
+            return add(lm_logits, self.final_logits_bias)
 
 
 class BartConfig(ModelConfig):
@@ -184,6 +223,8 @@ class BartConfig(ModelConfig):
 
     tasks = ("seq2seq-lm",)
     loads_in_4bit = False
+    special_tokens = 3
+    forces_last_token = True
     followed_in = ("5.17",)
     aliases: ClassVar[Mapping[str, str]] = {
         "d_model": "hidden_size",
@@ -231,6 +272,10 @@ class BartConfig(ModelConfig):
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
         yield from divides(self, "decoder_attention_heads", into="hidden_size")
+
+    def new_cache(self) -> EncoderDecoderCache:
+        """Return an empty cache of keys and values."""
+        return EncoderDecoderCache.of(self.decoder_layers)
 
     def build(self, task: Task) -> BartForConditionalGeneration:
         """Return the model, its weights allocated."""

@@ -42,7 +42,7 @@ class GlmLike(DecoderConfig):
     attention_bias: bool = True
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
 
-    begins_with_token = False
+    special_tokens = 1
 
     @property
     def rotary_width(self) -> int:

@@ -224,7 +224,7 @@ class GptOssConfig(BothMasksConfig, MoeConfig):
     num_experts_per_tok: Size = 4
     attention_bias: bool = True
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("5.17",)
     attentions = ("eager",)
     norm = Olmo2RMSNorm

@@ -94,7 +94,7 @@ class Olmo2Config(DecoderConfig):
     max_position_embeddings: Size = 2048
     attention_bias: bool = False
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("5.17",)
     norm = Olmo2RMSNorm
     rotary_embedding = Olmo2RotaryEmbedding

@@ -31,7 +31,7 @@ class Olmo3Config(RotaryByKindConfig):
     attention_bias: bool = False
     sliding_window: Size | None = 4096
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("5.17",)
     norm = Olmo2RMSNorm
     rotary_embedding = Olmo2RotaryEmbedding

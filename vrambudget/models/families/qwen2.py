@@ -23,7 +23,7 @@ class Qwen2Config(LaterLayersSlide):
     num_key_value_heads: Size | None = 32
     max_position_embeddings: Size = 32768
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("4.57", "5.17")
     ignored_keys = LaterLayersSlide.ignored_keys | {"use_mrope"}
 

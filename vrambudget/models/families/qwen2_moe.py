@@ -67,7 +67,7 @@ class Qwen2MoeConfig(MoeConfig):
     mlp_only_layers: Layers | None = None
     qkv_bias: bool = True
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("5.17",)
     ignored_keys = MoeConfig.ignored_keys | {"max_window_layers", "layer_types"}
 

@@ -46,7 +46,7 @@ class Qwen3Config(LaterLayersSlide):
     max_position_embeddings: Size = 32768
     attention_bias: bool = False
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("4.57", "5.17")
 
     def layer(self) -> DecoderLayer:

@@ -91,7 +91,7 @@ class Qwen3MoeConfig(MoeConfig):
     norm_topk_prob: bool = False
     mlp_only_layers: Layers | None = None
 
-    begins_with_token = False
+    special_tokens = 1
     followed_in = ("5.17",)
     aliases: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
     ignored_keys = MoeConfig.ignored_keys | {"max_window_layers"}

@@ -2,8 +2,6 @@
 
     norm(x + dropout(part(x)))  for each part
 
-Not modelled: a cache of keys and values, which training with labels has not.
-
 Source: models/bart/modeling_bart.py of transformers 5.17.
 """
 
@@ -13,6 +11,7 @@ from vrambudget.dtypes import bool_, float16
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.cache import EncoderDecoderCache
 from vrambudget.models.parts.encoder import eager_attention, heads
 from vrambudget.models.parts.layers import CheckpointedLayer, LayerNorm, Linear
 from vrambudget.ops.creation import made
@@ -39,6 +38,8 @@ class Sizes:
 class Attention(Module):
     """BartAttention."""
 
+    layer_idx = 0
+
     def __init__(self, sizes: Sizes, *, is_causal: bool = False) -> None:
         width = sizes.width
         self.is_causal, self.dropout_p = is_causal, sizes.attention_dropout
@@ -53,13 +54,11 @@ class Attention(Module):
         hidden_states: Tensor,
         mask: Tensor | None,
         key_value_states: Tensor | None = None,
+        cache: EncoderDecoderCache | None = None,
     ) -> Attended:
         """[B, T, C], [B, S, C] -> [B, T, C] and the weights."""
         query = heads(self.q_proj(hidden_states), self.head_dim)
-        states = hidden_states if key_value_states is None else key_value_states
-        key = self.k_proj(states)
-        value = self.v_proj(states)
-        key, value = heads(key, self.head_dim), heads(value, self.head_dim)
+        key, value = self._keys_and_values(hidden_states, key_value_states, cache)
         output, weights = attend(
             query,
             key,
@@ -72,6 +71,22 @@ class Attention(Module):
         output = contiguous(reshape(output, *output.shape[:2], -1))
         output = self.out_proj(output)
         return output, weights
+
+    def _keys_and_values(
+        self, hidden_states: Tensor, encoded: Tensor | None, cache: EncoderDecoderCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of all tokens so far, or of the encoder's states [B, S, C]."""
+        layer = None
+        if cache is not None:
+            own = cache.self_attention if encoded is None else cache.cross_attention
+            layer = own.layers[self.layer_idx]
+            if encoded is not None and layer.keys is not None and layer.values is not None:
+                return layer.keys, layer.values  # is_updated
+        states = hidden_states if encoded is None else encoded
+        key = self.k_proj(states)
+        value = self.v_proj(states)
+        key, value = heads(key, self.head_dim), heads(value, self.head_dim)
+        return (key, value) if layer is None else layer.update(key, value)
 
 
 class _Layer(CheckpointedLayer):
@@ -158,16 +173,17 @@ class DecoderLayer(_Layer):
         encoder_hidden_states: Tensor,
         *,
         encoder_mask: Tensor | None,
+        cache: EncoderDecoderCache | None = None,
     ) -> Tensor:
         """[B, T, C], [B, S, C] -> [B, T, C]."""
         residual = hidden_states
-        hidden_states, _ = self.self_attn(hidden_states, mask=mask)
+        hidden_states, _ = self.self_attn(hidden_states, mask=mask, cache=cache)
         hidden_states = self.dropped(hidden_states)
         hidden_states = add(residual, hidden_states)
         hidden_states = self.self_attn_layer_norm(hidden_states)
         residual = hidden_states
         hidden_states, _ = self.encoder_attn(
-            hidden_states, key_value_states=encoder_hidden_states, mask=encoder_mask
+            hidden_states, key_value_states=encoder_hidden_states, mask=encoder_mask, cache=cache
         )
         hidden_states = self.dropped(hidden_states)
         hidden_states = add(residual, hidden_states)

@@ -9,7 +9,9 @@
 Source: cache_utils.py of transformers 5.17 (QuantizedLayer, QuantoQuantizedLayer); optimum-quanto
 0.2.7: tensor/optimizers (MaxOptimizer), library/quantize.py (quantize_affine), tensor/packed.py
 (pack_weights), library/extensions/cuda/unpack.cu, tensor/qbits.py (QBitsDequantizer).
-Not modelled: the HQQ backend; beams (transformers reorders the newest tokens alone).
+Not modelled: the HQQ backend, whose solver ends by values (hqq/core/optimize.py: early_stop) and
+which gives PyTorch's cache back in each quantisation; beams (transformers reorders the newest
+tokens alone).
 """
 
 import sys
