@@ -94,3 +94,12 @@ def meta_of(v: Tensor) -> torch.Tensor:
     return torch.empty_strided(
         v.shape, v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device="meta"
     )
+
+
+def no_rule(name: str, error: Exception) -> NotModelledError:
+    """Return the error for an operation, or a node of backward, that PyTorch cannot run on meta."""
+    reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    return NotModelledError(
+        f"the operation {name} has no rule, and PyTorch's own code does not tell: {reason}",
+        hint=REHEARSE,
+    )

@@ -23,7 +23,7 @@ from vrambudget.engine.checkpoint import CheckpointFrame, Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.followed import kernels
-from vrambudget.followed.counted import dtype_of, meta_of
+from vrambudget.followed.counted import dtype_of, meta_of, no_rule
 from vrambudget.tape.events import Storage
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
@@ -219,8 +219,11 @@ class Call:
             metas.append(meta)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         tracer.runs_formula = True
-        with torch.no_grad(), hooks, tracer:
-            result = function(*metas)
+        try:
+            with torch.no_grad(), hooks, tracer:
+                result = function(*metas)
+        except (NotImplementedError, RuntimeError) as error:
+            raise no_rule(function.name(), error) from error
         outgoing = result if isinstance(result, tuple) else (result,)
         return tuple(
             None if meta is None else known.get(id(meta)) or self._tensor(meta) for meta in outgoing

@@ -23,9 +23,9 @@ from vrambudget.dtypes import int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import NotModelledError
 from vrambudget.followed import casts, known, regions
-from vrambudget.followed.counted import CARD, REHEARSE, Counted, counted, dtype_of
+from vrambudget.followed.counted import CARD, Counted, counted, dtype_of, no_rule
 from vrambudget.followed.derived import Call, mapped
 from vrambudget.followed.hooks import LeafHooks
 from vrambudget.followed.rules import ATTRIBUTES, RULES, WRITING
@@ -187,7 +187,7 @@ class _Handled:
         try:
             result = call.run(func, *metas)
         except (NotImplementedError, RuntimeError) as error:
-            raise _no_rule(name, error) from error
+            raise no_rule(name, error) from error
         ours, written = call.finish(result)
         for v, new in written.items():
             if v in self.found:
@@ -249,6 +249,8 @@ def body_of(function: types.FunctionType) -> Callable[..., Any]:
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is not None:
         function = wrapped
+    if not isinstance(function, types.FunctionType):  # a method of C++ behind a decorator
+        return function
     used = function.__code__.co_names
     names: dict[str, Any] = {
         name: (lambda *_: False) for name in used if name.startswith("has_torch_function")
@@ -301,14 +303,6 @@ def _off_the_card(value: Any) -> Any:
     """Return a device, or its name, as the one where nothing is computed; other words stay."""
     is_word = isinstance(value, str) and value.partition(":")[0] != CARD.type
     return value if is_word else torch.device("meta")
-
-
-def _no_rule(name: str, error: Exception) -> VramBudgetError:
-    reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-    return NotModelledError(
-        f"the operation {name} has no rule, and PyTorch's own code does not tell: {reason}",
-        hint=REHEARSE,
-    )
 
 
 def _stack() -> Iterator[tuple[str, int]]:
