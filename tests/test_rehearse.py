@@ -284,6 +284,15 @@ def test_a_script_that_uses_no_gpu_is_told_so(tmp_path):
     assert run(file).warnings == ("the script never used the GPU",)
 
 
+def test_the_drivers_own_allocator_is_refused_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    file = tmp_path / "pools.py"
+    file.write_text("import torch\ntorch.zeros(3, device='cuda')\n")
+    result = run(file)
+    assert (result.ended, result.exit_code, result.warnings) == ("failed", 1, ())
+    assert "Rehearse without backend:cudaMallocAsync" in result.error
+
+
 def record_of(name):
     """Return what was measured of a job, where reads answer as a real card's do."""
     lines = (Path(__file__).parent / "records" / "reference.jsonl").read_text().splitlines()

@@ -17,6 +17,7 @@ _WITHOUT_CUDNN = {
 
 _WITHOUT_A_CARD = {"cusolver": "cuSOLVER", "cufft": "cuFFT", "cusparse": "cuSPARSE"}
 
+_OTHER_ALLOCATOR = "cudaMallocAsync"
 _UNKNOWN_OF_CUDNN = {
     "benchmark": "with torch.backends.cudnn.benchmark only a real card tells which engine is the"
     " fastest, and takes its workspace; here it is the first that cuDNN's heuristics name",
@@ -40,7 +41,7 @@ def warnings_of(
         yield "the process was killed and left no record: the peaks are those of its last step"
         return
     if not record["cuda"]:
-        yield "the script never used the GPU"
+        yield from _of_no_use(str(record.get("message")))
         return
     if sum(r.get("peaks", (0,))[-1] > 0 for r in records) > 1:
         yield "several processes used the card, each all of it; the highest peak is shown"
@@ -66,6 +67,12 @@ def warnings_of(
     if record.get("router"):
         yield _of_routing(record["router"], record["routing"])
     yield from _of_kernels(record, gpu)
+
+
+def _of_no_use(message: str) -> Iterator[str]:
+    """Say that the GPU was not used, where the error does not say why."""
+    if _OTHER_ALLOCATOR not in message:
+        yield "the script never used the GPU"
 
 
 def _of_failure(message: str) -> Iterator[str]:

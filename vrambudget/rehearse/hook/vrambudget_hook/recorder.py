@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .backend import check_backend
 from .counting import Iterations
 from .cudnn import Cudnn
 from .endings import Stopped, watch_clock, watch_endings
@@ -118,6 +119,7 @@ class Recorder:
         return follower
 
     def _cuda_starts(self) -> None:
+        check_backend(self.torch)
         self.cudnn.ask()
         if self.plan["stacks"] != "none":
             # Stacks of allocations only: gathering one at a free that an exception causes would
