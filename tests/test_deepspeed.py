@@ -8,7 +8,7 @@ from vrambudget.dtypes import bfloat16
 from vrambudget.engine.context import Platform, recording
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.parallel.deepspeed.partition import fullest_rank, partition
+from vrambudget.parallel.deepspeed.partition import fullest_rank, joined, partition
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import held_bytes
 from vrambudget.scenario import resolve
@@ -46,9 +46,11 @@ def test_a_parameter_that_reaches_into_a_rank_s_part_is_its_own():
 
 def test_slices_of_a_bucket_are_joined_where_they_are_one_rank_s():
     found = partition(parameters(5, 9, 4), Group(2))
-    backwards = [*reversed(found.parameters)]
-    assert found.slices_of(backwards) == [(1, 4), (0, 5), (1, 4), (0, 5)]
-    assert found.slices_of(found.parameters) == [(0, 10), (1, 8)]
+    each = [found.slices_of(p) for p in found.parameters]
+    assert joined(slice_ for slices in reversed(each) for slice_ in slices) == [
+        *((1, 4), (0, 5), (1, 4), (0, 5))
+    ]
+    assert joined(slice_ for slices in each for slice_ in slices) == [(0, 10), (1, 8)]
 
 
 def test_the_fullest_rank_is_one_that_a_large_parameter_ends_in():
@@ -159,3 +161,39 @@ def test_zero_3_s_own_linear_layer_keeps_no_gathered_weight_since_0_19():
 def test_offload_that_another_stage_has_is_refused():
     with pytest.raises(VramBudgetError, match="offload_param is True, a setting of ZeRO 3"):
         peaks(parallel="zero2", offload_param=True)
+
+
+def test_auto_sizes_are_those_that_trainer_makes_of_the_hidden_size():
+    scenario = resolve(
+        SMALL,
+        gpu="2xa100-80gb",
+        parallel="zero3",
+        reduce_bucket_size="auto",
+        prefetch_bucket_size="auto",
+        param_persistence_threshold="auto",
+        **BF16,
+    )
+    job = scenario.job
+    sizes = job.reduce_bucket_size, job.prefetch_bucket_size, job.param_persistence_threshold
+    assert sizes == (64 * 64, 3686, 640)
+
+
+@pytest.mark.parametrize("loop", ["trainer", "accelerate"])
+def test_libraries_build_the_model_in_main_memory_and_move_it_as_16_bit_weights(loop):
+    assert made("to_dtype", parallel="zero2", steps=1)[0] == 2 * 1000 * 64  # cast on the GPU
+    moved = made("to_device", parallel="zero2", loop=loop, steps=1)
+    assert moved[0] == 2 * 1000 * 64
+    assert made("parameter", parallel="zero2", loop=loop, steps=1) == []
+
+
+def test_trainer_gives_deepspeed_two_groups_of_parameters():
+    own, trainer = (
+        made("fp32_partition", parallel="zero2", loop=loop, steps=1)
+        for loop in ("plain", "trainer")
+    )
+    assert (len(own), len(trainer)) == (1, 2)
+
+
+def test_a_library_s_loop_over_fsdp_1_is_refused_by_name():
+    with pytest.raises(NotModelledError, match="the loop of accelerate with fsdp1"):
+        peaks(parallel="fsdp1", loop="accelerate", precision="fp32")

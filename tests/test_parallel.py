@@ -152,7 +152,7 @@ def test_trainer_under_ddp_has_its_logits_in_float32_twice():
     ("fields", "says"),
     [
         ({"parallel": "fsdp1", "loop": "trainer"}, "the loop of trainer with fsdp1"),
-        ({"parallel": "ddp", "loop": "trainer", "eval_batches": 2}, "Trainer's evaluation"),
+        ({"parallel": "ddp", "loop": "trainer", "eval_batches": 2}, "a library's evaluation"),
         ({"parallel": "ddp", "loop": "trainer", "mode": "eval"}, "the loop of trainer"),
     ],
 )

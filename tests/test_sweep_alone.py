@@ -77,3 +77,10 @@ def test_a_sweep_over_lengths_that_change_is_what_each_estimate_says():
     with pytest.raises(VramBudgetError, match="is a length, or several") as caught:
         vrambudget.sweep("gpt2", block="16:64")
     assert caught.value.hint == "lengths that change: block=64, shortest=16"
+
+
+def test_several_gpus_alike_are_ranks_and_of_one_number():
+    found = vrambudget.sweep("gpt2", batch=[1, 2], block=64, gpu="4xh100", parallel="ddp")
+    assert [record["ranks"] for record in found] == [4, 4]
+    with pytest.raises(VramBudgetError, match="gpu has 2 and 4 GPUs in one sweep"):
+        vrambudget.sweep("gpt2", gpu=["2xh100", "4xa100-80gb"], parallel="ddp")

@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = render_rows(_COLUMNS, [asdict(point) for point in found.curve], output)
         if output != "csv":
-            text = f"{_verdict(found, what, scenario.gpu, margin)}\n\n{text}"
+            ranks = scenario.job.layout.ranks
+            text = f"{_verdict(found, what, scenario.gpu, margin, ranks)}\n\n{text}"
     emit(text, args)
     return DONE if getattr(found, what) else DOES_NOT_FIT
 
@@ -120,9 +121,10 @@ def _request(args: argparse.Namespace) -> int:
     return DONE if longest else DOES_NOT_FIT
 
 
-def _verdict(found: Fit, what: What, card: Gpu, margin: int) -> str:
+def _verdict(found: Fit, what: What, card: Gpu, margin: int, ranks: int) -> str:
     size = getattr(found, what)
-    where = f"on {card.name}" + (f" with {format_bytes(margin)} left free" if margin else "")
+    each = f"each of {ranks} " if ranks > 1 else ""
+    where = f"on {each}{card.name}" + (f" with {format_bytes(margin)} left free" if margin else "")
     if not size:
         return f"not even {what} 1 fits {where}"
     largest = {"batch": "largest batch", "block": "longest block"}[what]

@@ -18,7 +18,7 @@ from vrambudget.config.fields.batches import Batches, Task, lengths_of
 from vrambudget.config.fields.evaluation import Evaluation
 from vrambudget.config.fields.generation import USUAL_PROMPT, Generation
 from vrambudget.config.fields.modules import Modules
-from vrambudget.config.fields.ranks import Ranks
+from vrambudget.config.fields.ranks import AUTO, Ranks
 from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
@@ -252,7 +252,19 @@ class Job(
         lengths = self._lengths(task, config)
         ways = config.attentions
         attends = {"attention": self.attention if self.attention in ways else ways[0]}
-        return self.model_copy(update={"task": task, **lengths, **masks, **evaluated, **attends})
+        given = {"task": task, **lengths, **masks, **evaluated, **attends, **self._auto(config)}
+        return self.model_copy(update=given)
+
+    def _auto(self, config: Limits) -> dict[str, int]:
+        """Return DeepSpeed's sizes that are "auto": they follow the hidden size."""
+        hidden = getattr(config, "hidden_size", None)
+        asked = {name for name in AUTO if getattr(self, name) == "auto"}
+        if asked and hidden is None:
+            raise VramBudgetError(
+                f"{min(asked)} is 'auto', and the model has no hidden_size",
+                hint="say a number of elements",
+            )
+        return {name: AUTO[name](hidden) for name in asked}
 
     def _lengths(self, task: Task, config: Limits) -> dict[str, int | None]:
         if self.mode == "generate":

@@ -236,8 +236,10 @@ class JobFields(TypedDict, total=False):
     """FSDP 1: the optimizer steps parts of the original parameters."""
     forward_prefetch: bool
     """FSDP 1: gather the next layer before this one computes."""
-    reduce_bucket_size: int
-    """DeepSpeed: elements of the buffer that gradients are reduced in."""
+    reduce_bucket_size: Literal["auto"] | int
+    """DeepSpeed: elements of the buffer that gradients are reduced in; auto: what Trainer makes of
+    the hidden size.
+    """
     overlap_comm: bool | None
     """DeepSpeed: reduce while backward runs, in two buffers (default: in stage 3)."""
     contiguous_gradients: bool
@@ -246,9 +248,9 @@ class JobFields(TypedDict, total=False):
     """DeepSpeed: reduce each rank's slices, not the whole buffer."""
     sub_group_size: int
     """ZeRO 3: elements of a rank that are stepped together."""
-    prefetch_bucket_size: int
+    prefetch_bucket_size: Literal["auto"] | int
     """ZeRO 3: elements that are gathered ahead, for each module."""
-    param_persistence_threshold: int
+    param_persistence_threshold: Literal["auto"] | int
     """ZeRO 3: parameters of so many elements or fewer stay whole."""
     model_persistence_threshold: int
     """ZeRO 3: elements of all parameters that stay whole, at most."""

@@ -52,8 +52,9 @@ def check_keys(record: Mapping[str, Any]) -> None:
 def job_of_record(record: Mapping[str, Any]) -> Job:
     """Return the job of a measured record; gaps are as the measuring loop has them."""
     given = {k: record[k] for k in record if k in Job.model_fields}
-    if isinstance(layout := given.get("parallel"), Mapping) and layout.get("method") == "trainer":
-        given = {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
+    layout = given.get("parallel")
+    if isinstance(layout, Mapping):
+        given = _of_method(layout.get("method"), given)
     gaps = {"precision": "fp32", "task": "causal-lm", "steps": 3}
     gaps |= {"draw": 0} if "shortest" in given else {}
     values = {**gaps, **_of_loop(given), **_of_cudnn(record), **given}
@@ -100,6 +101,13 @@ def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
     capability, capacity, multiprocessors = facts
     gpu = gpu_with_room(name, tuple(capability), capacity, source="the record's machine")
     return replace(gpu, multiprocessors=multiprocessors)
+
+
+def _of_method(method: object, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a job of several GPUs with the loop that its record's method names."""
+    if method == "trainer":
+        return {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
+    return {**given, "loop": "accelerate"} if method == "accelerate" else given
 
 
 def _of_loop(given: Mapping[str, Any]) -> dict[str, Any]:

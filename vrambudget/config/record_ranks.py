@@ -14,6 +14,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 READ_AS_ZERO = {"causal_mask": "built"}
 """How such records read back what decides about masks: rows looked packed, so masks were built."""
 
+_PREPARED = ("trainer", "accelerate")  # loops of libraries
 _SAME = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
     *("parameters_as_bucket_view", "no_sync", "replicate"),
@@ -44,10 +45,12 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp)}
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
-    if method == "trainer" and values.pop("fsdp", None):
+    if method in _PREPARED and values.pop("fsdp", None):
         fields |= {"parallel": "fsdp2", "reshard_after_forward": values.pop("reshard", True)}
         if values.pop("fsdp_checkpointing", False):
             fields["checkpointing"] = "full"
+    if method in _PREPARED and "stage" in values:
+        method = "zero"
     if method == "zero":
         fields |= _of_zero(values.pop("config", {}))
         fields["parallel"] = f"deepspeed{values.pop('stage', None)}"
@@ -72,7 +75,7 @@ def _of_zero(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layout(method: object, world: int, tp: int | None) -> str:
-    if method == "trainer":
+    if method in _PREPARED:
         return "ddp"
     if method == "zero":
         return "deepspeed"  # its stage follows

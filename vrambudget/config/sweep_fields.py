@@ -170,13 +170,13 @@ class SweepFields(TypedDict, total=False):
     )
     use_orig_params: bool | Iterable[bool]
     forward_prefetch: bool | Iterable[bool]
-    reduce_bucket_size: int | Iterable[int]
+    reduce_bucket_size: Literal["auto"] | int | Iterable[Literal["auto"] | int]
     overlap_comm: bool | Iterable[bool | None] | None
     contiguous_gradients: bool | Iterable[bool]
     reduce_scatter: bool | Iterable[bool]
     sub_group_size: int | Iterable[int]
-    prefetch_bucket_size: int | Iterable[int]
-    param_persistence_threshold: int | Iterable[int]
+    prefetch_bucket_size: Literal["auto"] | int | Iterable[Literal["auto"] | int]
+    param_persistence_threshold: Literal["auto"] | int | Iterable[Literal["auto"] | int]
     model_persistence_threshold: int | Iterable[int]
     max_live_parameters: int | Iterable[int]
     max_reuse_distance: int | Iterable[int]

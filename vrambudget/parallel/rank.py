@@ -2,11 +2,22 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter
+from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.training.clip import Clips
 from vrambudget.training.loops import CountedLoop
+
+
+class Engine(Protocol):
+    """What accelerate calls in place of a loss's backward, and of an optimizer's step."""
+
+    def backward(self, loss: Tensor, *, scale_wrt_gas: bool = True) -> Tensor:
+        """Run backward."""
+
+    def step(self) -> None:
+        """Step, after a step's last micro-batch."""
 
 
 class Ranked:
@@ -15,6 +26,7 @@ class Ranked:
     has_region: bool = True  # whether autocast is around the model's forward
     in_full: bool = False  # whether every pass and layer has to be walked
     loop: CountedLoop | None = None  # the layout's own, in place of the job's
+    engine: Engine | None = None  # the library's own, whose backward steps, too
     clips: Clips | None = None  # the library's own, in place of clip_grad_norm_
 
     def building(self) -> AbstractContextManager[None]:

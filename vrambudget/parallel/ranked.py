@@ -36,6 +36,10 @@ from vrambudget.parallel.rank import Ranked
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
+_LIBRARIES = ("trainer", "accelerate")
+_PREPARED = {(loop, data, "train") for loop in _LIBRARIES for data in ("ddp", "fsdp2", *DEEPSPEED)}
+"""Loops of libraries that are counted on several ranks: accelerate prepares their models."""
+
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
 
@@ -74,8 +78,7 @@ def refuse(job: Job, layout: Layout) -> None:
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
-        and (job.loop, layout.data, job.mode)
-        not in {("trainer", "ddp", "train"), ("trainer", "fsdp2", "train")},
+        and (job.loop, layout.data, job.mode) not in _PREPARED,
         f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
         "a gradient scaler (amp-fp16) of sharded parameters": shards
         and job.precision == "amp-fp16",
@@ -90,7 +93,7 @@ def refuse(job: Job, layout: Layout) -> None:
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         "generation on several ranks": job.mode == "generate",
-        "Trainer's evaluation on several ranks": job.loop != "plain" and job.evaluates,
+        "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
@@ -159,7 +162,7 @@ class _DDP(Ranked):
 
     def micro_batch(self, *, is_last: bool) -> None:
         assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
-        no_sync = self.job.no_sync or self.job.loop == "trainer"
+        no_sync = self.job.no_sync or self.job.loop in _LIBRARIES
         self.wrapped.require_backward_grad_sync = is_last or not no_sync
 
     def stepped(self, parameters: Sequence[Parameter]) -> Sequence[Parameter]:
@@ -209,7 +212,7 @@ class _FSDP2(Ranked):
         return called
 
     def micro_batch(self, *, is_last: bool) -> None:
-        if self.job.no_sync or self.job.loop == "trainer":
+        if self.job.no_sync or self.job.loop in _LIBRARIES:
             assert self.wrapped is not None  # noqa: S101 - the loop runs what was wrapped
             set_requires_gradient_sync(self.wrapped.states, sync=is_last)
 
@@ -241,7 +244,7 @@ def _cut(model: Module, job: Job, group: Group) -> None:
 
 def _policies(job: Job) -> Policies:
     """Return what fully_shard is given; accelerate gives the mixed precision's type for all."""
-    mixed = job.autocast_dtype if job.loop == "trainer" else None
+    mixed = job.autocast_dtype if job.loop in _LIBRARIES else None
     return Policies(
         param_dtype=_dtype(mixed or job.param_dtype),
         reduce_dtype=_dtype(mixed or job.reduce_dtype),

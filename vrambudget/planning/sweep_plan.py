@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vrambudget.config.fields.batches import lengths_of
-from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.settings import canonical, show
 from vrambudget.config.source import ModelSource
@@ -57,7 +57,8 @@ class SweepPlan:
 
 def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> SweepPlan:
     """Return the plan. Raises VramBudgetError for an invalid value."""
-    cards, several = _cards(gpu), _many(fields)
+    gpu, ranks = _without_numbers(gpu)
+    cards, several = _cards(gpu), _many({**ranks, **fields})
     others = {name: values for name, values in several.items() if name not in {"batch", "block"}}
     first = {name: several[name][0] for name in ("batch", "block") if name in several}
     tasks = [
@@ -128,6 +129,21 @@ def _values(name: str, value: Any) -> list[Any]:
     if is_one or (name == "lora_targets" and isinstance(value, tuple)):
         return [value]
     return list(value)
+
+
+def _without_numbers(gpu: Cards) -> tuple[Cards, dict[str, int]]:
+    """Return GPUs, and the ranks that "8xh100" says. Raises VramBudgetError for two numbers."""
+    named = [gpu] if isinstance(gpu, str | Gpu) or not isinstance(gpu, Iterable) else [*gpu]
+    counted = [count_of_gpus(one) if isinstance(one, str) else (1, one) for one in named]
+    numbers = {number for number, _ in counted}
+    if len(numbers) > 1:
+        raise VramBudgetError(
+            f"gpu has {' and '.join(map(str, sorted(numbers)))} GPUs in one sweep",
+            hint="say the ranks by themselves: --gpu h100 --ranks 2,4,8",
+        )
+    if numbers <= {1}:
+        return gpu, {}
+    return [one for _, one in counted], {"ranks": numbers.pop()}
 
 
 def _cards(gpu: Cards) -> tuple[Gpu, ...]:

@@ -62,8 +62,15 @@ def held_by_loader(batches: Iterator[Batch]) -> Iterator[Batch]:
         del current_batch
 
 
-def backward(loss: Tensor, scaler: GradScaler) -> None:
-    """Run backward as Accelerator.backward does; the caller's loss lives on beside the divided."""
+def backward(run: Run, loss: Tensor, scaler: GradScaler, *, divides: bool = True) -> None:
+    """Run backward as Accelerator.backward does; the caller's loss lives on beside the divided.
+
+    DeepSpeed's engine steps at once after a step's last; Trainer tells it not to divide.
+    """
+    if run.engine is not None:
+        run.engine.backward(loss, scale_wrt_gas=divides)
+        run.engine.step()
+        return
     loss = mul_scalar(loss)
     run_backward(scaler.scale(loss))
 

@@ -17,6 +17,15 @@ FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerat
 MOST_RANKS = 2**20
 Elements = Annotated[Size, Field(le=2**40)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Auto = Literal["auto"]
+
+AUTO = {
+    "reduce_bucket_size": lambda hidden: hidden * hidden,
+    "prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+"""What transformers and accelerate put for "auto" (transformers/integrations/deepspeed.py,
+trainer_config_finalize; accelerate/accelerator.py, _prepare_deepspeed)."""
 
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 _OF_FSDP1 = ("sharding_strategy", "use_orig_params", "forward_prefetch")
@@ -115,8 +124,10 @@ class Ranks(Settings, heading="several GPUs"):
     forward_prefetch: bool = Field(
         default=False, description="FSDP 1: gather the next layer before this one computes"
     )
-    reduce_bucket_size: Elements = Field(
-        500_000_000, description="DeepSpeed: elements of the buffer that gradients are reduced in"
+    reduce_bucket_size: Auto | Elements = Field(
+        500_000_000,
+        description="DeepSpeed: elements of the buffer that gradients are reduced in; auto: what"
+        " Trainer makes of the hidden size",
     )
     overlap_comm: bool | None = Field(
         None,
@@ -131,10 +142,10 @@ class Ranks(Settings, heading="several GPUs"):
     sub_group_size: Elements = Field(
         1_000_000_000, description="ZeRO 3: elements of a rank that are stepped together"
     )
-    prefetch_bucket_size: Count = Field(
+    prefetch_bucket_size: Auto | Count = Field(
         50_000_000, description="ZeRO 3: elements that are gathered ahead, for each module"
     )
-    param_persistence_threshold: Count = Field(
+    param_persistence_threshold: Auto | Count = Field(
         100_000, description="ZeRO 3: parameters of so many elements or fewer stay whole"
     )
     model_persistence_threshold: Count = Field(

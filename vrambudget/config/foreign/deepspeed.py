@@ -1,7 +1,7 @@
 """DeepSpeed's JSON: what of it concerns one GPU, and what several.
 
-`optimizer.params` and "auto" are another's to say: of sizes that are "auto" DeepSpeed's own
-defaults are counted.
+`optimizer.params` and "auto" are another's to say: sizes that are "auto" are those that Trainer and
+accelerate put there.
 
 Source: DeepSpeed, docs/_pages/config-json.md; runtime/zero/config.py, runtime/config.py;
 0.18.9 and 0.19.8.
@@ -33,12 +33,12 @@ _SIZES = (
 ZERO: Table = several(
     {
         "stage": _STAGES,
-        "reduce_bucket_size": Same("reduce_bucket_size", whole=True),
+        "reduce_bucket_size": Same("reduce_bucket_size", off=(), whole=True),
         "overlap_comm": Switch({"overlap_comm": True}, off={"overlap_comm": False}),
         "contiguous_gradients": Switch({}, off={"contiguous_gradients": False}),
         "reduce_scatter": Switch({}, off={"reduce_scatter": False}),
         "sub_group_size": Same("sub_group_size", whole=True),
-        **{f"stage3_{name}": Same(name, whole=True) for name in _SIZES},
+        **{f"stage3_{name}": Same(name, off=(), whole=True) for name in _SIZES},
         "round_robin_gradients": Uncounted("gradients given out in turn (round_robin_gradients)"),
         "zero_hpz_partition_size": Uncounted("a second partition (ZeRO++ hpZ)", (1,), flag=False),
         "zero_quantized_weights": Uncounted("quantised weights (ZeRO++ qwZ)"),

@@ -64,15 +64,15 @@ def zero_config(job: Job) -> ZeroConfig:
         stage=stage,
         group=Group(job.layout.ranks, job.rank or 0),
         dtype=_DTYPES[job.precision],
-        reduce_bucket_size=job.reduce_bucket_size,
+        reduce_bucket_size=_resolved(job.reduce_bucket_size),
         overlap_comm=stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
         contiguous_gradients=job.contiguous_gradients,
         reduce_scatter=job.reduce_scatter,
         clips=job.clip is not None or as_numbers(job.deepspeed) >= _0_19,  # 1.0 by default since
         accumulation=job.grad_accum,
         sub_group_size=job.sub_group_size,
-        prefetch_bucket_size=job.prefetch_bucket_size,
-        param_persistence_threshold=job.param_persistence_threshold,
+        prefetch_bucket_size=_resolved(job.prefetch_bucket_size),
+        param_persistence_threshold=_resolved(job.param_persistence_threshold),
         model_persistence_threshold=job.model_persistence_threshold,
         max_live_parameters=job.max_live_parameters,
         max_reuse_distance=job.max_reuse_distance,
@@ -81,3 +81,9 @@ def zero_config(job: Job) -> ZeroConfig:
         pin_memory=job.pin_memory,
         version=as_numbers(job.deepspeed),
     )
+
+
+def _resolved(elements: int | str) -> int:
+    """Return a size of a job that was resolved: none is "auto" any more."""
+    assert isinstance(elements, int)  # noqa: S101 - Job.resolve put numbers
+    return elements

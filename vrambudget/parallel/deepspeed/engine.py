@@ -62,10 +62,12 @@ class DeepSpeedEngine(Module):
                 x.node.hooks = (*x.node.hooks, _divides(x.slot))
         return loss
 
-    def backward(self, loss: Tensor) -> Tensor:
-        """Run backward; the loss that is returned is divided."""
-        with nullcontext() if self.config.is_0_19 else no_grad():
-            gas_scaled_loss = mul_scalar(loss)
+    def backward(self, loss: Tensor, *, scale_wrt_gas: bool = True) -> Tensor:
+        """Run backward; the loss that is returned is divided by the number of micro-batches."""
+        gas_scaled_loss = loss
+        if scale_wrt_gas:
+            with nullcontext() if self.config.is_0_19 else no_grad():
+                gas_scaled_loss = mul_scalar(loss)
         loss = mul_scalar(gas_scaled_loss if self.config.is_0_19 else loss)
         self.optimizer.is_boundary = self.is_boundary
         run_backward(loss)

@@ -10,13 +10,16 @@ average_tensor).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vrambudget.engine.tensor import Parameter
 from vrambudget.parallel.group import Group
 
 _ALIGNMENT = 2  # elements of 16 bits, nccl_start_alignment_factor
+
+
+Slice = tuple[int, int]  # a rank, and how many elements it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,15 @@ class Partition:
             min(begins[id(p)] + p.numel, end) - max(begins[id(p)], self.own_begin) for p in self.own
         ]
 
-    def slices_of(self, parameters: Sequence[Parameter]) -> list[tuple[int, int]]:
-        """Return (rank, elements) of gradients that lie one after another in a bucket."""
+    def slices_of(self, p: Parameter) -> list[Slice]:
+        """Return which ranks have how many elements of a parameter, in order."""
         begins = {id(p): begin for p, begin in zip(self.parameters, self.begins, strict=True)}
-        found: list[tuple[int, int]] = []
-        for p in parameters:
-            begin, end = begins[id(p)], begins[id(p)] + p.numel
-            for rank in range(begin // self.size, (end - 1) // self.size + 1):
-                elements = min(end, (rank + 1) * self.size) - max(begin, rank * self.size)
-                if found and found[-1][0] == rank:
-                    elements += found.pop()[1]
-                found.append((rank, elements))
-        return found
+        begin, end = begins[id(p)], begins[id(p)] + p.numel
+        ranks = range(begin // self.size, (end - 1) // self.size + 1)
+        return [
+            (rank, min(end, (rank + 1) * self.size) - max(begin, rank * self.size))
+            for rank in ranks
+        ]
 
 
 def partition(parameters: Sequence[Parameter], group: Group) -> Partition:
@@ -67,6 +67,15 @@ def partition(parameters: Sequence[Parameter], group: Group) -> Partition:
         if begin < last and (begin >= first or begin + p.numel > first)
     ]
     return Partition(parameters, begins, padding, size, own, first)
+
+
+def joined(slices: Iterable[Slice]) -> list[Slice]:
+    """Join slices of one rank that lie one after another in a bucket, of whatever group."""
+    found: list[Slice] = []
+    for rank, elements in slices:
+        before = found.pop()[1] if found and found[-1][0] == rank else 0
+        found.append((rank, before + elements))
+    return found
 
 
 def fullest_rank(parameters: Sequence[Parameter], ranks: int) -> int:

@@ -1,15 +1,15 @@
 """One rank of DeepSpeed, as `vrambudget.parallel.ranked` wants a rank."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from vrambudget.config.job import Job
 from vrambudget.dtypes import float32
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, on_meta
 from vrambudget.engine.module import Module
-from vrambudget.engine.tensor import Parameter
+from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.families.nanogpt import GPT
 from vrambudget.parallel.deepspeed.config import zero_config
 from vrambudget.parallel.deepspeed.engine import (
@@ -28,6 +28,7 @@ from vrambudget.parallel.rank import Ranked
 from vrambudget.training.loops.run import Run
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
+from vrambudget.training.param_groups import decay_groups
 
 
 class DeepSpeed(Ranked):
@@ -37,13 +38,15 @@ class DeepSpeed(Ranked):
 
     def __init__(self, job: Job) -> None:
         self.job, self.config = job, zero_config(job)
-        self.loop = self
+        self.is_prepared = job.loop != "plain"  # by accelerate, which wraps no forward
+        self.has_region = not self.is_prepared
+        self.loop = None if self.is_prepared else self
         self.engine: DeepSpeedEngine | None = None
         self._parameters: list[Parameter] = []
 
     def building(self) -> AbstractContextManager[None]:
-        """Build in float32; what runs afterwards is of the job's type."""
-        return _in_float32()
+        """Build in float32, for Trainer in main memory; what runs later is of the job's type."""
+        return _in_float32(on_meta() if self.is_prepared else nullcontext())
 
     def wrap(self, model: Module, called: Module) -> Module:
         """Call deepspeed.initialize."""
@@ -51,9 +54,14 @@ class DeepSpeed(Ranked):
         if isinstance(root, GPT):  # on the GPU its head is made, and becomes the embedding
             root.lm_head.weight.storage = allocated(root.lm_head.weight, "parameter")
         cast = cast_parameters if self.config.is_0_19 else cast_model
-        cast(root, self.config.dtype)
+        with on_meta() if self.is_prepared else nullcontext():
+            cast(root, self.config.dtype)
+        if self.is_prepared:
+            _move(root)
         self._parameters = [p for p in root.parameters() if p.requires_grad]
-        groups = [self._parameters]
+        groups: Sequence[Sequence[Parameter]] = [self._parameters]
+        if self.job.loop == "trainer":
+            groups = [group for group in decay_groups(root) if group]
         optimizer: ZeroOptimizer
         if self.config.stage == 3:  # noqa: PLR2004 - a stage
             optimizer = DeepSpeedZeroOptimizerStage3(root, groups, self.config, self._optimizer)
@@ -91,10 +99,23 @@ class DeepSpeed(Ranked):
 
 
 @contextmanager
-def _in_float32() -> Iterator[None]:
+def _in_float32(place: AbstractContextManager[None]) -> Iterator[None]:
     options = context.options
     context.options = replace(options, dtype=float32)
     try:
-        yield
+        with place:
+            yield
     finally:
         context.options = options
+
+
+def _move(module: Module) -> None:
+    """Module.to(device): submodules first, then a module's parameters, then its buffers."""
+    for child in module.children():
+        _move(child)
+    context.tape.module = module.path
+    own = [x for x in module.__dict__.values() if isinstance(x, Tensor)]
+    for x in sorted(own, key=lambda x: not isinstance(x, Parameter)):
+        if x.storage.tape is not context.tape:  # a tied one is there already
+            x.storage = allocated(x, "to_device")
+    context.tape.module = 0

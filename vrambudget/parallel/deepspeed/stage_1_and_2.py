@@ -32,7 +32,7 @@ from vrambudget.parallel.deepspeed.norms import (
     norm_of_norms,
     scale_and_clip,
 )
-from vrambudget.parallel.deepspeed.partition import Partition, partition
+from vrambudget.parallel.deepspeed.partition import Partition, Slice, joined, partition
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
 from vrambudget.training.optimizer_base import Optimizer
@@ -179,16 +179,17 @@ class DeepSpeedZeroOptimizer:
         """Send a bucket's slices, no more at a time than a bucket has room for (average_tensor)."""
         if not self.config.reduce_scatter:
             return
-        slices: list[tuple[int, int]] = []
-        for i, group in enumerate(self.groups):
-            slices += group.partition.slices_of([p for j, p in self.bucket.entries if j == i])
+        each = [slice_ for i, p in self.bucket.entries for slice_ in self._slices_of(i, p)]
         small_bucket = list[int]()
-        for _, numel in slices:
+        for _, numel in joined(each):
             small_bucket.append(numel)
             if sum(small_bucket) > self.config.reduce_bucket_size:
                 self._flattened(small_bucket)
                 small_bucket = []
         self._flattened(small_bucket)
+
+    def _slices_of(self, group: int, p: Parameter) -> Sequence[Slice]:
+        return self.groups[group].partition.slices_of(p)
 
     def _flattened(self, elements: Sequence[int]) -> None:
         """Flatten tensors for an all-reduce; one alone is sent as it is."""

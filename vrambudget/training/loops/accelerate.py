@@ -25,8 +25,9 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
     optimizer: Any
     model, settings = run.model, run.settings
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = run.make_optimizer(parameters)
+    optimizer = run.make_optimizer(parameters) if run.engine is None else None
     scaler = run.make_scaler()
+    clips = settings.clip is not None and run.engine is None  # an engine clips by itself
     batches = held_by_loader(run.batches())
     for step in run.steps():
         if run.evaluates_before(step):
@@ -60,14 +61,15 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
             if settings.forward_returns == "loss":
                 outputs = None
             run.mark("backward")
-            backward(loss, scaler)
+            backward(run, loss, scaler)
         run.mark("optimizer_step")
-        if settings.clip is not None:
+        if clips:
             scaler.unscale(optimizer)
             clip_grad_norm(parameters)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        if optimizer is not None:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
     return locals()
 
 

@@ -36,7 +36,7 @@ from vrambudget.training.param_groups import ParamGroups, decay_groups
 from vrambudget.training.scaler import GradScaler
 
 if TYPE_CHECKING:
-    from vrambudget.parallel.rank import Ranked
+    from vrambudget.parallel.rank import Engine, Ranked
 
 
 class LoopSettings(NamedTuple):
@@ -76,6 +76,11 @@ class Run:
     def has_ranks(self) -> bool:
         """Whether the model is wrapped for several GPUs."""
         return self._ranked is not None
+
+    @property
+    def engine(self) -> "Engine | None":
+        """The engine that a library put around the model, which steps by itself."""
+        return self._ranked.engine if self._ranked else None
 
     def _prepared(self) -> Module:
         """Return what is wrapped: the model, or one whose forward accelerate replaced before."""

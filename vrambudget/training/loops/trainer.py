@@ -71,7 +71,7 @@ def trained(run: Run, kind: Kind) -> dict[str, Any]:
     """Train as a kind of Trainer does (`_run_epoch`)."""
     model = run.model
     run.frees_memory()
-    optimizer = run.make_grouped_optimizer()
+    optimizer = run.make_grouped_optimizer() if run.engine is None else None
     scaler = run.make_scaler()
     tr_loss = made("to_device", (), float32)
     run.train_begins()
@@ -89,11 +89,12 @@ def trained(run: Run, kind: Kind) -> dict[str, Any]:
             _look_for_nan(tr_loss_step)  # then it is added to tr_loss in place
         grad_norm = None
         run.mark("optimizer_step")
-        scaler.unscale(optimizer)
-        grad_norm = clip_grad_norm(model.parameters())
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        if optimizer is not None:
+            scaler.unscale(optimizer)
+            grad_norm = clip_grad_norm(model.parameters())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
         if run.evaluates_before(step + 1):
             _evaluation_loop(run, kind, run.eval_steps(), run.eval_batches())
     return locals()
@@ -144,7 +145,7 @@ def _training_step(
     if num_items_in_batch is None:
         loss = mul_scalar(loss)  # divided by the number of micro-batches, be it one
     run.mark("backward")
-    backward(loss, scaler)
+    backward(run, loss, scaler, divides=False)
     return loss.detach()
 
 
