@@ -259,7 +259,9 @@ class Job(
         """Return DeepSpeed's sizes that are "auto": they follow the hidden size."""
         hidden = getattr(config, "hidden_size", None)
         asked = {name for name in AUTO if getattr(self, name) == "auto"}
-        if asked and hidden is None:
+        if not asked:
+            return {}
+        if hidden is None:
             raise VramBudgetError(
                 f"{min(asked)} is 'auto', and the model has no hidden_size",
                 hint="say a number of elements",

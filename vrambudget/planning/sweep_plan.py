@@ -133,7 +133,9 @@ def _values(name: str, value: Any) -> list[Any]:
 
 def _without_numbers(gpu: Cards) -> tuple[Cards, dict[str, int]]:
     """Return GPUs, and the ranks that "8xh100" says. Raises VramBudgetError for two numbers."""
-    named = [gpu] if isinstance(gpu, str | Gpu) or not isinstance(gpu, Iterable) else [*gpu]
+    if gpu is None:
+        return gpu, {}
+    named = [gpu] if isinstance(gpu, str | Gpu) else [*gpu]
     counted = [count_of_gpus(one) if isinstance(one, str) else (1, one) for one in named]
     numbers = {number for number, _ in counted}
     if len(numbers) > 1:

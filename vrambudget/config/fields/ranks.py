@@ -1,6 +1,6 @@
 """Several GPUs: how many there are, how they share the work, and the libraries' own settings."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
@@ -19,7 +19,7 @@ Elements = Annotated[Size, Field(le=2**40)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Auto = Literal["auto"]
 
-AUTO = {
+AUTO: dict[str, Callable[[int], int]] = {
     "reduce_bucket_size": lambda hidden: hidden * hidden,
     "prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
     "param_persistence_threshold": lambda hidden: 10 * hidden,

@@ -14,7 +14,7 @@ _register_deepspeed_module).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vrambudget.engine.autograd import record_many
@@ -31,9 +31,12 @@ from vrambudget.parallel.fsdp2.state import mapped, mapped_outputs
 class ZeroOffload:
     """DeepSpeedZeRoOffload: converts a model's parameters, and hooks its modules."""
 
-    def __init__(self, model: Module, config: ZeroConfig) -> None:
+    def __init__(
+        self, model: Module, config: ZeroConfig, converted: Mapping[int, ZeroParameter]
+    ) -> None:
         self.parameters = [
-            ZeroParameter(p, number, config.group, on_host=config.offload_param)
+            converted.get(id(p))
+            or ZeroParameter(p, number, config.group, on_host=config.offload_param)
             for number, p in enumerate(model.parameters())
         ]
         self.of = {id(p.parameter): p for p in self.parameters}

@@ -22,6 +22,7 @@ from vrambudget.parallel.deepspeed.loop import train
 from vrambudget.parallel.deepspeed.partition import fullest_rank
 from vrambudget.parallel.deepspeed.stage3 import DeepSpeedZeroOptimizerStage3
 from vrambudget.parallel.deepspeed.stage_1_and_2 import DeepSpeedZeroOptimizer
+from vrambudget.parallel.deepspeed.zero_init import zero_init
 from vrambudget.parallel.host import STATES
 from vrambudget.parallel.meta import allocated
 from vrambudget.parallel.rank import Ranked
@@ -29,6 +30,8 @@ from vrambudget.training.loops.run import Run
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
 from vrambudget.training.param_groups import decay_groups
+
+_CUTS_WEIGHTS = 3  # the stage
 
 
 class DeepSpeed(Ranked):
@@ -54,17 +57,22 @@ class DeepSpeed(Ranked):
         if isinstance(root, GPT):  # on the GPU its head is made, and becomes the embedding
             root.lm_head.weight.storage = allocated(root.lm_head.weight, "parameter")
         cast = cast_parameters if self.config.is_0_19 else cast_model
-        with on_meta() if self.is_prepared else nullcontext():
-            cast(root, self.config.dtype)
-        if self.is_prepared:
+        is_cut = self.is_prepared and self.config.stage == _CUTS_WEIGHTS
+        converted = zero_init(root, self.config) if is_cut else {}
+        if not is_cut:
+            with on_meta() if self.is_prepared else nullcontext():
+                cast(root, self.config.dtype)
+        if self.is_prepared and not is_cut:
             _move(root)
         self._parameters = [p for p in root.parameters() if p.requires_grad]
         groups: Sequence[Sequence[Parameter]] = [self._parameters]
         if self.job.loop == "trainer":
             groups = [group for group in decay_groups(root) if group]
         optimizer: ZeroOptimizer
-        if self.config.stage == 3:  # noqa: PLR2004 - a stage
-            optimizer = DeepSpeedZeroOptimizerStage3(root, groups, self.config, self._optimizer)
+        if self.config.stage == _CUTS_WEIGHTS:
+            optimizer = DeepSpeedZeroOptimizerStage3(
+                root, groups, self.config, self._optimizer, converted
+            )
         else:
             optimizer = DeepSpeedZeroOptimizer(groups, self.config, self._optimizer)
         self.engine = DeepSpeedEngine(called, self.config, optimizer)
@@ -91,7 +99,7 @@ class DeepSpeed(Ranked):
 
     def ranks_differ(self) -> bool:
         """Whose parameters they are decides how many gradients a rank copies."""
-        return self.config.stage < 3  # noqa: PLR2004 - a stage
+        return self.config.stage < _CUTS_WEIGHTS
 
     def fullest_rank(self) -> int:
         """Return the rank whose own parameters are largest together."""

@@ -15,7 +15,7 @@ Not modelled: other types to send or to accumulate in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class SubGroup:
 
 
 class DeepSpeedZeroOptimizerStage3:
-    """DeepSpeedZeroOptimizer_Stage3 over groups of a model's parameters."""
+    """DeepSpeedZeroOptimizer_Stage3; `converted`: parameters that zero.Init has cut already."""
 
     def __init__(
         self,
@@ -53,9 +53,10 @@ class DeepSpeedZeroOptimizerStage3:
         groups: Sequence[Sequence[Parameter]],
         config: ZeroConfig,
         make: Callable[[Sequence[Parameter]], Optimizer],
+        converted: Mapping[int, ZeroParameter],
     ) -> None:
         self.config, self.is_boundary = config, True
-        self.offload = ZeroOffload(model, config)
+        self.offload = ZeroOffload(model, config, converted)
         of = self.offload.of
         self._trained = [of[id(p)] for group in groups for p in group]
         self._stream = REDUCE_STREAM if config.overlap_comm else 0
