@@ -22,7 +22,8 @@ from vrambudget.tape.replay import replay, replay_on
 from vrambudget.validate import validate
 
 GPU = "a100-80gb"
-REHEARSED = Path(__file__).parent / "records" / "generation" / "quantised_loaded_sampled.jsonl"
+RECORDS = Path(__file__).parent / "records" / "generation"
+REHEARSED = ("quantised_loaded_sampled", "bart", "drawn_again")
 
 
 def tape_of(model, **fields):
@@ -553,8 +554,12 @@ def test_experts_through_a_device_map_are_refused_by_name():
         tape_of({"model_type": "mixtral", "num_hidden_layers": 1}, prompt=8, load="device-map")
 
 
-@pytest.mark.parametrize("record", read_records(REHEARSED), ids=lambda record: record["id"])
-def test_caches_in_few_bits_ways_of_loading_and_drawn_beams_take_what_was_rehearsed(record):
+@pytest.mark.parametrize(
+    "record",
+    [record for name in REHEARSED for record in read_records(RECORDS / f"{name}.jsonl")],
+    ids=lambda record: record["id"],
+)
+def test_caches_in_few_bits_ways_of_loading_bart_and_drawn_jobs_take_what_was_rehearsed(record):
     (check,) = validate([record])
     assert check.problem is None
     assert check.predicted == check.measured
