@@ -79,7 +79,7 @@ def test_deepspeeds_file_is_counted_on_several_gpus(job):
     assert (fields.parallel, fields.ranks, fields.precision) == ("deepspeed3", 8, "bf16")
     assert (fields.reduce_bucket_size, fields.overlap_comm) == (50_000_000, False)
     assert fields.param_persistence_threshold == 1000
-    assert fields.prefetch_bucket_size == 50_000_000  # "auto": DeepSpeed's own
+    assert fields.prefetch_bucket_size == int(0.9 * 256 * 256)  # "auto": of the hidden size
     assert "quantised weights (ZeRO++ qwZ)" in found.run.uncounted
 
 
@@ -161,3 +161,20 @@ def test_torchtitans_copies_are_ddp_or_hsdp(job):
 def test_what_of_torchtitan_is_not_modelled_is_named(job, old, new, words):
     with pytest.raises((NotModelledError, VramBudgetError), match=words):
         job(TITAN.replace(old, new), model=None)
+
+
+def test_trainers_bf16_is_deepspeeds_own_where_it_has_an_engine(tmp_path):
+    zero = {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}}
+    file = tmp_path / "args.json"
+    file.write_text(
+        json.dumps(
+            {
+                "per_device_train_batch_size": 1,
+                "bf16": True,
+                "deepspeed": {"zero_optimization": zero},
+            }
+        )
+    )
+    job = resolve("gpt2", config=file, gpu="2xa100-80gb").job
+    assert (job.loop, job.precision, job.offload_optimizer) == ("trainer", "bf16", True)
+    assert job.reduce_bucket_size == 768 * 768

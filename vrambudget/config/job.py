@@ -23,6 +23,7 @@ from vrambudget.config.fields.script import Script
 from vrambudget.config.fields.software import Software
 from vrambudget.config.fields.training import Training, WeightsDtype
 from vrambudget.config.fields.trl import Trl
+from vrambudget.config.layout import DEEPSPEED
 from vrambudget.config.loops import (
     TRL_LOOPS,
     TRL_MAX_LENGTH,
@@ -253,6 +254,8 @@ class Job(
         ways = config.attentions
         attends = {"attention": self.attention if self.attention in ways else ways[0]}
         given = {"task": task, **lengths, **masks, **evaluated, **attends, **self._auto(config)}
+        if self.layout.data in DEEPSPEED and self.loop != "plain":  # bf16=True is DeepSpeed's
+            given["precision"] = self.precision.removeprefix("amp-")
         return self.model_copy(update=given)
 
     def _auto(self, config: Limits) -> dict[str, int]:

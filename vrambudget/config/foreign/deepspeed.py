@@ -39,6 +39,14 @@ ZERO: Table = several(
         "reduce_scatter": Switch({}, off={"reduce_scatter": False}),
         "sub_group_size": Same("sub_group_size", whole=True),
         **{f"stage3_{name}": Same(name, off=(), whole=True) for name in _SIZES},
+        "offload_optimizer.device": Choice(
+            "optimizer states on", {"none": {}, "cpu": {"offload_optimizer": True}}
+        ),
+        "offload_optimizer.pin_memory": Switch({}, off={"pin_memory": False}),
+        "offload_optimizer.ratio": Uncounted(
+            "a part of the optimizer states on the host", (1, 1.0), flag=False
+        ),
+        "offload_param.device": Choice("weights on", {"none": {}, "cpu": {"offload_param": True}}),
         "round_robin_gradients": Uncounted("gradients given out in turn (round_robin_gradients)"),
         "zero_hpz_partition_size": Uncounted("a second partition (ZeRO++ hpZ)", (1,), flag=False),
         "zero_quantized_weights": Uncounted("quantised weights (ZeRO++ qwZ)"),
@@ -60,20 +68,6 @@ DEEPSPEED: Table = {
         "the optimizer",
         {"adamw": {"optimizer": "adamw"}, "adam": {"optimizer": "adam"}, "auto": {}},
         {"adamw": "DeepSpeed's own Adam", "adam": "DeepSpeed's own Adam"},
-    ),
-    **several(
-        {
-            "zero_optimization.offload_optimizer.device": Choice(
-                "optimizer states on", {"none": {}, "cpu": {"offload_optimizer": True}}
-            ),
-            "zero_optimization.offload_optimizer.ratio": Uncounted(
-                "a part of the optimizer states on the host", (1, 1.0), flag=False
-            ),
-            "zero_optimization.offload_param.device": Choice(
-                "weights on", {"none": {}, "cpu": {"offload_param": True}}
-            ),
-            "zero_optimization.offload_optimizer.pin_memory": Switch({}, off={"pin_memory": False}),
-        }
     ),
     "activation_checkpointing.partition_activations": Uncounted("activations divided between GPUs"),
     "activation_checkpointing.cpu_checkpointing": Uncounted("activations on the host", saves=True),
