@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vrambudget.config import Job
-from vrambudget.config.record import job_of_record
+from vrambudget.config.record import job_of_record, with_loop_defaults
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 RECORDS = Path(__file__).parent / "records" / "reference.jsonl"
@@ -114,6 +114,11 @@ def test_a_library_s_defaults_stand_where_the_job_says_nothing():
     assert (chosen.clip, chosen.optimizer_impl, chosen.eval_batch) == (0.3, "foreach", 2)
     assert Job.with_defaults({"loop": "trainer", "torch": "2.6"}, {}).optimizer_impl is None
     assert job_of_record(record(loop="trainer")).clip == 1.0
+    rehearsed = with_loop_defaults({"loop": "trainer", "clip": 0.5})
+    assert (rehearsed["clip"], rehearsed["optimizer_impl"]) == (0.5, "fused")
+    assert with_loop_defaults({"batch": 2}) == {"batch": 2}
+    lightning = Job.with_defaults({"loop": "lightning", "eval_batches": 2}, {})
+    assert lightning.eval_first  # the sanity check
     assert Job.with_defaults({"loop": "lightning"}, {}).model_mode == "eval"
     sft = Job.with_defaults({"loop": "sft"}, {"checkpointing": "none"})
     assert (sft.checkpointing, sft.clip) == ("full", 1.0)

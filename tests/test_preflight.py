@@ -12,6 +12,7 @@ from vrambudget.auto_classes import class_for
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.integrations import live_card
+from vrambudget.integrations.live_optimizer import read_optimizer
 from vrambudget.integrations.preflight import predict
 from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.models import config_class, model_types
@@ -118,6 +119,76 @@ def test_lora_is_seen():
     assert found == expected(
         "llama", precision="bf16", lora_rank=4, lora_targets=("q_proj", "v_proj")
     )
+
+
+class Params4bit(torch.nn.Parameter):
+    """A weight as bitsandbytes keeps it: a column of packed bytes, and what it was."""
+
+
+def in_4bit(model, computed=torch.bfloat16, **state):
+    """Put packed weights in place of those of a model's layers, and the rest in float32."""
+    for layer in [*model.model.modules()]:
+        if not isinstance(layer, torch.nn.Linear):
+            if not [*layer.children()]:
+                layer.to(torch.float32)
+            continue
+        packed = torch.empty(layer.weight.numel() // 2, 1, dtype=torch.uint8, device="meta")
+        shape = layer.weight.shape
+        layer.weight = Params4bit(packed, requires_grad=False)
+        known = {"quant_type": "nf4", "blocksize": 64, "nested": True, "dtype": torch.bfloat16}
+        layer.weight.quant_state = SimpleNamespace(**{**known, "shape": shape, **state})
+        layer.compute_dtype = computed
+    model.lm_head.to(torch.float32)
+    return model
+
+
+def test_weights_in_4_bit_are_seen():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(in_4bit(live("llama", dtype=torch.bfloat16)), config)
+    found = looked_at(model, precision="amp-bf16")
+    assert found == expected(
+        "llama", precision="amp-bf16", quant="nf4", lora_rank=4, lora_targets=("q_proj", "v_proj")
+    )
+    with pytest.raises(NotModelledError, match="of bf16 in precision 'fp32'"):
+        looked_at(model)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"quant_type": "fp4"}, "fp4 in blocks of 64"),
+        ({"blocksize": 128}, "nf4 in blocks of 128"),
+        ({"computed": torch.float32}, "products are in torch.float32"),
+    ],
+)
+def test_weights_in_4_bit_of_other_kinds_are_refused(told, words):
+    with pytest.raises(NotModelledError, match=words):
+        vrambudget.preflight(
+            in_4bit(live("llama", dtype=torch.bfloat16), **told), strict=True, gpu="24GB", **SIZES
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "paged", "expected_name"),
+    [
+        ("adam", 8, True, "paged-adamw-8bit"),
+        ("adam", 8, False, "adamw-8bit"),
+        ("lion", 32, False, "lion"),
+        ("adam", 32, False, None),
+    ],
+)
+def test_an_optimizer_of_bitsandbytes_is_seen(name, bits, paged, expected_name):
+    kind = type("AdamW", (), {"__module__": "bitsandbytes.optim.adamw"})
+    optimizer, model = kind(), live()
+    optimizer.args = SimpleNamespace(optim_bits=bits, min_8bit_size=4096)
+    optimizer.optimizer_name, optimizer.is_paged = name, paged
+    optimizer.param_groups = [{"params": list(model.parameters())}]
+    if expected_name is None:
+        with pytest.raises(NotModelledError, match="states of 32 bits"):
+            read_optimizer(optimizer, model)
+        return
+    assert read_optimizer(optimizer, model) == {"optimizer": expected_name}
 
 
 def test_lora_on_a_classifier_trains_its_head():

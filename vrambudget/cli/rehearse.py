@@ -32,7 +32,7 @@ from vrambudget.cli.records import append_record, told
 from vrambudget.cli.streams import say
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.gpus import Gpu, find_gpu
-from vrambudget.config.record import read_records
+from vrambudget.config.record import read_records, with_loop_defaults
 from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import as_record
 from vrambudget.rehearse.events import rehearse_job
@@ -238,7 +238,7 @@ def _records(args: argparse.Namespace) -> int:
     ]:
         raise VramBudgetError(f"--{given[0].replace('_', '-')} cannot be combined with --jobs")
     failed = 0
-    for job in read_records(args.jobs, measured=False):
+    for job in map(with_loop_defaults, read_records(args.jobs, measured=False)):
         try:
             gpu = _card(args.gpu or job.get("card"))
             found = rehearse_job(job, gpu=gpu, events=False, any_torch=args.any_torch)

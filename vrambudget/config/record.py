@@ -110,6 +110,11 @@ def _of_method(method: object, given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "loop": "accelerate"} if method == "accelerate" else given
 
 
+def with_loop_defaults(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a job's record with what its loop's library sets by itself, as it is estimated."""
+    return _of_loop(record) | record
+
+
 def _of_loop(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a loop's library sets by itself; a script's own settings are in its record."""
     return {} if given.get("loop") == "nanogpt" else loop_defaults(given)

@@ -14,6 +14,7 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_room
 from vrambudget.errors import VramBudgetError
+from vrambudget.integrations.live_quant import held_by
 from vrambudget.units import format_bytes
 
 _BLOCK = 512  # what the allocator rounds up to
@@ -45,6 +46,7 @@ def _tensors(model: Any, optimizer: Any) -> Iterator[Any]:
     if hasattr(model, "parameters"):
         for parameter in model.parameters():
             yield parameter
+            yield from held_by(parameter)
             if parameter.grad is not None:
                 yield parameter.grad
         yield from model.buffers()

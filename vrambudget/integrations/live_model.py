@@ -6,13 +6,15 @@
     checkpointing   whether its layers run again in backward, all of them, without re-entry
     LoRA            rank and targets of the one adapter that PEFT added
     freeze          the parameters that do not require a gradient
+    quant           the weights that bitsandbytes keeps in 4 bit
 
 The model is compared with its configuration, parameter by parameter: one that was changed by hand
 is an error, and never treated as what its configuration says.
 
-Not modelled: compiled and wrapped models, other adapters than plain LoRA, quantised weights.
+Not modelled: compiled and wrapped models, other adapters than plain LoRA, 8-bit weights.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from vrambudget.config.job import TASK_OF_CLASS
 from vrambudget.config.unfamiliar import tasks_of
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.live_lora import LORA_PARTS, read_lora
+from vrambudget.integrations.live_quant import is_4bit, quantised_from, read_quant, shape_of
 
 _WRAPPERS = {
     "OptimizedModule": "torch.compile changes what is kept",
@@ -43,6 +46,11 @@ class LiveParameter:
     name: str
     shape: tuple[int, ...]
     trained: bool
+    in_4bit: bool = False
+
+    def is_of(self, shape: tuple[int, ...]) -> bool:
+        """Whether a parameter of this shape is meant; 4-bit weights of Conv1D are transposed."""
+        return self.shape == shape or (self.in_4bit and self.shape == shape[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class LiveModel:
     count: int  # of all, as the next
     trained: int
     is_prepared: bool = False  # by accelerate, whose outputs come back as float32
+    quantised_from: str | None = None  # the 16-bit type of weights that are in 4 bit
 
 
 def is_live(model: object) -> bool:
@@ -96,24 +105,31 @@ def read_model(model: Any) -> LiveModel:
         raise NotModelledError(f"a {kind} is no model of transformers", hint=_REHEARSE)
     lora = read_lora(base, getattr(model, "peft_config", None))
     own = [(n, p) for n, p in base.named_parameters() if not LORA_PARTS & set(n.split("."))]
-    every = list(model.parameters())
+    every = [(math.prod(shape_of(p)), p.requires_grad) for p in model.parameters()]
+    quant = read_quant(base)
     task = _task(type(base).__name__, config.to_dict())
     fields = {
         "task": task,
-        **_precision({str(p.dtype) for _, p in own}, _autocast(base)),
+        **_precision({str(p.dtype) for _, p in own if not is_4bit(p)}, _autocast(base)),
         "attention": _attention(config),
         "checkpointing": _checkpointing(base),
         **_experts(config),
         **_caching(config, task),
         **lora,
+        **quant,
     }
+    if quant:
+        fields.pop("weights", None)  # of what is not in 4 bit: the loop decides
     return LiveModel(
         config=config.to_dict(),
         fields=fields,
-        parameters=[LiveParameter(n, tuple(p.shape), bool(p.requires_grad)) for n, p in own],
-        count=sum(p.numel() for p in every),
-        trained=sum(p.numel() for p in every if p.requires_grad),
+        parameters=[
+            LiveParameter(n, shape_of(p), bool(p.requires_grad), is_4bit(p)) for n, p in own
+        ],
+        count=sum(numel for numel, _ in every),
+        trained=sum(numel for numel, is_trained in every if is_trained),
         is_prepared=_is_prepared(base),
+        quantised_from=_PRECISIONS.get(quantised_from(base) or ""),
     )
 
 

@@ -1,4 +1,6 @@
-"""What can be read from a live optimizer of torch: its name and implementation, as fields of a job.
+"""What can be read from a live optimizer of torch or bitsandbytes, as fields of a job.
+
+Source of the latter: bitsandbytes optim/optimizer.py (Optimizer8bit, Optimizer1State), 0.50.
 
 Options that change what it allocates and have no rules here are errors.
 """
@@ -9,6 +11,14 @@ from typing import Any
 from vrambudget.errors import NotModelledError
 
 _NAMES = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Adafactor": "adafactor"}
+_BITSANDBYTES: Mapping[object, str] = {
+    ("adam", 8, False): "adamw-8bit",
+    ("adam", 8, True): "paged-adamw-8bit",
+    ("lion", 32, False): "lion",
+    ("lion", 8, False): "lion-8bit",
+}
+"""By its name there, the bits of its states, and whether they are in managed memory."""
+_SMALLEST_IN_8_BITS = 4096  # elements of a parameter: bitsandbytes' default
 _UNMODELLED = ("amsgrad", "maximize", "capturable", "differentiable", "nesterov")
 _DECAY_COPIES_GRADIENTS = ("Adam", "SGD")
 
@@ -18,6 +28,8 @@ def read_optimizer(optimizer: Any, model: Any) -> dict[str, Any]:
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
         optimizer = optimizer.optimizer
     kind = type(optimizer)
+    if kind.__module__.startswith("bitsandbytes.optim"):
+        return _read_bitsandbytes(optimizer, model)
     if not kind.__module__.startswith("torch.optim") or kind.__name__ not in _NAMES:
         raise NotModelledError(
             f"an optimizer of the kind {kind.__module__}.{kind.__name__}",
@@ -35,6 +47,21 @@ def read_optimizer(optimizer: Any, model: Any) -> dict[str, Any]:
     if name == "sgd" and any(group["momentum"] for group in groups):
         name = "sgd-momentum"
     return {"optimizer": name, "optimizer_impl": implementation.pop()}
+
+
+def _read_bitsandbytes(optimizer: Any, model: Any) -> dict[str, Any]:
+    own = getattr(optimizer, "args", None)
+    bits, smallest = getattr(own, "optim_bits", None), getattr(own, "min_8bit_size", None)
+    kind = getattr(optimizer, "optimizer_name", None), bits, bool(optimizer.is_paged)
+    if kind not in _BITSANDBYTES or (bits == 8 and smallest != _SMALLEST_IN_8_BITS):  # noqa: PLR2004
+        raise NotModelledError(
+            f"bitsandbytes' {type(optimizer).__name__}, states of {bits} bits",
+            hint="modelled are AdamW8bit, PagedAdamW8bit, Lion and Lion8bit; others by name:"
+            " optimizer=...",
+        )
+    if hasattr(model, "named_parameters"):
+        _check_parameters(optimizer.param_groups, model)
+    return {"optimizer": _BITSANDBYTES[kind]}
 
 
 def _check(kind: str, group: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from vrambudget.integrations.live_model import (
     read_model,
 )
 from vrambudget.integrations.live_optimizer import read_optimizer
+from vrambudget.integrations.live_quant import is_4bit
 from vrambudget.integrations.rehearsal import rehearsal_command
 from vrambudget.report import ledger, phrases
 from vrambudget.scenario import Scenario, resolve
@@ -85,7 +86,7 @@ def predict(
         try:
             return _by_rules(model, **at_hand)
         except NotModelledError:
-            if is_wrapped(model):
+            if is_wrapped(model) or any(map(is_4bit, model.parameters())):
                 raise
     return _followed(model, **at_hand)
 
@@ -121,6 +122,7 @@ def _by_rules(
     card, notes = _card(gpu, model, optimizer)
     scenario = resolve(source, gpu=card, **given)
     if live:
+        _check_quantised(scenario, live)
         scenario = _as_frozen(scenario, live)
     budget = estimate_scenario(scenario)
     budget = replace(budget, warnings=(*budget.warnings, *notes))
@@ -202,8 +204,10 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
         own = model.named_parameters()
         ours = [(name, tuple(p.shape), p.requires_grad) for name, p in own.items()]
         del model, own
-    theirs = [parameter.shape for parameter in live.parameters]
-    if [shape for _, shape, _ in ours] != theirs:
+    shapes, theirs = [shape for _, shape, _ in ours], live.parameters
+    if len(shapes) != len(theirs) or not all(
+        their.is_of(shape) for shape, their in zip(shapes, theirs, strict=True)
+    ):
         raise NotModelledError(
             "the model's parameters are not those of its configuration",
             hint="a model that was changed by hand can be rehearsed: `vrambudget rehearse SCRIPT`",
@@ -216,6 +220,15 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     trained = [name for (name, _, _), p in pairs if p.trained]
     job = scenario.job.model_copy(update={"freeze": shortest(frozen, trained)})
     return replace(scenario, job=job)
+
+
+def _check_quantised(scenario: Scenario, live: LiveModel) -> None:
+    """Raise NotModelledError for 4-bit weights that the job would count in another 16-bit type."""
+    if live.quantised_from not in {None, scenario.job.weight_dtype}:
+        raise NotModelledError(
+            f"4-bit weights of {live.quantised_from} in precision {scenario.job.precision!r}",
+            hint=f"precision='amp-{live.quantised_from}' is modelled",
+        )
 
 
 def _check_against(budget: Budget, live: LiveModel) -> None:
