@@ -293,6 +293,17 @@ def test_the_drivers_own_allocator_is_refused_with_the_way_out(tmp_path, monkeyp
     assert "Rehearse without backend:cudaMallocAsync" in result.error
 
 
+def test_a_whole_number_to_the_power_of_what_is_on_the_card_is_computed(tmp_path):
+    file = tmp_path / "rotary.py"
+    file.write_text(
+        "import torch\n"
+        "steps = torch.arange(0, 8, 2, dtype=torch.float32, device='cuda')\n"
+        "assert (10_000 ** (steps / 8)).shape == (4,)\n"
+        "assert (2 ** torch.arange(3).cuda()).tolist() == [1, 2, 4]\n"
+    )
+    assert run(file).exit_code == 0
+
+
 def record_of(name):
     """Return what was measured of a job, where reads answer as a real card's do."""
     lines = (Path(__file__).parent / "records" / "reference.jsonl").read_text().splitlines()

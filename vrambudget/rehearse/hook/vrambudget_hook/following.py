@@ -30,7 +30,7 @@ from typing import Any
 from . import assuming, operations, values
 from .assuming import ZEROS, Assuming
 from .hiding import hide_from_compiler
-from .operations import FILLS, MOVES, Operation, flat, on_cpu
+from .operations import FILLS, MOVES, WRAPS, Operation, flat, on_cpu
 from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
@@ -74,7 +74,7 @@ class Follower:
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
         # A parameter is made of a tensor that Python never saw.
         aten.impl("detach", self.torch.library.fallthrough_kernel, _FOLLOWED)
-        ours = ((MOVES, self._moving), (FILLS, self._filling))
+        ours = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
         kernels = [(name, kernel) for names, kernel in ours for name in names]
         for name, kernel in (*kernels, *self.assuming.kernels()):
             packet, _, overload = name.partition(".")
@@ -115,6 +115,15 @@ class Follower:
             if isinstance(target, self.torch.Tensor) and not self.values.is_worth(target):
                 return op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
             return self._operation(keys.remove(self.brings), op, *args, **kwargs)
+
+        return kernel
+
+    def _wrapping(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            keys = keys.remove(self.brings)
+            if keys.has(self.followed):
+                return self._operation(keys, op, *args, **kwargs)
+            return self._run(op, keys, args, kwargs)
 
         return kernel
 

@@ -27,6 +27,11 @@ FILLS = (
 )
 """Operations that give values by themselves; others that make tensors of known values call one."""
 
+WRAPS = ("pow.Scalar",)
+"""Operations that fill a tensor on the card with a number and call it one: such a tensor, followed,
+could not be handed to Python (aten/src/ATen/native/Pow.cpp, wrapped_scalar_tensor).
+"""
+
 _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::resize_")
 _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
 _ANSWERS = ("aten::_local_scalar_dense", "aten::equal")
