@@ -203,3 +203,15 @@ def test_autocast_that_torch_switched_off_for_want_of_a_gpu_is_told():
 def test_the_module_is_a_function_of_the_package():
     assert "follow" in dir(vrambudget)
     assert callable(sys.modules["vrambudget"].follow)
+
+
+def test_a_parameter_of_no_module_is_on_the_card_too():
+    layer, temperature = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.tensor(2.6))
+    optimizer = torch.optim.SGD([*layer.parameters(), temperature], lr=0.1)
+
+    def step(x):
+        (layer(x) * temperature.exp()).sum().backward()
+        optimizer.step()
+
+    budget = vrambudget.follow(step, torch.ones(2, 8), gpu="a100-80gb", torch="2.11")
+    assert budget.breakdown["gradients"] == 4 * (8 * 8 + 8 + 1)

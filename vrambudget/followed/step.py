@@ -147,6 +147,9 @@ def _laid_down(found: Found, given: Sequence[Any], mode: Following) -> list[torc
         register(own, context.tape)
         head = getattr(module, "get_output_embeddings", lambda: None)()
         mode.head = id(head) if head is not None else mode.head
+    loose = [x for x in found.tensors if isinstance(x, torch.nn.Parameter)]
+    parameters |= {id(p): p for p in loose}  # of no module: a temperature, a prompt
+    _lay_loose(loose, mode)
     for x in [x for x in given if isinstance(x, torch.Tensor)]:
         _lay(x, mode, Purpose.INPUTS)
     for p in parameters.values():
@@ -160,6 +163,12 @@ def _laid_down(found: Found, given: Sequence[Any], mode: Following) -> list[torc
                 if isinstance(x, torch.Tensor) and (x.dim() or x.device.type == CARD.type):
                     _lay(x, mode, Purpose.OPTIMIZER_STATES)
     return list(parameters.values())
+
+
+def _lay_loose(parameters: list[torch.nn.Parameter], mode: Following) -> None:
+    for p in parameters:
+        _lay(p, mode, Purpose.WEIGHTS)
+        _parameter(mode, p)
 
 
 def _parameter(mode: Following, weight: torch.Tensor) -> Any:
