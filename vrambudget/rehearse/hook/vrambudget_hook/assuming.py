@@ -48,6 +48,7 @@ _COPY = "copy_"
 
 _ROUTERS = re.compile(r"Rout(er|ing)|Gate|Gating|[Mm]o[Ee]|MOE|Expert|Switch|Mixture|Mixtral")
 _ROUTING = re.compile(r"(^|_)(rout(e|er|ing)|gate|gating|moe|experts?)(_|$)")
+_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: a function's variables
 _FRAMES = 3  # of the script, the innermost, in which a router is looked for
 _NUMBERS = 1 << 25  # of a tensor, at most: more are not known
 
@@ -245,7 +246,21 @@ def _router() -> list[Any] | None:
     """Return the line that is running, if it is a router's."""
     frames = own_frames(sys._getframe())[-_FRAMES:]
     for frame in frames:
-        module = type(frame.f_locals.get("self")).__name__
-        if _ROUTERS.search(module) or _ROUTING.search(frame.f_code.co_name):
+        if _ROUTERS.search(_class_of(frame)) or _ROUTING.search(frame.f_code.co_name):
             return place(frames[-1])
     return None
+
+
+def _class_of(frame: Any) -> str:
+    """Return the name of the class whose method runs.
+
+    Up to Python 3.12 f_locals is a copy that stays with the frame, and would keep alive what its
+    variables held: it is emptied again.
+    """
+    if not frame.f_code.co_flags & _OPTIMIZED:
+        return ""  # a module's frame: what it returns are the variables themselves
+    names = frame.f_locals
+    name = type(names.get("self")).__name__
+    if sys.version_info < (3, 13):
+        names.clear()
+    return name
