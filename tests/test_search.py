@@ -58,7 +58,7 @@ def scaled(tape, batch):
 
 
 def test_two_sizes_of_one_structure_say_what_a_third_one_takes(monkeypatch):
-    scenario = resolve("nanogpt", block=64, gpu="A100", compile=True, batch=3)
+    scenario = resolve("nanogpt", block=64, gpu="A100", compile=True, batch=3, steps=3)
     job = scenario.job.model_copy(update={"compile": False, "batch": 1})
     one = simulate(scenario.config, job, scenario.platform).tape
     asked = []

@@ -13,7 +13,6 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling
 from vrambudget.config.fields.ranks import Ranks
-from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.fit import margin_bytes
@@ -119,7 +118,7 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     head = [f"{found.model} on {found.gpu}: {choice.layout}", _room(choice), choice.command]
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    job = Job.parse({**scenario.job.model_dump(), **choice.fields}).resolve(scenario.config)
+    job = scenario.job.changed(choice.fields).resolve(scenario.config)
     return TOOLS[args.tool].write(scenario, job, "\n".join(head))
 
 

@@ -141,6 +141,14 @@ class Settings:
         """Return a copy with these values, which are taken as they are."""
         return self._made({**self.__dict__, **update}, {*self.model_fields_set, *update})
 
+    def changed(self, update: Mapping[str, Any]) -> Self:
+        """Return a copy with these values, checked together with the others.
+
+        Raises VramBudgetError that names every mistake.
+        """
+        checked = self.parse({**self.__dict__, **update})
+        return self._made(checked.__dict__, {*self.model_fields_set, *update})
+
     def model_dump(
         self,
         *,

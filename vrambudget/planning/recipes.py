@@ -24,7 +24,8 @@ from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
-from vrambudget.tape.replay import fits, replay
+from vrambudget.tape.events import Tape
+from vrambudget.tape.replay import fits, replay, replay_try
 
 Trained = Literal["full", "lora", "qlora"]
 
@@ -137,9 +138,8 @@ def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:
 
 def _job(scenario: Scenario, fields: dict[str, Any]) -> Job | None:
     """Return the job with these fields, None where there is none: a model or a loop forbids it."""
-    values = scenario.job.model_dump() | fields
     try:
-        return Job.parse(values).resolve(scenario.config.for_job(scenario.job))
+        return scenario.job.changed(fields).resolve(scenario.config.for_job(scenario.job))
     except VramBudgetError:
         return None
 
@@ -169,7 +169,7 @@ class _Kitchen:
         """Return the recipe at the largest batch that fits, None if none does."""
         if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.room:
             return None
-        base, peaks = replace(self.scenario, job=job), dict[int, int]()
+        base, tapes = replace(self.scenario, job=job), dict[int, Tape]()
 
         def attempt(batch: int) -> Try:
             self.tell()
@@ -177,13 +177,10 @@ class _Kitchen:
             tape = simulate(there.config, there.job, there.platform).tape
             if (requested := tape.peak_requested_bytes()) > self.room:
                 return Try(requested, 0, fits=False)
-            replayed = replay(tape)
-            peaks[batch] = replayed.peak.reserved_bytes
-            return Try(
-                peaks[batch],
-                model_bytes(replayed.breakdown),
-                fits(tape, replayed.peak, self.room),
-            )
+            replayed = replay_try(tape, self.room)
+            tapes[batch], peak = tape, replayed.peak
+            does_fit = fits(tape, peak, self.room)
+            return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit)
 
         try:
             batch = largest_that_fits(self.sizes, attempt, start=self.sizes[0], room=self.room)
@@ -191,7 +188,7 @@ class _Kitchen:
             return None
         if batch is None:
             return None
-        peak_bytes = peaks[batch] + self.gpu.context_bytes
+        peak_bytes = replay(tapes[batch]).peak.reserved_bytes + self.gpu.context_bytes
         return Recipe(trains, costs, self._at(base, batch).job, peak_bytes)
 
     def _at(self, base: Scenario, batch: int, *, most: int | None = None) -> Scenario:

@@ -105,8 +105,8 @@ class Planner:
         ranks: dict[str, Any] = {"ranks": layout.gpus}
         if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed3")):
             ranks["rank"] = 0  # no other has more
-        values = self.scenario.job.model_dump() | layout.fields | ranks
-        return Job.parse(values).resolve(self.scenario.config.for_job(self.scenario.job))
+        changed = self.scenario.job.changed({**layout.fields, **ranks})
+        return changed.resolve(self.scenario.config.for_job(self.scenario.job))
 
     def _tried(self, layout: Layout) -> Choice | None:
         """Return a layout that fits, None for one that does not."""

@@ -19,12 +19,14 @@ from vrambudget.tape.packing import storage_of
 from vrambudget.tape.settling import Settling
 
 
-def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
+def run(
+    tape: Tape, allocator: CachingAllocator, *, settles: bool = True
+) -> Iterator[tuple[Mark, int]]:
     """Run a tape; yield each mark, once it is reached, with the bytes allocated there.
 
-    Raises OutOfDeviceMemoryError.
+    Unless memory `settles`, the run ends where the tape does. Raises OutOfDeviceMemoryError.
     """
-    settling = Settling(tape, allocator)
+    settling = Settling(tape, allocator) if settles else None
     circles = _Circles(tape, allocator)
     allocated: list[int] = []  # at each mark
     here = turn = 0  # position; marks in a turn of what is passed over
@@ -38,7 +40,7 @@ def run(tape: Tape, allocator: CachingAllocator) -> Iterator[tuple[Mark, int]]:
             allocator.empty_cache()
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]
-        if settling.goes_on(number):
+        if settling is not None and settling.goes_on(number):
             circles.find_parts()
         here, turn = circles.passed_over(mark.position, number)
         if mark.steps is not None:
