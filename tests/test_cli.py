@@ -49,6 +49,7 @@ def test_an_option_that_is_not_given_leaves_the_field_open():
 def test_an_option_is_spelled_as_its_field_and_explained(action):
     name = action.dest.replace("_", "-")
     turned_off = {"cudnn_attention", "double_quant", "contiguous_gradients", "reduce_scatter"}
+    turned_off.add("pin_memory")
     switches = {"keep-outputs": "--discard-outputs"}
     expected = f"--no-{name}" if action.dest in turned_off else switches.get(name, f"--{name}")
     assert expected in action.option_strings

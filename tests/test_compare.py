@@ -122,7 +122,7 @@ def compare(monkeypatch, capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
 
     def call(*words, more=0, oom=False, change=lambda events: events):
-        def rehearsed(job, *, gpu, events):
+        def rehearsed(job, *, gpu, events, **_):
             tape = tape_of()
             peak = replay(tape).peak
             measured = {

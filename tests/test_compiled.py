@@ -234,7 +234,7 @@ def test_a_benchmark_that_is_known_is_not_asked_both_ways(monkeypatch, tmp_path)
 
 
 def test_a_tape_comes_back_from_the_cache_as_it_was(tmp_path):
-    scenario = resolve("nanogpt", block=64, gpu="A100")
+    scenario = resolve("nanogpt", block=64, gpu="A100", steps=3)
     tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     place = tmp_path / "kept" / "tape.json"
     cache.keep(place, tape, {"parameters": 7})

@@ -79,6 +79,7 @@ def test_the_trainers_callback_predicts_what_preflight_does(model, tmp_path):
         grad_accum=2,
         clip=0.5,
         loop="trainer",
+        steps=4,  # max_steps
     )
     assert callback.measured is None  # no GPU, nothing to measure
 

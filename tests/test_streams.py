@@ -295,7 +295,7 @@ def sharded(steps=6) -> Tape:
             if step > 1 and repeats(tape, *places[-2:], place_of(tape)):
                 period = len(tape.events) - places[-1].event
                 number = places[-1].mark
-                tape.marks[number] = replace(tape.marks[number], period=period)
+                tape.marks[number] = tape.marks[number]._replace(period=period)
         tape.close()
         del held, gathered, storage
     return tape
@@ -319,7 +319,7 @@ def test_a_step_that_leaves_a_storage_filled_repeats_none():
 
 def test_a_replay_in_short_is_the_replay_in_full():
     tape = sharded(20)
-    full = replace(tape, marks=[replace(mark, period=0) for mark in tape.marks])
+    full = replace(tape, marks=[mark._replace(period=0) for mark in tape.marks])
     assert replay(tape) == replay(full)
     states = []
     for each in (tape, full):

@@ -57,7 +57,7 @@ def job_of_record(record: Mapping[str, Any]) -> Job:
         given = _of_method(layout.get("method"), given)
     gaps = {"precision": "fp32", "task": "causal-lm", "steps": 3}
     gaps |= {"draw": 0} if "shortest" in given else {}
-    values = {**gaps, **_of_loop(given), **_of_cudnn(record), **given}
+    values = {**gaps, **_of_loop(given), "eval_first": False, **_of_cudnn(record), **given}
     if is_inference(record):
         values |= fields_of(record)
     if isinstance(layout, Mapping):
