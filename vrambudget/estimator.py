@@ -12,7 +12,7 @@ from vrambudget.remarks import not_modelled, remarks
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import Recording, simulate
 from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import Replay, replay, replay_on
+from vrambudget.tape.replay import Replay, replay_for, replay_on
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
@@ -61,7 +61,7 @@ def estimate_scenario(scenario: Scenario) -> Budget:
 
 def follow(scenario: Scenario) -> Followed:
     """Return the budget of a resolved scenario with the tape that it was made of, for pictures."""
-    several = None
+    several, room_bytes = None, scenario.gpu.room_bytes if scenario.gpu else None
     if scenario.job.layout.ranks > 1:
         from vrambudget.per_rank import fullest  # noqa: PLC0415 - most jobs have one GPU
 
@@ -70,10 +70,10 @@ def follow(scenario: Scenario) -> Followed:
         recording, replayed, several = most.recording, most.replayed, most.several
     else:
         recording = simulate(scenario.config, scenario.job, scenario.platform)
-        replayed = replay(recording.tape)
+        replayed = replay_for(recording.tape, room_bytes)
     if (step := replayed.unseen_step) is not None:
         recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
-        replayed = replay(recording.tape)
+        replayed = replay_for(recording.tape, room_bytes)
     device, out_of_memory = on_card(scenario.gpu, recording.tape, replayed)
     budget = Budget(
         model=scenario.model,

@@ -76,7 +76,9 @@ class JobFields(TypedDict, total=False):
     grad_accum: int
     """Forward and backward passes for each optimizer step."""
     steps: int
-    """Optimizer steps to simulate (default: three, then on until memory settles)."""
+    """Optimizer steps to simulate (default: three; where the GPU has less than a fifth to spare, on
+    until memory settles).
+    """
     label_smoothing: float
     """Label smoothing of the loss: Trainer's label_smoothing_factor; in loop plain, that of torch's
     cross_entropy on the logits.

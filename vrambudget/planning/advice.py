@@ -31,7 +31,7 @@ from vrambudget.planning.variants import as_counted, variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import fits, replay, replay_try
+from vrambudget.tape.replay import fits, replay_for
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
@@ -154,8 +154,6 @@ class _Trial:
             model_bytes(budget.breakdown),
             budget.fits if budget.device else None,
         )
-        seen = budget.steps[: self.scenario.job.steps]
-        self.settles_late = bool(seen) and seen[-1].peak_reserved_bytes < self.now.reserved_bytes
         self.floor = Floor(followed)
         self.results: dict[Job, _Result] = {self.scenario.job: self.now}
         self.requested: dict[Job, int] = {}  # by jobs without expandable segments: they change none
@@ -266,7 +264,7 @@ class _Trial:
         return simulate(scenario.config, scenario.job, scenario.platform).tape
 
     def _replay(self, scenario: Scenario, tape: Tape) -> None:
-        replayed = replay(tape) if self.settles_late else replay_try(tape, self.room)
+        replayed = replay_for(tape, self.room)
         plain = scenario.job.model_copy(update={"expandable_segments": False})
         self.requested[plain] = replayed.peak.requested_bytes
         verdict = None if self.room is None else fits(tape, replayed.peak, self.room)

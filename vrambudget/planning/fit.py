@@ -20,7 +20,7 @@ from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import fits, replay
+from vrambudget.tape.replay import fits, replay_for
 from vrambudget.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class _Search:
         tape = simulate(there.config, there.job, there.platform).tape
         if there.job.compile:
             self.tapes[n] = tape
-        replayed = replay(tape)
+        replayed = replay_for(tape, self.room)
         peak, fit = replayed.peak, fits(tape, replayed.peak, self.room)
         self.points[n] = Point(
             batch=there.job.batch,

@@ -24,8 +24,7 @@ from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
-from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import fits, replay, replay_try
+from vrambudget.tape.replay import fits, replay_for
 
 Trained = Literal["full", "lora", "qlora"]
 
@@ -169,7 +168,7 @@ class _Kitchen:
         """Return the recipe at the largest batch that fits, None if none does."""
         if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.room:
             return None
-        base, tapes = replace(self.scenario, job=job), dict[int, Tape]()
+        base, peaks = replace(self.scenario, job=job), dict[int, int]()
 
         def attempt(batch: int) -> Try:
             self.tell()
@@ -177,8 +176,9 @@ class _Kitchen:
             tape = simulate(there.config, there.job, there.platform).tape
             if (requested := tape.peak_requested_bytes()) > self.room:
                 return Try(requested, 0, fits=False)
-            replayed = replay_try(tape, self.room)
-            tapes[batch], peak = tape, replayed.peak
+            replayed = replay_for(tape, self.room)
+            peak = replayed.peak
+            peaks[batch] = peak.reserved_bytes
             does_fit = fits(tape, peak, self.room)
             return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit)
 
@@ -188,7 +188,7 @@ class _Kitchen:
             return None
         if batch is None:
             return None
-        peak_bytes = replay(tapes[batch]).peak.reserved_bytes + self.gpu.context_bytes
+        peak_bytes = peaks[batch] + self.gpu.context_bytes
         return Recipe(trains, costs, self._at(base, batch).job, peak_bytes)
 
     def _at(self, base: Scenario, batch: int, *, most: int | None = None) -> Scenario:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vrambudget.budget import Peak
 from vrambudget.config.gpus import Gpu
 from vrambudget.tape.events import Tape
-from vrambudget.tape.replay import fits, replay
+from vrambudget.tape.replay import fits, replay_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +18,5 @@ class Outcome:
 
 def outcome(tape: Tape, cards: tuple[Gpu, ...]) -> Outcome:
     """Return what a tape comes to on these GPUs."""
-    peak = replay(tape).peak
+    peak = replay_for(tape, min((card.room_bytes for card in cards), default=None)).peak
     return Outcome(peak, tuple(fits(tape, peak, card.room_bytes) for card in cards))

@@ -80,7 +80,8 @@ class Training(Settings, heading="loop and optimizer"):
     )
     steps: Annotated[Size, Field(le=100)] = Field(
         3,
-        description="optimizer steps to simulate (default: three, then on until memory settles)",
+        description="optimizer steps to simulate (default: three; where the GPU has less than a"
+        " fifth to spare, on until memory settles)",
     )
 
     def problems(self) -> Iterable[str]:
