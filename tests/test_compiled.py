@@ -317,17 +317,55 @@ def test_graph_breaks_are_told_with_their_lines_and_compiling_as_it_begins(caplo
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"backend": "eager"}, {"mode": "max-autotune"}, {"dynamic": True}],
-    ids=["backend", "mode", "dynamic"],
+    ("options", "named"),
+    [
+        ({"backend": "eager"}, "with backend='eager' is"),
+        ({"mode": "reduce-overhead"}, "with mode='reduce-overhead' is"),
+        ({"mode": "max-autotune"}, "with mode='max-autotune' is"),
+        ({"options": {"epilogue_fusion": True}}, "with options={'epilogue_fusion': True} is"),
+        ({"dynamic": True}, "with dynamic=True, one graph for all sizes, is"),
+    ],
+    ids=["backend", "CUDA graphs", "autotuning", "options", "dynamic"],
 )
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own
-def test_a_module_that_was_compiled_in_another_way_is_refused(options):
+def test_a_module_that_was_compiled_in_another_way_is_refused_by_name(options, named):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     compiled = torch.compile(torch.nn.Linear(2, 2), **options)
-    with pytest.raises(NotModelledError, match="is not modelled"):
+    with pytest.raises(NotModelledError, match=named) as caught:
         vrambudget.estimate(compiled, inputs=[torch.zeros(2, 2)])
+    assert "rehearse" in caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_module_that_was_compiled_in_place_is_not_counted_as_eager():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    module = torch.nn.Linear(2, 2)
+    module.compile()
+    with pytest.raises(NotModelledError, match="in place"):
+        vrambudget.preflight(module, inputs=[torch.zeros(2, 2)], strict=True)
+    with pytest.raises(NotModelledError, match="in place"):
+        vrambudget.estimate(module, inputs=[torch.zeros(2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, {}),
+        ({"compile": False, "compile_mode": "default"}, {}),
+        (
+            {"compile": True, "compile_mode": "max-autotune"},
+            {"torch_compile": True, "torch_compile_mode": "max-autotune"},
+        ),
+    ],
+    ids=["silent", "eager", "compiled"],
+)
+def test_an_eager_job_of_trainer_names_no_mode_which_would_compile_it(fields, said):
+    pytest.importorskip("torch")
+    from vrambudget.measure.loops.trainer import compiles  # noqa: PLC0415 - it imports torch
+
+    assert compiles(fields) == said
 
 
 def refused(model="nanogpt", **fields):
@@ -368,9 +406,19 @@ def test_another_system_is_refused_by_name(monkeypatch, platform):
         ({"mode": "forward"}, "mode"),
         ({"model": "gpt2", "checkpointing": "selective-2"}, "checkpointing"),
         ({"checkpointing": "full"}, "checkpointing"),
+        ({"compile_mode": "reduce-overhead"}, "compile_mode is 'reduce-overhead'"),
+        ({"compile_mode": "max-autotune"}, "compile_mode is 'max-autotune'"),
         ({"model": "codellama-7b", "quant": "nf4", "lora_rank": 8}, "quant"),
     ],
-    ids=["Lightning", "a forward pass", "every second layer", "nanoGPT in parts", "4 bit"],
+    ids=[
+        "Lightning",
+        "a forward pass",
+        "every second layer",
+        "nanoGPT in parts",
+        "CUDA graphs",
+        "autotuning",
+        "4 bit",
+    ],
 )
 def test_what_is_not_compiled_here_is_refused_by_name(monkeypatch, fields, named):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)

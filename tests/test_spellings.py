@@ -18,6 +18,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 
 OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpointing", "-o"} | {
     "--attention",
+    "--compile-mode",
     "--optimizer",
     "--optimizer-impl",
     "--clip",
@@ -65,6 +66,7 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--lora_rank=4 -o a_b.json", "--lora-rank=4 -o a_b.json"),
         ("--compile=True --use_cache=False --eval_first=false", "--compile --no-use-cache"),
         ("--torch_compile", "--compile"),
+        ("--torch_compile_mode max-autotune", "--compile-mode max-autotune"),
     ],
 )
 def test_a_foreign_word_means_what_it_means_there(theirs, ours):
@@ -94,7 +96,7 @@ def test_what_decides_no_memory_is_left_out_and_said():
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--torch_compile_mode max-autotune", "torch.compile"),
+        ("--torch_compile_backend eager", "torch.compile"),
         ("--load_in_8bit --llm_int8_threshold 4.0", "outliers of another size"),
         ("--use_dora", "DoRA"),
         ("--fsdp full_shard", "FSDP"),

@@ -4,11 +4,14 @@
     card.py        the card that torch.cuda and Inductor ask about
     asked.py       whether a job is compiled; imports nothing else here
     simulated.py   a job, simulated; twice where padding decides
+    shallow.py     a deep model's recording from those of two shallow ones
+    depths.py      a deep model's tape from theirs
     cache.py       what was compiled once, kept
     findings.py    what the compiler told, for the report
     python_ops.py  operations whose C++ asks what only a card could answer
     attention.py   which kernel scaled_dot_product_attention takes, and what it is called with
     inductor.py    Inductor's wrappers run; its kernels are neither built nor launched
+    older.py       what an old version's compiler lacks
     births.py      storages of fake tensors, on the tape
     hidden.py      what kernels allocate besides what the wrapper shows
     model.py       a compiled module, as the engine's loops call it

@@ -1,6 +1,6 @@
 """Whether a job is compiled, for all that resolve one: what costs time is imported if it is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vrambudget.config.model_config import ModelConfig
@@ -28,18 +28,37 @@ def compiler_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
 def original(module: Any) -> Any:
     """Return the module that torch.compile wrapped, None for any other.
 
-    Raises NotModelledError for other backends than Inductor, modes, options and dynamic shapes.
+    Raises NotModelledError for a backend, a mode, options or shapes that are not compiled here.
     """
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        raise NotModelledError(
+            "a module that was compiled in place, by its method compile(), is not modelled",
+            hint="hand over torch.compile(module) instead of module.compile()",
+        )
     if type(module).__name__ != "OptimizedModule":
         return None
     backend = module.dynamo_ctx.callback
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
-    is_plain = getattr(backend, "compiler_name", "") == "inductor"
-    if not is_plain or backend.config or backend.dynamic:
+    for told in _not_plain(backend):
         raise NotModelledError(
-            "torch.compile with another backend than inductor, a mode, options or dynamic shapes"
-            " is not modelled",
+            f"torch.compile with {told} is not modelled",
             hint="`vrambudget rehearse` runs any script",
         )
     return module._orig_mod
+
+
+def _not_plain(backend: Any) -> Iterator[str]:
+    """Yield what a backend has been told besides the defaults, in torch.compile's words."""
+    name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", str(backend))
+    if name != "inductor":
+        yield f"backend={name!r}"
+        return
+    if backend.dynamic:
+        yield "dynamic=True, one graph for all sizes,"
+    if backend.config:
+        from torch._inductor import list_mode_options  # noqa: PLC0415 - torch compiled, so it is here
+
+        modes = list_mode_options().items()
+        mode = next((name for name, options in modes if options == backend.config), None)
+        yield f"mode={mode!r}" if mode else f"options={backend.config}"

@@ -32,6 +32,7 @@ _COUNTED: Mapping[str, tuple[Any, ...]] = {
     "quant": (None,),
     "checkpointing": ("none", "full"),
     "use_cache": (False,),
+    "compile_mode": ("default",),  # neither CUDA graphs nor kernels that benchmarks choose
 }
 """What a compiled job may be: field and values."""
 

@@ -82,7 +82,13 @@ def _changes() -> Iterator[Any]:
 
 
 def _told(asked: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda args: _TOLD if _is_on_card(args[0]) else asked(args)
+    def told(args: Any) -> Any:
+        (x,) = args
+        while isinstance(x, FunctionalTensor):  # since 2.15 its device is asked of the mode
+            x = torch._from_functional_tensor(x.elem)
+        return _TOLD if _is_on_card(x) else asked([x])
+
+    return told
 
 
 def _is_on_card(x: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vrambudget.compiled import cache
 from vrambudget.compiled.findings import findings
+from vrambudget.compiled.shallow import shallowly
 from vrambudget.config.job import Job
 from vrambudget.engine.context import Platform
 
@@ -29,7 +30,7 @@ def fullest(
         tape, numbers = found
         return recording(tape, **numbers)
     is_damaged = place.exists()
-    made = _compiled(config, simulated)
+    made = _compiled(config, lambda given: shallowly(given, job, platform, simulated, recording))
     findings.damaged = str(place) if is_damaged else ""
     cache.keep(place, made.tape, {name: getattr(made, name) for name in _NUMBERS})
     return made

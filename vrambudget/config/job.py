@@ -153,6 +153,8 @@ class Job(
             yield f"weights is {self.weights!r}, but quant says how weights are kept"
         if self.load is not None:
             yield from self._problems_of_loading()
+        if self.compile_mode != "default" and not self.compile:
+            yield f"compile_mode is {self.compile_mode!r}, which needs compile"
         if self.shortest is not None:
             yield from self._problems_of_changing_lengths()
         if self.use_cache and self.mode == "generate":
@@ -171,7 +173,7 @@ class Job(
         elif self.task == "image-cls":
             what = "images"
         elif self.compile:
-            what = "compile, which compiles anew for other lengths"
+            what = "compile, which compiles anew for other lengths; rehearse the script"
         elif self.parallel or (self.ranks or 1) > 1:
             what = "several ranks"
         elif self.routing == "worst":

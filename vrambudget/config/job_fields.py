@@ -141,6 +141,12 @@ class JobFields(TypedDict, total=False):
     """The model runs under torch.compile: PyTorch's own compiler is followed, which needs torch
     (pip install 'vrambudget[torch]').
     """
+    compile_mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ]
+    """The mode of torch.compile: the default is modelled, the others run in `rehearse` and
+    `measure` only.
+    """
     lora_rank: int | None
     """Train LoRA adapters of this rank instead of the weights, as PEFT does."""
     lora_targets: str | Sequence[str]

@@ -112,6 +112,12 @@ class SweepFields(TypedDict, total=False):
         | None
     )
     compile: bool | Iterable[bool]
+    compile_mode: (
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+        | Iterable[
+            Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+        ]
+    )
     lora_rank: int | Iterable[int | None] | None
     lora_targets: str | Sequence[str] | Iterable[str | Sequence[str]]
     lora_dropout: float | Iterable[float]

@@ -80,7 +80,7 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
         raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
     by_hand = job.get("loop", "plain") in {"plain", "nanogpt"}  # Trainer compiles by itself
     if job.get("compile") and by_hand:
-        model = torch.compile(model)
+        model = torch.compile(model, mode=job.get("compile_mode"))
     loop = real_loop(job.get("loop", "plain"))
     run = Run(model, job, result, on_phase, lambda: build_model(job))
     held = loop.train(run) if job.get("mode", "train") == "train" else loop.evaluate(run)

@@ -10,6 +10,7 @@ Routing = Literal["uniform", "collapsed", "worst"]
 ROUTINGS = ("uniform", "collapsed")
 """How tokens can spread over experts, from one extreme to the other."""
 Checkpointing = Literal["none", "full", "selective-2"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Load = Literal["device-map", "to", "to-half"]
 
 
@@ -47,4 +48,9 @@ class Modules(Settings, heading="model"):
         default=False,
         description="the model runs under torch.compile: PyTorch's own compiler is followed, which"
         " needs torch (pip install 'vrambudget[torch]')",
+    )
+    compile_mode: CompileMode = Field(
+        "default",
+        description="the mode of torch.compile: the default is modelled, the others run in"
+        " `rehearse` and `measure` only",
     )

@@ -27,6 +27,7 @@ _PRESETS: dict[str, Meaning] = {
     "block_size": Same("block"),
     "lora_alpha": TRL["lora_alpha"],
     "torch_compile": Switch({"compile": True}),
+    "torch_compile_mode": Same("compile_mode"),
     "fsdp": Uncounted("FSDP (--parallel fsdp2)", flag=False),
     "deepspeed": Uncounted("DeepSpeed (--parallel zero3)", flag=False),
 }

@@ -4,7 +4,7 @@ What marks the phases stands around Trainer's own functions, and holds what thei
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vrambudget.measure.loops.run import Run
@@ -65,13 +65,20 @@ def _trainer(run: Run, folder: str) -> Any:
         args=TrainingArguments(
             **arguments(run, folder),
             use_cache=bool(run.settings.get("use_cache")),
-            torch_compile=bool(run.settings.get("compile")),
+            **compiles(run.settings),
             label_smoothing_factor=run.settings.get("label_smoothing", 0.0),
         ),
         train_dataset=run.rows(trained, run.settings["batch"]),
         eval_dataset=run.rows(evaluated, eval_size(run)),
         **others(run),
     )
+
+
+def compiles(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that compile the model: a mode alone would, too."""
+    if not job.get("compile"):
+        return {}
+    return {"torch_compile": True, "torch_compile_mode": job.get("compile_mode")}
 
 
 def arguments(run: Run, folder: str) -> dict[str, Any]:
