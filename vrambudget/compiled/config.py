@@ -21,7 +21,7 @@ from vrambudget.config.settings import Field
 from vrambudget.config.versions import default_version, installed_version, plain_version
 from vrambudget.errors import NotModelledError
 
-CHECKED = ("2.11", "2.13")
+CHECKED = ("2.8", "2.11", "2.13")
 """Versions of torch whose compiler was held against rehearsals, the oldest first."""
 
 _PLATFORMS = ("linux",)
@@ -105,7 +105,7 @@ def _refuse(job: Job) -> None:
     if installed.partition("+")[0] not in CHECKED:
         raise NotModelledError(
             f"torch {installed} is installed, whose compiler was not checked",
-            hint=f"checked are {' and '.join(CHECKED)}; {REHEARSE}",
+            hint=f"checked are {', '.join(CHECKED[:-1])} and {CHECKED[-1]}; {REHEARSE}",
         )
     for name, counted in _COUNTED.items():
         value = getattr(job, name)
