@@ -73,9 +73,15 @@ def cards_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "model_cards"
 
 
-def card_names() -> list[str]:
+@cache
+def card_names() -> tuple[str, ...]:
     """Return the names of all model cards, sorted."""
-    return sorted(path.stem for path in cards_folder().glob("*.toml"))
+    return tuple(sorted(path.stem for path in cards_folder().glob("*.toml")))
+
+
+@cache
+def _by_plain_name() -> dict[str, str]:
+    return {_plain(known): known for known in card_names()}
 
 
 def card_name(name: str) -> str | None:
@@ -86,8 +92,7 @@ def card_name(name: str) -> str | None:
     only size ("mistral-nemo"); a chat or instruct model without a card of its own is as large as
     its base model.
     """
-    names = {_plain(known): known for known in card_names()}
-    wanted = _plain(name)
+    names, wanted = _by_plain_name(), _plain(name)
     for plain in (wanted, _TUNED.sub("", wanted)):
         if plain in names:
             return names[plain]
