@@ -11,19 +11,18 @@ Not modelled: layers that are skipped at random (`encoder_layerdrop`, `decoder_l
 are counted as never skipped; SpecAugment; generation; classifiers.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Literal, Self
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
-from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.dtypes import int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import VramBudgetError
-from vrambudget.models.parts.bart_layers import Sizes
+from vrambudget.models.parts.bart_config import EncoderDecoderConfig
 from vrambudget.models.parts.cache import EncoderDecoderCache
 from vrambudget.models.parts.labels import shift_right
 from vrambudget.models.parts.layers import Embedding, LayerNorm, Linear
@@ -34,7 +33,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.whisper_layers import Convolution, DecoderLayer, EncoderLayer
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add
+from vrambudget.ops.elementwise import ACTIVATIONS, add
 from vrambudget.ops.indexing import index_rows
 from vrambudget.ops.shape import permute
 from vrambudget.tape.events import Purpose
@@ -161,7 +160,7 @@ class WhisperForConditionalGeneration(Module):
         return EncoderDecoderCache.of(self.config.decoder_layers)
 
 
-class WhisperConfig(ModelConfig):
+class WhisperConfig(EncoderDecoderConfig):
     """transformers' WhisperConfig, with its defaults."""
 
     model_type: Literal["whisper"] = "whisper"
@@ -175,32 +174,18 @@ class WhisperConfig(ModelConfig):
     decoder_layers: Size = 4
     decoder_attention_heads: Size = 6
     decoder_ffn_dim: Size = 1536
-    activation_function: Activation = "gelu"
     dropout: Probability = 0.0
-    attention_dropout: Probability = 0.0
-    activation_dropout: Probability = 0.0
     max_source_positions: Size = 1500
     max_target_positions: Size = 448
     apply_spec_augment: bool = False
-    tie_word_embeddings: bool = True
 
-    tasks = ("seq2seq-lm",)
     reads_attention_mask = False
-    loads_in_4bit = False
     followed_in = ("5.17",)
-    aliases: ClassVar[Mapping[str, str]] = {
-        "d_model": "hidden_size",
-        "encoder_layers": "num_hidden_layers",
-        "encoder_attention_heads": "num_attention_heads",
+    ignored_keys = EncoderDecoderConfig.ignored_keys | {
+        *("mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob"),
+        *("mask_feature_length", "mask_feature_min_masks", "median_filter_width"),
+        *("use_weighted_layer_sum", "classifier_proj_size", "num_key_value_heads"),
     }
-    ignored_keys = frozenset(
-        {
-            *("encoder_layerdrop", "decoder_layerdrop", "init_std", "scale_embedding"),
-            *("mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob"),
-            *("mask_feature_length", "mask_feature_min_masks", "median_filter_width"),
-            *("use_weighted_layer_sum", "classifier_proj_size", "num_key_value_heads"),
-        }
-    )
 
     @property
     def keeps_cache(self) -> bool:
@@ -236,33 +221,9 @@ class WhisperConfig(ModelConfig):
             )
         return super().for_job(job)
 
-    @property
-    def encoder(self) -> Sizes:
-        """What decides the encoder's tensors."""
-        layers, heads = self.num_hidden_layers, self.num_attention_heads
-        return self._sizes(layers, heads, self.encoder_ffn_dim)
-
-    @property
-    def decoder(self) -> Sizes:
-        """What decides the decoder's tensors."""
-        return self._sizes(self.decoder_layers, self.decoder_attention_heads, self.decoder_ffn_dim)
-
-    def _sizes(self, layers: int, heads: int, inner: int) -> Sizes:
-        return Sizes(
-            width=self.hidden_size,
-            heads=heads,
-            inner=inner,
-            layers=layers,
-            activation=self.activation_function,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-        )
-
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
-        yield from divides(self, "num_attention_heads", into="hidden_size")
-        yield from divides(self, "decoder_attention_heads", into="hidden_size")
+        yield from super().problems()
         if self.apply_spec_augment:
             yield "apply_spec_augment masks frames at random, which is not modelled"
 

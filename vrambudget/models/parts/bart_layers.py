@@ -2,10 +2,12 @@
 
     norm(x + dropout(part(x)))  for each part
 
+mBART and Whisper have the same parts, with norms before them (`norm_first_layers`).
 Source: models/bart/modeling_bart.py of transformers 5.17.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vrambudget.dtypes import bool_, float16
 from vrambudget.engine.module import Module
@@ -39,12 +41,13 @@ class Attention(Module):
     """BartAttention."""
 
     layer_idx = 0
+    key_bias: ClassVar[bool] = True
 
     def __init__(self, sizes: Sizes, *, is_causal: bool = False) -> None:
         width = sizes.width
         self.is_causal, self.dropout_p = is_causal, sizes.attention_dropout
         self.head_dim = width // sizes.heads
-        self.k_proj = Linear(width, width)
+        self.k_proj = Linear(width, width, bias=self.key_bias)
         self.v_proj = Linear(width, width)
         self.q_proj = Linear(width, width)
         self.out_proj = Linear(width, width)
@@ -57,7 +60,7 @@ class Attention(Module):
         cache: EncoderDecoderCache | None = None,
     ) -> Attended:
         """[B, T, C], [B, S, C] -> [B, T, C] and the weights."""
-        query = heads(self.q_proj(hidden_states), self.head_dim)
+        query = self.query(hidden_states)
         key, value = self._keys_and_values(hidden_states, key_value_states, cache)
         output, weights = attend(
             query,
@@ -72,6 +75,14 @@ class Attention(Module):
         output = self.out_proj(output)
         return output, weights
 
+    def query(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, H, T, D]."""
+        return self.heads(self.q_proj(hidden_states))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, H, T, D]."""
+        return heads(x, self.head_dim)
+
     def _keys_and_values(
         self, hidden_states: Tensor, encoded: Tensor | None, cache: EncoderDecoderCache | None
     ) -> tuple[Tensor, Tensor]:
@@ -83,21 +94,26 @@ class Attention(Module):
             if encoded is not None and layer.keys is not None and layer.values is not None:
                 return layer.keys, layer.values  # is_updated
         states = hidden_states if encoded is None else encoded
-        key = self.k_proj(states)
-        value = self.v_proj(states)
-        key, value = heads(key, self.head_dim), heads(value, self.head_dim)
+        key = self.heads(self.k_proj(states))
+        value = self.heads(self.v_proj(states))
         return (key, value) if layer is None else layer.update(key, value)
 
 
-class _Layer(CheckpointedLayer):
-    """What encoder and decoder layers end with."""
+class Layer(CheckpointedLayer):
+    """What encoder and decoder layers are made of, whether norms come first or last."""
 
-    fc1: Linear
-    fc2: Linear
-    final_layer_norm: LayerNorm
+    attention: ClassVar[type[Attention]] = Attention
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, *, decodes: bool = False) -> None:
         self.sizes = sizes
+        self.self_attn = self.attention(sizes, is_causal=decodes)
+        self.self_attn_layer_norm = LayerNorm(sizes.width)
+        if decodes:
+            self.encoder_attn = self.attention(sizes)
+            self.encoder_attn_layer_norm = LayerNorm(sizes.width)
+        self.fc1 = Linear(sizes.width, sizes.inner)
+        self.fc2 = Linear(sizes.inner, sizes.width)
+        self.final_layer_norm = LayerNorm(sizes.width)
 
     def dropped(self, x: Tensor) -> Tensor:
         """nn.functional.dropout of the model's own probability."""
@@ -106,26 +122,14 @@ class _Layer(CheckpointedLayer):
     def feed_forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         sizes = self.sizes
-        residual = hidden_states
         hidden_states = ACTIVATIONS[sizes.activation](self.fc1(hidden_states))
         hidden_states = dropout(hidden_states, sizes.activation_dropout, training=self.training)
         hidden_states = self.fc2(hidden_states)
-        hidden_states = self.dropped(hidden_states)
-        hidden_states = add(residual, hidden_states)
-        y: Tensor = self.final_layer_norm(hidden_states)
-        return y
+        return self.dropped(hidden_states)
 
 
-class EncoderLayer(_Layer):
+class EncoderLayer(Layer):
     """BartEncoderLayer: in float16 it looks for infinities."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
-        self.self_attn = Attention(sizes)
-        self.self_attn_layer_norm = LayerNorm(sizes.width)
-        self.fc1 = Linear(sizes.width, sizes.inner)
-        self.fc2 = Linear(sizes.inner, sizes.width)
-        self.final_layer_norm = LayerNorm(sizes.width)
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
@@ -135,7 +139,8 @@ class EncoderLayer(_Layer):
         hidden_states = add(residual, hidden_states)
         hidden_states = self.self_attn_layer_norm(hidden_states)
         residual = hidden_states
-        hidden_states = self.feed_forward(hidden_states)
+        hidden_states = add(residual, self.feed_forward(hidden_states))
+        hidden_states = self.final_layer_norm(hidden_states)
         if hidden_states.dtype is float16:
             _all_finite(hidden_states)
         return hidden_states
@@ -153,18 +158,11 @@ def _all_finite(x: Tensor) -> None:
     del every
 
 
-class DecoderLayer(_Layer):
+class DecoderLayer(Layer):
     """BartDecoderLayer."""
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
-        self.self_attn = Attention(sizes, is_causal=True)
-        self.self_attn_layer_norm = LayerNorm(sizes.width)
-        self.encoder_attn = Attention(sizes)
-        self.encoder_attn_layer_norm = LayerNorm(sizes.width)
-        self.fc1 = Linear(sizes.width, sizes.inner)
-        self.fc2 = Linear(sizes.inner, sizes.width)
-        self.final_layer_norm = LayerNorm(sizes.width)
+        super().__init__(sizes, decodes=True)
 
     def forward(
         self,
@@ -188,5 +186,7 @@ class DecoderLayer(_Layer):
         hidden_states = self.dropped(hidden_states)
         hidden_states = add(residual, hidden_states)
         hidden_states = self.encoder_attn_layer_norm(hidden_states)
-        del residual
-        return self.feed_forward(hidden_states)
+        residual = hidden_states
+        hidden_states = add(residual, self.feed_forward(hidden_states))
+        y: Tensor = self.final_layer_norm(hidden_states)
+        return y
