@@ -6,7 +6,9 @@ Whole jobs are held against PEFT itself in records (ids that begin with `lora-`)
 import pytest
 
 from vrambudget import estimate
+from vrambudget.config.fields.adapters import PEFT_TARGETS
 from vrambudget.errors import VramBudgetError
+from vrambudget.report.phrases import job_text
 
 C, FF, LAYERS, RANK, LABELS = 64, 128, 2, 4, 3
 BERT = {"model_type": "bert", "hidden_size": C, "intermediate_size": FF, "vocab_size": 100}
@@ -39,3 +41,29 @@ def test_what_is_trained_in_a_copy_takes_no_adapter():
     parameters = estimate(DISTILBERT, **JOB, task="seq-cls", lora_targets=["q_lin"]).parameters
     heads = C * C + C + C * LABELS + LABELS
     assert parameters.trainable == RANK * LAYERS * 2 * C + heads
+
+
+def test_a_report_says_which_layers_get_adapters():
+    everywhere = estimate(BERT, **JOB, task="masked-lm")
+    assert "LoRA rank 4 on all linear layers," in job_text(everywhere)
+    two = estimate(BERT, **JOB, task="masked-lm", lora_targets=["query", "value"])
+    assert "LoRA rank 4 on query and value," in job_text(two)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_told"),
+    [
+        ({"loop": "trainer"}, True),
+        ({}, False),
+        ({"loop": "trainer", "lora_targets": "query"}, False),
+    ],
+)
+def test_a_library_s_loop_is_told_what_peft_adapts_by_itself(fields, is_told):
+    warnings = estimate(BERT, **JOB, task="seq-cls", **fields).warnings
+    assert any("--lora-targets query,value" in warning for warning in warnings) is is_told
+
+
+def test_peft_s_own_modules_are_those_of_the_installed_peft():
+    constants = pytest.importorskip("peft.utils.constants")
+    theirs = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert {name: tuple(theirs[name]) for name in PEFT_TARGETS} == PEFT_TARGETS

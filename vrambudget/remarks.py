@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from vrambudget.config.fields.adapters import PEFT_TARGETS
 from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.config.job import Job
@@ -101,6 +102,7 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
     yield from remarks_on_choice(scenario.gpu)
     yield from remarks_on_config(scenario.values, job, keeps_cache=scenario.config.keeps_cache)
     yield from remarks_on_loop(job)
+    yield from _of_adapters(scenario)
     if job.rows == "packed" and not scenario.config.sees_packed_rows:
         yield (
             f"{scenario.config.model_type} does not look where packed sequences begin: no mask is"
@@ -119,6 +121,19 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
         yield remark_on_leak(peaks, room)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
+
+
+def _of_adapters(scenario: Scenario) -> Iterator[str]:
+    """Yield what PEFT adapts in a library's script, where nobody named modules."""
+    job, model_type = scenario.job, scenario.config.model_type
+    if job.lora_rank is None or job.loop == "plain" or "lora_targets" in job.model_fields_set:
+        return
+    targets = PEFT_TARGETS.get(model_type)
+    if targets is not None:
+        yield (
+            "adapters are counted on all linear layers: where a script names no target modules,"
+            f" PEFT adapts those of {model_type}, --lora-targets {','.join(targets)}"
+        )
 
 
 def _of_lengths(job: Job, recording: Recording) -> str:

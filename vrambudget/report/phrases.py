@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from vrambudget.budget import Budget, Device, RankPeak, Several
+from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.fields.training import BITSANDBYTES
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
@@ -63,7 +64,7 @@ def job_text(budget: Budget) -> str:
         words += [_evaluation(job)] if job.get("eval_batches") else []
         words += _CHECKPOINTING[job["checkpointing"]]
         words += ["4-bit weights"] if job.get("quant") else []
-        words += [f"LoRA rank {job['lora_rank']}"] if job.get("lora_rank") else []
+        words += [_adapters(job)] if job.get("lora_rank") else []
     words += ["padding mask"] if job.get("attention_mask") == "padding" else []
     kernel = (job.get("attention_kernel") or "").replace("cudnn", _CUDNN)
     kernel = f" ({kernel} kernel)" if kernel else ""
@@ -92,6 +93,12 @@ def _lengths(job: Mapping[str, Any]) -> list[str]:
     words += [f"{job['num_return']} answers each"] if job["num_return"] > 1 else []
     words += [f"chunks of {job['prefill_chunk']}"] if job["prefill_chunk"] else []
     return [*words, f"{job['cache']} cache" if job["cache"] != "none" else "no cache"]
+
+
+def _adapters(job: Mapping[str, Any]) -> str:
+    targets = job["lora_targets"]
+    names = "all linear layers" if targets == ALL_LINEAR else " and ".join(targets)
+    return f"LoRA rank {job['lora_rank']} on {names}"
 
 
 def _zeroes(job: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """What is trained and what is not: LoRA, frozen parts, quantised weights."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.plain import Before
@@ -34,6 +35,27 @@ def _module_names(value: Any) -> Any:
 def _is_module_name(name: object) -> bool:
     return isinstance(name, str) and _MODULE_NAME.fullmatch(name) is not None
 
+
+_QUERY_AND_VALUE = ("q_proj", "v_proj")
+
+PEFT_TARGETS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("bart", "gemma", "gemma2", "gemma3_text", "gpt_neo", "gptj"), _QUERY_AND_VALUE
+    ),
+    **dict.fromkeys(("llama", "llama4", "mistral", "mixtral", "opt"), _QUERY_AND_VALUE),
+    **dict.fromkeys(("qwen2", "qwen3", "stablelm"), _QUERY_AND_VALUE),
+    **dict.fromkeys(("bert", "electra", "roberta", "xlm-roberta"), ("query", "value")),
+    **dict.fromkeys(("bloom", "falcon", "gpt_neox"), ("query_key_value",)),
+    **dict.fromkeys(("mt5", "t5"), ("q", "v")),
+    "deberta-v2": ("query_proj", "value_proj"),
+    "gpt2": ("c_attn",),
+    "gpt_bigcode": ("c_attn",),
+    "phi": (*_QUERY_AND_VALUE, "fc1", "fc2"),
+}
+"""By model_type: the modules that PEFT adapts where none are named.
+
+Source: peft/utils/constants.py (TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING), PEFT 0.21.2.
+"""
 
 ModuleNames = Annotated[tuple[str, ...], Before(_module_names)]
 LoraTargets = Annotated[Literal["all-linear"] | tuple[str, ...], Before(_lora_targets)]

@@ -7,6 +7,7 @@ Source: transformers 5.17, training_args.py (TrainingArguments, OptimizerNames),
 from collections.abc import Mapping
 from typing import Any
 
+from vrambudget.config.fields.adapters import PEFT_TARGETS
 from vrambudget.config.foreign.accelerate import FSDP, FSDP2
 from vrambudget.config.foreign.deepspeed import ZERO
 from vrambudget.config.foreign.meanings import (
@@ -209,27 +210,9 @@ def settled(fields: Fields) -> dict[str, Any]:
     return rest if weights == "fp32" else {**rest, "weights": weights}
 
 
-LORA_TARGETS: Mapping[str, tuple[str, ...]] = {
-    "t5": ("q", "v"),
-    "gpt2": ("c_attn",),
-    "opt": ("q_proj", "v_proj"),
-    "gpt_neox": ("query_key_value",),
-    "bert": ("query", "value"),
-    "roberta": ("query", "value"),
-    "llama": ("q_proj", "v_proj"),
-    "mistral": ("q_proj", "v_proj"),
-    "mixtral": ("q_proj", "v_proj"),
-    "gemma": ("q_proj", "v_proj"),
-    "gemma2": ("q_proj", "v_proj"),
-    "qwen2": ("q_proj", "v_proj"),
-    "qwen3": ("q_proj", "v_proj"),
-}
-"""The modules that PEFT adapts where none are named: of families known here."""
-
-
 def with_default_targets(fields: Fields, assumed: Fields, family: str) -> Fields:
     """Return the fields with the modules that PEFT adapts in this family, if none are named."""
     if "lora_rank" not in fields or "lora_targets" in {**assumed, **fields}:
         return fields
-    targets = LORA_TARGETS.get(family)
+    targets = PEFT_TARGETS.get(family)
     return fields if targets is None else {**fields, "lora_targets": targets}
