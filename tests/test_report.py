@@ -14,6 +14,7 @@ from vrambudget.budget import Budget
 from vrambudget.report import FORMATS, render
 from vrambudget.report.amounts import Amounts
 from vrambudget.report.ledger import ledger
+from vrambudget.report.phrases import job_text
 from vrambudget.report.table import render_next
 from vrambudget.report.tabular import Column, render_rows
 
@@ -161,6 +162,24 @@ def test_no_cell_of_a_csv_is_a_formula(sign):
 def test_how_a_part_is_counted_follows_the_job(made, purpose, words):
     lines = {line.name: line.counted for line in ledger(made).lines}
     assert words in lines[purpose]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"quant": "int8", "lora_rank": 8, "lora_targets": ("q_proj",)},
+            ", 8-bit weights, LoRA rank 8 on q_proj",
+        ),
+        ({"quant": "nf4", "mode": "eval"}, ", eval, amp-bf16, 4-bit weights, "),
+        ({"mode": "forward", "logits_to_keep": 1}, ", forward, the last logits, "),
+        ({"mode": "forward", "logits_to_keep": 5}, ", forward, logits of the last 5 tokens, "),
+        ({"mode": "forward", "pool": "mean"}, ", forward, mean pooling, "),
+        ({"mode": "forward", "with_grad": True}, ", forward, its graph kept, "),
+    ],
+)
+def test_a_job_is_told_with_what_decides_its_memory(changes, words):
+    assert words in job_text(_with_job(**changes))
 
 
 def test_every_part_says_how_it_is_counted():

@@ -17,6 +17,7 @@ from vrambudget.units import format_bytes
 
 _CUDNN = "cuDNN 9.19"  # whose workspaces for attention are counted: ops/attention/cudnn.py
 _ZEROED = {"zeros": "in place", "late": "after the forward pass"}
+_QUANTISED = {"nf4": "4-bit weights", "int8": "8-bit weights"}
 _CHECKPOINTING = {
     "none": [],
     "full": ["checkpointing"],
@@ -63,8 +64,8 @@ def job_text(budget: Budget) -> str:
         words += ["label smoothing"] if job.get("label_smoothing") else []
         words += [_evaluation(job)] if job.get("eval_batches") else []
         words += _CHECKPOINTING[job["checkpointing"]]
-        words += ["4-bit weights"] if job.get("quant") else []
-        words += [_adapters(job)] if job.get("lora_rank") else []
+    words += [_QUANTISED[job["quant"]]] if job.get("quant") else []
+    words += [_adapters(job)] if job.get("lora_rank") else []
     words += ["padding mask"] if job.get("attention_mask") == "padding" else []
     kernel = (job.get("attention_kernel") or "").replace("cudnn", _CUDNN)
     kernel = f" ({kernel} kernel)" if kernel else ""
@@ -86,7 +87,7 @@ def _of_step(job: Mapping[str, Any]) -> list[str]:
 def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
         shortest = f"{job['shortest']} to " if job.get("shortest") else ""
-        return [f"block {shortest}{job['block']}", job["mode"]]
+        return [f"block {shortest}{job['block']}", job["mode"], *_of_forward(job)]
     how = "sampled" if job["sample"] else "greedy"
     how = f"{job['num_beams']} beams" if job["num_beams"] > 1 else how
     words = [f"a prompt of {job['prompt']} tokens", f"generate {job['new']} more ({how})"]
@@ -99,6 +100,14 @@ def _adapters(job: Mapping[str, Any]) -> str:
     targets = job["lora_targets"]
     names = "all linear layers" if targets == ALL_LINEAR else " and ".join(targets)
     return f"LoRA rank {job['lora_rank']} on {names}"
+
+
+def _of_forward(job: Mapping[str, Any]) -> list[str]:
+    """Return what a forward pass without a loss keeps or makes, where it is not the usual."""
+    kept = job.get("logits_to_keep")
+    words = [f"logits of the last {kept} tokens" if kept > 1 else "the last logits"] if kept else []
+    words += [f"{job['pool']} pooling"] if job.get("pool", "none") != "none" else []
+    return [*words, *(["its graph kept"] if job.get("with_grad") else [])]
 
 
 def _zeroes(job: Mapping[str, Any]) -> bool:
