@@ -4,21 +4,32 @@
     q          q_proj [H (nope + rope) / tp, C]; with q_lora_rank q_b_proj [.., q_lora_rank], and
                q_a_proj together with kv_a_proj [q_lora + kv_lora + rope, C], whole on every rank
     kv         kv_b_proj [H (nope + v) / tp, kv_lora], o_proj [C, H v / tp]
-    rotary     yarn: a table of the original positions times the factor, float32 for FlashInfer
+    rotary     yarn: a table of the original positions times the factor
     experts    from layer `first_k_dense_replace` on, with shared ones beside them
+    workspaces vLLM imports each kernel of attention that it may take, to ask it; FlashInfer's and,
+               on sm100, CUTLASS's make 128 MiB as they are imported, while the model is built
 
 Source: vllm/model_executor/models/deepseek_v2.py, layers/rotary_embedding/
-deepseek_scaling_rope.py, v1/kv_cache_interface.py (MLAAttentionSpec). vLLM 0.19.
-Not modelled: sparse attention (V3.2), layers of multi-token prediction, quantised weights. Of the
-one start of 0.19 that was published (V2 Lite, 29.43 GiB) 107 to 117 MiB of weights are not
-explained. A start of 0.5.0 took 29.301 GiB (pull request 4650): what is counted here with a table
-in 16 bit. Copies of kv_b_proj's halves, which SGLang makes, would be 108 MiB; the source that was
-read keeps views of it (mla_attention.py, process_weights_after_loading), so none are counted.
+deepseek_scaling_rope.py, v1/kv_cache_interface.py (MLAAttentionSpec), platforms/cuda.py
+(_get_backend_priorities, get_valid_backends), v1/attention/backends/mla/flashinfer_mla.py
+(g_fi_workspace), cutlass_mla.py (g_sm100_workspace). vLLM 0.19. Copies of kv_b_proj's halves, which
+SGLang makes, are views in vLLM (layers/attention/mla_attention.py, process_weights_after_loading).
+Not modelled: sparse attention (V3.2), layers of multi-token prediction, quantised weights.
 """
 
 from collections.abc import Iterator
 
+from vrambudget.config.gpus import Gpu
 from vrambudget.models.parts.latent import LatentConfig
+
+_WORKSPACE = 128 * 2**20  # bytes, of one kernel
+_DATACENTER_BLACKWELL = 10  # sm100
+
+
+def workspace_bytes(gpu: Gpu) -> int:
+    """Return what kernels of attention allocate as vLLM imports them, whichever it takes then."""
+    asks_cutlass = gpu.compute_capability[0] == _DATACENTER_BLACKWELL
+    return _WORKSPACE * (2 if asks_cutlass else 1)
 
 
 def table_positions(config: LatentConfig) -> int:
@@ -30,8 +41,8 @@ def table_positions(config: LatentConfig) -> int:
     return config.max_position_embeddings
 
 
-def attention_tensors(config: LatentConfig, tp: int, *, rotary: bool) -> Iterator[int]:
-    """Yield elements of one layer's, in 16 bit; `rotary`: with the table, which all share."""
+def attention_tensors(config: LatentConfig, tp: int, *, rotary: int) -> Iterator[int]:
+    """Yield elements of one layer's; `rotary`: how often one of the table counts, 0 without it."""
     width, heads = config.hidden_size, config.num_attention_heads // tp
     queries = heads * config.query_width
     if config.q_lora_rank is None:
@@ -45,7 +56,7 @@ def attention_tensors(config: LatentConfig, tp: int, *, rotary: bool) -> Iterato
     yield heads * (config.qk_nope_head_dim + config.v_head_dim) * config.kv_lora_rank
     yield width * heads * config.v_head_dim
     if rotary:
-        yield table_positions(config) * config.qk_rope_head_dim * 2
+        yield table_positions(config) * config.qk_rope_head_dim * rotary
 
 
 def absorbed(config: LatentConfig, tp: int) -> tuple[int, int]:

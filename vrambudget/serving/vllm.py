@@ -29,6 +29,7 @@ from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
+from vrambudget.serving.latent import workspace_bytes
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantised import BitsAndBytes, Quantisation
 from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes
@@ -144,6 +145,7 @@ def _of_rank(
     longest = options.max_model_len or config.max_position_embeddings
     how = None if quantised is None else (quantised, gpu)
     weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how)
+    weights += workspace_bytes(gpu) if isinstance(config, LatentConfig) else 0
     samples = layers.stop == config.num_hidden_layers
     activations = _activations(
         config, gpu, step, seqs, tp=tp, samples=samples, itemsize=itemsize, quantised=quantised

@@ -165,7 +165,7 @@ def _tensors(config: DecoderConfig, layers: range, tp: int, wide: int) -> Iterat
     for layer in layers:
         rotary = wide if layer == layers.start else 0
         if isinstance(config, LatentConfig):
-            yield from latent.attention_tensors(config, tp, rotary=bool(rotary))
+            yield from latent.attention_tensors(config, tp, rotary=rotary)
             yield from latent.mlp_tensors(config, tp, layer)
         else:
             yield from _attention(config, tp, rotary, f"model.layers.{layer}.self_attn")
