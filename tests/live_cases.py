@@ -119,7 +119,7 @@ class Forecaster(torch.nn.Module):
 
 
 def loss_of_series(outputs, inputs):
-    (series,) = inputs.values()
+    (series,) = inputs
     return mse_loss(outputs[:, :-1], series[:, 1:])
 
 
@@ -128,7 +128,7 @@ def hand_written():
 
 
 def loss_of_classes(outputs, inputs):
-    classes = inputs["0"][:, 0].long().clamp(0, 9)
+    classes = inputs[0][:, 0].long().clamp(0, 9)
     return cross_entropy(outputs, classes)
 
 
@@ -187,11 +187,11 @@ CASES = {
 
 
 def batch_of(told):
-    """Return a batch on the card, by name, as preflight thinks of it."""
+    """Return a batch on the card, by name or in order, as preflight thinks of it."""
     if "inputs" in told:
         inputs = told["inputs"]
         if not isinstance(inputs, dict):
-            inputs = {str(place): x for place, x in enumerate(inputs)}
+            return tuple(x.to("cuda") for x in inputs)
         return {name: x.to("cuda") for name, x in inputs.items()}
     shape = told["batch"], told["block"]
     return {
@@ -207,10 +207,7 @@ def train(model, told):
     loss_of = told.get("loss", lambda outputs, _: outputs["loss"])
     for _ in range(STEPS):
         batch = batch_of(told)
-        if all(name.isdigit() for name in batch):
-            outputs = model(*batch.values())
-        else:
-            outputs = model(**batch)
+        outputs = model(*batch) if isinstance(batch, tuple) else model(**batch)
         loss = loss_of(outputs, batch)
         loss.backward()
         optimizer.step()

@@ -207,7 +207,7 @@ def test_to_know_that_a_family_is_known_imports_no_torch():
 
 def loss_of(logits, inputs):
     rows = logits.view(-1, logits.shape[-1])
-    return torch.nn.functional.cross_entropy(rows, inputs["0"].view(-1))
+    return torch.nn.functional.cross_entropy(rows, inputs[0].view(-1))
 
 
 def test_a_hand_written_module_is_counted_and_stays_as_it_was():
@@ -225,6 +225,20 @@ def test_a_hand_written_module_is_counted_and_stays_as_it_was():
     assert not module.training
     assert all(type(p) is torch.nn.Parameter and p.grad is None for p in module.parameters())
     assert estimate(module, **fields, batch=8).peak.requested_bytes > budget.peak.requested_bytes
+
+
+@pytest.mark.parametrize(("inputs", "key"), [("in order", 0), ("by name", "input")])
+def test_a_loss_gets_the_inputs_as_they_were_given(inputs, key):
+    pytest.importorskip("torch")
+    ids = torch.ones(4, 16, dtype=torch.long)
+
+    def loss(logits, given):
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), given[key].flatten())
+
+    fields = {"inputs": [ids] if inputs == "in order" else {"input": ids}}
+    assert estimate(torch.nn.Embedding(100, 100), loss=loss, **fields).peak.allocated_bytes > 0
+    with pytest.raises(NotModelledError, match="Embedding fails when it is called: "):
+        estimate(torch.nn.Embedding(100, 100), loss=lambda _, given: given["no such"], **fields)
 
 
 class Shifts(torch.nn.Module if torch else object):

@@ -29,7 +29,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.followed.counted import TORCH_DTYPE
-from vrambudget.followed.live import Loss, TorchModule, loss_in, outputs_of, tensors_in
+from vrambudget.followed.live import Loss, TorchModule, as_given, loss_in, outputs_of, tensors_in
 from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
@@ -146,15 +146,16 @@ class Compiled(TorchModule):
         if self._compiled is None:
             torch.compiler.reset()
             self._compiled = torch.compile(self._module)
-        given = {name: self._mode.fake_of(v) for name, v in batch.items()}
+        inputs = as_given({name: self._mode.fake_of(v) for name, v in batch.items()})
         try:
             if self._evaluates_eagerly and not self.training:
                 with eagerly(self._mode):
-                    outputs = outputs_of(self._module, given)
+                    outputs = outputs_of(self._module, inputs)
             else:
-                outputs = outputs_of(self._compiled, given)
+                outputs = outputs_of(self._compiled, inputs)
             findings.breaks = list(_breaks())
-            return outputs, self._loss(outputs, given) if context.grad_enabled else loss_in(outputs)
+            loss_of = self._loss if context.grad_enabled else loss_in
+            return outputs, loss_of(outputs, inputs)
         except NotModelledError:
             raise
         except Exception as error:

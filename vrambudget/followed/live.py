@@ -23,8 +23,8 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.training.freeze import freeze
 
 T = TypeVar("T")
-Loss = Callable[[Any, Mapping[str, Any]], Any]
-"""From a module's outputs and its batch to the loss."""
+Loss = Callable[[Any, Any], Any]
+"""From a module's outputs and its inputs (`as_given`) to the loss."""
 
 
 class TorchModule(Module):
@@ -110,22 +110,28 @@ class Live(TorchModule):
     def _called(self, given: Mapping[str, Counted]) -> tuple[Any, Any]:
         """Return outputs and loss. Raises NotModelledError where the code itself fails."""
         try:
-            outputs = outputs_of(self._module, given)
-            return outputs, self._loss(outputs, given) if context.grad_enabled else loss_in(outputs)
+            inputs = as_given(given)
+            outputs = outputs_of(self._module, inputs)
+            loss_of = self._loss if context.grad_enabled else loss_in
+            return outputs, loss_of(outputs, inputs)
         except (NotModelledError, TooLargeError):
             raise
         except Exception as error:
             raise NotModelledError(
-                f"{type(self._module).__name__} fails when it is called: {error}",
+                f"{type(self._module).__name__} fails when it is called:"
+                f" {type(error).__name__}: {error}",
                 hint="inputs= are what it is called with; " + REHEARSE,
             ) from error
 
 
-def outputs_of(module: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
-    """Return what a module makes of a batch, whose names are numbers where inputs have an order."""
-    if all(name.isdigit() for name in batch):
-        return module(*batch.values())
-    return module(**batch)
+def as_given(batch: Mapping[str, T]) -> Mapping[str, T] | tuple[T, ...]:
+    """Return a batch as `inputs=` had it: by name, or in order, where its names are numbers."""
+    return tuple(batch.values()) if all(name.isdigit() for name in batch) else batch
+
+
+def outputs_of(module: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
+    """Return what a module makes of its inputs, by name or in order."""
+    return module(*inputs) if isinstance(inputs, tuple) else module(**inputs)
 
 
 def tensors_in(value: Any, kind: type[T]) -> list[T]:
@@ -145,12 +151,12 @@ def tensors_in(value: Any, kind: type[T]) -> list[T]:
     return list(found.values())
 
 
-def loss_in(outputs: Any) -> Any:
+def loss_in(outputs: Any, _inputs: Any = None) -> Any:
     """Return the loss among a module's outputs, None where there is none."""
     return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
 
 
-def loss_of_outputs(outputs: Any, _batch: Mapping[str, Any]) -> Any:
+def loss_of_outputs(outputs: Any, _inputs: Any) -> Any:
     """Return the loss that a model of transformers returns. Raises NotModelledError without one."""
     loss = loss_in(outputs)
     if loss is None:
