@@ -21,6 +21,7 @@ from vrambudget.scenario import resolve
         ("tp", 4, Layout(4, None, tp=4)),
         ("fsdp2 + tp=2", 8, Layout(8, "fsdp2", tp=2)),
         ("pp=4", None, Layout(4, None, pp=4)),
+        ("ep=4", None, Layout(4, None, ep=4)),
         ("zero3", 8, Layout(8, "deepspeed3")),
     ],
 )
@@ -50,7 +51,9 @@ def test_a_slip_in_a_layout_is_told(text, ranks, words):
         parse_layout(text, ranks)
 
 
-@pytest.mark.parametrize("text", ["deepspeed", "fsdp", "cp=2", "fsdp2+pp=2", "ddp+tp=2"])
+@pytest.mark.parametrize(
+    "text", ["deepspeed", "fsdp", "cp=2", "fsdp2+pp=2", "ddp+tp=2", "fsdp2+ep=2", "ep=2+tp=4"]
+)
 def test_a_known_layout_without_rules_is_refused_with_a_way_out(text):
     with pytest.raises(NotModelledError) as error:
         parse_layout(text, 8)

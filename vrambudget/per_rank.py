@@ -67,7 +67,7 @@ def _peak(rank: int, replayed: Replay) -> RankPeak:
 
 def _several(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Several:
     layout = job.layout
-    groups = sum(size > 1 for size in (layout.shards, layout.tp, layout.pp))
+    groups = sum(size > 1 for size in (layout.shards, layout.tp, layout.pp, layout.ep))
     groups += job.replicate > 1
     low, high = (
         NCCL_PER_CHANNEL * channels * algorithms * groups

@@ -160,6 +160,11 @@ def remarks_on_choice(gpu: Gpu | None) -> Iterator[str]:
 
 def _of_experts(scenario: Scenario, counted: Replay) -> str:
     """Say how tokens are assumed to spread over experts, and what other spreads take."""
+    if scenario.job.layout.ep > 1:
+        return (
+            "each rank runs its own experts on all rows, with those of other ranks masked: evenly"
+            " spread or all on one rank's experts, tokens take the same"
+        )
     if not routing_decides(scenario.config, scenario.job):
         return "experts run as grouped products: how tokens spread over them does not matter"
     even, collapsed = (_routed_peak(scenario, routing, counted) for routing in ROUTINGS)

@@ -139,12 +139,10 @@ def _record(
             model = _build(config, job)
             if ranked or job.mode in INFERENCE:  # counters begin with the whole model
                 _adapt(model, config.model_type, job)
-        if job.mode in INFERENCE:
-            begins = "setup" if job.mode == "generate" else Phase.FORWARD
-            context.tape.mark(0, begins, resets_allocator=not job.load)
-        elif not ranked:
-            context.tape.mark(0, Phase.FORWARD, resets_allocator=not job.load)
-            _adapt(model, config.model_type, job)
+        if not ranked:
+            context.tape.mark(0, _begins(job), resets_allocator=not job.load)
+            if job.mode not in INFERENCE:
+                _adapt(model, config.model_type, job)
         if not in_full and not ranked and not job.with_grad:  # graphs die as they are
             stack_layers(model)
         parameters = register(model, tape)
@@ -163,6 +161,11 @@ def _record(
         unasked = max(context.unasked, default=0)
         del model, held, ranked
     return Recording(tape, total, trainable, paged, host_bytes, differ, unasked, fullest)
+
+
+def _begins(job: Job) -> str:
+    """Return the phase with which counters begin."""
+    return "setup" if job.mode == "generate" else Phase.FORWARD
 
 
 def _paged_bytes(job: Job, trained: list[Parameter]) -> int:
@@ -196,6 +199,9 @@ def _run(
     if job.mode in INFERENCE:
         from vrambudget.inference.scripts import run_script  # noqa: PLC0415 - most jobs train
 
+        if ranked is not None:
+            model = ranked.wrap(model, model)
+            context.tape.mark(0, _begins(job), resets_allocator=True)
         return run_script(model, config, job, settings, in_full=in_full)
     in_full = in_full or (ranked is not None and ranked.in_full)
     if ranked is not None and job.loop == "trainer":  # accelerator.free_memory(), then prepare()

@@ -206,7 +206,7 @@ class JobFields(TypedDict, total=False):
     parallel: str | None
     """How they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2 (fully_shard), fsdp1
     (FullyShardedDataParallel), DeepSpeed's deepspeed1, zero2, zero3, tp=N (tensor parallel),
-    fsdp2+tp=N, pp=N (pipeline).
+    fsdp2+tp=N, pp=N (pipeline), ep=N (experts).
     """
     rank: int | None
     """The rank to report (default: the one that takes most)."""

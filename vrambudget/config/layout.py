@@ -1,24 +1,29 @@
-"""How the ranks of a job share its work: "fsdp2", "tp=2", "fsdp2+tp=2", "pp=4".
+"""How the ranks of a job share its work: "fsdp2", "tp=2", "fsdp2+tp=2", "pp=4", "ep=2".
 
-A layout is one way to share data (ddp, fsdp2, deepspeed3, ...), ways to cut the model (tp=T, pp=P),
-or both, joined by "+". The ranks are the product: of 8 with "fsdp2+tp=2", 4 share the parameters of
-each of the 2 cuts.
+A layout is one way to share data (ddp, fsdp2, deepspeed3, ...), ways to cut the model (tp=T, pp=P,
+ep=E), or both, joined by "+". The ranks are the product: of 8 with "fsdp2+tp=2", 4 share the
+parameters of each of the 2 cuts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 DEEPSPEED = ("deepspeed1", "deepspeed2", "deepspeed3")
 DATA_PARALLEL = ("ddp", "zero1", "fsdp2", "fsdp1", *DEEPSPEED)
-CUTS = ("tp", "pp")
+CUTS = ("tp", "pp", "ep")
 ALIASES = {"zero2": "deepspeed2", "zero3": "deepspeed3"}  # torch has no such stages
+
+_WAYS = {"tp": "tensor parallelism", "pp": "a pipeline", "ep": "expert parallelism"}
+_ALONE = {name: _WAYS[name] for name in ("pp", "ep")}
+"""Ways that go with no other: transformers' mesh has one dimension."""
 
 NOT_MODELLED = {
     "fsdp": "that word (FullyShardedDataParallel is 'fsdp1', fully_shard 'fsdp2')",
     "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
     "cp": "context parallelism",
-    "ep": "expert parallelism",
     "sp": "sequence parallelism",
 }
 _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
@@ -32,11 +37,17 @@ class Layout:
     data: str | None  # one of DATA_PARALLEL
     tp: int = 1
     pp: int = 1
+    ep: int = 1
 
     @property
     def shards(self) -> int:
         """How many ranks share the data."""
-        return self.ranks // (self.tp * self.pp)
+        return self.ranks // self.cuts
+
+    @property
+    def cuts(self) -> int:
+        """How many ranks share the model."""
+        return self.tp * self.pp * self.ep
 
     @property
     def records_streams(self) -> bool:
@@ -45,7 +56,7 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [self.data] if self.data else []
-        parts += [f"{name}={n}" for name, n in (("tp", self.tp), ("pp", self.pp)) if n > 1]
+        parts += [f"{name}={n}" for name in CUTS if (n := getattr(self, name)) > 1]
         return "+".join(parts) or "one GPU"
 
 
@@ -74,7 +85,7 @@ def parse_layout(text: str | None, ranks: int | None) -> Layout:
             cuts[name] = _degree(text, part, number if sign else str(ranks or ""))
         else:
             raise _unknown(text, name)
-    return _checked(text, ranks, data, cuts["tp"] or 1, cuts["pp"] or 1)
+    return _checked(text, ranks, data, {name: cuts[name] or 1 for name in CUTS})
 
 
 def _degree(text: str, part: str, number: str) -> int:
@@ -85,15 +96,16 @@ def _degree(text: str, part: str, number: str) -> int:
     return int(number)
 
 
-def _checked(text: str, ranks: int | None, data: str | None, tp: int, pp: int) -> Layout:
-    ranks = ranks or tp * pp
-    if ranks % (tp * pp):
+def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, int]) -> Layout:
+    cut = prod(cuts.values())
+    ranks = ranks or cut
+    if ranks % cut:
         raise VramBudgetError(
-            f"parallel is {text!r}, which takes a multiple of {tp * pp} ranks; ranks is {ranks}"
+            f"parallel is {text!r}, which takes a multiple of {cut} ranks; ranks is {ranks}"
         )
-    if data is None and ranks != tp * pp:
+    if data is None and ranks != cut:
         raise VramBudgetError(
-            f"parallel is {text!r}, which takes {tp * pp} ranks; ranks is {ranks}",
+            f"parallel is {text!r}, which takes {cut} ranks; ranks is {ranks}",
             hint=f"say how the others share the data, for example fsdp2+{text}",
         )
     if data is not None and ranks == 1:
@@ -101,14 +113,16 @@ def _checked(text: str, ranks: int | None, data: str | None, tp: int, pp: int) -
             f"parallel is {text!r} of one rank: {data} alone is not modelled",
             hint="say how many with --ranks, or leave parallel out for a plain loop on one GPU",
         )
-    if pp > 1 and (data or tp > 1):
-        raise NotModelledError(
-            f"a pipeline together with {data or 'tensor parallelism'} is not modelled",
-            hint=_REHEARSE,
-        )
-    if tp > 1 and data not in {None, "fsdp2"}:
+    for name, alone in _ALONE.items():
+        others = [data, *(_WAYS[other] for other in CUTS if other != name and cuts[other] > 1)]
+        together = [other for other in others if other]
+        if cuts[name] > 1 and together:
+            raise NotModelledError(
+                f"{alone} together with {' and '.join(together)} is not modelled", hint=_REHEARSE
+            )
+    if cuts["tp"] > 1 and data not in {None, "fsdp2"}:
         raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=_REHEARSE)
-    return Layout(ranks, data, tp, pp)
+    return Layout(ranks, data, **cuts)
 
 
 def _unknown(text: str, name: str) -> VramBudgetError:

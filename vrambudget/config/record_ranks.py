@@ -79,7 +79,7 @@ def _layout(method: object, world: int, tp: int | None) -> str:
         return "ddp"
     if method == "zero":
         return "deepspeed"  # its stage follows
-    if method in {"tp", "pp"}:
+    if method in {"tp", "pp", "ep"}:
         return f"{method}={tp or world}"
     if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:
         raise NotModelledError(f"parallel.method {method!r} is not modelled")

@@ -59,8 +59,14 @@ def sort(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_each(x: Tensor, groups: int) -> Tensor:
-    """Return how often each of 0 .. groups-1 occurs in int32 x [S]: torch.histc, [groups]."""
-    return made("histc", (groups,), x.dtype)
+    """Return how often each of 0 .. groups-1 occurs in int32 x [S]: torch.histc, [groups].
+
+    Of one group the limits are alike, 0, so minimum and maximum are read back (SummaryOps.cu).
+    """
+    counts = made("histc", (groups,), x.dtype)
+    if groups == 1:
+        _read_back_extremes(x)
+    return counts
 
 
 def bincount(x: Tensor, groups: int) -> Tensor:
@@ -76,11 +82,16 @@ def bincount(x: Tensor, groups: int) -> Tensor:
         result = empty((groups,), int64)
         del smallest, largest
         return result
-    for _ in range(2):
-        extreme = empty((), int64)
-        with_partial_sums(x, (0,), accumulator=size)
-        del extreme
+    _read_back_extremes(x)
     return empty((groups,), int64)
+
+
+def _read_back_extremes(x: Tensor) -> None:
+    """x.min() and x.max(), one after the other."""
+    for _ in range(2):
+        extreme = empty((), x.dtype)
+        with_partial_sums(x, (0,), accumulator=x.dtype.itemsize)
+        del extreme
 
 
 def running_sum(x: Tensor) -> Tensor:

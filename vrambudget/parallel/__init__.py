@@ -4,6 +4,7 @@
     meta        building a model without memory, and materialising what one rank keeps of it
     fsdp2       torch.distributed.fsdp.fully_shard, after its own code
     ddp         torch.nn.parallel.DistributedDataParallel, and ZeroRedundancyOptimizer
+    expert      expert parallelism, as transformers runs it
     deepspeed   DeepSpeed's ZeRO 1, 2 and 3
 
 What other ranks send changes nothing: PyTorch decides sizes and order from shapes alone. The

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.parallel.meta import to_empty
 from vrambudget.training.clip import Clips
 from vrambudget.training.loops import CountedLoop
 
@@ -58,3 +60,16 @@ class Ranked:
     def fullest_rank(self) -> int:
         """Return the rank that takes most, where that is neither the first nor the last."""
         return 0
+
+
+class Materialised(Ranked):
+    """One rank whose model is built without memory, cut, and then given that of its part."""
+
+    def building(self) -> AbstractContextManager[None]:
+        """Return where the model is built: nowhere."""
+        return on_meta()
+
+    def wrap(self, model: Module, called: Module) -> Module:
+        """Give the model its memory; nothing is wrapped."""
+        to_empty(getattr(model, "wrapped", model), lambda _: None)
+        return called

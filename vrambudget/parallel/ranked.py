@@ -3,7 +3,7 @@
     ddp, zero1    built on the GPU, then wrapped; the optimizer's states are shared (zero1)
     fsdp1         built on the GPU, wrapped layer by layer
     deepspeed1-3  built on the GPU in float32, then initialised
-    fsdp2, tp     built without memory, cut, then materialised
+    fsdp2, tp, ep  built without memory, cut, then materialised
     pp            the same, and a loop of its own
 
 What a training loop has to know of it is in `parallel.rank`; a loop of one GPU has none.
@@ -24,15 +24,15 @@ from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
 from vrambudget.parallel.deepspeed.rank import DeepSpeed
+from vrambudget.parallel.expert.rank import ExpertParallel
 from vrambudget.parallel.fsdp1.rank import FSDP1
 from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import STATES
-from vrambudget.parallel.meta import to_empty
 from vrambudget.parallel.pipeline.rank import Pipeline
-from vrambudget.parallel.rank import Ranked
+from vrambudget.parallel.rank import Materialised, Ranked
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
@@ -64,6 +64,8 @@ def ranked(job: Job) -> Ranked | None:
 def _cut_model(job: Job, layout: Layout) -> Ranked | None:
     if layout.pp > 1:
         return Pipeline(job, layout)
+    if layout.ep > 1:
+        return ExpertParallel(job, layout)
     return _TensorParallel(job, layout) if layout.tp > 1 else None
 
 
@@ -72,7 +74,7 @@ _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script 
 
 def refuse(job: Job, layout: Layout) -> None:
     """Raise NotModelledError for what this layout is not modelled with."""
-    cut = layout.tp > 1 or layout.pp > 1
+    cut = layout.cuts > 1
     shards = layout.data not in {None, "ddp"} or cut
     zero = layout.data in DEEPSPEED
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
@@ -93,6 +95,8 @@ def refuse(job: Job, layout: Layout) -> None:
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         "generation on several ranks": job.mode == "generate",
+        f"a forward pass with {layout}": job.mode == "forward"
+        and (layout.data is not None or layout.pp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
@@ -112,6 +116,13 @@ def refuse(job: Job, layout: Layout) -> None:
         )
     if mixed and job.clip is not None:
         raise _mixed("clipping by a norm", "leave --clip out")
+    if layout.ep > 1 and job.experts == "eager":
+        raise NotModelledError(
+            "experts one by one (eager) with expert parallelism is not modelled: what is routed to"
+            " other ranks has an index past the rank's own experts, which one_hot of its indices"
+            " does not take (transformers 5.17)",
+            hint="leave --experts out: grouped_mm, transformers' default, has rules",
+        )
     stepped_together = job.optimizer != "none" and job.optimizer_impl != "for-loop"
     if mixed and layout.data is None and stepped_together and job.mode == "train":
         raise _mixed(f"{job.optimizer_impl or 'foreach'} {job.optimizer}", "use for-loop")
@@ -125,20 +136,13 @@ def _mixed(what: str, way_out: str) -> NotModelledError:
     )
 
 
-class _TensorParallel(Ranked):
+class _TensorParallel(Materialised):
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
         self.group = Group(layout.tp, (job.rank or 0) % layout.tp)
 
-    def building(self) -> AbstractContextManager[None]:
-        return on_meta()
-
     def cut(self, model: Module) -> None:
         _cut(model, self.job, self.group)
-
-    def wrap(self, model: Module, called: Module) -> Module:
-        to_empty(getattr(model, "wrapped", model), lambda _: None)
-        return called
 
 
 class _DDP(Ranked):

@@ -59,8 +59,8 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
         return least if job.quant is not None and layout.data != "fsdp2" else 0
     if layout.data in DEEPSPEED:
         return _least_of_zero(job, parameters, trainable)
-    cuts = layout.tp * layout.pp  # of a pipeline's ranks the fullest has no less than its share
-    shards = cuts * (layout.shards // job.replicate if layout.data == "fsdp2" else 1)
+    # Of ranks that differ the fullest has no less than its share; those of experts have more.
+    shards = layout.cuts * (layout.shards // job.replicate if layout.data == "fsdp2" else 1)
     states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(job.optimizer, 0)
     owners = layout.ranks if layout.data == "zero1" else shards
     return (

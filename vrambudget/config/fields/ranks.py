@@ -72,7 +72,7 @@ class Ranks(Settings, heading="several GPUs"):
         None,
         description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
         " (fully_shard), fsdp1 (FullyShardedDataParallel), DeepSpeed's deepspeed1,"
-        " zero2, zero3, tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline)",
+        " zero2, zero3, tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline), ep=N (experts)",
     )
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
         None, description="the rank to report (default: the one that takes most)"

@@ -13,7 +13,7 @@ N tokens go to k experts each: S = N * k rows.
     batched_mm   a product for each row, by a copy of its expert's weights; `generate` takes it for
                  decoding in place of grouped_mm (_optimize_model_for_decode)
 
-Not modelled: expert parallelism, other implementations (deepgemm, sonicmoe); gradients of
+Not modelled: other implementations (deepgemm, sonicmoe); gradients of
 batched_mm.
 """
 
