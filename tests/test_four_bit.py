@@ -4,14 +4,16 @@ import pytest
 from sequences import CARDS, normal, trace
 
 import vrambudget
+from vrambudget.config.gpus import find_gpu
 from vrambudget.config.job import Job
-from vrambudget.dtypes import bfloat16, float32
+from vrambudget.dtypes import bfloat16, float16, float32
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.context import ModelOptions, context, no_grad, recording
 from vrambudget.engine.tensor import Parameter, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.layers import Linear
 from vrambudget.ops.four_bit import quantise
+from vrambudget.ops.four_bit_kernels import reads_packed
 from vrambudget.ops.linear import cublas_workspace
 from vrambudget.training.kbit import Linear4bit
 
@@ -144,11 +146,44 @@ def test_models_whose_4_bit_form_is_not_followed_are_refused(model, task):
         vrambudget.estimate(model, block=64, quant="nf4", mode="eval", task=task)
 
 
+# Up to how many rows gemm_4bit of bitsandbytes 0.50.2 reads a packed weight in fp16, by asking its
+# _gemm_4bit_use_custom_cuda: q, k, down and up of Llama 3 8B; k of Llama 3.2 1B; [3072, 512].
+READ_PACKED = {
+    "t4": (64, 32, 64, 128, 64, 320),
+    "a100": (5, 16, 5, 64, 32, 512),
+    "a10": (64, 16, 64, 128, 23, 192),
+    "h100": (7, 7, 5, 32, 32, 320),
+    "rtx-4090": (8, 12, 64, 128, 23, 320),
+    "l4": (32, 12, 128, 256, 23, 192),
+    "rtx-5090": (8, 8, 8, 64, 23, 320),
+    "b200": (4, 4, 4, 8, 4, 4),
+    "v100": (7, 7, 7, 7, 7, 7),
+}
+WEIGHTS = ((4096, 4096), (1024, 4096), (4096, 14336), (14336, 4096), (512, 2048), (3072, 512))
+
+
+@pytest.mark.parametrize(("card", "most"), READ_PACKED.items(), ids=READ_PACKED)
+def test_few_rows_are_multiplied_by_packed_weights(card, most):
+    gpu = find_gpu(card)
+    of_card = gpu.compute_capability, gpu.multiprocessors
+    for shape, rows in zip(WEIGHTS, most, strict=True):
+        assert all(reads_packed(n, *shape, float16, of_card) for n in range(1, rows + 1))
+        assert not reads_packed(rows + 1, *shape, float16, of_card)
+
+
+def test_rows_in_float32_and_odd_weights_are_dequantised():
+    of_t4 = find_gpu("t4").compute_capability, 40
+    assert reads_packed(7, 4096, 4096, float32, of_t4)
+    assert not reads_packed(8, 4096, 4096, float32, of_t4)
+    assert not reads_packed(8, 4096, 4096, bfloat16, of_t4)  # no such tensor cores
+    assert not reads_packed(1, 4096, 4100, float16, of_t4)  # inputs are no multiple of a block
+
+
 def test_a_report_says_what_bitsandbytes_may_do_besides():
     large = estimate(lora_rank=4, optimizer="paged-adamw-8bit")
     few = vrambudget.estimate(TINY, batch=1, block=64, quant="nf4", lora_rank=4)
     paged = vrambudget.estimate("gpt2", block=64, optimizer="paged-adamw-8bit")
 
     assert not any("bitsandbytes" in warning for warning in large.warnings)
-    assert any("multiply 4-bit weights without dequantising" in warning for warning in few.warnings)
+    assert not any("bitsandbytes" in warning for warning in few.warnings)
     assert any("paged optimizer states" in warning for warning in paged.warnings)

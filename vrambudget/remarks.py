@@ -65,35 +65,26 @@ def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
             "by default generate compiles a static cache's steps with CUDA graphs, whose pools come"
             " on top: counted with disable_compile=True"
         )
-    if job.quant is not None:
-        yield from _of_bitsandbytes(scenario, job)
-
-
-def _of_bitsandbytes(scenario: Scenario, job: Job) -> Iterator[str]:
-    """Yield what its products do that sizes alone do not decide."""
-    rows = job.batch * job.num_beams * (job.block or 1)
     if job.quant == "int8":
-        from vrambudget.ops.eight_bit import outlier_bytes  # noqa: PLC0415 - most jobs have none
-        from vrambudget.training.kbit import widest_outputs  # noqa: PLC0415
+        yield _of_outliers(scenario, job)
 
-        assert job.task is not None  # noqa: S101 - resolved
-        widest = widest_outputs(scenario.config, job.task, scenario.platform)
-        itemsize = 4 if job.mode == "train" or job.weight_dtype == "fp32" else 2
-        column = outlier_bytes(rows, widest, itemsize)
-        kept = ", and keeps for backward a part of it" if job.mode == "train" else ""
-        yield (
-            "values of 6.0 or more in a layer's input are multiplied in 16 bit, and none are"
-            " counted: each column that has one takes its layer up to"
-            f" {format_bytes(column)} more{kept}"
-        )
-        return
-    from vrambudget.ops.four_bit import MAY_MULTIPLY_PACKED  # noqa: PLC0415 - most jobs have none
 
-    if rows <= MAY_MULTIPLY_PACKED:
-        yield (
-            "with so few tokens bitsandbytes may multiply 4-bit weights without dequantising them:"
-            " counted as dequantised in every product"
-        )
+def _of_outliers(scenario: Scenario, job: Job) -> str:
+    """Say what 8-bit layers take for values that sizes alone do not decide."""
+    from vrambudget.ops.eight_bit import outlier_bytes  # noqa: PLC0415 - most jobs have none
+    from vrambudget.training.kbit import widest_outputs  # noqa: PLC0415
+
+    assert job.task is not None  # noqa: S101 - resolved
+    rows = job.batch * job.num_beams * (job.block or 1)
+    widest = widest_outputs(scenario.config, job.task, scenario.platform)
+    itemsize = 4 if job.mode == "train" or job.weight_dtype == "fp32" else 2
+    column = outlier_bytes(rows, widest, itemsize)
+    kept = ", and keeps for backward a part of it" if job.mode == "train" else ""
+    return (
+        "values of 6.0 or more in a layer's input are multiplied in 16 bit, and none are"
+        " counted: each column that has one takes its layer up to"
+        f" {format_bytes(column)} more{kept}"
+    )
 
 
 def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> Iterator[str]:

@@ -12,11 +12,11 @@
 A product dequantises the weight into a temporary [O, I] of x's type, and so does its backward. With
 double quantisation the blocks' absmax in float32 come with it, in forward twice.
 
+Few rows are multiplied without dequantising, in forward (`ops.four_bit_kernels`).
+
 Source: bitsandbytes 0.50.2: functional.py (quantize_4bit, dequantize_4bit), backends/cuda/ops.py
 (gemm_4bit, _dequant_linear_fallback), autograd/_functions.py (MatMul4Bit).
-Not modelled: the kernel that multiplies without dequantising. It is used for up to 4 rows; for up
-to 512 (for weights of less than 4M elements 1,536) it may be, by a table of GPUs and shapes: then
-one dequantised weight too many is counted in forward (not in backward). Other versions' rules.
+Not modelled: other versions' rules.
 """
 
 from dataclasses import dataclass
@@ -26,18 +26,15 @@ from vrambudget.engine.autograd import record
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.tensor import Shape, Tensor, empty, numel
 from vrambudget.ops.creation import made
+from vrambudget.ops.four_bit_kernels import reads_packed
 from vrambudget.ops.linear import linear
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.shape import reshape
 from vrambudget.ops.workspaces import cublas_workspace
 
-MAY_MULTIPLY_PACKED = 512
-"""Up to so many rows bitsandbytes may multiply a weight of 4M elements without dequantising it."""
-
 _BLOCK = 64
 _NESTED_BLOCK = 256
 _CODES, _NESTED_CODES = 16, 256
-_ALWAYS_PACKED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +100,9 @@ def linear_4bit(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:
-    rows = numel(x.shape[:-1])
-    if rows <= _ALWAYS_PACKED and x.shape[-1] % _BLOCK == 0:
+    card = context.platform.compute_capability, context.platform.multiprocessors
+    outputs, inputs = weight.shape
+    if reads_packed(numel(x.shape[:-1]), outputs, inputs, x.dtype, card):
         return made("gemm_4bit", (*x.shape[:-1], weight.shape[0]), x.dtype)
     dequantised = _dequantised(weight, again=False)
     return linear(x, dequantised[-1], bias)
