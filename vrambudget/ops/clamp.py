@@ -1,4 +1,4 @@
-"""Clamping between numbers or scalars on the device, and the check for infinities for the latter.
+"""Clamping between numbers or scalars on the device, and the checks for infinities.
 
     x           kept, and the two scalars
     y           like x
@@ -6,7 +6,7 @@
 
 Source: derivatives.yaml (clamp, clamp.Tensor), FunctionsManual.cpp (clamp_backward,
 clamp_backward_min_max);
-aten/src/ATen/native/TensorCompare.cpp (isinf: abs, then a comparison).
+aten/src/ATen/native/TensorCompare.cpp (isinf: abs, then a comparison; isfinite).
 """
 
 from vrambudget.dtypes import bool_, float32
@@ -49,6 +49,20 @@ def clamp_to_numbers(x: Tensor, *, both: bool) -> Tensor:
         return dx
 
     return record("clamp", y, inputs=(x,), saved=(kept,), backward=backward)
+
+
+def is_finite(x: Tensor) -> Tensor:
+    """Return torch.isfinite(x): (x == x) * (x.abs() != infinity), the right side first."""
+    context.operation = "abs"
+    magnitude = empty_like(x)
+    context.operation = "ne"
+    is_bounded = empty_like(x, bool_)
+    context.operation = "eq"
+    is_number = empty_like(x, bool_)
+    context.operation = "mul"
+    both = empty_like(x, bool_)
+    del is_number, magnitude, is_bounded
+    return both
 
 
 def any_infinite(x: Tensor) -> Tensor:

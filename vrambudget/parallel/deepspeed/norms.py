@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from vrambudget.dtypes import DType, bool_, float32, float64, uint8
 from vrambudget.engine.tensor import Tensor
+from vrambudget.ops.clamp import is_finite
 from vrambudget.ops.creation import made
 from vrambudget.ops.reduce import with_partial_sums
 
@@ -126,16 +127,6 @@ def has_inf_or_nan(x: Tensor) -> Tensor:
     neither = made("logical_not", (), bool_)
     del both
     return neither
-
-
-def is_finite(x: Tensor) -> Tensor:
-    """Return torch.isfinite(x): (x == x) * (x.abs() != inf)."""
-    size = made("abs", x.shape, x.dtype)
-    is_number = made("eq", x.shape, bool_)
-    is_bounded = made("ne", x.shape, bool_)
-    both = made("mul", x.shape, bool_)
-    del size, is_number, is_bounded
-    return both
 
 
 def _has_inf_or_nan(x: Tensor) -> Tensor:
