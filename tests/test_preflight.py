@@ -284,6 +284,22 @@ def test_a_model_that_was_changed_by_hand_is_followed():
     assert changed.peak.allocated_bytes == whole.peak.allocated_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "fields", "is_told"),
+    [
+        (live, {}, True),
+        (_changed_by_hand, {}, True),
+        (live, {"model_mode": "eval"}, False),
+        (live, {"mode": "eval"}, False),
+        (live, {"loop": "trainer"}, False),
+        (lambda: live("llama"), {}, False),  # it has no dropout
+    ],
+)
+def test_a_model_in_eval_mode_is_told_that_its_dropout_is_counted(model, fields, is_told):
+    found = looked_at(model().eval(), **fields)
+    assert any("model_mode='eval' counts none" in text for text in found.warnings) is is_told
+
+
 def trained(model):
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 

@@ -11,7 +11,7 @@ logger "vrambudget" that names it, with the command of a rehearsal.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from vrambudget.scenario import Scenario, resolve
 from vrambudget.training.freeze import shortest
 
 _LOG = logging.getLogger("vrambudget")
+_LEAVE_THE_MODE = ("plain", "accelerate")  # loops; Trainers call model.train()
 _OF_WEIGHTS = ("fp32", "bf16", "fp16")
 
 
@@ -100,7 +101,7 @@ def _followed(
     given = {**_versions(), **fields, **sizes, **_optimizer(optimizer, model)}
     given = {name: value for name, value in given.items() if value is not None}
     budget = estimate_scenario(resolve(model, gpu=card, **given))
-    return replace(budget, warnings=(*budget.warnings, *notes))
+    return replace(budget, warnings=(*budget.warnings, *notes, *_of_mode(model, budget)))
 
 
 def _by_rules(
@@ -125,10 +126,23 @@ def _by_rules(
         _check_quantised(scenario, live)
         scenario = _as_frozen(scenario, live)
     budget = estimate_scenario(scenario)
-    budget = replace(budget, warnings=(*budget.warnings, *notes))
+    budget = replace(budget, warnings=(*budget.warnings, *notes, *_of_mode(model, budget)))
     if live:
         _check_against(budget, live)
     return budget
+
+
+def _of_mode(model: Any, budget: Budget) -> Iterator[str]:
+    """Yield that a live model is in eval mode, where its dropout is counted all the same."""
+    job = budget.job
+    leaves_it = job["mode"] == "train" and job["loop"] in _LEAVE_THE_MODE
+    if not is_live(model) or model.training or not leaves_it or job["model_mode"] == "eval":
+        return
+    if any(getattr(module, "p", 0) for module in model.modules()):
+        yield (
+            "the model is in eval mode, where from_pretrained leaves it, but its dropout is"
+            " counted, as after model.train(): model_mode='eval' counts none"
+        )
 
 
 def fitting(budget: Budget) -> Budget:
