@@ -23,6 +23,8 @@ from vrambudget.scenario import resolve
         ("pp=4", None, Layout(4, None, pp=4)),
         ("ep=4", None, Layout(4, None, ep=4)),
         ("zero3", 8, Layout(8, "deepspeed3")),
+        ("cp=2", None, Layout(2, None, cp=2)),
+        ("fsdp2+cp=4", 8, Layout(8, "fsdp2", cp=4)),
     ],
 )
 def test_a_layout_is_read(text, ranks, layout):
@@ -31,6 +33,7 @@ def test_a_layout_is_read(text, ranks, layout):
 
 def test_the_ranks_that_share_data_are_those_that_no_cut_takes():
     assert parse_layout("fsdp2+tp=2", 8).shards == 4
+    assert parse_layout("fsdp2+cp=2", 8).shards == 8
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,11 @@ def test_a_slip_in_a_layout_is_told(text, ranks, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["deepspeed", "fsdp", "cp=2", "fsdp2+pp=2", "ddp+tp=2", "fsdp2+ep=2", "ep=2+tp=4"]
+    "text",
+    [
+        *("deepspeed", "fsdp", "zero3+cp=2", "fsdp2+pp=2", "ddp+tp=2", "fsdp2+ep=2"),
+        *("ep=2+tp=4", "tp=2+cp=4", "ep=2+cp=4"),
+    ],
 )
 def test_a_known_layout_without_rules_is_refused_with_a_way_out(text):
     with pytest.raises(NotModelledError) as error:

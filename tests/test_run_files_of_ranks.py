@@ -149,6 +149,13 @@ def test_torchtitans_copies_are_ddp_or_hsdp(job):
     assert (fields.parallel, fields.replicate, fields.ranks) == ("fsdp2", 2, 8)
 
 
+def test_torchtitans_ranks_of_one_sequence_share_parameters(job):
+    told = 'context_parallel_degree = 2\ncontext_parallel_rotate_method = "alltoall"'
+    fields = job(TITAN.replace("tensor_parallel_degree = 2", told), model=None).job
+    assert (fields.parallel, fields.rotate_method) == ("fsdp2+cp=2", "alltoall")
+    assert fields.layout.shards == fields.ranks
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

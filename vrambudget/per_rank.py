@@ -3,6 +3,7 @@
     fsdp2    all alike where the shards are even; else the first ranks have most
     zero1    each has the optimizer's states of its own parameters
     deepspeed 1, 2    each copies the gradients of its own parameters, whole
+    cp       the first ranks meet others' keys with half their queries, the last ones all queries
     others   all alike
 
 Ranks that differ are simulated: all of a few, or those with most and least.
@@ -67,7 +68,8 @@ def _peak(rank: int, replayed: Replay) -> RankPeak:
 
 def _several(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Several:
     layout = job.layout
-    groups = sum(size > 1 for size in (layout.shards, layout.tp, layout.pp, layout.ep))
+    sizes = (layout.shards, layout.tp, layout.pp, layout.ep, layout.cp)
+    groups = sum(size > 1 for size in sizes)
     groups += job.replicate > 1
     low, high = (
         NCCL_PER_CHANNEL * channels * algorithms * groups

@@ -206,7 +206,7 @@ class JobFields(TypedDict, total=False):
     parallel: str | None
     """How they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2 (fully_shard), fsdp1
     (FullyShardedDataParallel), DeepSpeed's deepspeed1, zero2, zero3, tp=N (tensor parallel),
-    fsdp2+tp=N, pp=N (pipeline), ep=N (experts).
+    fsdp2+tp=N, pp=N (pipeline), ep=N (experts), cp=N (context parallel), fsdp2+cp=N.
     """
     rank: int | None
     """The rank to report (default: the one that takes most)."""
@@ -278,6 +278,8 @@ class JobFields(TypedDict, total=False):
     """Tensor parallel: norms and residuals are cut along the sequence."""
     loss_parallel: bool
     """Tensor parallel: logits stay cut along the vocabulary."""
+    rotate_method: Literal["allgather", "alltoall"]
+    """Context parallel: how keys and values come from other ranks."""
     schedule: Literal["GPipe", "1F1B", "Interleaved1F1B"]
     """Pipeline: the order of microbatches."""
     microbatches: int | None

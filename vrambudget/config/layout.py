@@ -1,8 +1,9 @@
-"""How the ranks of a job share its work: "fsdp2", "tp=2", "fsdp2+tp=2", "pp=4", "ep=2".
+"""How the ranks of a job share its work: "fsdp2", "tp=2", "fsdp2+tp=2", "pp=4", "fsdp2+cp=2".
 
 A layout is one way to share data (ddp, fsdp2, deepspeed3, ...), ways to cut the model (tp=T, pp=P,
-ep=E), or both, joined by "+". The ranks are the product: of 8 with "fsdp2+tp=2", 4 share the
-parameters of each of the 2 cuts.
+ep=E) or its sequences (cp=C), or both, joined by "+". The ranks are the product: of 8 with
+"fsdp2+tp=2", 4 share the parameters of each of the 2 cuts. Those that share sequences have the same
+part of the model: of 8 with "fsdp2+cp=2", all 8 share its parameters.
 """
 
 from collections.abc import Mapping
@@ -13,17 +14,21 @@ from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 DEEPSPEED = ("deepspeed1", "deepspeed2", "deepspeed3")
 DATA_PARALLEL = ("ddp", "zero1", "fsdp2", "fsdp1", *DEEPSPEED)
-CUTS = ("tp", "pp", "ep")
+CUTS = ("tp", "pp", "ep", "cp")
 ALIASES = {"zero2": "deepspeed2", "zero3": "deepspeed3"}  # torch has no such stages
 
-_WAYS = {"tp": "tensor parallelism", "pp": "a pipeline", "ep": "expert parallelism"}
+_WAYS = {
+    "tp": "tensor parallelism",
+    "pp": "a pipeline",
+    "ep": "expert parallelism",
+    "cp": "context parallelism",
+}
 _ALONE = {name: _WAYS[name] for name in ("pp", "ep")}
 """Ways that go with no other: transformers' mesh has one dimension."""
 
 NOT_MODELLED = {
     "fsdp": "that word (FullyShardedDataParallel is 'fsdp1', fully_shard 'fsdp2')",
     "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
-    "cp": "context parallelism",
     "sp": "sequence parallelism",
 }
 _REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
@@ -38,10 +43,11 @@ class Layout:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    cp: int = 1
 
     @property
     def shards(self) -> int:
-        """How many ranks share the data."""
+        """How many ranks have the same part of the model: they share data, or its parameters."""
         return self.ranks // self.cuts
 
     @property
@@ -122,6 +128,12 @@ def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, 
             )
     if cuts["tp"] > 1 and data not in {None, "fsdp2"}:
         raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=_REHEARSE)
+    if cuts["cp"] > 1 and (cuts["tp"] > 1 or data not in {None, "ddp", "fsdp2"}):
+        raise NotModelledError(
+            f"context parallelism with {'tensor parallelism' if cuts['tp'] > 1 else data} is not"
+            " modelled",
+            hint=f"alone, with ddp and with fsdp2 it is; {_REHEARSE}",
+        )
     return Layout(ranks, data, **cuts)
 
 

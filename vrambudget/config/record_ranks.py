@@ -30,6 +30,7 @@ _RENAMED = {
     "offload": "cpu_offload",
     "chunks": "stages_per_rank",
     "strategy": "sharding_strategy",
+    "rotate": "rotate_method",
     **{name: name for name in _SAME},
 }
 _WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}
@@ -41,8 +42,8 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     method, world = values.pop("method", None), values.get("world")
     if not isinstance(world, int) or isinstance(world, bool):
         raise VramBudgetError(f"parallel.world is {world!r}; it should be a number of ranks")
-    tp = values.pop("tp", None)
-    fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp)}
+    tp, cp = values.pop("tp", None), values.pop("cp", None)
+    fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp, cp)}
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
     if method in _PREPARED and values.pop("fsdp", None):
@@ -74,7 +75,9 @@ def _of_zero(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if name != "allgather_bucket_size"}
 
 
-def _layout(method: object, world: int, tp: int | None) -> str:
+def _layout(method: object, world: int, tp: int | None, cp: int | None) -> str:
+    if cp is not None:
+        return f"cp={cp}" if method == "none" else f"{method}+cp={cp}"
     if method in _PREPARED:
         return "ddp"
     if method == "zero":

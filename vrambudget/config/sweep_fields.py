@@ -192,6 +192,7 @@ class SweepFields(TypedDict, total=False):
     deepspeed: Literal["0.18", "0.19"] | Iterable[Literal["0.18", "0.19"]]
     sequence_parallel: bool | Iterable[bool]
     loss_parallel: bool | Iterable[bool]
+    rotate_method: Literal["allgather", "alltoall"] | Iterable[Literal["allgather", "alltoall"]]
     schedule: (
         Literal["GPipe", "1F1B", "Interleaved1F1B"]
         | Iterable[Literal["GPipe", "1F1B", "Interleaved1F1B"]]

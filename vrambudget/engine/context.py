@@ -69,6 +69,7 @@ class Context:
     """The state that operations read; `operation` names what runs, for the tape's labels."""
 
     __slots__ = (
+        "attention",
         "autocast",
         "before_gradient",
         "benchmarks",
@@ -117,6 +118,7 @@ class Context:
         self.before_gradient: Callable[[Tensor, list[Tensor | None]], None] | None = None
         self.got_gradient: Callable[[Tensor], None] | None = None  # after AccumulateGrad, with leaf
         self.linear: Callable[..., Tensor] | None = None  # in place of nn.functional.linear
+        self.attention: Callable[..., Tensor] | None = None  # of scaled_dot_product_attention
         self.workspaces: dict[tuple[str, str], Storage] = {}
         self.unasked: list[Any] = []  # bytes that convolutions touch whose workspace is not known
         self.emulates_bf16 = False  # whether autocast has asked for it

@@ -5,6 +5,7 @@
     deepspeed1-3  built on the GPU in float32, then initialised
     fsdp2, tp, ep  built without memory, cut, then materialised
     pp            the same, and a loop of its own
+    cp            as ddp or fsdp2 do it, and a loop with context_parallel
 
 What a training loop has to know of it is in `parallel.rank`; a loop of one GPU has none.
 """
@@ -22,6 +23,7 @@ from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
+from vrambudget.parallel.context.rank import ContextParallel, Replicated
 from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
 from vrambudget.parallel.deepspeed.rank import DeepSpeed
 from vrambudget.parallel.expert.rank import ExpertParallel
@@ -50,6 +52,11 @@ def ranked(job: Job) -> Ranked | None:
     """
     layout = job.layout
     refuse(job, layout)
+    inner = _by_data(job, layout)
+    return inner if inner is None or layout.cp == 1 else ContextParallel(inner, job, layout)
+
+
+def _by_data(job: Job, layout: Layout) -> Ranked | None:
     if layout.data == "fsdp2":
         return _FSDP2(job, layout)
     if layout.data == "fsdp1":
@@ -66,6 +73,8 @@ def _cut_model(job: Job, layout: Layout) -> Ranked | None:
         return Pipeline(job, layout)
     if layout.ep > 1:
         return ExpertParallel(job, layout)
+    if layout.cp > 1:
+        return Replicated()
     return _TensorParallel(job, layout) if layout.tp > 1 else None
 
 
@@ -100,6 +109,7 @@ def refuse(job: Job, layout: Layout) -> None:
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
+        "context parallelism's evaluation": layout.cp > 1 and job.mode == "eval",
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
         "LoRA in a pipeline": layout.pp > 1 and job.lora_rank is not None,
     }

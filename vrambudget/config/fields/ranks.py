@@ -12,6 +12,7 @@ from vrambudget.errors import VramBudgetError
 DTypeName = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP"]
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B"]
+RotateMethod = Literal["allgather", "alltoall"]
 FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
 
 MOST_RANKS = 2**20
@@ -40,6 +41,7 @@ _OF_ZERO3 = (
     *("param_persistence_threshold", "model_persistence_threshold"),
 )
 _OF_PIPELINES = ("schedule", "microbatches", "stages_per_rank")
+_OF_CP = ("rotate_method",)
 _OF_TP = ("sequence_parallel", "loss_parallel")
 _OF_FSDP2 = ("reshard_after_forward", "replicate", "cpu_offload", "output_dtype", "fsdp_wrap")
 
@@ -72,7 +74,8 @@ class Ranks(Settings, heading="several GPUs"):
         None,
         description="how they share the work: ddp, zero1 (ZeroRedundancyOptimizer), fsdp2"
         " (fully_shard), fsdp1 (FullyShardedDataParallel), DeepSpeed's deepspeed1,"
-        " zero2, zero3, tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline), ep=N (experts)",
+        " zero2, zero3, tp=N (tensor parallel), fsdp2+tp=N, pp=N (pipeline), ep=N (experts), cp=N"
+        " (context parallel), fsdp2+cp=N",
     )
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] | None = Field(
         None, description="the rank to report (default: the one that takes most)"
@@ -176,6 +179,9 @@ class Ranks(Settings, heading="several GPUs"):
     loss_parallel: bool = Field(
         default=False, description="tensor parallel: logits stay cut along the vocabulary"
     )
+    rotate_method: RotateMethod = Field(
+        "allgather", description="context parallel: how keys and values come from other ranks"
+    )
     schedule: Schedule = Field("1F1B", description="pipeline: the order of microbatches")
     microbatches: Size | None = Field(
         None, description="pipeline: equal parts of the batch (default: one for each sequence)"
@@ -207,6 +213,7 @@ class Ranks(Settings, heading="several GPUs"):
         yield from self._misplaced(_OF_ZERO3, "ZeRO 3", belongs=layout.data == DEEPSPEED[-1])
         yield from self._misplaced(_OF_MIXED, "FSDP", belongs=shards)
         yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=layout.pp > 1)
+        yield from self._misplaced(_OF_CP, "context parallelism", belongs=layout.cp > 1)
         yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)
 
     def _misplaced(self, names: Iterable[str], what: str, *, belongs: bool) -> Iterable[str]:

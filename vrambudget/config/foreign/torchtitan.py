@@ -39,6 +39,7 @@ _OF_RANKS = (
     *("parallelism.data_parallel_shard_degree", "parallelism.tensor_parallel_degree"),
     *("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_schedule"),
     *("parallelism.data_parallel_replicate_degree", "parallelism.disable_loss_parallel"),
+    "parallelism.context_parallel_degree",
 )
 
 TORCHTITAN: Table = {
@@ -71,9 +72,7 @@ TORCHTITAN: Table = {
     **several(
         {
             "training.enable_cpu_offload": Switch({"cpu_offload": True}),
-            "parallelism.context_parallel_degree": Uncounted(
-                "context parallelism", (1,), flag=False
-            ),
+            "parallelism.context_parallel_rotate_method": Same("rotate_method"),
             "parallelism.expert_parallel_degree": Uncounted("expert parallelism", (1,), flag=False),
             "parallelism.fsdp_reshard_after_forward": Choice(
                 "fsdp_reshard_after_forward",
@@ -87,10 +86,7 @@ TORCHTITAN: Table = {
         }
     ),
     **dict.fromkeys(_OF_RANKS, Several(Ignored())),  # `of_ranks_of` puts them together
-    **of_ranks(
-        "parallelism.enable_async_tensor_parallel parallelism.context_parallel_rotate_method"
-        " training.mixed_precision_reduce"
-    ),
+    **of_ranks("parallelism.enable_async_tensor_parallel training.mixed_precision_reduce"),
     **ignored(
         "training.dataset training.dataset_path training.steps"
         " training.gc_freq training.seed training.deterministic model.tokenizer_path"
@@ -151,24 +147,28 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_ranks_of(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the degrees say where there are several GPUs."""
-    shards, replicas, tp, pp = (
+    """Return what the degrees say where there are several GPUs.
+
+    Ranks of one sequence shard the parameters, too (ParallelDims, dp_shard_cp).
+    """
+    shards, replicas, tp, pp, cp = (
         _degree(keys, f"{name}_degree", usual)
         for name, usual in (
             ("data_parallel_shard", -1),
             ("data_parallel_replicate", 1),
             ("tensor_parallel", 1),
             ("pipeline_parallel", 1),
+            ("context_parallel", 1),
         )
     )
     found: dict[str, Any] = {}
     mixed = keys.get("training.mixed_precision_param", "bfloat16") == "bfloat16"
-    cuts = [f"{name}={n}" for name, n in (("tp", tp), ("pp", pp)) if n > 1]
-    if shards != 1:
+    cuts = [f"{name}={n}" for name, n in (("tp", tp), ("pp", pp), ("cp", cp)) if n > 1]
+    if shards != 1 or cp > 1:
         found |= {"precision": "fp32", "fsdp_wrap": "torchtitan"}
         found |= {"param_dtype": "bf16", "reduce_dtype": "fp32"} if mixed else {}
         found |= {"replicate": replicas} if replicas > 1 else {}
-    data = ["fsdp2"] if shards != 1 else ["ddp"] if replicas > 1 else []
+    data = ["fsdp2"] if shards != 1 or cp > 1 else ["ddp"] if replicas > 1 else []
     found["parallel"] = "+".join([*data, *cuts]) or None
     if tp > 1:
         loss = not keys.get("parallelism.disable_loss_parallel", False)
@@ -176,7 +176,7 @@ def of_ranks_of(keys: Mapping[str, Any]) -> dict[str, Any]:
     if pp > 1:
         found["schedule"] = keys.get("parallelism.pipeline_parallel_schedule", "1F1B")
     if shards > 0:
-        found["ranks"] = shards * replicas * tp * pp
+        found["ranks"] = shards * replicas * tp * pp * cp
     return {name: value for name, value in found.items() if value is not None}
 
 

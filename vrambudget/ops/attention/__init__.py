@@ -14,6 +14,7 @@ q, k and v of three dimensions; a gradient for the mask alone, which PyTorch ref
 """
 
 from vrambudget.engine.autocast import lower_precision
+from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.attention.composed import composed_attention
 from vrambudget.ops.attention.cudnn import cudnn_attention
@@ -36,6 +37,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Return attention's output [B, H, Sq, Dv], as torch.nn.functional's function does."""
+    if context.attention is not None:
+        settings = {"mask": mask, "dropout": dropout, "is_causal": is_causal}
+        return context.attention(q, k, v, **settings, enable_gqa=enable_gqa)
     # Autocast casts from the last argument to the first: the compiler's order of evaluation.
     mask = None if mask is None else lower_precision(mask)
     v = lower_precision(v)

@@ -42,28 +42,41 @@ def cudnn_attention(
 ) -> Tensor:
     """Return attention's output [B, H, Sq, Dv]."""
     inputs = (q, k, v, bias)
-    sizes = sizes_of(q.shape, k.shape, v.shape)
     wanted = any(x.requires_grad for x in (q, k, v))
     kept = tuple(keep(x, when=wanted) for x in inputs)
+    records = wanted and context.grad_enabled
+    results = cudnn_forward(q, k, v, dropout, with_logsumexp=records)
+    kept += tuple(keep(x, when=wanted) for x in results)
+    out = results[0]
+    lies = tuple(Layout.of(x) for x in (q, k, v, out))
+
+    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
+        return *cudnn_backward(dy, *lies, dropout=dropout), None
+
+    return record("cudnn_attention", out, inputs=inputs, saved=kept, backward=backward)
+
+
+def cudnn_forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, *, with_logsumexp: bool = True
+) -> tuple[Tensor, ...]:
+    """Return out [B, H, Sq, Dv], logsumexp [B, H, Sq, 1] if asked, seed and offset."""
     context.operation = "cudnn_attention"
     seed, offset = empty((), int64), empty((), int64)
     out = _like(q, (*q.shape[:3], v.shape[3]))
-    results = [seed, offset, out]
-    if wanted and context.grad_enabled:
-        results.append(empty(q.shape[:3], float32))
-    forward_buffers(sizes, dropout)
-    kept += tuple(keep(x, when=wanted) for x in results)
-    layouts = tuple(Layout.of(x) for x in (q, k, v))
-    out_layout = Layout.of(out)
+    logsumexp = [empty((*q.shape[:3], 1), float32)] if with_logsumexp else []
+    forward_buffers(sizes_of(q.shape, k.shape, v.shape), dropout)
+    return out, *logsumexp, seed, offset
 
-    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
-        dq, dk, dv = (layout.empty() for layout in layouts)
-        dense = dy if dy.actual_strides()[-1] == 1 else out_layout.empty()
-        backward_buffers(sizes, dq.dtype, dropout)
-        del dense
-        return dq, dk, dv, None
 
-    return record("cudnn_attention", out, inputs=inputs, saved=kept, backward=backward)
+def cudnn_backward(
+    dy: Tensor, q: Layout, k: Layout, v: Layout, out: Layout, *, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, which lie as these."""
+    dq, dk, dv = q.empty(), k.empty(), v.empty()
+    dense = dy if dy.actual_strides()[-1] == 1 else out.empty()
+    backward_buffers(sizes_of(q.shape, k.shape, v.shape), q.dtype, dropout)
+    del dense
+    return dq, dk, dv
 
 
 def _like(q: Tensor, shape: Shape) -> Tensor:

@@ -37,32 +37,54 @@ def efficient_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, dropout: float
 ) -> Tensor:
     """Return attention's output [B, H, Sq, Dv]."""
-    B, H, Sq, D = q.shape
-    Sk, Dv = k.shape[2], v.shape[3]
-    dtype = q.dtype
     inputs = (q, k, v, bias)
     wanted = any(x is not None and x.requires_grad for x in inputs)
     kept = tuple(keep(x, when=wanted) for x in inputs)
-    context.operation = "efficient_attention"
-    rng_state = _rng_state(dropout)
-    kept += tuple(keep(x, when=wanted) for x in rng_state)
-    out = heads_last(empty((B, Sq, H, Dv), dtype))
-    if context.grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad):
-        rows = -(-Sq // _LOGSUMEXP_ALIGNMENT) * _LOGSUMEXP_ALIGNMENT
-        logsumexp = empty((B, H, rows), float32)
-        kept += (keep(logsumexp),)
-    forward_buffers(q.shape, Dv, dtype)
-    kept += (keep(out, when=wanted),)
+    records = context.grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad)
+    results = efficient_forward(q, k, v, dropout, with_logsumexp=records)
+    kept += tuple(keep(x, when=wanted) for x in results)
+    out = results[0]
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     bias_shape = bias.shape if bias is not None and bias.requires_grad else None
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
-        dy = contiguous(heads_last(dy))
-        dq, dk, dv = (empty(s, dtype) for s in ((B, Sq, H, D), (B, Sk, H, D), (B, Sk, H, Dv)))
-        dbias = None if bias_shape is None else _bias_gradient(bias_shape, dtype)
-        backward_buffers((B, H, Sq, D), Sk, Dv, dtype, dropout)
-        return heads_last(dq), heads_last(dk), heads_last(dv), dbias
+        return efficient_backward(dy, shapes, dtype, dropout, bias_shape)
 
     return record("efficient_attention", out, inputs=inputs, saved=kept, backward=backward)
+
+
+def efficient_forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, *, with_logsumexp: bool = True
+) -> tuple[Tensor, ...]:
+    """Return out [B, H, Sq, Dv], logsumexp [B, H, Sq up to 32] if asked, and the random state."""
+    del k
+    B, H, Sq, _ = q.shape
+    context.operation = "efficient_attention"
+    rng_state = _rng_state(dropout)
+    out = heads_last(empty((B, Sq, H, v.shape[3]), q.dtype))
+    logsumexp = []
+    if with_logsumexp:
+        rows = -(-Sq // _LOGSUMEXP_ALIGNMENT) * _LOGSUMEXP_ALIGNMENT
+        logsumexp.append(empty((B, H, rows), float32))
+    forward_buffers(q.shape, v.shape[3], q.dtype)
+    return out, *logsumexp, *rng_state
+
+
+def efficient_backward(
+    dy: Tensor,
+    shapes: tuple[Shape, Shape, Shape],
+    dtype: DType,
+    dropout: float,
+    bias_shape: Shape | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q, k and v of these shapes, and that of the bias."""
+    dy = contiguous(heads_last(dy))
+    q, k, v = shapes
+    by_rows = ((B, S, H, D) for B, H, S, D in shapes)
+    dq, dk, dv = (heads_last(empty(shape, dtype)) for shape in by_rows)
+    dbias = None if bias_shape is None else _bias_gradient(bias_shape, dtype)
+    backward_buffers(q, k[2], v[3], dtype, dropout)
+    return dq, dk, dv, dbias
 
 
 def forward_buffers(q: Shape, Dv: int, dtype: DType) -> None:

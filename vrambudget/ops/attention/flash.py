@@ -41,31 +41,43 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout: float) -> Tenso
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    B, H, Sq, D = q.shape
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
-    kept = keep(q, when=wanted), keep(k, when=wanted), keep(v, when=wanted)
+    kept = [keep(x, when=wanted) for x in (q, k, v)]
+    results = flash_forward(q, k, v, dropout)
+    kept += [keep(x, when=wanted) for x in results]
+    out = results[0]
+    lies = tuple(Layout.of(x) for x in (q, k, v, out))
+
+    def backward(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return flash_backward(dy, *lies)
+
+    return record("flash_attention", out, inputs=(q, k, v), saved=kept, backward=backward)
+
+
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> tuple[Tensor, ...]:
+    """Return out [B, H, Sq, D], logsumexp [B, H, Sq], and the random state."""
+    del v
+    B, H, Sq, _ = q.shape
     context.operation = "flash_attention"
-    q_layout, k_layout, v_layout = (Layout.of(heads_last(x)) for x in (q, k, v))
-    out = heads_last(q_layout.empty())
+    out = heads_last(Layout.of(heads_last(q)).empty())
     logsumexp = empty((B, H, Sq), float32)
     accumulators = [] if dropout else split_accumulators(q.shape, k.shape)
     rng_state = _rng_state(dropout)
     del accumulators
-    kept_results = tuple(keep(x, when=wanted) for x in (out, logsumexp, *rng_state))
-    out_layout = Layout.of(heads_last(out))
-    out_is_contiguous = heads_last(out).is_contiguous
+    return out, logsumexp, *rng_state
 
-    def backward(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dy = contiguous(heads_last(dy))
-        out_copy = None if out_is_contiguous else empty(out_layout.shape, out_layout.dtype)
-        dq, dk, dv = q_layout.empty(), k_layout.empty(), v_layout.empty()
-        backward_buffers((B, H, Sq, D), (k_layout.shape[2], k_layout.shape[1]), dk.dtype)
-        del out_copy
-        return heads_last(dq), heads_last(dk), heads_last(dv)
 
-    return record(
-        "flash_attention", out, inputs=(q, k, v), saved=kept + kept_results, backward=backward
-    )
+def flash_backward(
+    dy: Tensor, q: Layout, k: Layout, v: Layout, out: Layout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, which lie as these."""
+    dy = contiguous(heads_last(dy))
+    out_by_rows = out.heads_last()
+    out_copy = None if out_by_rows.is_contiguous else empty(out_by_rows.shape, out.dtype)
+    dq, dk, dv = (x.heads_last().empty() for x in (q, k, v))
+    backward_buffers(q.shape, (k.shape[1], k.shape[2]), k.dtype)
+    del out_copy
+    return heads_last(dq), heads_last(dk), heads_last(dv)
 
 
 def backward_buffers(q: Shape, k: tuple[int, int], dtype: DType) -> None:

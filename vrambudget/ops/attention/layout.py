@@ -31,11 +31,25 @@ class Layout:
         """Allocate a tensor of this layout, gaps closed."""
         return empty(self.shape, self.dtype, dense_strides(self.shape, self.strides))
 
+    def stand_in(self) -> Tensor:
+        """Return a tensor without memory, for one that autograd keeps."""
+        return Tensor(self.shape, self.dtype, None, self.strides)  # type: ignore[arg-type]
+
+    def heads_last(self) -> "Layout":
+        """Return that of [B, H, S, D] as [B, S, H, D], or the other way round."""
+        (B, H, S, D), (b, h, s, d) = self.shape, self.strides
+        return Layout((B, S, H, D), (b, s, h, d), self.dtype)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps."""
+        return self.stand_in().is_contiguous
+
 
 def heads_last(x: Tensor) -> Tensor:
     """Return [B, H, S, D] as [B, S, H, D], or the other way round: a view unknown to autograd."""
-    (B, H, S, D), (b, h, s, d) = x.shape, x.actual_strides()
-    return Tensor((B, S, H, D), x.dtype, x.storage, (b, s, h, d))
+    layout = Layout.of(x).heads_last()
+    return Tensor(layout.shape, x.dtype, x.storage, layout.strides)
 
 
 def contiguous(x: Tensor) -> Tensor:
