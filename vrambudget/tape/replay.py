@@ -10,7 +10,7 @@ On a card that is too small the replay ends where the card is full.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,18 +53,21 @@ def replay_for(tape: Tape, room_bytes: int | None) -> Replay:
 
     Where it does not fit, or far more would, the tape's own steps tell.
     """
-    replayed = replay(tape, settles=False)
-    reserved = replayed.peak.reserved_bytes
-    if room_bytes is not None and reserved <= room_bytes < reserved + reserved // _MAY_GROW:
-        return replay(tape)
-    return replayed
+
+    def may_decide(reserved: int) -> bool:
+        most = reserved + reserved // _MAY_GROW
+        return room_bytes is not None and reserved <= room_bytes < most
+
+    return replay(tape, may_decide)
 
 
-def replay(tape: Tape, *, settles: bool = True) -> Replay:
-    """Replay on a card without end; unless memory `settles`, no further than the tape goes."""
+def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Replay:
+    """Replay on a card without end, until memory settles if the reserved bytes `may_decide`."""
     allocator = allocator_for(tape)
     readings, steps, is_loading = _Readings(), [], False
-    for mark, allocated_bytes in run(tape, allocator, settles=settles):
+    for mark, allocated_bytes in run(
+        tape, allocator, lambda: may_decide(allocator.peak_reserved_bytes)
+    ):
         if is_loading or mark.resets_allocator:
             readings.weights_bytes = allocated_bytes
         is_loading = mark.phase == Phase.LOADING

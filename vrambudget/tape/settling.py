@@ -6,6 +6,7 @@ storages of its own, until the allocator stands at its end as it stood at the en
 the same free blocks, and what the next step frees in the same places. From there on no peak is new.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vrambudget.tape.allocator import CachingAllocator
@@ -30,14 +31,19 @@ class Turn(NamedTuple):
 
 
 class Settling:
-    """Lays the last step of a tape down again, as long as the allocator has not settled."""
+    """Lays the last step of a tape down again, as long as the allocator has not settled.
 
-    def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
+    `matters` is asked once, at the end of the tape: whether what later steps reserve may decide.
+    """
+
+    def __init__(
+        self, tape: Tape, allocator: CachingAllocator, matters: Callable[[], bool]
+    ) -> None:
         self._tape, self._allocator, turn = tape, allocator, tape.turn
         self.is_over = turn is None or not tape.is_plain or turn.end != len(tape.events)
-        tape.turn = None
         if turn is None or self.is_over:
             return
+        self._matters = matters
         self._turn, self._from = turn, turn.event
         self._events = tape.events[turn.event :]
         self._columns = {name: getattr(tape, name)[turn.storage :] for name in _COLUMNS}
@@ -62,6 +68,9 @@ class Settling:
         self._stood[number] = stands
         if self.is_over or mark + 1 < len(tape.marks):
             return False
+        if tape.turn is not None and not self._matters():
+            self.is_over = True
+            return False
         full = len(tape.sizes) + self._storages > MOST_STORAGES
         if (here.step + 1) * self._passes >= MOST_STEPS or full:
             self.is_over = True
@@ -72,6 +81,7 @@ class Settling:
     def _lay(self, number: int) -> None:
         """Append the step once more; the lists are new, for other tapes may share the old ones."""
         tape, shift = self._tape, number * self._storages
+        tape.turn = None
         first = self._turn.storage - self._storages
         tape.events = tape.events + renamed(self._events, shift, first, {}, is_plain=True)
         for name, column in self._columns.items():

@@ -10,7 +10,7 @@ A tape that ends with a step like the one before it goes on until that is so
 (`vrambudget.tape.settling`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Tape
@@ -20,13 +20,14 @@ from vrambudget.tape.settling import Settling
 
 
 def run(
-    tape: Tape, allocator: CachingAllocator, *, settles: bool = True
+    tape: Tape, allocator: CachingAllocator, matters: Callable[[], bool] = lambda: True
 ) -> Iterator[tuple[Mark, int]]:
     """Run a tape; yield each mark, once it is reached, with the bytes allocated there.
 
-    Unless memory `settles`, the run ends where the tape does. Raises OutOfDeviceMemoryError.
+    The run goes on until memory settles, if that `matters` (asked where the tape ends). Raises
+    OutOfDeviceMemoryError.
     """
-    settling = Settling(tape, allocator) if settles else None
+    settling = Settling(tape, allocator, matters)
     circles = _Circles(tape, allocator)
     allocated: list[int] = []  # at each mark
     here = turn = 0  # position; marks in a turn of what is passed over
@@ -40,7 +41,7 @@ def run(
             allocator.empty_cache()
         allocated.append(allocator.allocated_bytes)
         yield mark, allocated[-1]
-        if settling is not None and settling.goes_on(number):
+        if settling.goes_on(number):
             circles.find_parts()
         here, turn = circles.passed_over(mark.position, number)
         if mark.steps is not None:
