@@ -178,6 +178,15 @@ def test_the_command_says_it_in_a_sentence_first(run):
     assert out.startswith("longest block that fits: 1024 (at batch 1, ")
 
 
+def test_what_fits_of_a_generation_is_said_in_its_own_lengths(capsys):
+    words = ["fit", "gpt2", "--mode", "generate", "--prompt", "16", "--new", "20", "--gpu", "4GB"]
+    main(words)
+    assert " (at a prompt of 16 and 20 new tokens, on " in capsys.readouterr().out
+    main([*words, "--longest-block"])
+    out = capsys.readouterr().out
+    assert out.startswith("longest prompt and answer that fits: 1024 (at batch 1, ")
+
+
 def test_exit_code_1_where_nothing_fits_and_2_for_nonsense(run):
     code, out, _ = run("gpt2-xl", "--gpu", "12GB")
     assert (code, out.splitlines()[0]) == (

@@ -182,10 +182,37 @@ def test_caches_that_an_encoder_decoder_cannot_have_are_refused(model, fields, w
         tape_of(model, prompt=16, new=4, **fields)
 
 
-def test_a_static_cache_has_no_more_layers_than_the_encoder():
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_cache_has_no_more_layers_than_the_encoder(cache):
     deeper = {**T5, "num_decoder_layers": 7}
     with pytest.raises(NotModelledError, match="of 7 decoder layers is not modelled: generate"):
-        tape_of(deeper, prompt=16, new=4, cache="static")
+        tape_of(deeper, prompt=16, new=4, cache=cache)
+    assert tape_of(deeper, prompt=16, new=4, cache="none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        (
+            {"mode": "generate", "prompt": 8, "new": 2, "block": 64, "optimizer": "sgd"},
+            "block, optimizer: not read with mode 'generate', whose lengths are prompt and new",
+        ),
+        (
+            {"mode": "generate", "prompt": 8, "new": 2, "top_p": 0.9},
+            "top_p: not read without sample, of which generate warns",
+        ),
+        ({"block": 8, "prompt": 8}, "prompt: not read with mode 'train'"),
+        ({"mode": "forward", "block": 8, "clip": 1.0}, "clip: not read with mode 'forward'"),
+    ],
+)
+def test_an_option_that_the_mode_does_not_read_is_named(fields, note):
+    assert note in vrambudget.estimate("gpt2", **fields).warnings
+
+
+def test_options_that_are_read_are_not_named():
+    drawn = {"mode": "generate", "prompt": 8, "new": 2, "sample": True, "top_k": 3}
+    told = vrambudget.estimate("gpt2", **drawn, batch=2, optimizer="adamw")
+    assert not any("not read" in warning for warning in told.warnings)
 
 
 def test_the_largest_prompt_of_a_card_is_searched_with_the_answer_as_it_is():

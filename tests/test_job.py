@@ -117,6 +117,8 @@ def test_a_library_s_defaults_stand_where_the_job_says_nothing():
     rehearsed = with_loop_defaults({"loop": "trainer", "clip": 0.5})
     assert (rehearsed["clip"], rehearsed["optimizer_impl"]) == (0.5, "fused")
     assert with_loop_defaults({"batch": 2}) == {"batch": 2}
+    called = with_loop_defaults({"mode": "forward", "precision": "fp16"})
+    assert (called["use_cache"], called["precision"]) == (True, "fp16")
     lightning = Job.with_defaults({"loop": "lightning", "eval_batches": 2}, {})
     assert lightning.eval_first  # the sanity check
     assert Job.with_defaults({"loop": "lightning"}, {}).model_mode == "eval"

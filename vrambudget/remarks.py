@@ -27,6 +27,7 @@ def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple
             scenario.job.torch, scenario.job.transformers, scenario.config.followed_in
         ),
         *(scenario.run.notes if scenario.run else ()),
+        *scenario.notes,
         *_assumptions(scenario, recording, replayed),
         *_of_gpu(scenario.gpu, scenario.job, replayed),
         *_not_on_the_tape(scenario, recording),

@@ -13,6 +13,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.said_by_config import caches
 from vrambudget.config.source import Files, FoundModel, find_model, of_files
+from vrambudget.config.unread import unread
 from vrambudget.config.versions import CHECKED, CHECKED_CUDA, as_numbers, cuda_of, followed_version
 from vrambudget.engine import context as engine
 from vrambudget.errors import NotModelledError
@@ -35,6 +36,7 @@ class Scenario:
     gpu: Gpu | None
     values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
     run: "RunFile | None" = None  # what files said of it
+    notes: tuple[str, ...] = ()  # on options that the job does not read
 
     @property
     def platform(self) -> engine.Platform:
@@ -83,7 +85,8 @@ def resolve(
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
     card = None if named is None else gpu_under(job.torch, find_gpu(named))
     known = compiling(known, found.values) if job.compile else known
-    return Scenario(found.name, known, job.resolve(known.for_job(job)), card, found.values, run)
+    resolved, notes = job.resolve(known.for_job(job)), tuple(unread(fields, job))
+    return Scenario(found.name, known, resolved, card, found.values, run, notes)
 
 
 def _of_module(

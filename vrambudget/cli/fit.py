@@ -7,7 +7,6 @@ from dataclasses import asdict
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
-from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
@@ -74,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = render_rows(_COLUMNS, [asdict(point) for point in found.curve], output)
         if output != "csv":
-            ranks = scenario.job.layout.ranks
-            text = f"{_verdict(found, what, scenario.gpu, margin, ranks)}\n\n{text}"
+            text = f"{_verdict(found, what, scenario, margin)}\n\n{text}"
     emit(text, args)
     return DONE if getattr(found, what) else DOES_NOT_FIT
 
@@ -121,12 +119,17 @@ def _request(args: argparse.Namespace) -> int:
     return DONE if longest else DOES_NOT_FIT
 
 
-def _verdict(found: Fit, what: What, card: Gpu, margin: int, ranks: int) -> str:
-    size = getattr(found, what)
-    each = f"each of {ranks} " if ranks > 1 else ""
-    where = f"on {each}{card.name}" + (f" with {format_bytes(margin)} left free" if margin else "")
+def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
+    assert scenario.gpu is not None  # noqa: S101 - the option is required
+    size, job, card = getattr(found, what), scenario.job, scenario.gpu.name
+    each = f"each of {job.layout.ranks} " if job.layout.ranks > 1 else ""
+    where = f"on {each}{card}" + (f" with {format_bytes(margin)} left free" if margin else "")
     if not size:
         return f"not even {what} 1 fits {where}"
     largest = {"batch": "largest batch", "block": "longest block"}[what]
-    other = f"block {found.block}" if what == "batch" else f"batch {found.batch}"
+    length = f"block {found.block}"
+    if job.mode == "generate":
+        length = f"a prompt of {found.block - job.new:,} and {job.new:,} new tokens"
+        largest = {"block": "longest prompt and answer"}.get(what, largest)
+    other = length if what == "batch" else f"batch {found.batch}"
     return f"{largest} that fits: {size} (at {other}, {where})"

@@ -111,8 +111,12 @@ def _of_method(method: object, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_loop_defaults(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's record with what its loop's library sets by itself, as it is estimated."""
-    return _of_loop(record) | record
+    """Return a job's record with what its loop's library, or its mode, sets by itself.
+
+    So it runs as it is estimated.
+    """
+    of_mode = Job.completed({"mode": record["mode"]}) if "mode" in record else {}
+    return _of_loop(record) | of_mode | record
 
 
 def _of_loop(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,12 +42,13 @@ def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
     )
 
 
-def _check_static(config: T5Config) -> None:
+def _check_layers(config: T5Config) -> None:
+    """Raise where generate fails: its cache has as many layers as the encoder."""
     if config.decoder_layers > config.num_hidden_layers:
         raise NotModelledError(
-            f"cache 'static' of {config.decoder_layers} decoder layers is not modelled: generate"
-            f" makes as many as the encoder has, {config.num_hidden_layers}, and fails",
-            hint="--cache dynamic works",
+            f"a cache of {config.decoder_layers} decoder layers is not modelled: generate makes as"
+            f" many as the encoder has, {config.num_hidden_layers}, and fails",
+            hint="--cache none works",
         )
 
 
@@ -66,8 +67,8 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
             hint="--cache-backend quanto, transformers' default, has rules; or `vrambudget rehearse"
             " --gpu GPU -- python generate.py`",
         )
-    if job.cache == "static" and isinstance(config, T5Config):
-        _check_static(config)
+    if job.cache != "none" and isinstance(config, T5Config):
+        _check_layers(config)
     begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder
     return GenerateSettings(
         batch=job.batch,
