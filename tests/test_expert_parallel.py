@@ -38,6 +38,11 @@ def test_a_forward_pass_has_the_weights_of_its_rank():
     assert weights_of(mode="forward", parallel="ep=4") == weights_of(parallel="ep=4")
 
 
+def test_generation_has_the_weights_of_its_rank():
+    budget = estimate(MIXTRAL, precision="bf16", mode="generate", prompt=16, new=4, parallel="ep=4")
+    assert budget.breakdown["weights"] == weights_of(parallel="ep=4")
+
+
 def test_how_tokens_spread_decides_nothing_and_is_told():
     even, collapsed = (
         estimate(MIXTRAL, **JOB, parallel="ep=2", routing=routing)

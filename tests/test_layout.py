@@ -110,6 +110,11 @@ def test_what_a_layout_is_not_modelled_with_is_refused(fields, words):
         estimate("gpt2", ranks=2, parallel="fsdp2", block=32, **fields)
 
 
+def test_generation_on_ranks_without_rules_is_refused():
+    with pytest.raises(NotModelledError, match="generation with tp=2"):
+        estimate("llama-3.2-1b", parallel="tp=2", mode="generate", prompt=8, new=2)
+
+
 def test_a_record_tells_its_layout_in_one_object():
     job = job_of_record(
         {"parallel": {"method": "fsdp2", "world": 8, "param": "bf16", "reshard": 2, "rank": 1}}

@@ -112,6 +112,7 @@ def test_requests_are_bounded_by_the_sequences_of_a_step():
         pytest.param({"tensor_parallel_size": 3}, "does not divide 32", id="heads"),
         pytest.param({"max_model_len": 2**18}, "has 131072 positions", id="positions"),
         pytest.param({"pipeline_parallel_size": 64}, "has 32 layers", id="layers"),
+        pytest.param({"enable_expert_parallel": True}, "is not modelled", id="experts"),
         pytest.param(
             {"max_num_seqs": 9, "max_num_batched_tokens": 8}, "less than max_num_seqs", id="step"
         ),

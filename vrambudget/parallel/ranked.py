@@ -103,7 +103,7 @@ def refuse(job: Job, layout: Layout) -> None:
         "evaluation with DeepSpeed": zero and job.mode != "train",
         "DeepSpeed without an optimizer": zero and job.optimizer == "none",
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
-        "generation on several ranks": job.mode == "generate",
+        f"generation with {layout}": job.mode == "generate" and layout.ep == 1,
         f"a forward pass with {layout}": job.mode == "forward"
         and (layout.data is not None or layout.pp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,

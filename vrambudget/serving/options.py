@@ -42,6 +42,9 @@ class ServeOptions(Settings, heading="server"):
     pipeline_parallel_size: Size = Field(1, description="groups of cards that share the layers")
     kv_cache_dtype: KvCacheDtype = Field("auto", description="of keys and values")
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="tokens of a block")
+    enable_expert_parallel: bool = Field(
+        default=False, description="whole experts on each card, which is refused: not modelled"
+    )
 
     def problems(self) -> Iterable[str]:
         """Yield what vLLM refuses."""
@@ -81,6 +84,9 @@ class SglangOptions(Settings, heading="server, with --engine sglang"):
     pipeline_parallel_size: Size = Field(1, description="groups of cards that share the layers")
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="of keys and values"
+    )
+    ep_size: Size = Field(
+        1, description="cards that share experts, each whole; more than 1 is refused: not modelled"
     )
 
 

@@ -27,7 +27,7 @@ from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
 from vrambudget.serving.quantised import Quantisation
-from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes
+from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes, whole_experts
 
 VERSION = "0.5.9"
 _MIB = 2**20
@@ -111,6 +111,8 @@ def _check(config: DecoderConfig, options: SglangOptions) -> None:
             f"tensor_parallel_size is {options.tensor_parallel_size}, which does not divide"
             f" {config.num_attention_heads} attention heads"
         )
+    if options.ep_size > 1:
+        raise whole_experts("ep_size")
 
 
 def _of_rank(

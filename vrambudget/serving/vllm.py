@@ -32,7 +32,7 @@ from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.latent import workspace_bytes
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantised import BitsAndBytes, Quantisation
-from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes
+from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes, whole_experts
 
 VERSION = "0.19"
 _GIB = 2**30
@@ -98,6 +98,8 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
             f"tensor_parallel_size is {tp}, which does not divide"
             f" {config.num_attention_heads} attention heads"
         )
+    if options.enable_expert_parallel:
+        raise whole_experts("enable_expert_parallel")
     if options.pipeline_parallel_size > config.num_hidden_layers:
         raise VramBudgetError(
             f"pipeline_parallel_size is {options.pipeline_parallel_size}; the model has"

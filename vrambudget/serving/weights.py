@@ -58,6 +58,15 @@ def decoder_of(config: object) -> DecoderConfig:
     return config
 
 
+def whole_experts(option: str) -> NotModelledError:
+    """Return the error for a server whose cards have whole experts, not a part of each."""
+    return NotModelledError(
+        f"{option} is not modelled: whole experts on each card have workspaces of other sizes",
+        hint="leave it out for tensor parallelism, where a card's weights are as many bytes if the"
+        " cards divide the experts",
+    )
+
+
 def load_decoder(values: Mapping[str, Any], *, where: str) -> DecoderConfig:
     """Return the configuration of a file's keys. Raises VramBudgetError."""
     return decoder_of(load_config(values, config_class, where=where))

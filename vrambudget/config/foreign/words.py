@@ -20,6 +20,8 @@ from vrambudget.config.foreign.meanings import (
 from vrambudget.config.foreign.nanogpt import NANOGPT
 from vrambudget.config.foreign.trl import TRL
 
+_EXPERTS = "expert parallelism (--parallel ep=8 is transformers')"
+
 _PRESETS: dict[str, Meaning] = {
     "lora": Switch({}, {"lora_rank": LORA_RANK}),
     "qlora": Switch({}, {"quant": "nf4", "lora_rank": LORA_RANK, "precision": "bf16"}),
@@ -30,6 +32,9 @@ _PRESETS: dict[str, Meaning] = {
     "torch_compile_mode": Same("compile_mode"),
     "fsdp": Uncounted("FSDP (--parallel fsdp2)", flag=False),
     "deepspeed": Uncounted("DeepSpeed (--parallel zero3)", flag=False),
+    "enable_expert_parallel": Uncounted(_EXPERTS),
+    "expert_parallel_size": Uncounted(_EXPERTS, flag=False),
+    "expert_model_parallel_size": Uncounted(_EXPERTS, flag=False),
 }
 
 
