@@ -105,7 +105,7 @@ def refuse(job: Job, layout: Layout) -> None:
         "accumulating with no_sync in DeepSpeed": zero and job.no_sync,
         f"generation with {layout}": job.mode == "generate" and layout.ep == 1,
         f"a forward pass with {layout}": job.mode == "forward"
-        and (layout.data is not None or layout.pp > 1),
+        and (layout.data is not None or layout.pp > 1 or layout.cp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
         "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
