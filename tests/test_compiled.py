@@ -12,7 +12,7 @@ import pytest
 import vrambudget
 from vrambudget import validate
 from vrambudget.budget import Budget
-from vrambudget.cli import main
+from vrambudget.cli import compare, main
 from vrambudget.compiled import cache, config, simulated
 from vrambudget.compiled.findings import findings
 from vrambudget.config.job import Job
@@ -368,6 +368,18 @@ def test_an_eager_job_of_trainer_names_no_mode_which_would_compile_it(fields, sa
     assert compiles(fields) == said
 
 
+def test_a_comparison_takes_the_virtual_card_s_answer_about_padding(monkeypatch):
+    asked = []
+
+    def simulated(config, *_):
+        asked.append(config.pads)
+        return Recording(Tape(), 0, 0)
+
+    monkeypatch.setattr(compare, "simulate", simulated)
+    compare.estimated(resolve("gpt2", batch=1, block=8, gpu="A100", compile=True))
+    assert asked == [False]
+
+
 def refused(model="nanogpt", **fields):
     with pytest.raises(NotModelledError) as caught:
         vrambudget.estimate(model, block=64, compile=True, **fields)
@@ -408,6 +420,10 @@ def test_another_system_is_refused_by_name(monkeypatch, platform):
         ({"checkpointing": "full"}, "checkpointing"),
         ({"compile_mode": "reduce-overhead"}, "compile_mode is 'reduce-overhead'"),
         ({"compile_mode": "max-autotune"}, "compile_mode is 'max-autotune'"),
+        (
+            {"compile_mode": "max-autotune-no-cudagraphs"},
+            "compile_mode is 'max-autotune-no-cudagraphs'",
+        ),
         ({"model": "codellama-7b", "quant": "nf4", "lora_rank": 8}, "quant"),
     ],
     ids=[
@@ -417,6 +433,7 @@ def test_another_system_is_refused_by_name(monkeypatch, platform):
         "nanoGPT in parts",
         "CUDA graphs",
         "autotuning",
+        "autotuning without CUDA graphs",
         "4 bit",
     ],
 )

@@ -113,12 +113,13 @@ def test_a_deep_model_is_compiled_in_parts():
     assert (made.parameters, made.trainable) == (1280, 280)
     assert made.tape.events == tape_of(40).events
     assert compiled(41)[0] == [9, 11]
+    assert compiled(40, precision="amp-bf16")[0] == [12, 14]
 
 
 @pytest.mark.parametrize(
     ("layers", "fields"),
-    [(12, {}), (40, {"freeze": "transformer.h.0"}), (40, {"precision": "amp-bf16"})],
-    ids=["few layers", "a layer is named", "autocast"],
+    [(12, {}), (40, {"freeze": "transformer.h.0"}), (38, {"precision": "amp-bf16"})],
+    ids=["few layers", "a layer is named", "few for autocast"],
 )
 def test_others_are_compiled_whole(layers, fields):
     assert compiled(layers, **fields)[0] == [layers]

@@ -1,10 +1,11 @@
 """A deep model's recording from those of two shallow ones, where that compiles fewer layers.
 
-    8 and 10 layers of 32    18 compiled in place of 32, see depths.py
+    8 and 10 layers of 32                     18 compiled in place of 32, see depths.py
+    12 and 14 layers of 48, under autocast    26 compiled in place of 48
 
-Both ends of a graph are laid out in ways of their own, up to eight layers deep; more than that
-under autocast, whose jobs are compiled whole. So are models whose layers differ, jobs that name
-some of them, and what turns out not to repeat.
+Both ends of a graph are laid out in ways of their own, up to eight layers deep, and up to twelve
+under autocast. Compiled whole are models whose layers differ, jobs that name some of them, and what
+turns out not to repeat.
 """
 
 import logging
@@ -19,8 +20,8 @@ from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
 from vrambudget.engine.module import Module
 
 _LOG = logging.getLogger("vrambudget")
-_FEWEST = 28  # layers of a model for which it is worth it
-_SHALLOWEST = 8
+_SHALLOWEST = {False: 8, True: 12}  # layers, by whether the job runs under autocast
+_FEWEST = {False: 28, True: 40}  # of a model for which it is worth it
 _STEP = 2  # Inductor orders the buffers of every other layer differently
 _NUMBERS = ("parameters", "trainable", "paged_bytes")
 _FIELDS = ("num_hidden_layers", "n_layers")
@@ -32,10 +33,11 @@ def shallowly(
     config: Any, job: Job, platform: Platform, simulated: Callable[[Any], Any], record: Any
 ) -> Any:
     """Return the recording of a job; `simulated` makes that of a configuration."""
-    layers = _repeated_layers(config, job, platform)
-    if layers < _FEWEST:
+    casts = job.autocast_dtype is not None
+    layers = _repeated_layers(config, job, platform, _FEWEST[casts])
+    if not layers:
         return simulated(config)
-    few = _SHALLOWEST + layers % _STEP
+    few = _SHALLOWEST[casts] + layers % _STEP
     more, times = few + _STEP, (layers - few) // _STEP
     shallow, deep = (simulated(_of_depth(config, depth)) for depth in (few, more))
     try:
@@ -48,13 +50,12 @@ def shallowly(
     return record(tape, **{name: a + times * (b - a) for name, (a, b) in numbers.items()})
 
 
-def _repeated_layers(config: Any, job: Job, platform: Platform) -> int:
-    """Return how many layers the model has, 0 where one may be unlike the others."""
+def _repeated_layers(config: Any, job: Job, platform: Platform, fewest: int) -> int:
+    """Return how many layers the model has, 0 if fewer than asked for or one is unlike others."""
     field = next((name for name in _FIELDS if name in type(config).model_fields), None)
     layers: int = getattr(config, field) if field else 0
     named = [*_names(job.freeze), *_names(job.lora_targets)]
-    is_whole = job.autocast_dtype is not None or any(map(_ONE_LAYER.search, named))
-    if layers < _FEWEST or not config.keys or is_whole:
+    if layers < fewest or not config.keys or any(map(_ONE_LAYER.search, named)):
         return 0
     eager = config.for_job(job.model_copy(update={"compile": False}))
     with recording(platform, ModelOptions()), on_meta():
