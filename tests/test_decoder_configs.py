@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import vrambudget
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import config_class
 
@@ -104,3 +105,18 @@ def test_what_saved_files_carry_is_known() -> None:
     gemma = parsed("gemma2", hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256)
 
     assert qwen.unknown_keys == opt.unknown_keys == gemma.unknown_keys == ()
+
+
+def test_kimi_k2_is_read_as_deepseek_v3_whose_class_it_names() -> None:
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 64}
+    sizes = {"hidden_size": 7168, "num_hidden_layers": 61, **heads}
+    experts = {"n_routed_experts": 384, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    published = {**sizes, **experts, "vocab_size": 163_840, "max_position_embeddings": 131_072}
+    kimi, deepseek = (
+        vrambudget.estimate(
+            {"model_type": name, **published}, block=16, precision="bf16", mode="eval"
+        )
+        for name in ("kimi_k2", "deepseek_v3")
+    )
+    assert round(kimi.parameters.total / 1e12, 2) == 1.03  # "1T"
+    assert kimi.peak == deepseek.peak

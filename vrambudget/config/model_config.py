@@ -278,7 +278,8 @@ def load_config(
     except NotModelledError as error:
         error.where = where
         raise
-    return config_class.parse(values, where=where)
+    own = config_class.model_fields["model_type"].default  # one that is read as another's
+    return config_class.parse({**values, "model_type": own}, where=where)
 
 
 def _are_kin(name: str, other: str) -> bool:

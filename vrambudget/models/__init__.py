@@ -57,6 +57,9 @@ _CONFIG_CLASSES = {
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 
+_READ_AS = {"kimi_k2": "deepseek_v3"}
+"""A model_type that transformers does not have: that of the class in its `architectures`."""
+
 
 def model_types() -> list[str]:
     """Return the values of `model_type` that are modelled."""
@@ -65,6 +68,7 @@ def model_types() -> list[str]:
 
 def config_class(model_type: str) -> type[ModelConfig]:
     """Return an architecture's configuration class. Raises NotModelledError if there is none."""
+    model_type = _READ_AS.get(model_type, model_type)
     if model_type not in _CONFIG_CLASSES:
         raise unknown_model_type(model_type, _CONFIG_CLASSES)
     module, name = _CONFIG_CLASSES[model_type]
