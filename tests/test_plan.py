@@ -272,3 +272,34 @@ def test_a_plan_shows_itself_as_text_as_html_and_as_records(capsys):
     assert [record["layout"] for record in records] == [each.layout for each in found.choices]
     plain = (str, int, bool)
     assert all(isinstance(value, plain) for record in records for value in record.values())
+
+
+WORDY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 50_000}
+WORDY |= {"n_positions": 4096}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "ways"),
+    [
+        (
+            WORDY,
+            {"block": 4096},
+            ["--goal lora --block 4096 --loop sft", "--goal lora --block 512"],
+        ),
+        (WORDY, {"block": 4096, "loop": "trainer"}, ["--goal lora --block 512 --loop trainer"]),
+        ("gpt2-xl", {"block": 64}, []),  # its weights alone are too much
+    ],
+    ids=["a loop and a length", "a length", "neither"],
+)
+def test_what_one_gpu_does_with_is_told_as_commands_that_find_recipes(model, fields, ways):
+    found = vrambudget.plan(model, gpu="800MiB", goal="lora", most=1, **fields)
+    assert found.gpus == 0
+    told = [way.command.partition(" --gpu ")[2].partition(" ")[2] for way in found.ways_out]
+    assert told == ways
+    for way in ways:
+        again = dict(zip(*[iter(way.replace("--", "").split())] * 2, strict=True))
+        again["block"] = int(again["block"])
+        assert vrambudget.plan(model, gpu="800MiB", **again).gpus == 1
+    text = str(found)
+    assert text.startswith(f"{found.model} does not fit on 1 x a GPU with 800MiB")
+    assert all(way.command in text for way in found.ways_out)

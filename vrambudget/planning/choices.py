@@ -74,7 +74,7 @@ def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
     }
 
 
-def _word(scenario: Scenario) -> str:
+def model_word(scenario: Scenario) -> str:
     """Return what names a model on the command line; a dict would have to lie in a file first."""
     name = scenario.model
     if name != scenario.values.get("model_type"):
@@ -83,10 +83,15 @@ def _word(scenario: Scenario) -> str:
     return name if is_card else "config.json"
 
 
+def card_word(scenario: Scenario) -> str:
+    """Return what names its GPU on the command line."""
+    assert scenario.gpu is not None  # noqa: S101 - a plan has one
+    return scenario.gpu.key or f"{scenario.gpu.capacity_bytes}B"
+
+
 def command(scenario: Scenario, job: Job, gpus: int) -> str:
     """Return the command that estimates this job."""
-    assert scenario.gpu is not None  # noqa: S101 - a plan has one
-    card = scenario.gpu.key or f"{scenario.gpu.capacity_bytes}B"
     several = f"{gpus}x" if gpus > 1 else ""
-    words = [_word(scenario), "--gpu", f"{several}{card}", *told(fields_of(scenario, job))]
+    card = f"{several}{card_word(scenario)}"
+    words = [model_word(scenario), "--gpu", card, *told(fields_of(scenario, job))]
     return f"vrambudget {shlex.join(words)}"

@@ -19,6 +19,7 @@ from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
 from vrambudget.planning.recipes import Trained, recipes
 from vrambudget.planning.several import Planner, fewest
+from vrambudget.planning.ways_out import WayOut, ways_out
 from vrambudget.scenario import Scenario, resolve
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Plan:
     gpus: int
     most: int
     choices: tuple[Choice, ...]
+    ways_out: tuple[WayOut, ...] = ()  # where one GPU does not: what it would do with
 
     def __str__(self) -> str:
         """Return the table that the command line prints."""
@@ -127,6 +129,7 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
     planner = Planner(scenario, wish.goal, offload=wish.offload)
     gpus = 1 if alone else fewest(planner, wish.most, tell)
     choices = [of_recipe(scenario, recipe) for recipe in alone] or planner.choices(gpus)
+    others = () if alone else ways_out(scenario, wish, tell)
     return Plan(
         model=scenario.model,
         gpu=scenario.gpu.name,
@@ -136,6 +139,7 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
         gpus=gpus,
         most=wish.most,
         choices=tuple(choices),
+        ways_out=tuple(others),
     )
 
 

@@ -30,14 +30,21 @@ _LAYOUTS = [
 def render_plan(found: Plan, output: Format = "table") -> str:
     """Return a plan as a table, CSV or Markdown."""
     table = render_rows(_columns(found), [_row(choice) for choice in found.choices], output)
-    return table if output == "csv" else "\n".join([_verdict(found), "", table, *_rest(found)])
+    if output == "csv":
+        return table
+    head = [_verdict(found), "", table] if found.choices else [_verdict(found)]
+    return "\n".join([*head, *_rest(found)])
 
 
 def plan_html(found: Plan) -> str:
     """Return a plan as an HTML fragment."""
     rows = [_row(choice) for choice in found.choices]
     commands = [choice.command for choice in found.choices]
-    return f"<p><b>{escape(_verdict(found))}</b></p>{html_table(_columns(found), rows, commands)}"
+    table = html_table(_columns(found), rows, commands) if rows else ""
+    ways = "".join(
+        f"<p>{escape(way.what)}: <code>{escape(way.command)}</code></p>" for way in found.ways_out
+    )
+    return f"<p><b>{escape(_verdict(found))}</b></p>{table}{ways}"
 
 
 def _columns(found: Plan) -> list[Column]:
@@ -51,9 +58,9 @@ def _row(choice: Choice) -> dict[str, Any]:
 
 
 def _verdict(found: Plan) -> str:
-    if not found.gpus:
-        return f"{found.model} does not fit on {found.most} x {found.gpu}"
     tokens = f"{found.block} tokens a sequence"
+    if not found.gpus:
+        return f"{found.model} does not fit on {found.most} x {found.gpu}, at {tokens}"
     if found.gpus > 1:
         return (
             f"{found.model} needs {found.gpus} x {found.gpu}, at {tokens};"
@@ -64,8 +71,18 @@ def _verdict(found: Plan) -> str:
 
 
 def _rest(found: Plan) -> list[str]:
-    if not found.choices:
+    return [*(_of_choices(found) if found.choices else []), *_of_one(found)]
+
+
+def _of_one(found: Plan) -> list[str]:
+    """Return what would fit one GPU, where nothing does as it was asked for."""
+    if not found.ways_out:
         return []
+    ways = (f"  {way.command}\n    {way.what}" for way in found.ways_out)
+    return ["", f"one {found.gpu} does with less:", *ways]
+
+
+def _of_choices(found: Plan) -> list[str]:
     nccl = format_bytes(found.choices[0].nccl_bytes)
     notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
     if any(each.left_bytes <= 0 for each in found.choices):
