@@ -445,3 +445,22 @@ def test_a_server_is_the_same_in_python(capsys):
 def test_a_mistake_in_a_servers_options_is_named(options, words):
     with pytest.raises(VramBudgetError, match=words):
         vrambudget.serve("llama-3.1-8b", gpu="h100", **options)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_several_gpus_share_each_layer_unless_stages_are_named(engine):
+    def over(gpu, **options):
+        return vrambudget.serve("llama-3.1-8b", gpu=gpu, engine=engine, **options).values
+
+    assert over("4xh100") == over("h100", tensor_parallel_size=4)
+    in_stages = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    assert over("4xh100", pipeline_parallel_size=2) == over("h100", **in_stages)
+    assert over("4xh100", **in_stages) == over("h100", **in_stages)
+    with pytest.raises(VramBudgetError, match=r"gpu has 4 GPUs; .* share among 2"):
+        over("4xh100", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("engine", ["tgi", "llama.cpp"])
+def test_servers_of_one_gpu_say_so(engine):
+    with pytest.raises(NotModelledError, match="over 2 GPUs is not modelled"):
+        vrambudget.serve("llama-3.1-8b:Q4_K_M", gpu="2x12GB", engine=engine)

@@ -30,7 +30,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "model", help="a model's name, a config.json, a hub id, or a GGUF file; name:Q4_K_M"
     )
-    parser.add_argument("--gpu", required=True, metavar="GPU", help="a name, a size, or auto")
+    parser.add_argument(
+        "--gpu", required=True, metavar="GPU", help="a name, a size, 2xh100, or auto"
+    )
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens of a request (default: the longest)"
     )

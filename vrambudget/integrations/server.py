@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import load_config
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -42,6 +42,7 @@ from vrambudget.serving.sglang_quantised import sglang_quantisation
 from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
+_SHARED_BY = "tensor_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,14 @@ def serve(
     """Return what a server of `model` does with a card. Raises VramBudgetError.
 
     `engine`: vllm, sglang, tgi or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
-    tokens of a request; `options`: the engine's own.
+    tokens of a request; `options`: the engine's own. "2xh100" is tensor parallelism over two.
     """
     if context is not None and context <= 0:
         raise VramBudgetError(f"context is {context}; a request has 1 token or more")
     is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
     engine = engine or ("llama.cpp" if is_file else "vllm")
-    parsed, card = _options(engine, options), find_gpu(gpu)
+    cards, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
+    parsed, card = _over(cards, engine, _options(engine, options)), find_gpu(kind)
     if isinstance(parsed, LlamaCppOptions):
         return _llama_cpp(str(model), card, parsed, context)
     if is_file:
@@ -111,6 +113,23 @@ def _options(engine: str, given: Mapping[str, Any]) -> Any:
                 hint=f"{engine} has {', '.join(_spelled(n) for n in own if n != 'engine')}",
             )
     return OPTIONS[engine].parse({**given, "engine": engine})
+
+
+def _over(cards: int, engine: str, options: Any) -> Any:
+    """Return the options with layers shared by all cards. Raises VramBudgetError for other cards.
+
+    The options may have said so themselves, or that stages have a part of the layers each.
+    """
+    if cards == 1:
+        return options
+    if not hasattr(options, _SHARED_BY):
+        raise NotModelledError(f"{engine} over {cards} GPUs is not modelled", hint="name one GPU")
+    stages = getattr(options, "pipeline_parallel_size", 1)
+    if _SHARED_BY not in options.model_fields_set and cards % stages == 0:
+        return options.changed({_SHARED_BY: cards // stages})
+    if (asked := getattr(options, _SHARED_BY) * stages) != cards:
+        raise VramBudgetError(f"gpu has {cards} GPUs; the engine's options share among {asked}")
+    return options
 
 
 def _spelled(name: str) -> str:
