@@ -193,6 +193,7 @@ def test_exit_code_1_where_nothing_fits_and_2_for_nonsense(run):
         1,
         "not even batch 1 fits on NVIDIA GeForce RTX 3060",
     )
+    assert "next: `vrambudget plan gpt2-xl --gpu rtx-3060 --block 1024`" in out
     code, out, err = run("gpt2", "--gpu", "12GB", "--margin", "some")
     assert (code, out) == (2, "")
     assert "'some' is not a size" in err

@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import shlex
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.errors import VramBudgetError
+from vrambudget.planning.choices import card_word, model_word
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.scenario import Scenario, resolve
@@ -73,9 +76,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = render_rows(_COLUMNS, [asdict(point) for point in found.curve], output)
         if output != "csv":
-            text = f"{_verdict(found, what, scenario, margin)}\n\n{text}"
+            verdict = _verdict(found, what, scenario, margin)
+            text = "\n\n".join([verdict, text, *_next(found, what, scenario)])
     emit(text, args)
     return DONE if getattr(found, what) else DOES_NOT_FIT
+
+
+def _next(found: Fit, what: What, scenario: Scenario) -> Iterator[str]:
+    """Yield what to try where nothing fits: a plan, of a job that one can be made for."""
+    job = scenario.job
+    if getattr(found, what) or job.mode != "train" or job.layout.ranks > 1 or job.compile:
+        return
+    words = [model_word(scenario), "--gpu", card_word(scenario), "--block", str(found.block)]
+    yield f"next: `vrambudget plan {shlex.join(words)}` looks for what fits"
 
 
 def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
