@@ -53,7 +53,7 @@ def foreach_all_gather(
 ) -> AllGatherResult:
     """Begin to gather; the cast input dies when this returns."""
     with on_stream(copy_in_stream), made_for(Purpose.COMMUNICATION):
-        inputs = _all_gather_inputs(parameters)
+        inputs = all_gather_inputs(parameters)
         shard_bytes = [p.input_numel * p.gather_dtype.itemsize for p in parameters]
         context.operation = "all_gather_output"
         output = empty_bytes(sum(shard_bytes) * group.size)  # of several types: as bytes
@@ -61,8 +61,11 @@ def foreach_all_gather(
     return AllGatherResult(output, shard_bytes)
 
 
-def _all_gather_inputs(parameters: Sequence[ShardedParameter]) -> list[Tensor]:
-    """_get_param_all_gather_inputs: one flat cast of all, or each by itself from main memory."""
+def all_gather_inputs(parameters: Sequence[ShardedParameter]) -> list[Tensor]:
+    """Return what is given to a gather: one flat cast of all, or each by itself from main memory.
+
+    Source: _get_param_all_gather_inputs; FSDPParam.all_gather_inputs for one by itself.
+    """
     context.operation = "all_gather_input"
     if parameters[0].offload and parameters[0].state is ShardedState.SHARDED:
         return [_from_host(parameter) for parameter in parameters]

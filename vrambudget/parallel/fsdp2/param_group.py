@@ -19,17 +19,19 @@ from enum import Enum, auto
 
 from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import record_many
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.parallel.fsdp2.collectives import (
     COPY_IN,
     AllGatherResult,
+    all_gather_inputs,
     foreach_all_gather,
     foreach_all_gather_copy_out,
     foreach_reduce,
 )
 from vrambudget.parallel.fsdp2.parameter import ShardedParameter, ShardedState
 from vrambudget.parallel.group import Group
+from vrambudget.tape.events import Purpose
 
 
 class TrainingState(Enum):
@@ -113,10 +115,16 @@ class ParamGroup:
         del previous
 
     def _copy_alone(self) -> None:
-        """Copy each parameter by itself: a group of one rank has nothing to gather."""
+        """Copy each parameter by itself: a group of one rank has nothing to gather.
+
+        What is cast, or comes from main memory, lives until the next one is; the last to the end.
+        """
         for parameter in self.parameters:
+            with made_for(Purpose.GATHERED):
+                all_gather_input = all_gather_inputs([parameter])
             parameter.alloc_all_gather_outputs()
         self._to_unsharded()
+        del all_gather_input  # held until here
 
     def reshard(self) -> None:
         """Give the whole parameters back, in forward if the group is told to."""
