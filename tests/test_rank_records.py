@@ -4,7 +4,7 @@ libraries.jsonl  Trainer's and accelerate's loops over DDP, FSDP2 and DeepSpeed
 context.jsonl    context parallelism of torchtitan's Llama, alone, with DDP and with FSDP2
 experts.jsonl    transformers' expert parallelism; those named drawn are a seed's, of which none was
                  used to develop what they check
-inference.jsonl  forward passes and generation with tensor and expert parallelism
+inference.jsonl  forward passes, generation and an evaluation with tensor and expert parallelism
 drawn.jsonl      nineteen jobs that a seed drew, none of them used to develop what they check
 hsdp.jsonl       FSDP2 with as many copies as ranks: a shard group of one
 lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
