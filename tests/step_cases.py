@@ -4,11 +4,19 @@ Each function makes what a step needs on `device` (None: where torch makes it) a
 and what it is called with. `python step_cases.py NAME` runs one on the card, as a rehearsal does.
 """
 
+import copy
 import sys
 from pathlib import Path
 
 import torch
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import (
+    cross_entropy,
+    kl_div,
+    log_softmax,
+    normalize,
+    scaled_dot_product_attention,
+    softmax,
+)
 from torch.utils.checkpoint import checkpoint
 
 STEPS = 3
@@ -223,8 +231,91 @@ def adafactor(device):
     return step, (tokens(device, rows=4),)
 
 
+def teacher(device):
+    """A student beside a teacher that is its running mean; distilled at a temperature."""
+    student = language_model(device)
+    mean = copy.deepcopy(student).requires_grad_(requires_grad=False)
+    optimizer = torch.optim.AdamW(student.parameters(), foreach=False)
+
+    def step(x):
+        with torch.no_grad():
+            wanted = softmax(mean(x).view(-1, 1000) / 2.0, dim=-1)
+        said = log_softmax(student(x).view(-1, 1000) / 2.0, dim=-1)
+        loss = kl_div(said, wanted, reduction="batchmean") * 4.0
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for kept, new in zip(mean.parameters(), student.parameters(), strict=True):
+                kept.lerp_(new, 0.01)
+        return loss.detach()
+
+    return step, (tokens(device),)
+
+
+def contrastive(device):
+    """Two towers, whose rows of a batch have to find each other; a learned temperature."""
+    towers = torch.nn.ModuleList([language_model(device)[:-1] for _ in range(2)])
+    scale = torch.nn.Parameter(torch.tensor(2.6, device=device))
+    optimizer = torch.optim.AdamW([*towers.parameters(), scale], weight_decay=0.2)
+
+    def step(x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            left, right = (normalize(tower(x).mean(1), dim=-1) for tower in towers)
+            scores = scale.exp() * left @ right.T
+            pairs = torch.arange(len(x), device=scores.device)
+            loss = (cross_entropy(scores, pairs) + cross_entropy(scores.T, pairs)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            scale.clamp_(0, 4.6)
+        return loss
+
+    return step, (tokens(device, rows=16),)
+
+
+def policy(device):
+    """Clipped ratios of a policy's old and new probabilities, with an entropy bonus; two epochs."""
+    model = language_model(device)
+    optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
+
+    def chosen(x):
+        said = model(x).log_softmax(-1)
+        return said, said.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+
+    def step(x):
+        with torch.no_grad():
+            _, before = chosen(x)
+        advantage = before - before.mean(1, keepdim=True)
+        for _ in range(2):
+            said, now = chosen(x)
+            ratio = (now - before).exp()
+            clipped = torch.clamp(ratio, 0.8, 1.2) * advantage
+            entropy = -(said.exp() * said).sum(-1).mean()
+            loss = -torch.min(ratio * advantage, clipped).mean() - 0.01 * entropy
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+    return step, (tokens(device, rows=4),)
+
+
 CASES = {
-    case.__name__: case for case in (autocast, scaler, checkpoints, hooks, method, gan, adafactor)
+    case.__name__: case
+    for case in (
+        autocast,
+        scaler,
+        checkpoints,
+        hooks,
+        method,
+        gan,
+        adafactor,
+        teacher,
+        contrastive,
+        policy,
+    )
 }
 
 if __name__ == "__main__":
