@@ -290,3 +290,15 @@ compiled = torch.compile(lambda x, n: (x * 2).sum() + (n + 1).sum(), backend="ao
 print(compiled(torch.ones(3), torch.arange(3)))
 """)
     assert out == "[1]\n[2, 3]\n[2, 4]\ntorch.Size([2])\ntensor(12.)\n"
+
+
+def test_what_never_enters_python_is_known_without_it():
+    out = follow("""
+from vrambudget_hook.operations import MADE_OF_OTHERS, VIEWS
+def described(name):
+    packet, _, overload = name.partition(".")
+    return follower.described(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+print([name for name in VIEWS if not described(name).is_view])
+print([name for name in MADE_OF_OTHERS if not described(name).passes])
+""")
+    assert out.split("\n")[:2] == ["[]", "[]"]

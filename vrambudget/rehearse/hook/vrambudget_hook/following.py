@@ -29,8 +29,8 @@ from typing import Any
 
 from . import assuming, operations, values
 from .assuming import ZEROS, Assuming
-from .hiding import hide_from_compiler
-from .operations import FILLS, MOVES, WRAPS, Operation, flat, on_cpu
+from .hiding import hide_from_compiler, pass_higher_orders
+from .operations import FILLS, MADE_OF_OTHERS, MOVES, VIEWS, WRAPS, Operation, flat, on_cpu
 from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
@@ -62,7 +62,7 @@ class Follower:
         self.ours = native.DispatchKeySet(self.followed) | native.DispatchKeySet(self.brings)
         self.values = Values(torch, self.followed, on_card)
         self.assuming = Assuming(self, *numbers, routing)
-        self.operations: dict[Any, Operation] = {}
+        self.operations: dict[int, Operation] = {}
         self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
 
     def start(self) -> None:
@@ -72,8 +72,9 @@ class Follower:
         for key in (_BRINGS, _COPIES):
             every.fallback(self.torch.library.fallthrough_kernel, key)
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
-        # A parameter is made of a tensor that Python never saw.
-        aten.impl("detach", self.torch.library.fallthrough_kernel, _FOLLOWED)
+        # A parameter is made of a tensor that Python never saw; the others need nothing of us.
+        for name in ("detach", *VIEWS, *MADE_OF_OTHERS):
+            aten.impl(name, self.torch.library.fallthrough_kernel, _FOLLOWED)
         ours = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
         kernels = [(name, kernel) for names, kernel in ours for name in names]
         for name, kernel in (*kernels, *self.assuming.kernels()):
@@ -84,7 +85,7 @@ class Follower:
             aten.impl(name, made, _BRINGS, with_keyset=True)
         for module in (sys.modules[__name__], assuming, operations, values):
             hide_from_compiler(self.torch, vars(module).values())
-        self._pass_higher_orders()
+        pass_higher_orders(self.torch, (self.followed, self.brings, self.copies))
         self.assuming.trust_distributions()
         self._enter_thread()
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
@@ -95,25 +96,19 @@ class Follower:
 
         threading.Thread._bootstrap_inner = bootstrap_inner  # type: ignore[attr-defined]
 
-    def _pass_higher_orders(self) -> None:
-        """Let operators of higher order fall through our keys; fallbacks do not reach them."""
-        ops = self.torch._ops
-        keys = (self.followed, self.brings, self.copies)
-        getattr(ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", []).extend(keys)
-        for operator in ops._higher_order_ops.values():
-            for key in keys:
-                operator.fallthrough(key)
-
     def _enter_thread(self) -> None:
         native = self.torch._C
         native._dispatch_tls_set_dispatch_key_excluded(self.followed, False)  # noqa: FBT003
         native._dispatch_tls_set_dispatch_key_included(self.brings, True)  # noqa: FBT003
 
     def _filling(self, op: Any) -> Callable[..., Any]:
+        filling = self.torch._C.DispatchKeySet(self.brings)
+
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             target = kwargs.get("out", args[0])
             if isinstance(target, self.torch.Tensor) and not self.values.is_worth(target):
-                return op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
+                with self.torch._C._ExcludeDispatchKeyGuard(filling):  # zero_ calls fill_
+                    return op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
             return self._operation(keys.remove(self.brings), op, *args, **kwargs)
 
         return kernel
@@ -174,17 +169,21 @@ class Follower:
 
     def described(self, op: Any) -> Operation:
         """Return what an operation does with its arguments."""
-        found = self.operations.get(op)
+        found = self.operations.get(id(op))  # whose own hash is a function of Python's
         if found is None:
-            found = self.operations[op] = Operation(self.torch, op)
+            found = self.operations[id(op)] = Operation(self.torch, op)
         return found
 
     def _run(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Call what lies below us; only the outer door lets a number in for a tensor."""
-        if self.described(op).has_number(args):
-            with self.torch._C._ExcludeDispatchKeyGuard(self.ours):
+        known = self.described(op)
+        has_number = known.has_number(args)
+        if not has_number and not known.is_alone:
+            return op._handle.redispatch_boxed(keys, *args, **kwargs)
+        with self.torch._C._ExcludeDispatchKeyGuard(self.ours):
+            if has_number:
                 return op(*args, **kwargs)
-        return op._handle.redispatch_boxed(keys, *args, **kwargs)
+            return op._handle.redispatch_boxed(keys, *args, **kwargs)
 
     def _beside(self, op: Any, found: Arguments) -> Any:
         """Return what follows from known values. Raises Unknown."""
@@ -263,7 +262,7 @@ class Follower:
             if found is None or copy is None or not self.values.eligible(tensor):
                 continue
             if (tensor.shape, tensor.dtype) == (copy.shape, copy.dtype):
-                self.values.hold_copy(tensor, copy, true=found.true)
+                self.values.hold_made(tensor, copy, found)
 
     def _write(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation that writes into its arguments, and write into their values."""

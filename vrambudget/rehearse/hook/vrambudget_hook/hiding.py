@@ -1,9 +1,9 @@
-"""Keep our functions out of torch.compile's sight: their frames are neither traced nor compiled.
+"""Keep our functions out of torch.compile's sight, and operators of higher order out of ours.
 
 Runs in the user's Python, 3.9 or later.
 """
 
-# ruff: noqa: SLF001 - dynamo's switch has no public name
+# ruff: noqa: SLF001 - dynamo's switch and these operators have no public names
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def hide_from_compiler(torch: Any, parts: Iterable[Any]) -> None:
             skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
             strategy = frames._FrameExecStrategy(skip, default)
             frames.set_code_exec_strategy(part.__code__, strategy)
+
+
+def pass_higher_orders(torch: Any, keys: Iterable[Any]) -> None:
+    """Let operators of higher order fall through dispatch keys, where a fallback has no say."""
+    ops = torch._ops
+    keys = list(keys)
+    getattr(ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", []).extend(keys)
+    for operator in ops._higher_order_ops.values():
+        for key in keys:
+            operator.fallthrough(key)

@@ -32,8 +32,31 @@ WRAPS = ("pow.Scalar",)
 could not be handed to Python (aten/src/ATen/native/Pow.cpp, wrapped_scalar_tensor).
 """
 
+VIEWS = (
+    *("alias", "as_strided", "diagonal", "expand", "permute", "_reshape_alias", "select.int"),
+    *("slice.Tensor", "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims"),
+    *("t", "transpose.int", "unbind.int", "unfold", "unsqueeze", "view", "view.dtype"),
+)
+"""Operations whose result lies in its argument's storage, and so is known as that is."""
+
+MADE_OF_OTHERS = (
+    *(
+        "contiguous",
+        "expand_as",
+        "flatten.using_ints",
+        "is_nonzero",
+        "item",
+        "matmul",
+        "movedim.int",
+    ),
+    *("narrow", "reshape", "reshape_as", "scaled_dot_product_attention", "to.device", "to.dtype"),
+    *("to.dtype_layout", "to.other", "type_as", "unflatten.int", "view_as"),
+)
+"""Operations that C++ makes of others, which come here by themselves."""
+
 _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::resize_")
 _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
+_ALONE = ("all", "any", "clone", "cumsum", "mean", "sum")
 _ANSWERS = ("aten::_local_scalar_dense", "aten::equal")
 _ALIKE = ("c10d::broadcast_",)  # each rank does as the first: what it gets is what it has
 _NUMBERS = (int, float, bool, complex)
@@ -46,10 +69,11 @@ class Operation:
     that it writes into; `fills`: wholly, so that what was there is no matter. `passes`: values stay
     what they are, or the operations of which it is made come here by themselves. `unknown`: its
     result does not follow from its arguments. `foreign`: not PyTorch's own, or it speaks with
-    others.
+    others. `is_alone`: what C++ makes it of reads no values, and need not come here again.
     """
 
     def __init__(self, torch: Any, op: Any) -> None:
+        self.op = op  # its id stays its own
         schema = op._schema  # noqa: SLF001 - the operation's own name for it
         name = self.name = schema.name
         arguments = list(enumerate(schema.arguments))
@@ -66,6 +90,7 @@ class Operation:
         composite = has_kernel(op.name(), "CompositeImplicitAutograd")
         self.passes = (composite and not self.has_scalar) or name in _ALIKE
         self.foreign = not name.startswith("aten::")
+        self.is_alone = name.partition("::")[2] in _ALONE and not self.foreign
 
     def has_number(self, args: tuple[Any, ...]) -> bool:
         """Tell whether a Python number stands in a tensor's place (`mask + 1`), or soon will."""

@@ -17,18 +17,17 @@ Runs in the user's Python, 3.9 or later.
 from __future__ import annotations
 
 import ctypes
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from .storages import Storages, offset_of_keys
 
 LIMIT = 8 << 20  # bytes of a storage
 FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones are work space
 WIDE = 128 << 20  # the same where experts' rows are counted: one_hot [N, k, E] in int64
 FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
 _MASK = 2  # dimensions
-_FIELDS_WITHIN = 128  # bytes of a TensorImpl, or a StorageImpl, with what is looked for
-_KEY_SET_WITHIN = 400  # bytes of a TensorImpl in which its dispatch keys are looked for
 
 
 class Unknown(Exception):  # noqa: N818 - not an error
@@ -54,7 +53,7 @@ class Values:
         self.cpu = torch.device("cpu")
         self.on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
         self.bit = torch._C.DispatchKeySet(followed).raw_repr()
-        self.offset = _offset_of_keys(torch)
+        self.offset = offset_of_keys(torch)
         self.storages = Storages(torch)
         self.limit, self.most_filled = LIMIT, FILLED
         self.known: dict[int, Value] = {}
@@ -120,6 +119,19 @@ class Values:
         self._on_cpu(self.copy, self.as_on_cpu(tensor, memory), found)
         self.hold(tensor, memory, true=true)
 
+    def hold_made(self, tensor: Any, made: Any, found: Arguments) -> None:
+        """Let the tensor's storage hold what an operation made of `found`.
+
+        New memory in which it lies as on the card is taken over, other memory is copied.
+        """
+        memory = made.untyped_storage()
+        is_new = memory._cdata not in found.lent
+        is_as_large = memory.nbytes() == self.storages.nbytes(tensor)
+        if is_new and is_as_large and _layout(made) == _layout(tensor):
+            self.hold(tensor, memory, true=found.true)
+        else:
+            self.hold_copy(tensor, made, true=found.true)
+
     def hold_all(self, tensor: Any, byte: int) -> None:
         """Let a tensor of booleans be assumed to hold 1, or 0, everywhere."""
         self.hold(tensor, self._memory(tensor, byte), true=False)
@@ -161,8 +173,7 @@ class Values:
     def as_on_cpu(self, tensor: Any, memory: Any) -> Any:
         """Return a tensor on the CPU that lies in `memory` as the other does on the card."""
         empty = self._on_cpu(self.empty, [0], dtype=tensor.dtype)
-        layout = (tensor.storage_offset(), list(tensor.shape), list(tensor.stride()))
-        return self._on_cpu(self.look, empty, memory, *layout)
+        return self._on_cpu(self.look, empty, memory, *_layout(tensor))
 
     def put(self, target: Any, found: Any) -> None:
         """Copy into a tensor of the host."""
@@ -202,6 +213,7 @@ class Arguments:
     ) -> None:
         self.values, self.fresh, self.numbers = values, fresh, numbers
         self.taken: dict[int, Any] = {}  # x != x: one tensor's numbers are the same twice
+        self.lent: set[int] = set()  # addresses of memory that is read
         self.true = True
         self.is_known = self.is_assumed = False
         self.args, self.kwargs = self._of(args), self._of(kwargs)
@@ -230,6 +242,7 @@ class Arguments:
         if value is not None:
             self.true = self.true and value.true
             self.is_known = True
+            self.lent.add(value.memory._cdata)
             return values.as_on_cpu(tensor, value.memory)
         if self.numbers is not None and tensor.is_floating_point() and values.on_card(tensor):
             self.true, self.is_known = False, True
@@ -239,6 +252,7 @@ class Arguments:
         if values.storages.nbytes(tensor) > values.limit:
             raise Unknown
         if not values.on_card(tensor):
+            self.lent.add(values.storages.of(tensor))
             return tensor
         if tensor.is_floating_point() or tensor.is_complex():
             raise Unknown
@@ -246,48 +260,5 @@ class Arguments:
         return values.as_on_cpu(tensor, values.memory(tensor))
 
 
-class Storages:
-    """Tensors' storages by their addresses, without objects of Python's."""
-
-    def __init__(self, torch: Any) -> None:
-        size = 5 << 10  # bytes that are no other field's value
-        tensor = torch.empty(size, dtype=torch.uint8)
-        self.offset = _offset_in(tensor._cdata, tensor.untyped_storage()._cdata)
-        self.size_offset = _offset_in(self.of(tensor), size)
-
-    def of(self, tensor: Any) -> int:
-        """Return the address of a tensor's storage (c10::StorageImpl)."""
-        return ctypes.c_uint64.from_address(tensor._cdata + self.offset).value
-
-    def nbytes(self, tensor: Any) -> int:
-        """Return the bytes of a tensor's storage; of one without (a sparse one), more than any."""
-        storage = self.of(tensor)
-        if not storage:
-            return sys.maxsize
-        return ctypes.c_uint64.from_address(storage + self.size_offset).value
-
-    def is_whole(self, tensor: Any) -> bool:
-        """Tell whether a tensor is all that its storage holds."""
-        return bool(tensor.numel() * tensor.element_size() == self.nbytes(tensor))
-
-
-def _offset_in(address: int, word: int) -> int:
-    """Return where, after an address, the first word lies that has this value."""
-    words = (ctypes.c_uint64 * (_FIELDS_WITHIN // 8)).from_address(address)
-    for i, found in enumerate(words):
-        if found == word:
-            return 8 * i
-    raise LookupError("a tensor's storage is not where it was looked for")
-
-
-def _offset_of_keys(torch: Any) -> int:
-    """Return where a TensorImpl has its dispatch keys, which no function sets."""
-    common: set[int] | None = None
-    for tensor in (torch.empty(1), torch.empty(1, 1).to_sparse()):
-        keys = torch._C._dispatch_keys(tensor).raw_repr()
-        words = (ctypes.c_uint64 * (_KEY_SET_WITHIN // 8)).from_address(tensor._cdata)
-        places = {8 * i for i, word in enumerate(words) if word == keys}
-        common = places if common is None else common & places
-    if common is None or len(common) != 1:
-        raise LookupError("a tensor's dispatch keys are not where they were looked for")
-    return common.pop()
+def _layout(tensor: Any) -> tuple[int, list[int], list[int]]:
+    return tensor.storage_offset(), list(tensor.shape), list(tensor.stride())
