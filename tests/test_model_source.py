@@ -60,6 +60,10 @@ def test_a_path_may_be_the_file_or_its_folder_as_text_or_as_path(monkeypatch, tm
         assert (found.name, found.values, found.card) == ("mine", TOY, None)
 
 
+def test_a_file_of_another_name_names_its_model(tmp_path):
+    assert find_model(written(tmp_path / "configs" / "ours.json")).name == "ours"
+
+
 def test_a_folder_called_like_a_card_is_reached_by_its_path(monkeypatch, tmp_path):
     written(tmp_path / "gpt2" / "config.json")
     monkeypatch.chdir(tmp_path)

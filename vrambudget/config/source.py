@@ -20,7 +20,7 @@ from vrambudget.config.cards import (
     load_card,
     near_names,
 )
-from vrambudget.config.config_file import SUFFIXES, read_config
+from vrambudget.config.config_file import CONFIG_NAME, SUFFIXES, read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.said_by_config import job_of_config
 from vrambudget.config.settings import show
@@ -165,7 +165,8 @@ def _from_card(card: ModelCard) -> FoundModel:
 
 def _from_path(path: Path) -> FoundModel:
     values, file = read_config(path)
-    return FoundModel(escaped(file.parent.resolve().name or str(path)), str(file), values)
+    named = file.parent.resolve().name if file.name == CONFIG_NAME else file.stem
+    return FoundModel(escaped(named or str(path)), str(file), values)
 
 
 def _from_hub(repository: str) -> FoundModel:
