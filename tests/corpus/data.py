@@ -249,6 +249,53 @@ def vae(folder):
     ).save_pretrained(folder)
 
 
+def stable_diffusion(folder):
+    """A small Stable Diffusion with random weights; its tokenizer knows letters."""
+    import diffusers
+    import transformers
+
+    letters = [chr(c) for c in range(33, 127)]
+    special = ["<|startoftext|>", "<|endoftext|>"]
+    known = [*letters, *(f"{letter}</w>" for letter in letters), *special]
+    place = folder / "tokenizer"
+    place.mkdir()
+    (place / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(known)}))
+    (place / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.CLIPTokenizer(
+        str(place / "vocab.json"), str(place / "merges.txt"), model_max_length=77
+    )
+    text = transformers.CLIPTextConfig(
+        vocab_size=len(known),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        bos_token_id=len(known) - 2,
+        eos_token_id=len(known) - 1,
+        pad_token_id=len(known) - 1,
+    )
+    vae(folder / "vae")
+    diffusers.StableDiffusionPipeline(
+        vae=diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
+        text_encoder=transformers.CLIPTextModel(text),
+        tokenizer=tokenizer,
+        unet=diffusers.UNet2DConditionModel(
+            sample_size=8, block_out_channels=(32, 64, 64, 64), cross_attention_dim=32
+        ),
+        scheduler=diffusers.DDPMScheduler(beta_schedule="scaled_linear"),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    ).save_pretrained(folder)
+
+
+def captions(folder):
+    """Eight pictures, and a line of words for each."""
+    _pictures(folder, 8, classes=1, size=64)
+    rows = [{"file_name": f"class0/{i}.png", "text": words(4, i)} for i in range(8)]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
 def hellaswag(folder):
     """HellaSwag's validation rows: a beginning, four endings, and which is the right one."""
     rows = (
