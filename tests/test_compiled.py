@@ -178,6 +178,29 @@ def test_copies_that_would_raise_the_peak_go_to_the_host():
     assert tape.sizes == [6000, 1000, 2000, *[1000, 4096, 1000] * 2]
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_batch_that_the_compiler_left_in_a_cycle_is_given_back_after_backward():
+    needs_a_compiler()
+    import torch  # noqa: PLC0415
+
+    from vrambudget.compiled.births import CardMode  # noqa: PLC0415 - it imports torch
+    from vrambudget.compiled.model import Graph, on_card  # noqa: PLC0415
+
+    with recording(Platform()):
+        mode = CardMode()
+        with on_card(mode):
+            weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
+            loss = weight.sum()
+            cycle = [torch.empty(1000, device="cuda")]
+            cycle.append(cycle)
+        batch = mode.storage_of(cycle[0]).index
+        del cycle
+        assert batch in mode.alive_since(0)
+        dy = mode.tensor_of(loss)
+        Graph(mode, loss, [weight]).backward(dy)
+        assert batch not in mode.alive_since(0)
+
+
 def test_the_report_names_the_compiler(small):
     assert any("own compiler" in warning for warning in small.warnings)
 

@@ -4,6 +4,7 @@ To the engine it is one operation: its forward makes what PyTorch's compiled cod
 card, keeps what autograd keeps, and its backward is PyTorch's own.
 """
 
+import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -135,7 +136,7 @@ class Compiled(TorchModule):
         ours = self._mode.tensor_of(logits)
         if not context.grad_enabled:
             return Outputs(ours if loss is None else self._mode.tensor_of(loss), ours, others)
-        graph = _Graph(self._mode, loss, [w for w in weights if w.requires_grad])
+        graph = Graph(self._mode, loss, [w for w in weights if w.requires_grad])
         inputs = [self._parameter_of(w) for w in graph.weights]
         result = self._mode.tensor_of(loss)
         record("compiled", result, inputs=inputs, backward=graph.backward)
@@ -197,7 +198,7 @@ def _breaks() -> Iterator[str]:
             yield line
 
 
-class _Graph:
+class Graph:
     """What PyTorch's autograd keeps of a forward pass, until its backward ran."""
 
     def __init__(self, mode: CardMode, loss: torch.Tensor, weights: list[torch.Tensor]) -> None:
@@ -205,9 +206,15 @@ class _Graph:
         self._loss = [loss]
 
     def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the weights."""
+        """Return the gradients of the weights.
+
+        What the compiler left in reference cycles is given back: Dynamo holds a batch in one if it
+        went through a generator (PEFT's). Python's collector finds it while PyTorch compiles the
+        backward pass; here it is paused.
+        """
         with on_card(self.mode), without_kernels(self.mode, pads=False):
             gradients: Any = torch.autograd.grad(
                 [self._loss.pop()], self.weights, [self.mode.fake_of(dy)], allow_unused=True
             )
+            gc.collect()
         return tuple(None if g is None else self.mode.tensor_of(g) for g in gradients)
