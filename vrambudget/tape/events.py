@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from vrambudget.dtypes import DType
 from vrambudget.errors import TooLargeError
 from vrambudget.tape.marks import Mark
-from vrambudget.tape.packing import SPECIAL, Event, Kind, decode, encode, stream_bits
+from vrambudget.tape.packing import SPECIAL, Event, Kind, changes, decode, encode, stream_bits
 from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Tape:
         numbers = islice(self.events, start, stop)
         if self.is_plain:
             return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
-        return ((event.storage, event.change) for event in map(decode, numbers))
+        return changes(numbers)
 
     def peak_requested_bytes(self) -> Any:
         """Return the most bytes that are asked for and not freed at any moment."""

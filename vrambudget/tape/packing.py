@@ -21,6 +21,9 @@ _KIND_BITS = 48
 _STORAGE_MASK = (1 << _STREAM_BITS) - 1
 _STREAM_MASK = (1 << (_KIND_BITS - _STREAM_BITS)) - 1
 
+ON_DEFAULT = 1 << _STREAM_BITS
+"""An event `e` is `i` or `~i` where -ON_DEFAULT <= e < ON_DEFAULT."""
+
 SPECIAL = 1 << _KIND_BITS
 """An event `e` is an allocation where 0 <= e < SPECIAL, a free of ~e where -SPECIAL <= e < 0."""
 
@@ -87,6 +90,13 @@ def stream_of(number: Any) -> Any:
 def change_of(number: Any) -> Any:
     """Return 1 where the storage's bytes come, -1 where they go, 0 where neither."""
     return 1 * (number < Kind.RECORD_STREAM << _KIND_BITS) - 2 * (number < 0)
+
+
+def changes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the storage and the change of each event."""
+    mask, none = _STORAGE_MASK, Kind.RECORD_STREAM << _KIND_BITS
+    for number in numbers:
+        yield (number & mask, int(number < none)) if number >= 0 else (~number & mask, -1)
 
 
 def died_in(numbers: Iterable[int], *, is_plain: bool) -> set[int]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.expandable import POOL_ADDRESSES, ExpandableAllocator
-from vrambudget.tape.packing import Event, Kind, decode
+from vrambudget.tape.packing import ON_DEFAULT, Event, Kind, decode
 from vrambudget.tape.segment_sizes import UNIT_BITS
 
 
@@ -35,7 +35,7 @@ class StreamAllocator(CachingAllocator):
         super().__init__(*args)
         self._stream = 0
         self._by_stream: dict[int, tuple[Any, Any]] = {0: self.pools}
-        self._stream_of: dict[int, int] = {}  # by storage: the stream of its block
+        self._stream_of: dict[int, int] = {}  # by storage, of those elsewhere than on 0
         self._uses: dict[int, set[int]] = {}  # by storage: other streams that use its block
         self._waiting: list[int] = []  # storages whose blocks wait for other streams
         self._sizes: Sequence[int] = ()
@@ -55,25 +55,31 @@ class StreamAllocator(CachingAllocator):
         """
         self.blocks_for(sizes)
         self._sizes = sizes
+        stream_of, uses = self._stream_of, self._uses
         part, position = list[int](), start - 1
         for position, number in enumerate(events[start:stop], start):
+            if -ON_DEFAULT <= number < ON_DEFAULT and not self._waiting:
+                stream = 0 if number >= 0 else stream_of.get(~number, 0)
+                if stream == self._stream and ~number not in uses:
+                    part.append(number)
+                    continue
             event = decode(number)
             storage = event.storage
-            stream = event.stream if event.change > 0 else self._stream_of.get(storage, 0)
+            stream = event.stream if event.change > 0 else stream_of.get(storage, 0)
             if part and (stream != self._stream or self._needs_care(event)):
                 self.serve(part, sizes, position - len(part))
                 part = []
             self._use(stream)
             if event.change > 0:
                 self._complete()
-                self._stream_of[storage] = stream
+                stream_of[storage] = stream
                 part.append(storage)
-            elif event.change < 0 and storage not in self._uses:
+            elif event.change < 0 and storage not in uses:
                 part.append(~storage)
             elif event.change < 0:
                 self._defer(storage)
             elif event.kind is Kind.RECORD_STREAM and event.stream != stream:
-                self._uses.setdefault(storage, set()).add(event.stream)
+                uses.setdefault(storage, set()).add(event.stream)
         self.serve(part, sizes, position + 1 - len(part))
 
     def serve(self, events: Sequence[int], sizes: Sequence[int], position: int) -> None:
@@ -147,7 +153,7 @@ class StreamAllocator(CachingAllocator):
         waiting, self._waiting = self._waiting, []
         current = self._stream
         for storage in waiting:
-            self._use(self._stream_of[storage])
+            self._use(self.stream_of(storage))
             self._allocated += self.block_bytes(storage) >> UNIT_BITS
             self.serve([~storage], self._sizes, 0)
         self._use(current)
