@@ -26,7 +26,7 @@ LAYERS = [
     {"followed"},
     {"compiled"},
     {"scenario"},
-    {"simulate"},
+    {"build", "simulate"},
     {"per_rank", "full_length", "remarks"},
     {"estimator"},
     {"validate", "planning", "oom", "measure", "rehearse", "report", "compare"},

@@ -7,23 +7,21 @@ them.
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from vrambudget import dtypes
-from vrambudget.config.fields.batches import Task
+from vrambudget.build import adapt, build
 from vrambudget.config.fields.generation import INFERENCE
 from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.job import Job
-from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
+from vrambudget.config.loops import METRICS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
-from vrambudget.config.old_torch import MODEL_TYPES, is_old
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine.alike import stack_layers
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter
-from vrambudget.errors import NotModelledError
 from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
@@ -136,13 +134,13 @@ def _record(
         if job.load:
             context.tape.mark(0, Phase.LOADING)
         with ranked.building() if ranked else nullcontext():
-            model = _build(config, job)
+            model = build(config, job)
             if ranked or job.mode in INFERENCE:  # counters begin with the whole model
-                _adapt(model, config.model_type, job)
+                adapt(model, config.model_type, job)
         if not ranked:
             context.tape.mark(0, _begins(job), resets_allocator=not job.load)
             if job.mode not in INFERENCE:
-                _adapt(model, config.model_type, job)
+                adapt(model, config.model_type, job)
         if not in_full and not ranked and not job.with_grad:  # graphs die as they are
             stack_layers(model)
         parameters = register(model, tape)
@@ -234,93 +232,9 @@ def _reference(config: ModelConfig, job: Job, *, in_full: bool) -> Module:
     """Build the model that DPOTrainer holds the trained one against: its head has no metrics."""
     from vrambudget.training.fused_head import patched  # noqa: PLC0415
 
-    reference = patched(_build(config, job), ())
+    reference = patched(build(config, job), ())
     if not in_full:
         stack_layers(reference)
     register(reference, context.tape)
     reference.eval()
     return reference
-
-
-def _build(config: ModelConfig, job: Job) -> Module:
-    assert job.task is not None  # noqa: S101 - resolved by the caller
-    if job.loop in TRAINERS and not config.followed_in:
-        raise NotModelledError(
-            f"{config.model_type} in loop {job.loop!r} is not modelled",
-            hint="Trainer's loop is counted for the models of transformers; use --loop plain",
-        )
-    if is_old(job.torch) and config.model_type not in MODEL_TYPES:
-        raise NotModelledError(
-            f"{config.model_type} under torch {job.torch} is not modelled",
-            hint=f"{', '.join(MODEL_TYPES)} is; name a newer PyTorch, such as --torch 2.6",
-        )
-    if job.loop in TRL_LOOPS:
-        from vrambudget.training.fused_head import check_trl  # noqa: PLC0415 - most are not
-
-        check_trl(config, job)
-    if job.label_smoothing and not config.followed_in:
-        raise NotModelledError(
-            f"{config.model_type} with label smoothing is not modelled: its loss is its own",
-            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
-        )
-    if job.rows == "packed" and not config.reads_position_ids:
-        raise NotModelledError(
-            f"{config.model_type} with packed rows is not modelled",
-            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
-        )
-    if job.attention_mask != "none" and not config.reads_attention_mask:
-        raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
-    if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):
-        raise NotModelledError(
-            f"{config.model_type} for {job.task} in {job.quant} is not modelled",
-            hint="causal language models of transformers without experts are",
-        )
-    if job.quant is not None:
-        from vrambudget.training.kbit import build_quantised  # noqa: PLC0415 - most are not
-
-        build = partial(config.build, job.task)
-        prepared = job.mode == "train" and job.loop not in TRL_LOOPS
-        return build_quantised(build, job.quant, double=job.double_quant, prepared=prepared)
-    if job.load is None:
-        return _made(config, job.task)
-    from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU
-
-    return load(config, partial(_made, config, job.task), job.load)
-
-
-def _made(config: ModelConfig, task: Task) -> Module:
-    model: Module = config.body() if task == "embed" else config.build(task)
-    if model is None:
-        raise NotModelledError(f"{config.model_type} without a head is not modelled")
-    return model
-
-
-@runtime_checkable
-class Adapting(Protocol):
-    """A model that freezes its parameters and takes its adapters itself."""
-
-    def adapt(self, job: Job) -> None:
-        """Do what the job says."""
-
-
-def _adapt(model: Module, model_type: str, job: Job) -> None:
-    """Freeze and put adapters in, as the job says; imported here, for most jobs do neither."""
-    if isinstance(model, Adapting):
-        model.adapt(job)
-        return
-    if job.freeze:
-        from vrambudget.training.freeze import freeze  # noqa: PLC0415
-
-        freeze(model, job.freeze)
-    if job.lora_rank is not None:
-        from vrambudget.training.lora import add_lora  # noqa: PLC0415
-
-        add_lora(
-            model,
-            job.lora_rank,
-            job.lora_targets,
-            model_type=model_type,
-            dropout_p=job.lora_dropout,
-            trains_head=job.task == "seq-cls",
-            casts_to=dtypes.bfloat16 if job.quant and job.loop in TRL_LOOPS else None,
-        )
