@@ -11,6 +11,7 @@ from test_laws import KINDS, tape_of, tiny
 from virtual import why_not
 
 from vrambudget import simulate as simulate_module
+from vrambudget.build import build
 from vrambudget.cli import main
 from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
@@ -111,14 +112,13 @@ def test_a_loop_that_is_not_counted_is_refused_by_name_with_the_way_out(
     assert UNCOUNTED_LOOPS[name] in capsys.readouterr().err
 
 
-def test_trl_turns_bf16_on_where_it_is_emulated_and_the_report_says_so() -> None:
-    def said(gpu: str, **fields: Any) -> bool:
-        found = estimate(TINY, block=32, gpu=gpu, loop="sft", **fields)
-        return any("emulates bfloat16" in warning for warning in found.warnings)
-
-    assert said("t4")
-    assert not said("t4", precision="amp-fp16")
-    assert not said("a100-80gb")
+def test_trl_in_bfloat16_is_refused_where_pytorch_refuses_its_backward_pass() -> None:
+    with pytest.raises(VramBudgetError, match=r"capability 7\.5") as error:
+        estimate(TINY, block=32, gpu="t4", loop="sft")
+    assert "--precision amp-fp16" in (error.value.hint or "")
+    for fields in ({"precision": "amp-fp16"}, {"mode": "eval"}):
+        assert estimate(TINY, block=32, gpu="t4", loop="sft", **fields).fits
+    assert estimate(TINY, block=32, gpu="a100-80gb", loop="sft").fits
 
 
 def test_losses_that_keep_their_graphs_are_told_with_what_each_step_adds() -> None:
@@ -260,7 +260,7 @@ def test_a_pass_that_is_laid_down_again_is_the_pass_that_would_have_run(
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count the forward passes of GPT-2 that are walked."""
-    kind, walked = type(simulate_module._build(*_of(tiny("gpt2", "causal-lm")))), list[str]()  # noqa: SLF001
+    kind, walked = type(build(*_of(tiny("gpt2", "causal-lm")))), list[str]()
     forward = kind.forward
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -29,13 +29,13 @@ def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple
         *(scenario.run.notes if scenario.run else ()),
         *scenario.notes,
         *_assumptions(scenario, recording, replayed),
-        *_of_gpu(scenario.gpu, scenario.job, replayed),
+        *_of_gpu(scenario.gpu, replayed),
         *_not_on_the_tape(scenario, recording),
     )
 
 
-def _of_gpu(gpu: Gpu | None, job: Job, replayed: Replay) -> Iterator[str]:
-    return remarks_on_gpu(gpu, job, replayed.peak.reserved_bytes) if gpu else iter(())
+def _of_gpu(gpu: Gpu | None, replayed: Replay) -> Iterator[str]:
+    return remarks_on_gpu(gpu, replayed.peak.reserved_bytes) if gpu else iter(())
 
 
 def remarks_on_convolutions(tape: Tape, unasked_bytes: int) -> Iterator[str]:
