@@ -333,6 +333,12 @@ def test_what_is_compiled_finds_an_empty_cache_each_time(plan):
 
 
 @LINUX
+def test_sets_of_strings_are_walked_in_one_order_unless_the_user_names_another(plan):
+    assert process.environment(T4, plan, {})["PYTHONHASHSEED"] == "0"
+    assert process.environment(T4, plan, {"PYTHONHASHSEED": "7"})["PYTHONHASHSEED"] == "7"
+
+
+@LINUX
 def test_what_outlives_its_time_is_killed_with_its_children(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.3)
     file = tmp_path / "pids"

@@ -84,10 +84,15 @@ class Ended:
 def environment(
     gpu: Gpu, plan: Plan, base: Mapping[str, str], also: Path | None = None
 ) -> dict[str, str]:
-    """Return the command's environment; what Triton compiles is kept apart from real cards'."""
+    """Return the command's environment; what Triton compiles is kept apart from real cards'.
+
+    Sets of strings are walked in one order, so that two rehearsals are equal: transformers computes
+    Gemma 3's rotary tables in such an order (modeling_gemma3.py, Gemma3TextModel.forward).
+    """
     compiled = cache_folder() / "compiled"
     folders = [str(HOOK), str(also) if also else "", base.get("PYTHONPATH", "")]
     return {
+        "PYTHONHASHSEED": "0",
         **base,
         **card.environment(gpu),
         "VRAMBUDGET_REHEARSAL": plan.to_json(gpu),
