@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from vrambudget.cli import main
 from vrambudget.estimator import follow
 from vrambudget.planning import advice as planning_advice
 from vrambudget.planning import forked
-from vrambudget.planning.advice import advise_on
+from vrambudget.planning.advice import Advice, Option, advise_on
 from vrambudget.planning.changes import CHANGES, Cost
 from vrambudget.planning.floor import Floor
 from vrambudget.report.advice import next_step, render_advice
@@ -149,6 +150,24 @@ def test_the_largest_tensors_at_the_peak_are_named():
     assert largest[4].count == 12
     assert largest[4].module == "transformer.h.*.mlp.c_fc"
     assert largest[4].description == "activation of mm as bfloat16, 64·1024 x 3072"
+
+
+def test_a_weight_as_wide_as_the_batch_has_rows_is_not_written_as_a_product():
+    square = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "vocab_size": 1000}
+    for batch in (1, 2):
+        job = {"batch": batch, "block": 128 // batch, "precision": "fp32", "optimizer": "sgd"}
+        told = str(vrambudget.advise(square, gpu="1GiB", **job))
+        assert "weight as float32, 1000 x 128, in transformer.wte" in told
+        assert f"{batch}·{128 // batch}" not in told
+
+
+def test_what_fits_only_once_the_cache_is_returned_fits_barely():
+    option = Option("--block 64", ("shorter",), Cost.DATA, 25 * 2**30, 0, fits=True)
+    for capacity, word in ((24, "barely"), (26, "yes"), (None, "-")):
+        capacity_bytes = None if capacity is None else capacity * 2**30
+        fits = None if capacity is None else True
+        advice = Advice(False, 30, (replace(option, fits=fits),), (), capacity_bytes)
+        assert f" {word} " in render_advice(advice)
 
 
 @each_job

@@ -144,6 +144,12 @@ def test_options_may_come_first(run):
     assert run("--batch", "1", "--block", "64", "gpt2")[0] == 0
 
 
+def test_an_unknown_suffix_is_refused_with_all_that_are_known(run):
+    code, _, err = run("gpt2", "--block", "16", "-o", "x.docx")
+    assert code == 2
+    assert all(suffix in err for suffix in (".html", ".pdf", ".json", ".csv"))
+
+
 def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_path):
     file = tmp_path / "budget.json"
     code, out, err = run(*SMALL, "-o", str(file))

@@ -150,6 +150,13 @@ def test_the_best_recipe_gives_up_the_least_that_it_must(room, layout):
     )
 
 
+def test_four_bit_weights_are_trained_under_autocast_where_float32_attention_does_not_fit():
+    for block, precision in ((4352, "bf16"), (4608, "amp-bf16")):
+        job = {"block": block, "batch": 1, "goal": "qlora"}
+        (choice,) = vrambudget.plan("qwen2.5-0.5b", gpu="rtx-3060", **job).choices
+        assert f"qlora, adamw, {precision}, checkpointing" in choice.layout
+
+
 def test_every_recipe_has_the_largest_batch():
     found = vrambudget.plan(WIDE, gpu="1GiB", block=64)
     for choice in found.choices:

@@ -12,14 +12,13 @@ import vrambudget
 
 LINES = (Path(__file__).parent / "records" / "plans" / "one_gpu.jsonl").read_text().splitlines()
 RECORDS = [json.loads(line) for line in LINES]
-AT_LEAST = 18
 
 
-def test_of_twenty_plans_eighteen_run_and_have_no_larger_batch():
+def test_nine_of_ten_plans_run_and_have_no_larger_batch():
     pairs = {(record["model"], record["gpu"]) for record in RECORDS}
-    assert len(pairs) == len(RECORDS) == 20
+    assert len(pairs) == len(RECORDS) >= 20
     held = [r for r in RECORDS if "oom" not in r["ran"] and "oom" in r["next"]]
-    assert len(held) >= AT_LEAST
+    assert len(held) >= 0.9 * len(RECORDS)
     assert all(record["holds"] is (record in held) for record in RECORDS)
 
 

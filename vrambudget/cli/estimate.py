@@ -21,7 +21,7 @@ from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow
 from vrambudget.report import render
-from vrambudget.report.pictures import is_picture, save
+from vrambudget.report.pictures import SUFFIXES, is_picture, save
 from vrambudget.report.table import render_next
 from vrambudget.scenario import Scenario, resolve
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     """Yield the result in parts, what is known first."""
-    budget, output = followed.budget, chosen_format(args)
+    budget, output = followed.budget, chosen_format(args, drawn=SUFFIXES)
     if output in ("table", "markdown"):
         yield from _report(followed, args)
     elif output == "json" and args.advise:

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,8 +37,8 @@ def add_output_options(parser: argparse.ArgumentParser, *, writes: str = "write 
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=writes)
 
 
-def chosen_format(args: argparse.Namespace) -> Format:
-    """Return the requested format, or that of the file's suffix."""
+def chosen_format(args: argparse.Namespace, *, drawn: Sequence[str] = ()) -> Format:
+    """Return the requested format, or that of the file's suffix; `drawn`: suffixes of pictures."""
     if args.format:
         asked: Format = args.format
         return asked
@@ -49,7 +49,7 @@ def chosen_format(args: argparse.Namespace) -> Format:
         raise VramBudgetError(
             f"no result has the suffix {args.output.suffix!r}",
             where=str(args.output),
-            hint=f"use {', '.join(filter(None, _SUFFIXES))}, or say --format",
+            hint=f"use {', '.join([*drawn, *filter(None, _SUFFIXES)])}, or say --format",
         )
     return _SUFFIXES[suffix]
 

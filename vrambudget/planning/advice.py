@@ -72,6 +72,7 @@ class Advice:
     device_peak_bytes: int
     options: tuple[Option, ...]
     largest: tuple[Held, ...]
+    capacity_bytes: int | None = None  # of the GPU, where one was named
 
     def __str__(self) -> str:
         """Return the tables that a report ends with."""
@@ -123,6 +124,7 @@ def advise_on(
         device_peak_bytes=trial.device_peak_bytes(trial.now),
         options=(*sorted(singles.values(), key=_rank), *enough[:_PAIRS]),
         largest=tuple(held(followed.tape, alive, followed.scenario.job)[:_NAMED]),
+        capacity_bytes=gpu.capacity_bytes if (gpu := followed.scenario.gpu) else None,
     )
 
 

@@ -117,8 +117,10 @@ def _bases(scenario: Scenario, trains: Trained, *, mixed: bool) -> Iterator[dict
                 yield {**_FULL, **precision, **optimizer}
         yield {**_FULL, **(halved if has_bfloat16 else whole), **_LION}
     elif trains == "qlora":
-        computed = halved["precision"] if has_bfloat16 else "amp-fp16"
-        yield {**rank, "quant": "nf4", "precision": computed, "weights": None}
+        # Norms of a 4-bit model are float32: under autocast attention has 16 bits nevertheless.
+        computed = (halved["precision"], "amp-bf16") if has_bfloat16 else ("amp-fp16",)
+        for name in computed:
+            yield {**rank, "quant": "nf4", "precision": name, "weights": None}
     elif has_bfloat16:
         yield {**rank, "quant": None, **halved}
     else:  # PEFT keeps adapters in float32, which GradScaler needs

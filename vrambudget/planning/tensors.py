@@ -3,8 +3,9 @@
     logits as bfloat16, 64·1024 x 50304
     12 x activation of gelu as float32, 8 x 1024 x 3072, in transformer.h.*.mlp
 
-A dimension that is batch times block is written as the product. `held` names what is alive at a
-moment, alike ones once: of the same description, made by the same module of any layer.
+A dimension that is batch times block is written as the product, where rows are many. `held` names
+what is alive at a moment, alike ones once: of the same description, made by the same module of any
+layer.
 
 Not modelled: which name in the user's code holds a tensor.
 """
@@ -28,6 +29,13 @@ _KINDS = {
     Purpose.INPUTS: "input",
     Purpose.GATHERED: "gathered weight",
     Purpose.COMMUNICATION: "buffer of",
+}
+_OF_THE_MODEL = {  # no dimension of theirs is one of the batch
+    Purpose.WEIGHTS,
+    Purpose.AUTOCAST_COPIES,
+    Purpose.GRADIENTS,
+    Purpose.OPTIMIZER_STATES,
+    Purpose.GATHERED,
 }
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in a module's path
 _AT_THE_HEAD = {
@@ -58,7 +66,10 @@ def describe(tape: Tape, storage: int, job: Job) -> str:
     """Return what a storage is."""
     content = tape.contents[storage]
     name = _name(tape.purposes[storage], tape.operations[storage], content)
-    return name if content is None else f"{name} as {content[1]}{_shape(content[0], job)}"
+    if content is None:
+        return name
+    rows = None if tape.purposes[storage] in _OF_THE_MODEL else job
+    return f"{name} as {content[1]}{_shape(content[0], rows)}"
 
 
 def held(tape: Tape, storages: Iterable[int], job: Job) -> list[Held]:
@@ -96,8 +107,11 @@ def _name_at_the_head(operation: str, content: Content) -> str:
     return _AT_THE_HEAD.get(operation, "logits")
 
 
-def _shape(shape: tuple[int, ...], job: Job) -> str:
-    rows = job.batch * (job.block or 1)
-    product = f"{job.batch}·{job.block}"
-    dims = [product if size == rows and job.block != 1 else str(size) for size in shape]
+def _shape(shape: tuple[int, ...], job: Job | None) -> str:
+    """Return the dimensions; the first that is the rows of the job's batch says so."""
+    dims = list(map(str, shape))
+    if job is not None and job.batch > 1 and (job.block or 1) > 1:
+        rows = job.batch * (job.block or 1)
+        if rows in shape:
+            dims[shape.index(rows)] = f"{job.batch}·{job.block}"
     return f", {' x '.join(dims)}" if dims else ""

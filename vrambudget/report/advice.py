@@ -29,7 +29,7 @@ def options_table(advice: Advice) -> tuple[list[str], list[list[str]]]:
         [
             option.options,
             format_bytes(option.device_peak_bytes, unit).removesuffix(f" {unit}"),
-            _verdict(option),
+            _verdict(option, advice.capacity_bytes),
             option.cost.value,
         ]
         for option in advice.options
@@ -50,8 +50,13 @@ def render_advice(advice: Advice, *, markdown: bool = False) -> str:
     return "\n".join(parts)
 
 
-def _verdict(option: Option) -> str:
-    return "-" if option.fits is None else "yes" if option.fits else "no"
+def _verdict(option: Option, capacity_bytes: int | None) -> str:
+    """Return whether it fits; barely: PyTorch has to return cached segments, as a report says."""
+    if option.fits is None or capacity_bytes is None:
+        return "-"
+    if option.fits and option.device_peak_bytes > capacity_bytes:
+        return "barely"
+    return "yes" if option.fits else "no"
 
 
 def _tensor(tensor: Held) -> str:
