@@ -7,14 +7,42 @@ for all of them; where it has not, OutOfDeviceMemoryError comes and `undo` takes
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import add
+from typing import NamedTuple, Protocol
 
 from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, CachingAllocator
 from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS
 
 _FAR_BELOW = 1 << 60  # no peak is reached from there
+
+
+class SmallLevels(Protocol):
+    """How many units more than before the small pool had in use."""
+
+    @property
+    def change(self) -> int:
+        """In the end."""
+
+    @property
+    def most(self) -> int:
+        """At most."""
+
+    @property
+    def beside(self) -> Sequence[int]:
+        """At most until the large pool's first event, until its second, ..."""
+
+
+class _Counters(NamedTuple):
+    """An allocator's, as they were at `begin`."""
+
+    allocated: int
+    requested_bytes: int
+    reserved: int
+    peak_reserved: int
+    peak_allocated: int
+    peak_event: int | None
 
 
 class TwoPools(CachingAllocator):
@@ -34,44 +62,56 @@ class TwoPools(CachingAllocator):
 
     def begin(self) -> None:
         """From here to `end` events come pool by pool."""
-        self._counted = self._allocated, self._requested_bytes, self._reserved, self._peak_reserved
+        self._counted = _Counters(
+            self._allocated,
+            self._requested_bytes,
+            self._reserved,
+            self._peak_reserved,
+            self._peak_allocated,
+            self.peak_event,
+        )
         if self._capacity is not None:
             self._had_pools = list(self.pools[0]), list(self.pools[1])
             self._had = dict(self._by_start), dict(self._by_end), dict(self._segments)
             self._had_addresses = self._next_address, len(self.segment_changes)
         self._allocated -= _FAR_BELOW
+        self._peak_allocated = self._allocated
         self._requested_bytes -= _FAR_BELOW
         self._keeps_cache = True
 
     def end(
-        self,
-        large: Sequence[int],
-        sizes: Sequence[int],
-        beside: Sequence[int],
-        *,
-        small: int,
-        requested: int,
+        self, large: Sequence[int], sizes: Sequence[int], small: SmallLevels, *, requested: int
     ) -> None:
-        """Replay the events of the large pool; those of the small one are served.
+        """Replay the events of the large pool; those of the `small` one are served.
 
-        After i of them the small pool had at most `beside[i]` units more than at the beginning, in
-        the end `small`. Both together are asked for `requested` bytes more.
+        Both together are asked for `requested` bytes more.
         """
         self.serve(large, sizes, 0)
+        counted = self._counted
+        self._allocated += _FAR_BELOW + small.change
+        self._requested_bytes = counted.requested_bytes + requested
+        peak = counted.peak_allocated
+        if self._peak_allocated + _FAR_BELOW + small.most > peak:  # were both at their most at once
+            levels = self._levels(large, counted.allocated)
+            peak = max(peak, *map(add, levels, small.beside))
+        self._peak_allocated, self.peak_event = peak, counted.peak_event
+        self._keeps_cache = False
+
+    def _levels(self, large: Sequence[int], before: int) -> Iterator[int]:
+        """Yield the units before, and after each of these events."""
         blocks = self._blocks
         changes = [
             blocks[event] >> SIZE_SHIFT if event >= 0 else -(blocks[~event] >> SIZE_SHIFT)
             for event in large
         ]
-        levels = list(accumulate(changes, initial=self._counted[0]))
-        self._peak_allocated = max(self._peak_allocated, *map(add, levels, beside))
-        self._allocated = levels[-1] + small
-        self._requested_bytes = self._counted[1] + requested
-        self._keeps_cache = False
+        return accumulate(changes, initial=before)
 
     def undo(self) -> None:
         """Be as at `begin`, on a card with an end."""
-        self._allocated, self._requested_bytes, self._reserved, self._peak_reserved = self._counted
+        counted = self._counted
+        self._allocated, self._requested_bytes = counted.allocated, counted.requested_bytes
+        self._reserved, self._peak_reserved = counted.reserved, counted.peak_reserved
+        self._peak_allocated, self.peak_event = counted.peak_allocated, counted.peak_event
         self.pools = self._had_pools
         self._by_start, self._by_end, self._segments = self._had
         self._next_address, changes = self._had_addresses
