@@ -95,6 +95,12 @@ MESSAGES = [
         id="JAX, in GiB",
     ),
     pytest.param(MPS, "PyTorch", "holds 17.20 GB", "HIGH_WATERMARK", id="MPS"),
+    pytest.param(
+        "MPS backend out of memory (MPS allocated: 16.00 GB, other allocations: 3.31 GB, max"
+        " allowed: 18.13 GB). Tried to allocate 256 bytes on shared pool.",
+        *("PyTorch", "; 256 bytes more were asked for", "HIGH_WATERMARK"),
+        id="MPS, a few bytes",
+    ),
 ]
 
 
@@ -106,6 +112,12 @@ def test_a_message_is_known_by_its_words(text, source, what, step, wrapped):
     assert found.source == source
     assert what in found.what_happened
     assert any(step in each for each in found.next_steps)
+
+
+def test_a_word_may_be_broken_where_the_terminal_ended():
+    found = explain_foreign("(EngineCore pid=316) " + TOO_LONG.replace("cache is", "cach\ne is"))
+    assert found is not None
+    assert "--max-model-len 44768 is the longest that fits" in found.next_steps
 
 
 def test_other_texts_are_not_known():

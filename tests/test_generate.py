@@ -23,7 +23,7 @@ from vrambudget.validate import validate
 
 GPU = "a100-80gb"
 RECORDS = Path(__file__).parent / "records" / "generation"
-REHEARSED = ("quantised_loaded_sampled", "bart", "drawn_again", "drawn_further")
+REHEARSED = ("quantised_loaded_sampled", "bart", "drawn_again", "drawn_further", "drawn_last")
 
 
 def tape_of(model, **fields):

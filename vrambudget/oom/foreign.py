@@ -3,10 +3,11 @@
 Each is known by its words. What its numbers mean is told in the words of its own options.
 """
 
+import re
 from dataclasses import dataclass
 from textwrap import wrap
 
-from vrambudget.oom.known import joined
+from vrambudget.oom.known import Known, joined
 from vrambudget.oom.library_messages import LIBRARIES
 from vrambudget.oom.server_messages import SERVERS
 from vrambudget.report.tabular import WIDTH
@@ -26,16 +27,20 @@ class ForeignExplanation:
 
 def explain_foreign(text: str) -> ForeignExplanation | None:
     """Return what the first known message in a log means, None where there is none."""
-    found = [
-        (hit.start(), known, hit)
-        for known in (*SERVERS, *LIBRARIES)
-        if (hit := known.pattern.search(text))
-    ]
+    found = _found(text) or _found(text.replace("\n", ""))  # a terminal breaks words, too
     if not found:
         return None
     _, known, hit = min(found, key=lambda each: each[0])
     what, steps = known.tell(hit)
     return ForeignExplanation(known.source, joined(hit[0])[:_MOST], what, steps)
+
+
+def _found(text: str) -> list[tuple[int, Known, re.Match[str]]]:
+    return [
+        (hit.start(), known, hit)
+        for known in (*SERVERS, *LIBRARIES)
+        if (hit := known.pattern.search(text))
+    ]
 
 
 def render_foreign(explanation: ForeignExplanation) -> str:

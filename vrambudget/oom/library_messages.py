@@ -95,7 +95,7 @@ LIBRARIES = (
         pattern(
             rf"MPS backend out of memory \(MPS allocated: (?P<allocated>{SIZE}),"
             rf" other allocations: {SIZE}, max allowed: (?P<allowed>{SIZE})\)\."
-            rf" Tried to allocate (?P<asked>{SIZE})"
+            rf" Tried to allocate (?P<asked>\d{{1,20}} bytes|{SIZE})"
         ),
         _mps,
     ),
