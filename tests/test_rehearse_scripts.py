@@ -236,19 +236,6 @@ def test_a_distribution_whose_parameters_are_unknown_can_be_sampled(rehearsed):
     assert (result.ended, said) == ("finished", ["(3, 5)"])
 
 
-@pytest.mark.parametrize(
-    ("call", "library"),
-    [
-        ("linalg.inv(x)", "cuSOLVER"),
-        ("fft.rfft(x)", "cuFFT"),
-    ],
-)
-def test_a_library_that_asks_the_card_is_named_and_ends_the_rehearsal(rehearsed, call, library):
-    result, _ = rehearsed(f"import torch\nx = torch.eye(4).cuda()\ntorch.{call}\n")
-    assert (result.ended, result.exit_code) == ("failed", 1)
-    assert any(library in warning for warning in result.warnings)
-
-
 def test_each_of_several_cards_in_one_process_has_its_own_peaks(rehearsed, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     code = """

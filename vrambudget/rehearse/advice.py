@@ -15,7 +15,7 @@ _WITHOUT_CUDNN = {
     " backward than cuDNN's do: expect another peak on a real card",
 }
 
-_WITHOUT_A_CARD = {"cusolver": "cuSOLVER", "cufft": "cuFFT", "cusparse": "cuSPARSE"}
+_WITHOUT_A_CARD = {"cufft": "cuFFT", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE"}  # bits 0 to 2
 
 _OTHER_ALLOCATOR = "cudaMallocAsync"
 _UNKNOWN_OF_CUDNN = {
@@ -62,6 +62,7 @@ def warnings_of(
             " shapes made from values, are not those of a real card"
         )
     yield from _of_calls(record)
+    yield from _of_workspaces(record.get("unasked", 0))
     yield from (_UNKNOWN_OF_CUDNN[kind] for kind in record.get("cudnn_unknown", ()))
     yield from _of_reads(record["reads"], *record.get("values", ("zeros", 0)))
     if record.get("router"):
@@ -80,14 +81,24 @@ def _of_failure(message: str) -> Iterator[str]:
     for word, library in _WITHOUT_A_CARD.items():
         if f"{word} error" in message or f"`{word}" in message:
             yield (
-                f"the script calls {library}, which tells its workspaces to real cards only: what"
-                " follows that call cannot be rehearsed"
+                f"the script calls a function of {library} that tells a size to real cards only:"
+                " what follows that call cannot be rehearsed"
             )
     if message.startswith("nccl error"):
         yield (
             "NCCL itself was started for ranks of several processes: one of them is rehearsed, with"
             " PyTorch's fake group (--ranks 2)"
         )
+
+
+def _of_workspaces(unasked: int) -> Iterator[str]:
+    """Name the libraries whose workspaces were asked for, a bit each."""
+    for bit, library in enumerate(_WITHOUT_A_CARD.values()):
+        if unasked >> bit & 1:
+            yield (
+                f"{library} tells its workspaces to real cards only: they are not counted, and come"
+                " and go within the operation"
+            )
 
 
 def _of_calls(record: Mapping[str, Any]) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """The stand-in libraries: compiled on first use with the system's compiler, kept in a cache.
 
-Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, NCCL, the driver and NVML.
-What matters is written in `native/*.c`; every other function that the real library exports (or, for
-the driver, that PyTorch and Triton ask for) is accepted and returns 0, which means success; NVML's
-and NCCL's others fail. No CUDA headers or toolkit are needed. cuDNN alone stays the real one: a few
-of its functions have a stand-in before them (`native/cudnn.c`).
+Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, cuFFT, cuSOLVER, cuSPARSE,
+NCCL, the driver and NVML. What matters is written in `native/*.c`; every other function that the
+real library exports (or, for the driver, that PyTorch and Triton ask for) is accepted and returns
+0, which means success; those of cuFFT, cuSOLVER, cuSPARSE, NVML and NCCL fail. No CUDA headers or
+toolkit are needed. cuDNN alone stays the real one: a few of its functions have a stand-in before
+them (`native/cudnn.c`).
 
 The cache is `$XDG_CACHE_HOME/vrambudget/virtual_gpu/<torch>-<hash of sources and real libraries>`.
 It is built in a folder of its own and renamed into place, so that two rehearsals at once don't
@@ -33,6 +34,7 @@ CUDNN = "libvrambudget_cudnn.so"
 
 _NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
 _INVALID_USAGE = 5  # ncclInvalidUsage
+_NOT_HERE = {"libcufft": 16, "libcusolver": 9, "libcusparse": 10}  # ..._NOT_SUPPORTED of each
 _DRIVER_NAME = r"cu[A-Z][A-Za-z0-9]{3,60}(?:_v\d)?"
 # Called by name from compiled kernels and by libraries that no list below covers.
 _DRIVER_ALWAYS = (
@@ -71,16 +73,17 @@ def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> 
         _build_into(folder, build)
     real = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname)
     nccl = (build.nccl.soname,) if build.nccl else ()
+    unasked = (library.soname for library in build.unasked)
     before_cudnn = (CUDNN,) if build.cudnn else ()
     drivers = ("libcuda.so.1", "libnvidia-ml.so.1")
-    return tuple(folder / name for name in (*real, *nccl, *before_cudnn, *drivers))
+    return tuple(folder / name for name in (*real, *unasked, *nccl, *before_cudnn, *drivers))
 
 
 def _fingerprint(build: TorchBuild) -> str:
     digest = hashlib.sha256()
     for source in (*sorted(NATIVE.iterdir()), Path(__file__)):
         digest.update(source.read_bytes())
-    for library in (build.runtime, build.cublas, build.cublas_lt):
+    for library in (build.runtime, build.cublas, build.cublas_lt, *build.unasked):
         status = library.path.stat()
         digest.update(f"{library.path} {status.st_size} {status.st_mtime_ns}".encode())
     others = [library.soname for library in (build.cudnn, build.nccl) if library]
@@ -121,6 +124,11 @@ def _parts(build: TorchBuild) -> Iterable[_Part]:
     for library, name, sources in real:
         node = f"{name}.so.{build.cuda_major}"
         yield _Part(library.soname, sources, library.functions, version_node=node)
+    for library in build.unasked:
+        name = library.soname.partition(".")[0].partition("-")[0]
+        answer, node = _NOT_HERE[name], library.soname
+        sources = (f"{name[3:]}.c",)
+        yield _Part(library.soname, sources, library.functions, answer, version_node=node)
     if build.nccl:
         asked = {name for name in build.nccl.functions if re.fullmatch(r"nccl[A-Z]\w+", name)}
         yield _Part(build.nccl.soname, ("nccl.c",), frozenset(asked), answer=_INVALID_USAGE)

@@ -23,6 +23,8 @@ from vrambudget.rehearse.elf import Library, read_library
 TRIED = ("2.6", "2.8", "2.11", "2.13", "2.15")
 """Releases with which jobs were rehearsed; their records are in tests/records."""
 
+UNASKED = ("libcufft", "libcusolver", "libcusparse")
+"""Libraries that tell the sizes of their workspaces to real cards only."""
 
 INSTALL_HINT = "install PyTorch for CUDA (`pip install torch` on Linux); no GPU is needed"
 
@@ -53,6 +55,7 @@ class TorchBuild:
     cublas_lt: Library
     cudnn: Library | None = None
     nccl: Library | None = None  # some builds contain it
+    unasked: tuple[Library, ...] = ()  # those of UNASKED that it loads
 
     @property
     def cuda_major(self) -> int:
@@ -131,6 +134,8 @@ def _open(found: dict[str, str], version: str, cuda: str) -> TorchBuild:
     places += tuple(Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p)
     runtime = _find("libcudart", torch_cuda, places)
     cublas = _find("libcublas", torch_cuda, places)
+    linalg = folder / "lib" / "libtorch_cuda_linalg.so"
+    users = [torch_cuda, *([read_library(linalg)] if linalg.exists() else [])]
     return TorchBuild(
         python=found["python"],
         version=version,
@@ -142,11 +147,16 @@ def _open(found: dict[str, str], version: str, cuda: str) -> TorchBuild:
         cublas_lt=_find("libcublasLt", torch_cuda, places, also=cublas),
         cudnn=_find("libcudnn", torch_cuda, places) if _loads("libcudnn", torch_cuda) else None,
         nccl=_find("libnccl", torch_cuda, places) if _loads("libnccl", torch_cuda) else None,
+        unasked=tuple(
+            _find(name, user, places)
+            for name in UNASKED
+            for user in [u for u in users if _loads(name, u)][:1]
+        ),
     )
 
 
-def _loads(name: str, torch_cuda: Library) -> bool:
-    return any(soname.startswith(name) for soname in torch_cuda.needed)
+def _loads(name: str, user: Library) -> bool:
+    return any(soname.startswith((f"{name}.so", f"{name}-")) for soname in user.needed)
 
 
 def _find(

@@ -253,6 +253,7 @@ EXPORT int cudaGraphGetNodes(handle graph, handle *nodes, size_t *count) {
 static int kernel_version; /* e.g. 80: the newest architecture in PyTorch's binary that the card can run */
 EXPORT void virtual_gpu_set_kernels(int version) { kernel_version = version; }
 
+
 struct function_attributes {
   size_t shared, constant, local;
   int threads_per_block, registers, ptx, binary, cache_mode, dynamic_shared, carveout;

@@ -105,3 +105,7 @@ EXPORT int virtual_attribute(int attribute) {
     default: return 0;
   }
 }
+
+static int unasked;
+EXPORT void virtual_note_unasked(int library) { unasked |= library; }
+EXPORT int virtual_gpu_unasked(void) { return unasked; }

@@ -41,5 +41,7 @@ int virtual_is_device(const void *address);
 int virtual_attribute(int attribute);       /* cudaDevAttr... and CU_DEVICE_ATTRIBUTE_... have the same numbers */
 int virtual_blocks(int block_size);         /* resident blocks of that many threads */
 int virtual_accepted(void);                 /* does nothing and says that all went well */
+enum { VIRTUAL_CUFFT = 1, VIRTUAL_CUSOLVER = 2, VIRTUAL_CUSPARSE = 4 };
+void virtual_note_unasked(int library);     /* its workspaces were asked for, which are not known */
 
 #endif

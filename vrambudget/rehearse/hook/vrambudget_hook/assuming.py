@@ -33,6 +33,7 @@ from .values import Arguments, Unknown
 
 _FINITE = {"isfinite": 1, "isnan": 0, "isinf": 0}  # and what finite numbers answer
 _CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")  # they read whether std >= 0
+_WRITING = ("bincount", "unfold_backward")  # their kernels write into zeros that they made before
 _ROUTES = "aten::topk"
 _COMPARING = ("gt", "ge", "lt", "le", "eq", "ne")
 _DECIDING = (
@@ -72,6 +73,7 @@ class Assuming:
         """Yield names of operations, and what makes the kernel of one."""
         yield from ((name, self._agreeing) for name in _FINITE)
         yield from ((name, self._trusting) for name in _CHECKED)
+        yield from ((name, self._writing) for name in _WRITING)
         if self.kind != ZEROS:
             yield from ((name, self._deciding) for name in _DECIDING)
             yield from ((_FOUND, self._finite), (_NUMBER, self._number), (_COPY, self._copied))
@@ -135,6 +137,16 @@ class Assuming:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             with self.follower.answering(1, true=True):
                 return self._below(op, keys, args, kwargs)
+
+        return kernel
+
+    def _writing(self, op: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            out = self._below(op, keys, args, kwargs)
+            value = self.values.of(out)
+            if value is not None and not keys.has(self.follower.followed):
+                self.values.lose(value)
+            return out
 
         return kernel
 

@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from . import assuming, operations, values
+from . import assuming, operations, sparse, values
 from .assuming import ZEROS, Assuming
 from .hiding import hide_from_compiler, pass_higher_orders
 from .operations import FILLS, MADE_OF_OTHERS, MOVES, VIEWS, WRAPS, Operation, flat, on_cpu
+from .sparse import Sparse
 from .values import Arguments, Unknown, Values
 
 _FOLLOWED = "AutocastIPU"
@@ -61,7 +62,7 @@ class Follower:
         self.copies = native._dispatch_key_parse(_COPIES)
         self.ours = native.DispatchKeySet(self.followed) | native.DispatchKeySet(self.brings)
         self.values = Values(torch, self.followed, on_card)
-        self.assuming = Assuming(self, *numbers, routing)
+        self.assuming, self.sparse = Assuming(self, *numbers, routing), Sparse(self)
         self.operations: dict[int, Operation] = {}
         self.libraries = [torch.library.Library(name, "IMPL") for name in ("_", "aten")]
 
@@ -77,13 +78,13 @@ class Follower:
             aten.impl(name, self.torch.library.fallthrough_kernel, _FOLLOWED)
         ours = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
         kernels = [(name, kernel) for names, kernel in ours for name in names]
-        for name, kernel in (*kernels, *self.assuming.kernels()):
+        for name, kernel in (*kernels, *self.assuming.kernels(), *self.sparse.kernels()):
             packet, _, overload = name.partition(".")
             op = getattr(getattr(self.torch.ops.aten, packet), overload or "default")
             made = kernel(op)
             hide_from_compiler(self.torch, [made])
             aten.impl(name, made, _BRINGS, with_keyset=True)
-        for module in (sys.modules[__name__], assuming, operations, values):
+        for module in (sys.modules[__name__], assuming, operations, sparse, values):
             hide_from_compiler(self.torch, vars(module).values())
         pass_higher_orders(self.torch, (self.followed, self.brings, self.copies))
         self.assuming.trust_distributions()
@@ -126,7 +127,9 @@ class Follower:
         def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             call = op._handle.redispatch_boxed
             out = call(keys.remove(self.brings), source, *args, **kwargs)
-            if not source.is_floating_point() and not self.values.on_card(source):
+            if source.layout is self.sparse.layout:
+                self.sparse.moved(source, out)
+            elif not source.is_floating_point() and not self.values.on_card(source):
                 self._moved(source, out)
             return out
 
@@ -180,7 +183,7 @@ class Follower:
         has_number = known.has_number(args)
         if not has_number and not known.is_alone:
             return op._handle.redispatch_boxed(keys, *args, **kwargs)
-        with self.torch._C._ExcludeDispatchKeyGuard(self.ours):
+        with self.torch._C._ExcludeDispatchKeyGuard(self.sparse.guard(args, self.ours)):
             if has_number:
                 return op(*args, **kwargs)
             return op._handle.redispatch_boxed(keys, *args, **kwargs)
@@ -199,9 +202,6 @@ class Follower:
                 return on_cpu(op, found.args, found.kwargs)
         return op._handle.redispatch_boxed(self.values.on_cpu, *found.args, **found.kwargs)
 
-    def _arguments(self, args: Any, kwargs: Any, written: dict[int, Any]) -> Arguments:
-        return Arguments(self.values, args, kwargs, written)
-
     def _copy_out(self, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Copy to the host what is known."""
         target, source, *_ = args
@@ -217,7 +217,7 @@ class Follower:
     def _read(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Answer a read, or a shape that is made from values, where they are known."""
         try:
-            found = self._arguments(args, kwargs, {})
+            found = Arguments(self.values, args, kwargs, {})
             value = self._beside(op, found)
         except Exception:  # noqa: BLE001 - what the CPU cannot tell is answered as it was
             return self._run(op, keys, args, kwargs)
@@ -242,7 +242,7 @@ class Follower:
         if not any(map(self.values.eligible, flat(out))):
             return
         try:
-            found = self._arguments(args, kwargs, {})
+            found = Arguments(self.values, args, kwargs, {})
             self._hold(out, self._beside(op, found), found)
         except Exception:  # noqa: BLE001 - not known, or not to be computed on the CPU
             self._hold(out, (), None)
@@ -281,7 +281,7 @@ class Follower:
         if not (had or new):
             return out
         try:
-            found = self._arguments(args, kwargs, whole)
+            found = Arguments(self.values, args, kwargs, whole)
             self._beside(op, found)
         except Exception:  # noqa: BLE001 - what was written is not known
             self._lose(targets)

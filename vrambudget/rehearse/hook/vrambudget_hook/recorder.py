@@ -321,6 +321,7 @@ class Recorder:
             reads=list(self.reads.entries.values()),
             router=self.assuming and self.assuming.router,
             cudnn_unknown=self.cudnn.unknown(),
+            unasked=self._native().virtual_gpu_unasked(),
             out_of_memory=self.out_of_memory,
             history=history(trace, self.modules.of, cplusplus=self.plan["stacks"] == "all"),
         )
