@@ -44,6 +44,25 @@ VARIANTS = {
     "mixtral, routers are trained": ("mixtral", {"output_router_logits": True}),
     "qwen3_moe, some layers dense": ("qwen3_moe", {"mlp_only_layers": [0, 3]}),
 }
+SHARDED = {
+    "fp32": {"precision": "fp32"},
+    "autocast, checkpointing": {"checkpointing": "full"},
+    "mixed precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "clip": 1.0},
+    "checkpointing, accumulated": {"checkpointing": "full", "param_dtype": "bf16", "grad_accum": 2},
+    "no_sync": {"grad_accum": 3, "no_sync": True, "param_dtype": "bf16", "reduce_dtype": "fp32"},
+    "never resharded": {"reshard_after_forward": False},
+    "resharded among four": {"reshard_after_forward": 4, "param_dtype": "bf16"},
+    "copies": {"replicate": 2, "grad_accum": 2, "no_sync": True},
+    "nothing to gather": {"replicate": 8, "param_dtype": "bf16"},
+    "offload": {"cpu_offload": True, "param_dtype": "bf16"},
+    "adapters": {"precision": "bf16", "lora_rank": 4, "checkpointing": "full"},
+    "evaluation": {"mode": "eval"},
+    "evaluations between": {"eval_batches": 2, "steps": 4},
+    "Trainer": {"loop": "trainer"},
+    "uneven": {"ranks": 7},
+    "tensor parallel": {"parallel": "fsdp2+tp=2"},
+    "one group": {"fsdp_wrap": "root"},
+}
 ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernbert", "olmo3"}
 # of 20 layers; four, where nothing is said
 WALKED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
@@ -128,6 +147,43 @@ def test_the_tape_is_that_of_a_full_walk(name, fields, monkeypatch):
 def test_layers_of_several_kinds_are_each_like_their_own(name, values, checkpointing, monkeypatch):
     scenario = scenario_of(name, {"checkpointing": checkpointing}, values, layers=12)
     assert_equal(tape_of(scenario), walked_in_full(scenario, monkeypatch))
+
+
+def sharded(name, fields, **others):
+    return scenario_of(name, {"ranks": 8, "parallel": "fsdp2", **fields}, **others)
+
+
+@pytest.mark.parametrize("fields", SHARDED.values(), ids=SHARDED)
+def test_sharded_layers_are_laid_down_with_what_fsdp2_holds_around_them(fields, monkeypatch):
+    scenario = sharded("llama", fields)
+    laid, walked = tape_of(scenario), walked_in_full(scenario, monkeypatch)
+    assert_equal(laid, walked)
+    assert laid.modules == walked.modules
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(("name", "values"), VARIANTS.values(), ids=VARIANTS)
+def test_sharded_layers_of_several_kinds(name, values, checkpointing, monkeypatch):
+    fields = {"checkpointing": checkpointing, "param_dtype": "bf16"}
+    scenario = sharded(name, fields, values=values, layers=12)
+    assert_equal(tape_of(scenario), walked_in_full(scenario, monkeypatch))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_of_many_sharded_layers_few_are_walked(name, walks):
+    tape_of(sharded(name, {"steps": 1}, layers=20))
+    assert len(walks) == WALKED.get(name, 4)
+
+
+def test_sharded_layers_that_turn_out_to_differ_are_walked_in_full(monkeypatch, walks):
+    scenario = sharded("llama", {"steps": 1})
+    walked = walked_in_full(scenario, monkeypatch)
+    for part in (layer_parts.ForwardPart, layer_parts.BackwardPart):
+        walks.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(part, "same_as", lambda *_: False)
+            assert_equal(tape_of(scenario), walked)
+        assert len(walks) > 9
 
 
 @pytest.mark.parametrize("freeze", ["transformer.wte", "transformer.h.4", "transformer.h"])

@@ -141,7 +141,8 @@ def _record(
             context.tape.mark(0, _begins(job), resets_allocator=not job.load)
             if job.mode not in INFERENCE:
                 adapt(model, config.model_type, job)
-        if not in_full and not ranked and not job.with_grad:  # graphs die as they are
+        lays_layers = ranked is None or ranked.lays_layers
+        if not in_full and lays_layers and not job.with_grad:  # graphs die as they are
             stack_layers(model)
         parameters = register(model, tape)
         total = sum(p.numel for p in parameters)

@@ -25,6 +25,7 @@ from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
 from vrambudget.engine.layer_state import FilledByLayers, Left, Like, filled_by
 from vrambudget.engine.module import Module
 from vrambudget.engine.passes import CannotRepeatError
+from vrambudget.engine.surroundings import Surroundings, likeness
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.tape.events import Storage
 
@@ -39,6 +40,7 @@ class Layer(Module):
 
     stack: Stack | None = None
     number = 0
+    surroundings: Surroundings | None = None  # what runs around it and is told what was laid down
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, or lay down what it would do."""
@@ -122,15 +124,17 @@ class _Pass:
             context.sequence,
             x.storage.index,
             layer.path,
+            layer.surroundings,
         )
         if self.calls:
-            self._ended(self.calls[-1], call.begin)
+            self._ended(self.calls[-1])
         self.calls.append(call)
         if number and x.node is not None and not self.calls[-2].is_laid:
             x.node, x.slot = self._boundary(self.calls[-2], x), 0
         part = self._part_for(call)
         if part is not None:
             return self._lay(part, call, x, filled)
+        call.begin = Moment.now(layer.surroundings)
         result = layer.walk(*args, **kwargs)
         if filled is not None:
             call.left = Left.of(filled, number)
@@ -152,7 +156,7 @@ class _Pass:
         tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
         if layer.number == 0:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
-        if self.is_captured or not context.tape.is_plain:
+        if self.is_captured or not (context.tape.is_plain or layer.surroundings):
             return None
         if any(tensor.requires_grad for tensor in tensors):
             return None
@@ -161,11 +165,12 @@ class _Pass:
             return None
         like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
         given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())
-        return given, like, fills and fills.kind(), context.grad_enabled, layer.training
+        modes = context.grad_enabled, layer.training
+        return given, like, fills and fills.kind(), modes, likeness(layer.surroundings)
 
-    def _ended(self, call: Call, end: Moment) -> None:
+    def _ended(self, call: Call) -> None:
         """Note that the next layer is called; what was walked must be like what was laid down."""
-        call.end = end
+        call.end = Moment.now(None if call.is_laid else call.surroundings)
         used = self.forward.get(call.key)
         if used is None or call.is_laid or used.call is call:
             return
@@ -221,10 +226,12 @@ class _Pass:
 
     def _complete(self, call: Call, gradient: Tensor) -> None:
         """Note that a gradient is complete; what was walked must be like what was laid down."""
-        call.complete, call.gradient = Moment.now(), Like.of(gradient)
+        call.complete = Moment.now(None if call.is_laid else call.surroundings)
+        call.gradient, above = Like.of(gradient), self.calls[call.number + 1]
+        if not above.is_laid:
+            above.over = Moment.now(above.surroundings)
         if not self.backward:  # nothing is laid down yet
             return
-        above = self.calls[call.number + 1]
         used = self.backward.get(above.key)
         if used is None or above.is_laid or used.call is above or self._is_first(above):
             return
@@ -237,7 +244,7 @@ class _Pass:
 
     def _backward_part(self, key: object) -> BackwardPart:
         for below, call in zip(self.calls, self.calls[1:], strict=False):
-            if call.key == key and not call.is_laid and call.complete and below.complete:
+            if call.key == key and not call.is_laid and call.complete and call.over:
                 return BackwardPart.of(call, below)
         raise CannotRepeatError
 

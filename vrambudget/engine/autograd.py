@@ -243,11 +243,11 @@ def _call(node: Node, grads: list[Tensor | None], nodes: Collection[Node]) -> li
     if node.part is not None:
         node.part.run(grads, nodes)
         return []
+    context.tape.module = node.module
     for hook in node.hooks:
         hook(grads)
     context.operation = node.name + "_backward"
     context.purpose = node.purpose
-    context.tape.module = node.module
     if node.backward is None:
         raise ValueError(f"{node.name} ran backward already")
     if all(gradient is None for gradient in grads):

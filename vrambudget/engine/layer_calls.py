@@ -14,25 +14,30 @@ from vrambudget.engine.autograd import Node
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.layer_state import Left, Like
+from vrambudget.engine.surroundings import NOTHING, Around, Surroundings
 from vrambudget.engine.tensor import Parameter, Tensor
 
 
 @dataclass(slots=True)
 class Moment:
-    """A place on the tape: the next event and the next storage."""
+    """A place on the tape, the next event and the next storage; what is around a layer there."""
 
     event: int
     storage: int
+    around: Around = NOTHING
 
     @classmethod
-    def now(cls) -> Moment:
+    def now(cls, surroundings: Surroundings | None = None) -> Moment:
         """Return the end of the tape."""
-        return cls(len(context.tape.events), len(context.tape.sizes))
+        return cls(len(context.tape.events), len(context.tape.sizes), Around.now(surroundings))
 
 
 @dataclass(slots=True)
 class Call:
-    """One layer's call. In backward: when the gradient of its output was complete, and that."""
+    """One layer's call. In backward: when the gradient of its output was complete, and that.
+
+    What is around a layer is noted where it is walked.
+    """
 
     number: int
     key: tuple[Any, ...]  # what decides what it does; first all but its input
@@ -41,6 +46,7 @@ class Call:
     sequence: int
     input: int
     path: int  # of the layer, on the tape
+    surroundings: Surroundings | None = None
     end: Moment | None = None  # where the next layer was called
     output: Like | None = None
     held: frozenset[int] = frozenset()  # by the graph, until backward comes there
@@ -52,7 +58,13 @@ class Call:
     is_pair: bool = False  # hidden states and None are returned
     left: Left | None = None  # what it filled of what all layers are called with
     complete: Moment | None = None
+    over: Moment | None = None  # when the gradient of its input was
     gradient: Like | None = None
+
+    @property
+    def computed_with(self) -> Sequence[Parameter]:
+        """The parameters that the layer's operations got, gathered ones where they are cut."""
+        return self.parameters if self.surroundings is None else self.surroundings.gathered()
 
     @property
     def kept(self) -> frozenset[int]:
@@ -69,7 +81,7 @@ class Call:
             cache = context.autocast.cache
             self.copies = tuple(
                 (number, Like.of(cache[id(parameter)]))
-                for number, parameter in enumerate(self.parameters)
+                for number, parameter in enumerate(self.computed_with)
                 if id(parameter) in cache
             )
 

@@ -13,20 +13,21 @@ that are alike are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from vrambudget.engine.context import context
-from vrambudget.engine.layer_calls import Call
+from vrambudget.engine.layer_calls import Call, Moment
+from vrambudget.engine.layer_events import FORWARD, GRADIENT, HELD, INPUT, NamedEvents
 from vrambudget.engine.layer_state import Like
 from vrambudget.engine.passes import CannotRepeatError
+from vrambudget.engine.surroundings import Value, likeness, storage_of
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
-from vrambudget.tape.packing import died_in, laid
+from vrambudget.tape.packing import died_in
 
-_FORWARD = 1 << 32  # backward's name for storage i of its layer's forward is i + this
-_INPUT = 1 << 40
-_GRADIENT = _INPUT + 1  # of the layer's output
+
+class _UnknownError(Exception):
+    """A storage that is not known here."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ForwardPart:
     call: Call
     first: int
     stop: int
-    events: list[int]
+    named: NamedEvents
 
     @classmethod
     def of(cls, call: Call) -> ForwardPart | None:
@@ -44,51 +45,62 @@ class ForwardPart:
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
         events = tape.events[call.begin.event : call.end.event]
-        died = died_in(events, is_plain=tape.is_plain)
-        left = set(range(first, stop)) - died
+        left = set(range(first, stop)) - died_in(events, is_plain=tape.is_plain)
         known = {*call.held, *call.attributes, *(copy.index for _, copy in call.copies)}
-        known |= call.kept
+        known |= call.kept | call.end.around.places.keys()
         if call.output is None or call.output.index not in left or _workspaces() & left:
             return None
-        if not left <= known | {call.output.index} or not died <= {*range(first, stop), call.input}:
+        if not left <= known | {call.output.index}:
             return None
-        names = {i: _INPUT if i == call.input else i - first for i in died}
-        return cls(call, first, stop, laid(events, -first, names))
+        places = call.begin.around.places
 
-    @property
-    def frees_input(self) -> bool:
-        """Whether nobody holds the input once the layer is over."""
-        return _INPUT in self.freed
+        def name(storage: int) -> int:
+            if storage >= first:
+                return storage - first
+            if storage == call.input:
+                return INPUT
+            if storage in places:
+                return HELD + places[storage]
+            raise _UnknownError
 
-    @cached_property
-    def freed(self) -> set[int]:
-        """The storages that die in it."""
-        return died_in(self.events, is_plain=True)
+        try:
+            return cls(call, first, stop, NamedEvents.of(events, first, name))
+        except _UnknownError:
+            return None
 
     def same_as(self, other: ForwardPart | None) -> bool:
         """Whether another layer did the same."""
         return other is not None and (
-            self.events == other.events
+            self.named == other.named
             and _columns(self.first, self.stop) == _columns(other.first, other.stop)
             and self.call.has_graph == other.call.has_graph
             and len(self.call.kept) == len(other.call.kept)
+            and _left_around(self.call.end) == _left_around(other.call.end)
         )
 
     def lay(self, call: Call, x: Tensor) -> Tensor:
         """Lay the part down for a call with input x; return the output, without its node."""
         tape, source = context.tape, self.call
+        values = [] if call.surroundings is None else call.surroundings.held()
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
-        first = self.first + shift
-        if self.frees_input:
+        if INPUT in self.named.freed:
             disown(x.storage)
-        names = {i: i + first for i in self.freed} | {_INPUT: x.storage.index}
-        tape.events += laid(self.events, first, names)
+        _disown_held(self.named, values)
+
+        def storage(name: int) -> int:
+            return x.storage.index if name == INPUT else _index(values, name)
+
+        tape.events += self.named.laid(self.first + shift, storage)
+        context.operation = source.operation
+        assert source.output is not None and source.end is not None  # noqa: S101, PT018 - walked
+        if call.surroundings is not None:
+            after, before = source.end.around, source.begin.around
+            held = after.laid(before, values, self.first, shift)
+            call.surroundings.forward_was_laid(after.state, held)
         region = context.autocast
         for number, copy in source.copies:
             if region is not None and copy.index not in source.held | source.attributes:
-                region.cache[id(call.parameters[number])] = copy.laid(tape, shift)
-        context.operation = source.operation
-        assert source.output is not None  # noqa: S101 - it is a walked call's
+                region.cache[id(call.computed_with[number])] = copy.laid(tape, shift)
         output = source.output.laid(tape, shift)
         call.output, call.has_graph, call.is_laid = Like.of(output), source.has_graph, True
         call.left = source.left and source.left.moved(shift)
@@ -112,13 +124,8 @@ class BackwardPart:
     call: Call
     first: int
     stop: int
-    events: list[int]
+    named: NamedEvents
     output: Like  # the gradient of the layer's input
-
-    @cached_property
-    def freed(self) -> set[int]:
-        """The storages that die in it."""
-        return died_in(self.events, is_plain=True)
 
     @classmethod
     def of(cls, call: Call, below: Call) -> BackwardPart:
@@ -126,45 +133,48 @@ class BackwardPart:
 
         Raises CannotRepeatError where it does what is not known here.
         """
-        if call.complete is None or below.complete is None or call.gradient is None:
+        if call.complete is None or call.over is None or call.gradient is None:
             raise CannotRepeatError
-        if not context.tape.is_plain:
+        if call.surroundings is None and not context.tape.is_plain:
             raise CannotRepeatError
         if below.gradient is None or call.end is None or call.output is None:
             raise CannotRepeatError
-        tape, begin, end = context.tape, call.complete, below.complete
+        tape, begin, end = context.tape, call.complete, call.over
         events = tape.events[begin.event : end.event]
         forward = range(call.begin.storage, call.end.storage)
         first, stop = begin.storage, end.storage
-        names = {call.gradient.index: _GRADIENT, call.input: _INPUT}
+        names = {index: HELD + place for index, place in begin.around.places.items()}
+        names |= {call.gradient.index: GRADIENT, call.input: INPUT}
 
         def name(storage: int) -> int:
             if storage >= first:
                 return storage - first
+            if storage in names:
+                return names[storage]
             if storage in forward:
-                return storage - forward.start + _FORWARD
-            if storage not in names:
-                raise CannotRepeatError
-            return names[storage]
+                return storage - forward.start + FORWARD
+            raise CannotRepeatError
 
-        died = died_in(events, is_plain=True)
-        relative = laid(events, -first, {i: name(i) for i in died})
-        outlive = {call.output.index, *call.attributes, *call.kept}
+        named = NamedEvents.of(events, first, name)
+        died, kept = died_in(events, is_plain=tape.is_plain), end.around.places.keys()
+        outlive = {call.output.index, *call.attributes, *call.kept, *kept}
         if {i for i in call.held if i in forward} - died - outlive:
             raise CannotRepeatError
-        left = set(range(first, stop)) - died
+        left = set(range(first, stop)) - died - kept
         made = {p.grad.storage.index for p in call.parameters if p.grad is not None}
         carried = below.gradient.index == call.gradient.index
         if not left <= {below.gradient.index, *made} or not (
             carried or below.gradient.index in left
         ):
             raise CannotRepeatError
-        return cls(call, first, stop, relative, below.gradient)
+        return cls(call, first, stop, named, below.gradient)
 
     def same_as(self, other: BackwardPart) -> bool:
         """Whether another layer did the same."""
-        return self.events == other.events and (
-            _columns(self.first, self.stop) == _columns(other.first, other.stop)
+        return (
+            self.named == other.named
+            and _columns(self.first, self.stop) == _columns(other.first, other.stop)
+            and _left_around(self.call.over) == _left_around(other.call.over)
         )
 
     def lay(self, call: Call, gradient: Tensor, kept: list[Storage]) -> Tensor:
@@ -173,25 +183,32 @@ class BackwardPart:
         Of `kept`, the storages that the node holds, those stay that die with it.
         """
         tape, source = context.tape, self.call
+        values = self._held_before(call)
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
-        first, forward = self.first + shift, call.begin.storage
-        outer = {_GRADIENT: gradient.storage.index, _INPUT: call.input}
-        freed = self.freed
-        if _GRADIENT in freed:
+        forward, freed = call.begin.storage, self.named.freed
+        outer = {GRADIENT: gradient.storage.index, INPUT: call.input}
+        if GRADIENT in freed:
             disown(gradient.storage)
+        _disown_held(self.named, values)
         owned = {storage.index for storage in kept}
         for storage in kept:
             index = storage.index
-            if (_INPUT if index == call.input else index - forward + _FORWARD) in freed:
+            if (INPUT if index == call.input else index - forward + FORWARD) in freed:
                 disown(storage)
         kept[:] = [storage for storage in kept if storage.index in call.attributes]
         kept += (
             tape.adopted(index)
             for index in call.attributes - owned
-            if index - forward + _FORWARD not in freed
+            if index - forward + FORWARD not in freed
         )
-        names = {i: i + first if i < _FORWARD else i - _FORWARD + forward for i in freed} | outer
-        tape.events += laid(self.events, first, names)
+
+        def index_of(name: int) -> int:
+            if name < HELD:
+                return name - FORWARD + forward
+            return outer[name] if name in outer else _index(values, name)
+
+        tape.events += self.named.laid(self.first + shift, index_of)
+        self._leave_around(call, values, shift)
         for ours, theirs in zip(call.parameters, source.parameters, strict=True):
             given = theirs.grad if theirs.grad and theirs.grad.storage.index >= self.first else None
             if given is not None:
@@ -203,6 +220,26 @@ class BackwardPart:
         stop = forward + source.end.storage - source.begin.storage
         tape.purposes[forward:stop] = tape.purposes[source.begin.storage : source.end.storage]
         return self.output.laid(tape, shift) if self.output.index >= self.first else gradient
+
+    def _held_before(self, call: Call) -> list[Value]:
+        """Return what a call's surroundings hold; it must be like what the copied one's held."""
+        if call.surroundings is None:
+            return []
+        source = self.call.complete
+        if source is None or likeness(call.surroundings) != source.around.like():
+            raise CannotRepeatError
+        return call.surroundings.held()
+
+    def _leave_around(self, call: Call, values: list[Value], shift: int) -> None:
+        source = self.call
+        if (
+            call.surroundings is not None
+            and source.over is not None
+            and source.complete is not None
+        ):
+            after, before = source.over.around, source.complete.around
+            held = after.laid(before, values, self.first, shift)
+            call.surroundings.backward_was_laid(after.state, held)
 
 
 def disown(storage: Storage) -> None:
@@ -217,3 +254,21 @@ def _columns(first: int, stop: int) -> tuple[Any, ...]:
 
 def _workspaces() -> set[int]:
     return {storage.index for storage in context.workspaces.values()}
+
+
+def _index(values: list[Value], name: int) -> int:
+    """Return the storage that was held in a place when the part began."""
+    storage = storage_of(values[name - HELD])
+    assert storage is not None  # noqa: S101 - what is held is like what the copied one's held
+    return storage.index
+
+
+def _disown_held(named: NamedEvents, values: list[Value]) -> None:
+    for place, value in enumerate(values):
+        storage = storage_of(value)
+        if storage is not None and HELD + place in named.freed:
+            disown(storage)
+
+
+def _left_around(end: Moment | None) -> tuple[Any, ...]:
+    return () if end is None else end.around.like()

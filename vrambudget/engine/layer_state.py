@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
-from vrambudget.tape.events import Tape
+from vrambudget.tape.events import Storage, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,11 @@ class Like:
 
     def laid(self, tape: Tape, shift: int) -> Tensor:
         """Return a tensor like this of the storage that is `shift` further on."""
-        x = Tensor(self.shape, self.dtype, tape.adopted(self.index + shift), self.strides)
+        return self.of_storage(tape.adopted(self.index + shift))
+
+    def of_storage(self, storage: Storage) -> Tensor:
+        """Return a tensor like this of a storage."""
+        x = Tensor(self.shape, self.dtype, storage, self.strides)
         x.is_view = self.is_view
         return x
 

@@ -26,7 +26,8 @@ class Ranked:
     """One rank of a job."""
 
     has_region: bool = True  # whether autocast is around the model's forward
-    in_full: bool = False  # whether every pass and layer has to be walked
+    in_full: bool = False  # whether every pass has to be walked
+    lays_layers: bool = False  # whether layers that are alike may be laid down
     loop: CountedLoop | None = None  # the layout's own, in place of the job's
     engine: Engine | None = None  # the library's own, whose backward steps, too
     clips: Clips | None = None  # the library's own, in place of clip_grad_norm_

@@ -28,9 +28,10 @@ from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
 from vrambudget.parallel.deepspeed.rank import DeepSpeed
 from vrambudget.parallel.expert.rank import ExpertParallel
 from vrambudget.parallel.fsdp1.rank import FSDP1
+from vrambudget.parallel.fsdp2.around_layers import surround
 from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
-from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding
+from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding, layers_of
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import STATES
 from vrambudget.parallel.pipeline.rank import Pipeline
@@ -192,7 +193,7 @@ class _DDP(Ranked):
 
 
 class _FSDP2(Ranked):
-    in_full = True
+    in_full, lays_layers = True, True
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = job
@@ -219,6 +220,8 @@ class _FSDP2(Ranked):
     def wrap(self, model: Module, called: Module) -> Module:
         root = getattr(model, "wrapped", model)
         self.wrapped = FullyShard(root, self.sharding)
+        if self.sharding.wrap != "root":
+            surround(layers_of(root))
         if self.has_region:
             self.wrapped.materialise()
         else:

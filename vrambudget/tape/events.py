@@ -207,6 +207,15 @@ class Storage:
         self.events.append(~self.index)
 
     @property
+    def is_released(self) -> bool:
+        """Whether its bytes were given back; setting it is no event."""
+        return isinstance(self, _Released)
+
+    @is_released.setter
+    def is_released(self, is_released: bool) -> None:
+        self.__class__ = _Released if is_released else Storage
+
+    @property
     def purpose(self) -> Purpose:
         """What these bytes are for."""
         return self.tape.purposes[self.index]
@@ -218,7 +227,7 @@ class Storage:
     def release(self) -> None:
         """Give the bytes back and live on: `untyped_storage().resize_(0)`."""
         self._note(Kind.RELEASE)
-        self.__class__ = _Released
+        self.is_released = True
 
     def fill(self) -> None:
         """Ask for the bytes again, on the stream that is current, if they were given back."""
@@ -249,7 +258,7 @@ class _Released(Storage):
     def fill(self) -> None:
         """Ask for the bytes again, on the stream that is current."""
         self._note(Kind.FILL, self.tape.stream)
-        self.__class__ = Storage  # type: ignore[assignment]
+        self.is_released = False
 
     def record_stream(self, stream: int) -> None:
         """Do nothing: there is no block that could wait."""

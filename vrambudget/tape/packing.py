@@ -87,6 +87,13 @@ def stream_of(number: Any) -> Any:
     return ((number ^ (number >> 63)) >> _STREAM_BITS) & _STREAM_MASK
 
 
+def on_storage(number: int, storage: int) -> int:
+    """Return an event like this of another storage."""
+    if number >= 0:
+        return number - (number & _STORAGE_MASK) + storage
+    return number + (~number & _STORAGE_MASK) - storage
+
+
 def change_of(number: Any) -> Any:
     """Return 1 where the storage's bytes come, -1 where they go, 0 where neither."""
     return 1 * (number < Kind.RECORD_STREAM << _KIND_BITS) - 2 * (number < 0)
@@ -132,11 +139,6 @@ def pieces(
         elif number not in leave_out:
             part.append(number)
     yield part, -1
-
-
-def laid(numbers: Iterable[int], shift: int, died: Mapping[int, int]) -> list[int]:
-    """Return a plain tape's events with births `shift` higher, and deaths as `died` names them."""
-    return [number + shift if number >= 0 else ~died[~number] for number in numbers]
 
 
 def renamed(

@@ -33,13 +33,6 @@ _BLOCK_BYTES = 2048  # BLOCK_SIZE (128) * BYTES_PER_THREAD (16)
 _BLOCK_THREADS = 64  # of the split's kernel
 
 
-class AllGatherResult(NamedTuple):
-    """What an all-gather that was begun holds."""
-
-    output: Storage
-    shard_bytes: Sequence[int]
-
-
 class Reduced(NamedTuple):
     """What a reduce-scatter leaves behind: kept until the next one."""
 
@@ -50,15 +43,19 @@ class Reduced(NamedTuple):
 
 def foreach_all_gather(
     parameters: Sequence[ShardedParameter], group: Group, copy_in_stream: int
-) -> AllGatherResult:
-    """Begin to gather; the cast input dies when this returns."""
+) -> Storage:
+    """Begin to gather, and return the output; the cast input dies when this returns."""
     with on_stream(copy_in_stream), made_for(Purpose.COMMUNICATION):
         inputs = all_gather_inputs(parameters)
-        shard_bytes = [p.input_numel * p.gather_dtype.itemsize for p in parameters]
         context.operation = "all_gather_output"
-        output = empty_bytes(sum(shard_bytes) * group.size)  # of several types: as bytes
+        output = empty_bytes(sum(_shard_bytes(parameters)) * group.size)  # several types: as bytes
         del inputs
-    return AllGatherResult(output, shard_bytes)
+    return output
+
+
+def _shard_bytes(parameters: Sequence[ShardedParameter]) -> list[int]:
+    """Return what this rank gives to a gather of each parameter."""
+    return [p.input_numel * p.gather_dtype.itemsize for p in parameters]
 
 
 def all_gather_inputs(parameters: Sequence[ShardedParameter]) -> list[Tensor]:
@@ -82,15 +79,13 @@ def _from_host(parameter: ShardedParameter) -> Tensor:
     return empty((parameter.padded_numel,), parameter.param_dtype)
 
 
-def foreach_all_gather_copy_out(
-    result: AllGatherResult, parameters: Sequence[ShardedParameter], group: Group
-) -> None:
+def foreach_all_gather_copy_out(parameters: Sequence[ShardedParameter], group: Group) -> None:
     """Copy each parameter out of the flat output into memory of its own."""
     for parameter in parameters:
         parameter.alloc_all_gather_outputs()
     context.operation = "split_with_sizes_copy"
     with made_for(Purpose.COMMUNICATION):
-        table = empty_bytes(_split_table_bytes(result.shard_bytes, group.size))
+        table = empty_bytes(_split_table_bytes(_shard_bytes(parameters), group.size))
     del table
 
 

@@ -23,7 +23,6 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor
 from vrambudget.parallel.fsdp2.collectives import (
     COPY_IN,
-    AllGatherResult,
     all_gather_inputs,
     foreach_all_gather,
     foreach_all_gather_copy_out,
@@ -31,7 +30,7 @@ from vrambudget.parallel.fsdp2.collectives import (
 )
 from vrambudget.parallel.fsdp2.parameter import ShardedParameter, ShardedState
 from vrambudget.parallel.group import Group
-from vrambudget.tape.events import Purpose
+from vrambudget.tape.events import Purpose, Storage
 
 
 class TrainingState(Enum):
@@ -47,7 +46,7 @@ class TrainingState(Enum):
 class CommContext:
     """What all groups of a model share (FSDPCommContext)."""
 
-    all_gather_state: AllGatherResult | None = None
+    all_gather_output: Storage | None = None  # of all_gather_state
     reduce_scatter_input: Tensor | None = None
     post_forward_order: list[ParamGroup] = field(default_factory=list)
 
@@ -69,10 +68,10 @@ class ParamGroup:
         self.training_state = TrainingState.IDLE
         self.sharded_state = ShardedState.SHARDED
         self.reduce_grads = True
-        self._result: AllGatherResult | None = None
+        self.flat_output: Storage | None = None  # the flat output of _all_gather_result
         self._post_forward_indices: list[int] = []
-        self._partial_output: Tensor | None = None
-        self._all_reduce_input: Tensor | None = None
+        self.partial_output: Tensor | None = None
+        self.all_reduce_input: Tensor | None = None
 
     @property
     def is_unsharded(self) -> bool:
@@ -88,30 +87,30 @@ class ParamGroup:
 
     def unshard(self) -> None:
         """Begin to gather, if that was not done."""
-        if self._result is not None or self.is_unsharded:
+        if self.flat_output is not None or self.is_unsharded:
             return
         if self.gather_group.size == 1:
             return
         forward_or_back = self.training_state in {TrainingState.FORWARD, TrainingState.PRE_BACKWARD}
         stream = COPY_IN if forward_or_back else context.stream
-        self._result = foreach_all_gather(self.parameters, self.gather_group, stream)
+        self.flat_output = foreach_all_gather(self.parameters, self.gather_group, stream)
 
     def wait_for_unshard(self) -> None:
         """Copy the gathered parameters out."""
         if self.gather_group.size == 1 and not self.is_unsharded:
             self._copy_alone()
             return
-        if self._result is None:
+        if self.flat_output is None:
             return
         # Set to None below, but this variable holds it until the function returns.
         previous = None
         if self.training_state is TrainingState.FORWARD:
-            previous, self.comm.all_gather_state = self.comm.all_gather_state, None
-        foreach_all_gather_copy_out(self._result, self.parameters, self.gather_group)
+            previous, self.comm.all_gather_output = self.comm.all_gather_output, None
+        foreach_all_gather_copy_out(self.parameters, self.gather_group)
         self._to_unsharded()
         if self.training_state is TrainingState.FORWARD:
-            self.comm.all_gather_state = self._result
-        self._result = None
+            self.comm.all_gather_output = self.flat_output
+        self.flat_output = None
         del previous
 
     def _copy_alone(self) -> None:
@@ -146,8 +145,7 @@ class ParamGroup:
         """Reshard; a checkpoint that runs forward again in backward does not."""
         if not in_backward:
             self.reshard()
-            self._post_forward_indices.append(len(self.comm.post_forward_order))
-            self.comm.post_forward_order.append(self)
+            self.note_post_forward()
         self.training_state = TrainingState.IDLE
 
     def pre_backward(self) -> None:
@@ -159,13 +157,22 @@ class ParamGroup:
         self.wait_for_unshard()
         self._backward_prefetch()
 
-    def _backward_prefetch(self) -> None:
+    def note_post_forward(self) -> None:
+        """Note when this group's forward was over: backward goes the other way."""
+        self._post_forward_indices.append(len(self.comm.post_forward_order))
+        self.comm.post_forward_order.append(self)
+
+    def prefetched(self) -> ParamGroup | None:
+        """Return the group that was before this one in forward, and comes next in backward."""
         if not self._post_forward_indices:
-            return
+            return None
         index = self._post_forward_indices.pop() - 1
-        if index < 0:
+        return None if index < 0 else self.comm.post_forward_order[index]
+
+    def _backward_prefetch(self) -> None:
+        target = self.prefetched()
+        if target is None:
             return
-        target = self.comm.post_forward_order[index]
         before, target.training_state = target.training_state, TrainingState.PRE_BACKWARD
         target.unshard()
         target.training_state = before
@@ -192,7 +199,7 @@ class ParamGroup:
         if not with_grad:
             return
         self.comm.reduce_scatter_input = None
-        self._all_reduce_input = None
+        self.all_reduce_input = None
         reduced = foreach_reduce(
             with_grad,
             grads,
@@ -200,16 +207,16 @@ class ParamGroup:
             _reduce_dtype(with_grad),
             self.replicate,
             all_reduce_grads=self.reduce_grads,
-            partial_output=self._partial_output,
+            partial_output=self.partial_output,
         )
         self.comm.reduce_scatter_input = reduced.input
-        self._all_reduce_input = reduced.all_reduce_input
-        self._partial_output = reduced.partial_output
+        self.all_reduce_input = reduced.all_reduce_input
+        self.partial_output = reduced.partial_output
 
     def finalize_backward(self) -> None:
         """Let go what only backward needed."""
-        self._all_reduce_input = None
-        self._result = None
+        self.all_reduce_input = None
+        self.flat_output = None
         self._post_forward_indices.clear()
 
     def register_post_backward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -236,6 +243,13 @@ class ParamGroup:
             for parameter in self.parameters:
                 parameter.to_sharded()
             self.sharded_state = ShardedState.SHARDED
+
+    def resume(self, state: ShardedState) -> None:
+        """Be as after `state` was come to; the parameters hold what they did then."""
+        if state is not self.sharded_state:
+            for parameter in self.parameters:
+                parameter.resume(state)
+            self.sharded_state = state
 
     def _to_sharded_post_forward(self) -> None:
         for parameter in self.parameters:

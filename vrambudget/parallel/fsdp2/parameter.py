@@ -12,7 +12,7 @@ Not modelled: shards along other dimensions (shard_placement_fn), extensions (fl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import context
@@ -27,6 +27,9 @@ from vrambudget.parallel.dtensor import (
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import allocated
 from vrambudget.tape.events import Purpose, Storage
+
+PLACES = 5
+"""Of what a parameter holds besides its shard: `ShardedParameter.held`."""
 
 
 class ShardedState(Enum):
@@ -214,6 +217,37 @@ class ShardedParameter:
         else:
             self.unsharded.grad = None
         return gradient
+
+    def held(self) -> tuple[Storage | Tensor | None, ...]:
+        """Return what it holds besides its shard: what `hold` takes, by place."""
+        return (
+            self.gathered,
+            self.post_forward_data,
+            None if self._unsharded is None else self._unsharded.grad,
+            self.accumulated_grad,
+            self.sharded.grad,
+        )
+
+    def hold(
+        self,
+        gathered: Any,
+        post_forward_data: Any,
+        unsharded_grad: Any,
+        accumulated_grad: Any,
+        sharded_grad: Any,
+    ) -> None:
+        """Hold what another parameter would have held."""
+        self.gathered, self.post_forward_data = gathered, post_forward_data
+        if gathered is not None:
+            self.init_unsharded_param()
+            self.unsharded.grad = unsharded_grad
+        self.accumulated_grad, self.sharded.grad = accumulated_grad, sharded_grad
+
+    def resume(self, state: ShardedState) -> None:
+        """Be as after `state` was come to."""
+        is_whole = state is ShardedState.UNSHARDED
+        self.set_on_modules(self.unsharded if is_whole else self.sharded)
+        self.state = state
 
     def set_on_modules(self, parameter: Parameter) -> None:
         """Let the modules have `parameter`."""

@@ -93,7 +93,7 @@ class State:
         self._register_pre_backward_hook(output)
         self.training_state = TrainingState.IDLE
         if self.shared.iter_forward_root is self:
-            self.shared.comm.all_gather_state = None
+            self.shared.comm.all_gather_output = None
             self.shared.iter_forward_root = None
         if self.policies.output_dtype is not None:
             dtype = self.policies.output_dtype

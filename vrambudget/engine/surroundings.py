@@ -1,0 +1,124 @@
+"""What runs around a layer's calls, forward and backward, and holds tensors from one to another.
+
+FSDP2's hooks are such: they gather a layer's weights before its forward and reduce their gradients
+after its backward, and what they hold meanwhile is let go in the next layer. Where a layer is laid
+down they are not called, but told what they would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from vrambudget.engine.context import context
+from vrambudget.engine.layer_state import Like
+from vrambudget.engine.passes import CannotRepeatError
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.tape.events import Storage
+
+Value = Storage | Tensor | None
+
+
+class Surroundings(Protocol):
+    """What runs around one layer; what it holds has places, which are always the same."""
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what decides what it does, besides what it holds."""
+
+    def held(self) -> list[Value]:
+        """Return what it holds, by place."""
+
+    def gathered(self) -> Sequence[Parameter]:
+        """Return the parameters that the layer computes with, once its forward was there."""
+
+    def forward_was_laid(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+        """Be as after a forward pass; `state` is that of the layer that was copied."""
+
+    def backward_was_laid(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+        """Be as after a backward pass."""
+
+
+class _Noted(NamedTuple):
+    """What is held in one place, but for the storage itself, which is an index."""
+
+    storage: int
+    is_released: bool
+    like: Like | None  # of a tensor
+
+
+class Around(NamedTuple):
+    """What a layer's surroundings were at one moment."""
+
+    state: tuple[Any, ...]
+    held: tuple[_Noted | None, ...]
+
+    @classmethod
+    def now(cls, surroundings: Surroundings | None) -> Around:
+        """Return what they are now."""
+        if surroundings is None:
+            return NOTHING
+        return cls(surroundings.state(), tuple(map(_noted, surroundings.held())))
+
+    @property
+    def places(self) -> dict[int, int]:
+        """The place in which each storage is held; the first, if in several."""
+        noted = reversed(list(enumerate(self.held)))
+        return {each.storage: place for place, each in noted if each is not None}
+
+    def like(self) -> tuple[Any, ...]:
+        """Return what is equal for layers that are alike."""
+        return self.state, _like([None if each is None else each.storage for each in self.held])
+
+    def laid(self, before: Around, values: Sequence[Value], first: int, shift: int) -> list[Value]:
+        """Return what another layer's surroundings hold where these, of the copied one, are this.
+
+        They held `values` before, and these `before`. From storage `first` on all were made
+        meanwhile; the other layer's are `shift` further on.
+        """
+        storages = {
+            each.storage: storage
+            for each, storage in zip(before.held, map(storage_of, values), strict=True)
+            if each is not None and storage is not None
+        }
+        return [each and self._laid(each, storages, first, shift) for each in self.held]
+
+    def _laid(
+        self, noted: _Noted, storages: dict[int, Storage], first: int, shift: int
+    ) -> Storage | Tensor:
+        storage = storages.get(noted.storage)
+        if storage is None:
+            if noted.storage < first:
+                raise CannotRepeatError
+            storage = storages[noted.storage] = context.tape.adopted(noted.storage + shift)
+        storage.is_released = noted.is_released
+        return storage if noted.like is None else noted.like.of_storage(storage)
+
+
+NOTHING = Around((), ())
+
+
+def storage_of(value: Value) -> Storage | None:
+    """Return the storage of what is held."""
+    return value.storage if isinstance(value, Tensor) else value
+
+
+def likeness(surroundings: Surroundings | None) -> tuple[Any, ...] | None:
+    """Return what `Around.like` would of what they are now."""
+    if surroundings is None:
+        return None
+    storages = map(storage_of, surroundings.held())
+    return surroundings.state(), _like([None if s is None else s.index for s in storages])
+
+
+def _like(indices: list[int | None]) -> tuple[int | None, ...]:
+    """Return which places hold something, and which of them the same."""
+    places = {index: place for place, index in reversed(list(enumerate(indices)))}
+    return tuple(None if index is None else places[index] for index in indices)
+
+
+def _noted(value: Value) -> _Noted | None:
+    storage = storage_of(value)
+    if storage is None:
+        return None
+    like = Like.of(value) if isinstance(value, Tensor) else None
+    return _Noted(storage.index, storage.is_released, like)
