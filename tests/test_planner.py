@@ -9,6 +9,7 @@ import urllib.request
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from vrambudget.planner import site
 from vrambudget.planner.answers import answer, choices
 from vrambudget.planner.commands import command_line
 from vrambudget.planner.server import serving
+from vrambudget.report.plan import filled, held
 from vrambudget.report.tools.script import training_arguments
 from vrambudget.report.tools.words import OPTIMIZERS
 
@@ -62,6 +64,23 @@ def test_a_plan_has_recipes_that_fit_and_keeps_what_is_not_searched():
         assert again["fits"] is True
     assert asked("plan", model="llama-3.1-70b", gpu="4GB", fields={})["recipes"] == []
     assert "no GPU" in asked("plan", model=SMALL, gpu="", fields={})["error"]
+
+
+def test_a_recipe_that_fills_the_gpu_leaves_nothing_in_the_browser_and_in_the_terminal():
+    full, roomy, ranks = (
+        SimpleNamespace(gpus=gpus, peak_bytes=12, left_bytes=left)
+        for gpus, left in ((1, -2), (1, 3), (2, -2))
+    )
+    assert [held(each) for each in (full, roomy, ranks)] == [(10, 0), (12, 3), (12, -2)]
+    assert [len(filled([each])) for each in (full, roomy)] == [1, 0]
+
+
+def test_the_ledger_comes_with_the_verdict_and_the_timeline_after_it():
+    question = {"model": SMALL, "gpu": "12GB", "fields": {"batch": 2}}
+    body = asked("estimate", **question)["body"]
+    assert "peak reserved" in body
+    assert '<div class="plotted"></div>' in body
+    assert "<svg" in asked("drawing", **question)["plotted"]
 
 
 @pytest.mark.parametrize("number", range(50))

@@ -1,7 +1,7 @@
 """What the planner's page asks, and the answers, as JSON; it runs in the browser's worker.
 
-    {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    the verdict and the commands
-    {"ask": "drawing", ...}                                  the report's sections of the same job
+    {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    verdict, ledger, commands
+    {"ask": "drawing", ...}                                  the timeline of the same job
     {"ask": "advice", ...}                                   what would help
     {"ask": "largest", ...}                                  the largest batch
     {"ask": "plan", ...}                                     the recipes that fit this GPU
@@ -26,7 +26,7 @@ from vrambudget.config.job import GROUPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow
 from vrambudget.planner.commands import command_line, python_call
-from vrambudget.report.html import advice_section, sections
+from vrambudget.report.html import advice_section, plot_of, sections
 from vrambudget.report.ledger import ledger
 from vrambudget.report.phrases import verdict
 from vrambudget.report.tools.script import training_arguments
@@ -83,6 +83,7 @@ def _estimate(question: Question) -> dict[str, Any]:
         "word": word,
         "sentence": sentence,
         "peak": asdict(budget.peak),
+        "body": sections(budget),
         "commands": {
             "command line": command_line(model, gpu, fields),
             "Python": python_call(model, gpu, fields),
@@ -92,8 +93,8 @@ def _estimate(question: Question) -> dict[str, Any]:
 
 
 def _drawing(question: Question) -> dict[str, Any]:
-    body, curve = sections(_followed(question))
-    return {"body": body, "curve": json.loads(curve)}
+    plotted, curve = plot_of(_followed(question))
+    return {"plotted": plotted, "curve": json.loads(curve)}
 
 
 def _followed(question: Question) -> Followed:
@@ -123,22 +124,25 @@ def _largest(question: Question) -> dict[str, Any]:
 def _plan(question: Question) -> dict[str, Any]:
     from vrambudget.planning.plan import Wish, plan_for  # noqa: PLC0415 - likewise
     from vrambudget.planning.recipes import SEARCHED  # noqa: PLC0415
+    from vrambudget.report.plan import filled, held  # noqa: PLC0415
 
     kept = {k: v for k, v in question["fields"].items() if k not in SEARCHED}
     scenario = resolve(question["model"], gpu=question["gpu"] or None, **kept)
     found = plan_for(scenario, Wish(most=1, named=kept.keys()))
+    amounts = [[format_bytes(n) for n in held(choice)] for choice in found.choices]
     return {
         "gpu": found.gpu,
+        "notes": filled(found.choices),
         "recipes": [
             {
                 "words": choice.layout,
                 "batch": choice.fields.get("batch", 1),
-                "peak": format_bytes(choice.peak_bytes),
-                "left": format_bytes(choice.left_bytes),
+                "peak": peak,
+                "left": left,
                 "costs": ", ".join(choice.costs),
                 "fields": choice.fields,
             }
-            for choice in found.choices
+            for choice, (peak, left) in zip(found.choices, amounts, strict=True)
         ],
     }
 

@@ -6,7 +6,7 @@ async function plan(question) {
   at("recipes").replaceChildren(...(found.error ? mistake(found) : recipes(found)));
 }
 
-function recipes({ gpu, recipes: found }) {
+function recipes({ gpu, recipes: found, notes }) {
   if (!found.length) {
     const none = `nothing that is known here trains it on one ${gpu}; for several: vrambudget plan`;
     return [make("p", { className: "waiting", textContent: none })];
@@ -24,6 +24,7 @@ function recipes({ gpu, recipes: found }) {
   });
   const heading = make("tr", {}, ...head.map((name) => make("th", { textContent: name })));
   const table = make("table", {}, make("thead", {}, heading), make("tbody", {}, ...rows));
-  return [make("div", { className: "wide" }, table)];
+  const told = notes.map((text) => make("p", { className: "waiting", textContent: text }));
+  return [make("div", { className: "wide" }, table), ...told];
 }
 

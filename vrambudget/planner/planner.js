@@ -222,8 +222,9 @@ async function changed() {
   if (found.error) return;
   const drawing = await quick.ask("drawing", question);
   if (!drawing || !isNewest(question)) return;
-  at("answer").innerHTML = drawing.body;
-  at("answer").classList.remove("stale");
+  const plotted = at("answer").querySelector(".plotted");
+  plotted.innerHTML = drawing.plotted;
+  plotted.classList.remove("stale");
   timeline(drawing.curve);
   dragged(drawing.curve);
   at("answer").dataset.drawn = Math.round(performance.now() - begun);
@@ -240,10 +241,16 @@ function tell(found, begun) {
   at("hint").textContent = found.hint ?? "";
   at("verdict").textContent = found.error ?? `${found.word}: ${found.sentence}`;
   at("elsewhere").hidden = Boolean(found.error);
-  at("answer").classList.add("stale");
   at("advice").replaceChildren();
-  if (found.error) at("answer").replaceChildren();
-  else commands(found.commands);
+  if (found.error) {
+    at("answer").replaceChildren();
+  } else {
+    const before = at("answer").querySelector(".plotted"); // shown until the new one is drawn
+    before?.classList.add("stale");
+    at("answer").innerHTML = found.body;
+    if (before) at("answer").querySelector(".plotted").replaceWith(before);
+    commands(found.commands);
+  }
   const { requested_bytes, allocated_bytes, reserved_bytes } = found.peak ?? {};
   at("headline").dataset.peak = [requested_bytes, allocated_bytes, reserved_bytes].join(" ");
   at("headline").dataset.milliseconds = Math.round(performance.now() - begun);

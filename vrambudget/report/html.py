@@ -49,10 +49,11 @@ if (curve) timeline(curve);</script>
 def page(followed: Followed) -> str:
     """Return the page."""
     budget = followed.budget
-    body, data = sections(followed)
+    plotted, data = plot_of(followed)
     told = _advice(followed) if budget.fits is False else ""
     title = f"{budget.model}: {_headline(budget, ledger(budget))}"
-    return document(title, f"{body}{told}", data, f"Predicted by vrambudget {__version__}")
+    body = f"{sections(budget, plotted)}{told}"
+    return document(title, body, data, f"Predicted by vrambudget {__version__}")
 
 
 def document(title: str, body: str, data: str, made: str) -> str:
@@ -66,12 +67,17 @@ def document(title: str, body: str, data: str, made: str) -> str:
     )
 
 
-def sections(followed: Followed) -> tuple[str, str]:
-    """Return a page's sections, and what its script shows of each moment, as JSON."""
-    lines = ledger(followed.budget)
+def sections(budget: Budget, plotted: str = "") -> str:
+    """Return a page's sections; `plotted` is the timeline of the steps."""
+    return "\n".join(_sections(budget, ledger(budget), plotted))
+
+
+def plot_of(followed: Followed) -> tuple[str, str]:
+    """Return the timeline of the steps, and what its script shows of each moment, as JSON."""
+    unit = ledger(followed.budget).amounts.unit
     room_bytes = followed.room_bytes if followed.budget.out_of_memory else None
     drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
-    return "\n".join(_sections(followed, lines, drawn)), curve_data(drawn, lines.amounts.unit)
+    return plot(drawn, unit, followed.room_bytes), curve_data(drawn, unit)
 
 
 def style() -> str:
@@ -88,16 +94,13 @@ def _headline(budget: Budget, lines: Ledger) -> str:
     return ": ".join(verdict(budget, lines))
 
 
-def _sections(followed: Followed, lines: Ledger, drawn: MemoryCurve) -> Iterator[str]:
-    budget = followed.budget
+def _sections(budget: Budget, lines: Ledger, plotted: str) -> Iterator[str]:
     word, sentence = verdict(budget, lines)
     kind = "peak" if budget.device is None else "fits" if budget.fits else "fails"
     yield f'<h1 class="{kind}">{word}</h1><p class="verdict">{escape(sentence)}</p>'
     yield f'<p class="job">{escape(job_text(budget))}</p>'
     yield peak_section(*pieces(budget, lines))
-    yield "<section><h2>Along the steps</h2>"
-    yield plot(drawn, lines.amounts.unit, followed.room_bytes)
-    yield "</section>"
+    yield f'<section><h2>Along the steps</h2><div class="plotted">{plotted}</div></section>'
     yield f"<section><h2>How it is counted</h2>{_table(lines)}</section>"
     told = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
     yield f'<ul class="notes">{told}</ul>'
@@ -140,7 +143,7 @@ def advice_section(advice: "Advice") -> str:
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return (
         f"<section><h2>What would help</h2><p>{escape(next_step(advice))}</p>"
-        f"<table><thead><tr>{cells('th', head)}</tr></thead>"
+        f"<table class=options><thead><tr>{cells('th', head)}</tr></thead>"
         f"<tbody>{body}</tbody></table></section>"
     )
 

@@ -10,9 +10,8 @@ that are not on the tape have columns, too: `report.step_columns`.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import nlargest
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
@@ -23,9 +22,10 @@ from vrambudget.report.step_columns import Sample, Samples, events_of, kept_for,
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark, Phase
+from vrambudget.tape.replay import full_on
 from vrambudget.tape.steady import run
 from vrambudget.tape.steps import Steps
-from vrambudget.tape.trace import levels, trace
+from vrambudget.tape.trace import levels
 
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
 _COLUMNS = 720
@@ -109,7 +109,7 @@ def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryC
     since = max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
     counted = (i for i, column in enumerate(columns.found) if column.event >= since)
     peak = max(counted, key=lambda i: columns.found[i].allocated_bytes)
-    full = trace(tape, room_bytes).out_of_memory if room_bytes is not None else None
+    full = full_on(tape, room_bytes) if room_bytes is not None else None
     in_column = None if full is None else bisect_right(starts, full.event) - 1
     groups = tuple(columns.groups.groups)
     return MemoryCurve(tuple(columns.found), tuple(spans), groups, peak, in_column)
@@ -152,10 +152,10 @@ def _allocated(tape: Tape) -> list[int]:
     allocator = allocator_for(tape)
     for _ in run(tape, allocator):
         pass
-    # A block counts for as much from its allocation to its end.
-    blocks = map(allocator.block_bytes, range(len(tape.sizes)))
-    sizes = list(blocks)
-    return list(accumulate(change * sizes[i] for i, change in tape.changes()))
+    # A block counts for as much until its end, which is changes[~i].
+    sizes = list(map(allocator.block_bytes, range(len(tape.sizes))))
+    changes = [*sizes, *(-size for size in reversed(sizes))]
+    return list(accumulate(map(changes.__getitem__, tape.events)))
 
 
 class _Columns:
@@ -163,8 +163,10 @@ class _Columns:
 
     def __init__(self, tape: Tape, job: Job) -> None:
         self.tape, self.groups = tape, _Groups(tape, job)
-        self.parts = dict.fromkeys(PARTS, 0)
-        self.alive: dict[int, int] = {}  # of each group
+        numbers = {id(purpose): n for n, purpose in enumerate(Purpose)}  # an enum's hash is slow
+        self.purposes = list(map(numbers.__getitem__, map(id, tape.purposes)))
+        self.parts = [0] * len(Purpose)  # bytes, in the order of PARTS
+        self.alive = [0] * len(self.groups.groups)  # of each group
         self.done = 0  # events
         self.found: list[Moment] = []
 
@@ -177,26 +179,28 @@ class _Columns:
     def between(self, mark: Mark, steps: Steps, samples: Sequence[Sample]) -> None:
         """Add moments between steps that are not on the tape."""
         self._go_to(mark.position)
-        kept_for_ = kept_for(self.tape, mark, steps)
-        parts, alive = dict(self.parts), dict(self.alive)
+        kept_for_ = [*Purpose].index(kept_for(self.tape, mark, steps))
+        parts, alive = [*self.parts], [*self.alive]
         for storage in steps.before:
-            parts[self.tape.purposes[storage]] -= self.tape.sizes[storage]
-            alive[self.groups.of(storage)] -= 1
+            parts[self.purposes[storage]] -= self.tape.sizes[storage]
+            alive[self.groups.of[storage]] -= 1
         for sample in samples:
-            now, living = dict(parts), dict(alive)
+            now, living = [*parts], [*alive]
             now[kept_for_] += sample.kept_bytes
             for storage, size in zip(steps.before, sample.carried, strict=True):
-                now[self.tape.purposes[storage]] += size
+                now[self.purposes[storage]] += size
                 group = self.groups.sized(storage, size)
-                living[group] = living.get(group, 0) + 1
+                living += [0] * (group + 1 - len(living))
+                living[group] += 1
             levels_ = sample.allocated_bytes, sample.reserved_bytes
             self._add(mark.position, f"after {sample.phase}", levels_, now, living)
 
     def _go_to(self, position: int) -> None:
+        parts, alive, sizes = self.parts, self.alive, self.tape.sizes
+        purposes, groups = self.purposes, self.groups.of
         for storage, change in self.tape.changes(self.done, position):
-            group = self.groups.of(storage)
-            self.parts[self.tape.purposes[storage]] += change * self.tape.sizes[storage]
-            self.alive[group] = self.alive.get(group, 0) + change
+            parts[purposes[storage]] += change * sizes[storage]
+            alive[groups[storage]] += change
         self.done = position
 
     def _add(
@@ -204,21 +208,13 @@ class _Columns:
         event: int,
         operation: str,
         after: tuple[int, int],
-        parts: Mapping[str, int],
-        alive: Mapping[int, int],
+        parts: Sequence[int],
+        alive: Sequence[int],
     ) -> None:
         allocated, reserved = after
-        rounding = allocated - sum(parts.values())
-        self.found.append(
-            Moment(
-                event,
-                operation,
-                tuple({**parts, BLOCK_ROUNDING: rounding}.values()),
-                allocated,
-                reserved,
-                self.groups.largest(alive),
-            )
-        )
+        whole = *parts, allocated - sum(parts)  # the last is block rounding
+        largest = self.groups.largest(alive)
+        self.found.append(Moment(event, operation, whole, allocated, reserved, largest))
 
 
 class _Groups:
@@ -227,31 +223,35 @@ class _Groups:
     def __init__(self, tape: Tape, job: Job) -> None:
         self.tape, self.job = tape, job
         self.groups: list[TensorGroup] = []
+        self._sizes: list[int] = []  # of one of each group
         self._numbers: dict[TensorGroup, int] = {}
-        self._known: dict[tuple[Any, ...], int] = {}  # what is alike need not be named twice
-        self._modules = list(map(any_layer, tape.paths))
+        self.of = list(self._each())  # by storage
 
-    def of(self, storage: int) -> int:
-        """Return the number of a storage's group."""
-        tape = self.tape
-        columns = tape.purposes, tape.operations, tape.contents, tape.sizes
-        module = self._modules[tape.modules[storage]]
-        kind = (*(column[storage] for column in columns), module)
-        if kind not in self._known:
-            self._known[kind] = self._number(storage, module)
-        return self._known[kind]
+    def _each(self) -> Iterator[int]:
+        """Yield the number of each storage's group; what is alike need not be named twice."""
+        tape, known = self.tape, dict[tuple[Any, ...], int]()
+        modules = map(list(map(any_layer, tape.paths)).__getitem__, tape.modules)
+        # Copies of a layer have its very purpose and content, whose own hashes would take long.
+        alike = map(id, tape.purposes), tape.operations, map(id, tape.contents), tape.sizes
+        for storage, kind in enumerate(zip(*alike, modules, strict=True)):
+            if kind not in known:
+                known[kind] = self._number(storage, kind[-1])
+            yield known[kind]
 
     def sized(self, storage: int, size: int) -> int:
         """Return the number of the group of a storage that has another size by now."""
-        group = self.groups[self.of(storage)]
+        group = self.groups[self.of[storage]]
         name, _, _ = group.description.partition(", ")
         return self._numbered(replace(group, description=name, size_bytes=size))
 
-    def largest(self, alive: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    def largest(self, alive: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return the groups that hold most, with how many of each are alive."""
-        sizes = {group: n * self.groups[group].size_bytes for group, n in alive.items() if n}
-        most = nlargest(_LARGEST, sizes, key=lambda group: (sizes[group], -group))
-        return tuple((group, alive[group]) for group in most)
+        held = [
+            (-n * size, group)
+            for group, (n, size) in enumerate(zip(alive, self._sizes, strict=False))
+            if n
+        ]
+        return tuple((group, alive[group]) for _, group in sorted(held)[:_LARGEST])
 
     def _number(self, storage: int, module: str) -> int:
         tape, name = self.tape, describe(self.tape, storage, self.job)
@@ -262,4 +262,5 @@ class _Groups:
         if group not in self._numbers:
             self._numbers[group] = len(self.groups)
             self.groups.append(group)
+            self._sizes.append(group.size_bytes)
         return self._numbers[group]

@@ -1,5 +1,6 @@
 """A plan as text, as HTML, and as rows for pandas or polars."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -14,7 +15,7 @@ _RECIPES = [
     Column("batch", "batch", "right"),
     Column("grad_accum", "times", "right"),
     Column("peak_bytes", "of the GPU", "right", format_bytes),
-    Column("left_bytes", "left", "right", lambda n: format_bytes(max(n, 0))),
+    Column("left_bytes", "left", "right", format_bytes),
     Column("costs", "costs", "left", ", ".join),
 ]
 _LAYOUTS = [
@@ -53,8 +54,22 @@ def _columns(found: Plan) -> list[Column]:
 
 def _row(choice: Choice) -> dict[str, Any]:
     sizes = {name: choice.fields.get(name, 1) for name in ("batch", "grad_accum")}
-    held = {"peak_bytes": choice.peak_bytes + min(choice.left_bytes, 0)} if choice.gpus == 1 else {}
-    return {**asdict(choice), **sizes, **held}
+    peak_bytes, left_bytes = held(choice)
+    return {**asdict(choice), **sizes, "peak_bytes": peak_bytes, "left_bytes": left_bytes}
+
+
+def held(choice: Choice) -> tuple[int, int]:
+    """Return what a choice takes of a GPU, and leaves: no more than there is."""
+    if choice.gpus > 1:
+        return choice.peak_bytes, choice.left_bytes
+    return choice.peak_bytes + min(choice.left_bytes, 0), max(choice.left_bytes, 0)
+
+
+def filled(choices: Sequence[Choice]) -> list[str]:
+    """Return what it means that a choice leaves nothing, if one does."""
+    if all(each.left_bytes > 0 for each in choices):
+        return []
+    return ["left 0 B: PyTorch fills the GPU, and returns its cache where it needs more"]
 
 
 def _verdict(found: Plan) -> str:
@@ -85,8 +100,7 @@ def _of_one(found: Plan) -> list[str]:
 def _of_choices(found: Plan) -> list[str]:
     nccl = format_bytes(found.choices[0].nccl_bytes)
     notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
-    if any(each.left_bytes <= 0 for each in found.choices):
-        notes += ["left 0 B: PyTorch fills the GPU, and returns its cache where it needs more"]
+    notes += filled(found.choices)
     if found.gpus == 1 and found.goal == "any" and found.choices[0].trains != "full":
         notes += ["all weights do not fit: `--goal full` finds how many GPUs they take"]
     commands = (f"  {each.command}" for each in found.choices)

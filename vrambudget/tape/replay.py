@@ -114,20 +114,27 @@ def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Re
 
 
 def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
-    """Replay on a card with `room_bytes` for segments: where it is full, None where it never is."""
-    allocator = allocator_for(tape, room_bytes)
+    """Return how a card with `room_bytes` for segments is full, None where it never is."""
+    full = full_on(tape, room_bytes)
+    if full is None:
+        return None
+    mark, operation = moment(tape, full.event)
+    return OutOfMemory(
+        step=mark.step + 1,
+        phase=full.phase or str(mark.phase),
+        operation=full.operation or operation,
+        requested_bytes=full.requested_bytes,
+        allocated_bytes=full.allocated_bytes,
+    )
+
+
+def full_on(tape: Tape, room_bytes: int) -> OutOfDeviceMemoryError | None:
+    """Replay on a card with `room_bytes` for segments; return the request that fails there."""
     try:
-        for _ in run(tape, allocator):
+        for _ in run(tape, allocator_for(tape, room_bytes)):
             pass
     except OutOfDeviceMemoryError as full:
-        mark, operation = moment(tape, full.event)
-        return OutOfMemory(
-            step=mark.step + 1,
-            phase=full.phase or str(mark.phase),
-            operation=full.operation or operation,
-            requested_bytes=full.requested_bytes,
-            allocated_bytes=full.allocated_bytes,
-        )
+        return full
     return None
 
 
