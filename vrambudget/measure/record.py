@@ -140,9 +140,15 @@ def measure_context(*, python: str = sys.executable) -> dict[str, Any]:
 def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job as `measure.runner` reads it: a model that is named comes as its configuration.
 
-    Raises VramBudgetError for a name of a model or of a loop, or a key, that is not known.
+    Raises VramBudgetError for a name of a model or of a loop, or a key, that is not known, and for
+    one of several ranks.
     """
     check_keys(job)
+    if job.get("parallel"):
+        raise VramBudgetError(
+            "a job of several ranks is not run from its options",
+            hint="`vrambudget rehearse --ranks N -- python train.py` runs one rank of a script",
+        )
     loop, loops = job.get("loop", "plain"), get_args(LoopName)
     if loop not in loops:
         known = f"known are {', '.join(loops)}"

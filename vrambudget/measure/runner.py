@@ -76,8 +76,6 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
         result.update(_totals())
         return result
     model = _prepared(model, job)
-    if job.get("parallel"):
-        raise ValueError("jobs of several ranks are not run here: rehearse a script with --ranks")
     by_hand = job.get("loop", "plain") in {"plain", "nanogpt"}  # Trainer compiles by itself
     if job.get("compile") and by_hand:
         model = torch.compile(model, mode=job.get("compile_mode"))
