@@ -8,6 +8,7 @@ from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.parallel.meta import to_empty
+from vrambudget.tape.events import Storage
 from vrambudget.training.clip import Clips
 from vrambudget.training.loops import CountedLoop
 
@@ -71,6 +72,19 @@ class Materialised(Ranked):
         return on_meta()
 
     def wrap(self, model: Module, called: Module) -> Module:
-        """Give the model its memory; nothing is wrapped."""
-        to_empty(getattr(model, "wrapped", model), lambda _: None)
+        """Give the model its memory; nothing is wrapped. What was tied is tied again to the first.
+
+        Both lie there until `model.tie_weights()` lets the later one go.
+        """
+        first: dict[int, Storage] = {}
+
+        def note(module: Module) -> None:
+            for value in module.__dict__.values():
+                if isinstance(value, Parameter):
+                    first.setdefault(id(value), value.storage)
+
+        root = getattr(model, "wrapped", model)
+        to_empty(root, note)
+        for parameter in root.parameters():
+            parameter.storage = first[id(parameter)]
         return called
