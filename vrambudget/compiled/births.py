@@ -24,6 +24,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.followed.counted import DTYPE, TORCH_DTYPE, dtype_of
 from vrambudget.tape.events import Storage
 
+_HOST = torch.device("cpu")
 _READ = torch.ops.aten._local_scalar_dense.default
 _CALLED = {"empty_strided": "compiled_code"}  # the buffers of Inductor's wrappers
 
@@ -47,6 +48,8 @@ class CardMode(FakeTensorMode):
         compiles = CompileContext.try_get() is not None and not self._benchmarks
         if is_asked or self._is_quiet or compiles:
             return super().dispatch(func, types, args, kwargs)
+        if _is_on_host(args, kwargs or {}):
+            return func(*args, **kwargs or {})
         name = func.__name__.split(".")[0]
         context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))
         copies = copied(name, args)
@@ -126,3 +129,13 @@ class CardMode(FakeTensorMode):
     def alive_since(self, first: int) -> list[int]:
         """Return the storages from number `first` on that live."""
         return [ours.index for _, ours in self._storages.values() if ours.index >= first]
+
+
+def _is_on_host(args: Any, kwargs: Any) -> bool:
+    """Whether an operation takes and makes values in main memory, which code may read."""
+    if kwargs.get("device", _HOST) not in (None, _HOST):
+        return False
+    leaves = tree_leaves((args, kwargs))
+    return not any(isinstance(x, FakeTensor) for x in leaves) and all(
+        x.device == _HOST for x in leaves if isinstance(x, torch.Tensor)
+    )

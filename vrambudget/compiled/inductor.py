@@ -32,6 +32,7 @@ from vrambudget.compiled.older import as_later
 from vrambudget.compiled.tuning import benchmarks, jit
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_HALFWAY = 0.5
 _LAUNCHING = ("triton", "torch._inductor.runtime")
 
 
@@ -138,6 +139,15 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=CARD)
 
 
+def _drawn(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a buffer in main memory as if numbers were drawn into it: halfway to 1.
+
+    So a layer that is skipped at random (LayerDrop) is run, unless most are skipped.
+    """
+    x = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+    return x.fill_(_HALFWAY if dtype.is_floating_point else 0)
+
+
 def _reinterpret(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
     return torch.as_strided(x, size, stride, x.storage_offset() + offset)
 
@@ -148,6 +158,7 @@ def _unchecked(*_: Any) -> None:
 
 _ALLOCATIONS = {
     "empty_strided_cuda": _empty,
+    "empty_strided_cpu": _drawn,
     "reinterpret_tensor": _reinterpret,
     "assert_size_stride": _unchecked,
     "assert_alignment": _unchecked,

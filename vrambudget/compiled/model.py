@@ -160,10 +160,11 @@ class Compiled(TorchModule):
         except NotModelledError:
             raise
         except Exception as error:
-            first = str(error).strip().splitlines()
+            told = " ".join(
+                str(error).split("\n\n")[0].split()
+            )  # "backend='inductor' raised:", then why
             raise NotModelledError(
-                f"{type(self._module).__name__} does not compile: "
-                f"{first[0] if first else type(error).__name__}",
+                f"{type(self._module).__name__} does not compile: {told or type(error).__name__}",
                 hint=REHEARSE,
             ) from error
 
