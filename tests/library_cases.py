@@ -32,6 +32,25 @@ def timm_resnet():
     return images(timm.create_model("resnet18", num_classes=10), 4, 3, 96, 96)
 
 
+def timm_deit3():
+    import timm  # noqa: PLC0415
+
+    sizes = {"depth": 3, "num_classes": 7, "drop_path_rate": 0.1}
+    return images(timm.create_model("deit3_small_patch16_224", **sizes), 3, 3, 224, 224)
+
+
+def timm_resmlp():
+    import timm  # noqa: PLC0415
+
+    return images(timm.create_model("resmlp_12_224", num_classes=10), 4, 3, 224, 224)
+
+
+def timm_regnet():
+    import timm  # noqa: PLC0415
+
+    return images(timm.create_model("regnety_002", num_classes=10), 4, 3, 96, 96)
+
+
 def diffusers_unet():
     from diffusers import UNet2DConditionModel  # noqa: PLC0415
 
@@ -98,6 +117,31 @@ def diffusers_flux():
     return model, {"inputs": inputs, "loss": mean_square}
 
 
+def diffusers_sd3():
+    from diffusers import SD3Transformer2DModel  # noqa: PLC0415
+
+    model = SD3Transformer2DModel(
+        sample_size=16,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=48,
+        caption_projection_dim=64,
+        pooled_projection_dim=32,
+        pos_embed_max_size=16,
+    )
+    inputs = {
+        "hidden_states": torch.zeros(2, 4, 16, 16),
+        "encoder_hidden_states": torch.zeros(2, 11, 48),
+        "pooled_projections": torch.zeros(2, 32),
+        "timestep": torch.zeros(2),
+    }
+    return model, {"inputs": inputs, "loss": mean_square}
+
+
 def diffusers_vae():
     from diffusers import AutoencoderKL  # noqa: PLC0415
 
@@ -140,7 +184,8 @@ CASES = {
     case.__name__: case
     for case in (
         *(timm_vit, timm_swin, timm_resnet, diffusers_unet, diffusers_dit, diffusers_flux),
-        *(diffusers_vae, sentence_transformer),
+        *(diffusers_vae, sentence_transformer, timm_deit3, timm_resmlp, timm_regnet),
+        diffusers_sd3,
     )
 }
 NEEDED = {"timm": "timm", "diffusers": "diffusers", "sentence": "sentence_transformers"}

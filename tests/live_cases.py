@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_atte
 STEPS = 3
 SIZES = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-TOKENS = {"batch": 4, "block": 96}
+TOKENS, SHORT = {"batch": 4, "block": 96}, {"batch": 3, "block": 77}
 
 
 def llama():
@@ -177,11 +177,45 @@ def prefix():
     return adapted(kind="PrefixTuningConfig", num_virtual_tokens=16), TOKENS
 
 
+def vera():
+    return adapted(kind="VeraConfig", r=16, target_modules=["q_proj", "o_proj"]), SHORT
+
+
+class Gates(torch.nn.Module):
+    """A gated recurrence, gate by gate."""
+
+    def __init__(self, words=700, width=96):
+        super().__init__()
+        self.words = torch.nn.Embedding(words, width)
+        self.of_word = torch.nn.Linear(width, 3 * width)
+        self.of_state = torch.nn.Linear(width, 3 * width)
+        self.head = torch.nn.Linear(width, words)
+
+    def forward(self, ids):
+        words = self.words(ids)
+        state, states = words.new_zeros(words.shape[0], words.shape[2]), []
+        for t in range(ids.shape[1]):
+            reset, update, new = self.of_word(words[:, t]).chunk(3, -1)
+            last_reset, last_update, last_new = self.of_state(state).chunk(3, -1)
+            r, z = torch.sigmoid(reset + last_reset), torch.sigmoid(update + last_update)
+            n = torch.tanh(new + r * last_new)
+            state = (1 - z) * n + z * state
+            states.append(state)
+        return self.head(torch.stack(states, 1))
+
+
+def gated_recurrence():
+    def loss(logits, inputs):
+        return cross_entropy(logits[:, :-1].flatten(0, 1), inputs[0][:, 1:].flatten())
+
+    return Gates(), {"inputs": [torch.ones(6, 20, dtype=torch.long)], "loss": loss}
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(dora, ia3, prompts, patched_llama, wrapped_llama, hand_written, sequential),
-        *(torch_encoder, falcon_with_a_cache, own_attention, prefix),
+        *(torch_encoder, falcon_with_a_cache, own_attention, prefix, vera, gated_recurrence),
     )
 }
 

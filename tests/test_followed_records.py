@@ -1,6 +1,7 @@
 """Model types without rules of their own, followed and held against their rehearsals.
 
-Every ninth record is followed here; docs/follow.md has the errors of all.
+Every ninth record is followed here, and Swin, whose stages are checkpoints around its layers';
+docs/follow.md has the errors of all.
 """
 
 from pathlib import Path
@@ -22,13 +23,12 @@ RECORDS = records_of("model_types.jsonl")
 OFF: dict[str, float] = {
     "longformer": -0.005,
     "led": 0.01,
-    "swin": 0.307,
     "convnextv2": 0.078,
 }
 """The model types whose peaks differ, with the error of allocated bytes in percent."""
 
 
-@each(RECORDS[::9])
+@each([*RECORDS[::9], *(record for record in RECORDS if record["id"].startswith("swin-"))])
 @pytest.mark.filterwarnings("ignore")  # PEFT's own
 def test_a_followed_model_equals_its_rehearsal(record):
     pytest.importorskip("torch")

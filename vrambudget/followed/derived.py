@@ -24,6 +24,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.followed import kernels
 from vrambudget.followed.counted import dtype_of, meta_of, no_rule
+from vrambudget.followed.several_kernels import kernel_by_kernel
 from vrambudget.tape.events import Storage
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
@@ -55,8 +56,12 @@ class _Tracer(TorchDispatchMode):
         self.storages.pop(meta.untyped_storage()._cdata, None)  # noqa: SLF001
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         packet = func.overloadpacket.__name__
+        steps = kernel_by_kernel(packet, args)
+        if steps is not None:
+            with self:
+                return steps()
+        result = func(*args, **(kwargs or {}))
         context.operation = packet
         made = False
         for meta in _tensors(result):

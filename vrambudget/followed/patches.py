@@ -22,9 +22,12 @@ from unittest.mock import patch
 import torch
 import torch.utils.checkpoint as checkpoints
 
-from vrambudget.engine.checkpoint import CheckpointFrame
+from vrambudget.engine.autograd import keep
+from vrambudget.engine.checkpoint import CheckpointFrame, Holder
 from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor
 from vrambudget.followed import regions
+from vrambudget.followed.counted import Counted, counted
 from vrambudget.followed.functions import apply_function
 from vrambudget.followed.mode import Following
 from vrambudget.tape.events import Purpose
@@ -98,13 +101,45 @@ def _frame(mode: Following, function: Callable[..., Any], args: Any, kwargs: Any
     if not context.grad_enabled:
         yield
         return
+    inputs = args if context.frame is None else tuple(map(_input_of_inner, args))
 
     def again() -> None:
+        given = [x.again() if isinstance(x, _Input) else x for x in inputs]
         with running(mode):
-            function(*args, **kwargs)
+            function(*given, **kwargs)
 
     before, context.frame = context.frame, CheckpointFrame(again)
     try:
         yield
     finally:
         context.frame = before
+
+
+def _input_of_inner(x: Any) -> Any:
+    """Return what a checkpoint within another one keeps of an input; parameters are there."""
+    is_made = isinstance(x, Counted) and (x.v.node is not None or not x.v.requires_grad)
+    return _Input(x) if is_made else x
+
+
+class _Input:
+    """An activation that an inner checkpoint starts from: the outer one recomputes it.
+
+    Source: torch/utils/checkpoint.py (_NoopSaveInputs: inputs are saved under the outer hooks).
+    """
+
+    def __init__(self, x: Counted) -> None:
+        layout = x.v
+        self.layout = layout.shape, layout.dtype, layout.strides
+        self.requires_grad, self.known = layout.requires_grad, x.known
+        self.saved = keep(layout)
+
+    def again(self) -> Counted:
+        """Return it, as the outer checkpoint made it again: once."""
+        storage: Any = self.saved
+        if isinstance(storage, Holder):
+            storage.frame.recompute()
+            storage, self.saved = storage.storage, None
+        shape, dtype, strides = self.layout
+        x = Tensor(shape, dtype, storage, strides)
+        x.requires_grad = self.requires_grad
+        return counted(x, self.known)
