@@ -14,8 +14,9 @@ from rehearsed import (
 from vrambudget.errors import NotModelledError
 from vrambudget.integrations.preflight import predict
 
-torch = live_cases = None
+torch = live_cases = head_cases = None
 with contextlib.suppress(ImportError):
+    import head_cases
     import live_cases
     import torch
 
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(live_cases is None, reason="torch or transformers is not installed"),
     pytest.mark.filterwarnings("ignore"),  # PEFT's own
 ]
-RECORDS = records_of("live.jsonl")
+RECORDS, HEADS = records_of("live.jsonl"), records_of("heads.jsonl")
 
 
 @each(RECORDS)
@@ -33,6 +34,19 @@ def test_a_live_model_equals_its_rehearsal(record, monkeypatch):
     monkeypatch.setattr("vrambudget.integrations.preflight._versions", lambda: {"torch": "2.11"})
     model, told = live_cases.CASES[record["id"]]()
     assert_equal(predict(model, gpu="a100-80gb", **told).check().peak, record)
+
+
+@each(HEADS)
+def test_a_head_of_transformers_equals_its_rehearsal(record, monkeypatch):
+    pytest.importorskip("transformers", minversion="5.17")
+    monkeypatch.setattr("vrambudget.integrations.preflight._versions", lambda: {"torch": "2.11"})
+    model, told = head_cases.CASES[record["id"]]()
+    assert_equal(predict(model, gpu="a100-80gb", **told).check().peak, record)
+
+
+@each_on_the_virtual_gpu(HEADS)
+def test_the_records_of_heads_are_what_a_rehearsal_says(record, tmp_path):
+    assert_rehearsed("head_cases.py", record, tmp_path)
 
 
 @each_on_the_virtual_gpu(RECORDS)
