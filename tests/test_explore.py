@@ -57,6 +57,12 @@ def test_what_is_shown_is_the_budget_of_the_sliders(controls):
     assert explored.job == job
 
 
+def test_outside_a_notebook_it_prints_the_job_and_no_widgets(controls):
+    explored, _ = controls
+    assert repr(explored) == f"Explored(job={explored.job!r})"
+    assert explored.job["block"] == 96
+
+
 def test_a_slider_begins_where_the_job_is_and_ends_where_the_model_does(controls):
     _, sliders = controls
     assert sliders["block"].value == 96

@@ -39,8 +39,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 class Explored:
     """Sliders and what they show; a notebook displays it. `job`: the fields as they stand."""
 
-    box: Any
-    html: Any
+    box: Any = field(repr=False)
+    html: Any = field(repr=False)
     job: dict[str, Any] = field(default_factory=dict)
 
     def _ipython_display_(self) -> None:
