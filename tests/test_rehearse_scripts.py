@@ -229,6 +229,21 @@ def test_other_ranks_send_what_this_one_does(rehearsed):
     assert any("taken to send what this one does" in w for w in result.warnings)
 
 
+SYNCHRONISED = """
+import torch
+torch.distributed.init_process_group("nccl")
+layer = torch.nn.SyncBatchNorm(4).cuda()
+layer(torch.randn(3, 4, 2, device="cuda", requires_grad=True)).sum().backward()
+say(*layer.weight.grad.shape)
+"""
+
+
+def test_batch_norm_keeps_the_statistics_of_all_ranks(rehearsed):
+    result, said = rehearsed(SYNCHRONISED, ranks=2)
+    assert (result.ended, said) == ("finished", ["4"]), result.error
+    assert not [w for w in result.warnings if "makes a shape" in w]
+
+
 def test_a_distribution_whose_parameters_are_unknown_can_be_sampled(rehearsed):
     code = "import torch\nstd = torch.rand(3, 5, device='cuda').exp()\n"
     code += "say(tuple(torch.distributions.Normal(std, std).sample().shape))\n"

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .sending import SENDING, Sent
+from .syncing import keep_all_ranks
 
 _KEPT = ("timeout", "group_name", "use_local_synchronization", "group_desc")
 
@@ -97,6 +98,8 @@ def pretend(ranks: int | None, rank: int, follower: Any) -> None:
     distributed._verify_params_across_processes = verified  # noqa: SLF001
     sent = Sent(follower, groups.is_fake)
     _follow_sending(sent)
+    if follower is not None and ranks is not None:
+        keep_all_ranks(follower.values)
     _answer_ddp(groups)
     _keep_order(distributed.Reducer, sent.copying)
 

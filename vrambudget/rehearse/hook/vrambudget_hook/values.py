@@ -132,9 +132,9 @@ class Values:
         else:
             self.hold_copy(tensor, made, true=found.true)
 
-    def hold_all(self, tensor: Any, byte: int) -> None:
-        """Let a tensor of booleans be assumed to hold 1, or 0, everywhere."""
-        self.hold(tensor, self._memory(tensor, byte), true=False)
+    def hold_all(self, tensor: Any, byte: int, *, true: bool = False) -> None:
+        """Let a tensor of booleans hold 1, or 0, everywhere: assumed, or known to be true."""
+        self.hold(tensor, self._memory(tensor, byte), true=true)
 
     def keep(self, value: Value, *, true: bool) -> None:
         """Note that something known was written there."""
