@@ -229,6 +229,12 @@ def test_other_ranks_send_what_this_one_does(rehearsed):
     assert any("taken to send what this one does" in w for w in result.warnings)
 
 
+def test_printing_a_tensor_is_a_read_and_makes_no_shape_of_the_script(rehearsed):
+    result, _ = rehearsed("import torch\nsay(torch.randn(3, device='cuda'))\n")
+    assert [w for w in result.warnings if "values read" in w]
+    assert not [w for w in result.warnings if "makes a shape" in w]
+
+
 SYNCHRONISED = """
 import torch
 torch.distributed.init_process_group("nccl")

@@ -26,7 +26,8 @@ class Reads:
         at = place(frames[-1]) if frames else ["(inside backward)", 0, "", ""]
         key = (at[0], at[1])
         if key not in self.entries:
-            self.entries[key] = [*at, 0, 0, any(map(_makes_shape, native_callers()))]
+            is_shape = any(map(_makes_shape, native_callers())) and not _is_printed()
+            self.entries[key] = [*at, 0, 0, is_shape]
         entry = self.entries[key]
         entry[4] += 1
         entry[5] = max(entry[5], count)
@@ -35,3 +36,11 @@ class Reads:
 def _makes_shape(name: str) -> bool:
     """Tell whether a C++ function reads its output's shape (`is_nonzero` reads a truth value)."""
     return "is_nonzero" not in name and any(part in name for part in SHAPE_FROM_DATA)
+
+
+def _is_printed() -> bool:
+    """Tell whether a tensor is printed: torch selects at most 1,000 numbers, and drops them."""
+    frame: Any = sys._getframe()  # noqa: SLF001 - as above
+    while frame is not None and not frame.f_code.co_filename.endswith("torch/_tensor_str.py"):
+        frame = frame.f_back
+    return frame is not None
