@@ -11,6 +11,9 @@ import struct
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+from science import cora, flow, resnet50  # noqa: F401 - called by their names
+
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "some", "dogs", "far", "away"]
 CLASSES = 2
 
