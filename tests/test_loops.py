@@ -112,13 +112,36 @@ def test_a_loop_that_is_not_counted_is_refused_by_name_with_the_way_out(
     assert UNCOUNTED_LOOPS[name] in capsys.readouterr().err
 
 
-def test_trl_in_bfloat16_is_refused_where_pytorch_refuses_its_backward_pass() -> None:
-    with pytest.raises(VramBudgetError, match=r"capability 7\.5") as error:
-        estimate(TINY, block=32, gpu="t4", loop="sft")
-    assert "--precision amp-fp16" in (error.value.hint or "")
-    for fields in ({"precision": "amp-fp16"}, {"mode": "eval"}):
-        assert estimate(TINY, block=32, gpu="t4", loop="sft", **fields).fits
-    assert estimate(TINY, block=32, gpu="a100-80gb", loop="sft").fits
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 500,
+}
+QLORA = {"quant": "nf4", "lora_rank": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why", "runs"),
+    [
+        pytest.param({}, r"capability 7\.5", {"precision": "amp-fp16"}, id="bf16"),
+        pytest.param(QLORA, r"capability 7\.5", {"precision": "fp32"}, id="bf16, 4 bit"),
+        pytest.param(
+            {**QLORA, "precision": "amp-fp16"}, "GradScaler", {"precision": "fp32"}, id="fp16"
+        ),
+    ],
+)
+def test_what_pytorch_refuses_of_trl_is_refused_with_what_runs(
+    fields: dict[str, Any], why: str, runs: dict[str, Any]
+) -> None:
+    job = {"block": 32, "gpu": "t4", "loop": "sft", **fields}
+    with pytest.raises(VramBudgetError, match=why) as error:
+        estimate(LLAMA, **job)
+    assert f"--precision {runs['precision']}" in (error.value.hint or "")
+    assert estimate(LLAMA, **{**job, **runs}).fits
+    assert estimate(LLAMA, **{**job, "mode": "eval"}).fits
 
 
 def test_losses_that_keep_their_graphs_are_told_with_what_each_step_adds() -> None:

@@ -30,7 +30,7 @@ def build(config: ModelConfig, job: Job) -> Module:
             hint=f"{', '.join(MODEL_TYPES)} is; name a newer PyTorch, such as --torch 2.6",
         )
     if job.loop in TRL_LOOPS:
-        from vrambudget.training.fused_head import check_trl  # noqa: PLC0415 - most are not
+        from vrambudget.training.trl_checks import check_trl  # noqa: PLC0415 - most are not
 
         check_trl(config, job)
     if job.label_smoothing and not config.followed_in:

@@ -45,6 +45,7 @@ TRAINER_OPTIMIZERS = (
     ("adamw", "foreach"),
     ("adamw", None),
     ("sgd", None),
+    ("adafactor", None),
     ("lion", None),
     ("lion-8bit", None),
     ("adamw-8bit", None),

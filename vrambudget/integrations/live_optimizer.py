@@ -1,6 +1,7 @@
-"""What can be read from a live optimizer of torch or bitsandbytes, as fields of a job.
+"""What can be read from a live optimizer of torch, bitsandbytes or Trainer, as fields of a job.
 
-Source of the latter: bitsandbytes optim/optimizer.py (Optimizer8bit, Optimizer1State), 0.50.
+Source: bitsandbytes optim/optimizer.py (Optimizer8bit, Optimizer1State), 0.50; transformers
+optimization.py (Adafactor, which Trainer steps without scale_parameter and relative_step), 5.17.
 
 Options that change what it allocates and have no rules here are errors.
 """
@@ -8,6 +9,7 @@ Options that change what it allocates and have no rules here are errors.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vrambudget.config.loops import TRAINERS
 from vrambudget.errors import NotModelledError
 
 _NAMES = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Adafactor": "adafactor"}
@@ -20,16 +22,22 @@ _BITSANDBYTES: Mapping[object, str] = {
 """By its name there, the bits of its states, and whether they are in managed memory."""
 _SMALLEST_IN_8_BITS = 4096  # elements of a parameter: bitsandbytes' default
 _UNMODELLED = ("amsgrad", "maximize", "capturable", "differentiable", "nesterov")
+_UNMODELLED_ADAFACTOR = ("beta1", "scale_parameter", "relative_step")
 _DECAY_COPIES_GRADIENTS = ("Adam", "SGD")
 
 
-def read_optimizer(optimizer: Any, model: Any) -> dict[str, Any]:
-    """Return the job's optimizer fields. Raises NotModelledError for another kind of optimizer."""
+def read_optimizer(optimizer: Any, model: Any, loop: str | None = None) -> dict[str, Any]:
+    """Return the job's optimizer fields. Raises NotModelledError for another kind of optimizer.
+
+    `loop`: whose optimizer it is; transformers' own is known in those of its Trainer.
+    """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
         optimizer = optimizer.optimizer
     kind = type(optimizer)
     if kind.__module__.startswith("bitsandbytes.optim"):
         return _read_bitsandbytes(optimizer, model)
+    if kind.__module__ == "transformers.optimization" and loop in TRAINERS:
+        return _read_adafactor(optimizer, model)
     if not kind.__module__.startswith("torch.optim") or kind.__name__ not in _NAMES:
         raise NotModelledError(
             f"an optimizer of the kind {kind.__module__}.{kind.__name__}",
@@ -62,6 +70,16 @@ def _read_bitsandbytes(optimizer: Any, model: Any) -> dict[str, Any]:
     if hasattr(model, "named_parameters"):
         _check_parameters(optimizer.param_groups, model)
     return {"optimizer": _BITSANDBYTES[kind]}
+
+
+def _read_adafactor(optimizer: Any, model: Any) -> dict[str, Any]:
+    for group in optimizer.param_groups:
+        for option in _UNMODELLED_ADAFACTOR:
+            if group.get(option):
+                raise NotModelledError(f"transformers' Adafactor with {option}={group[option]}")
+    if hasattr(model, "named_parameters"):
+        _check_parameters(optimizer.param_groups, model)
+    return {"optimizer": "adafactor"}
 
 
 def _check(kind: str, group: Mapping[str, Any]) -> None:

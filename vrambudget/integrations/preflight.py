@@ -98,7 +98,7 @@ def _followed(
     """Return the budget of a live model, by its own code."""
     card, notes = _card(gpu, model, optimizer)
     sizes = {} if fields.get("inputs") is not None else {"batch": batch}
-    given = {**_versions(), **fields, **sizes, **_optimizer(optimizer, model)}
+    given = {**_versions(), **fields, **sizes, **_optimizer(optimizer, model, fields.get("loop"))}
     given = {name: value for name, value in given.items() if value is not None}
     budget = estimate_scenario(resolve(model, gpu=card, **given))
     return replace(budget, warnings=(*budget.warnings, *notes, *_of_mode(model, budget)))
@@ -117,7 +117,7 @@ def _by_rules(
     live = read_model(model) if is_live(model) else None
     if live and live.is_prepared:
         fields = {"loop": "accelerate", **fields}
-    read = {**(live.fields if live else {}), **_optimizer(optimizer, model)}
+    read = {**(live.fields if live else {}), **_optimizer(optimizer, model, fields.get("loop"))}
     given = _merged({**_versions(), "batch": batch, "block": block, **fields}, read)
     source = live.config if live else _source(model)
     card, notes = _card(gpu, model, optimizer)
@@ -180,12 +180,12 @@ def _versions() -> dict[str, str]:
     return {name: str(module.__version__) for name, module in loaded.items() if module}
 
 
-def _optimizer(optimizer: Any, model: Any) -> dict[str, Any]:
+def _optimizer(optimizer: Any, model: Any, loop: str | None) -> dict[str, Any]:
     if optimizer is None:
         return {}
     if isinstance(optimizer, str):
         return {"optimizer": optimizer}
-    return read_optimizer(optimizer, model)
+    return read_optimizer(optimizer, model, loop)
 
 
 def _card(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from vrambudget.config.job import Job
+from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.floor import count_parameters, least_bytes
@@ -117,14 +118,20 @@ def _bases(scenario: Scenario, trains: Trained, *, mixed: bool) -> Iterator[dict
                 yield {**_FULL, **precision, **optimizer}
         yield {**_FULL, **(halved if has_bfloat16 else whole), **_LION}
     elif trains == "qlora":
-        # Norms of a 4-bit model are float32: under autocast attention has 16 bits nevertheless.
-        computed = (halved["precision"], "amp-bf16") if has_bfloat16 else ("amp-fp16",)
-        for name in computed:
+        for name in _of_4_bit(scenario, halved["precision"]):
             yield {**rank, "quant": "nf4", "precision": name, "weights": None}
     elif has_bfloat16:
         yield {**rank, "quant": None, **halved}
     else:  # PEFT keeps adapters in float32, which GradScaler needs
         yield {**rank, "quant": None, "precision": "amp-fp16", "weights": "fp16"}
+
+
+def _of_4_bit(scenario: Scenario, halved: str) -> tuple[str, ...]:
+    """Return the precisions to try; norms are float32, so under autocast attention has 16 bits."""
+    if scenario.platform.compute_capability >= FIRST_WITH_BFLOAT16:
+        return halved, "amp-bf16"
+    # TRL's adapters are bfloat16, which GradScaler refuses.
+    return ("fp32",) if scenario.job.loop in TRL_LOOPS else ("amp-fp16",)
 
 
 def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:

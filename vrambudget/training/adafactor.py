@@ -54,25 +54,25 @@ class Adafactor(Optimizer):
         # Variables as in PyTorch's loop: each holds its tensor until it is set again.
         row_mean = column_mean = grad_squared = update = None
         for parameter in parameters:
-            _norm(parameter)
+            norm(parameter)
             factors = self.variances[parameter].factors
             if factors is not None:
-                row_mean = _norm(parameter, -1)
-                column_mean = _norm(parameter, -2)
+                row_mean = norm(parameter, -1)
+                column_mean = norm(parameter, -2)
                 var_estimate = _outer_product(*factors)
-                _mean_of_rows(factors[0])
+                mean(factors[0], -2)
             else:
                 grad_squared = _new("mul", parameter)
                 var_estimate = _new("clone", parameter)
             update = var_estimate
-            _norm(update)
+            norm(update)
         del row_mean, column_mean, grad_squared, update
 
     def _update_together(self, parameters: list[Parameter]) -> None:
         updates: list[Tensor] = []
         for group in _by_type_and_rank(parameters):
             for parameter in group:
-                _norm(parameter)
+                norm(parameter)
             factors = [self.variances[p].factors for p in group]
             if factors[0] is not None:
                 var_estimates = self._estimate_matrices(group)
@@ -81,16 +81,16 @@ class Adafactor(Optimizer):
                 var_estimates = _new_list("clone", group)
             updates = var_estimates
             for update in updates:
-                _norm(update)
+                norm(update)
         del updates
 
     def _estimate_matrices(self, group: list[Parameter]) -> list[Tensor]:
         for dim in (-1, -2):
-            means = [_norm(p, dim) for p in group]
+            means = [norm(p, dim) for p in group]
             del means
         factors = [pair for p in group if (pair := self.variances[p].factors) is not None]
         estimates = [_outer_product(*pair) for pair in factors]
-        row_var_means = [_mean_of_rows(row) for row, _ in factors]
+        row_var_means = [mean(row, -2) for row, _ in factors]
         del row_var_means
         return estimates
 
@@ -113,7 +113,7 @@ def _by_type_and_rank(parameters: list[Parameter]) -> Iterator[list[Parameter]]:
         yield from parts.values()
 
 
-def _norm(x: Tensor, dim: int | None = None) -> Tensor:
+def norm(x: Tensor, dim: int | None = None) -> Tensor:
     """Return the norm of all of x, or along one dimension that is kept as 1."""
     context.operation = "linalg_vector_norm"
     if dim is None:
@@ -123,9 +123,10 @@ def _norm(x: Tensor, dim: int | None = None) -> Tensor:
     return _reduced(x, dim)
 
 
-def _mean_of_rows(x: Tensor) -> Tensor:
+def mean(x: Tensor, dim: int) -> Tensor:
+    """Return the mean along one dimension, which is kept as 1."""
     context.operation = "mean"
-    return _reduced(x, -2)
+    return _reduced(x, dim)
 
 
 def _reduced(x: Tensor, dim: int) -> Tensor:

@@ -20,14 +20,12 @@ from functools import partial
 from typing import Any
 
 from vrambudget.config.job import Job
-from vrambudget.config.model_config import ModelConfig
-from vrambudget.config.versions import as_numbers
 from vrambudget.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.autograd import keep, record_many
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.causal_lm import LanguageModel
 from vrambudget.models.parts.layers import Linear
 from vrambudget.models.parts.outputs import Outputs
@@ -44,7 +42,6 @@ from vrambudget.training.lora import LoraLinear
 
 _TOKENS = 4096  # TOKEN_CHUNK_SIZE
 _ROWS = 32768  # _CHUNKED_LOGPROB_CHUNK_SIZE
-_AMPERE = 8  # major compute capability
 
 
 @dataclass(slots=True)
@@ -257,35 +254,3 @@ def _parts(count: int, size: int) -> Iterator[int]:
     """Yield the sizes of the parts of `size` that `count` is divided into."""
     for start in range(0, count, size):
         yield min(size, count - start)
-
-
-def check_trl(config: ModelConfig, job: Job) -> None:
-    """Raise VramBudgetError for a script that fails, or does otherwise than is counted here.
-
-    TRL turns bf16 on unless fp16 is set (trl/trainer/base_config.py, __post_init__), and
-    is_bf16_supported counts emulation, so it is on for older GPUs, too; its head's backward then
-    adds bfloat16 factors to a float32 matrix (aten/src/ATen/cuda/CUDABlas.cpp, gemm<BFloat16,
-    float>: "only supported for CUDA devices with compute capability 8.0 or higher").
-    """
-    major, minor = context.platform.compute_capability
-    if job.mode == "train" and major < _AMPERE and _computes_in(job) == "bf16":
-        raise VramBudgetError(
-            f"loop {job.loop!r} cannot train in bfloat16 on a GPU of compute capability"
-            f" {major}.{minor}: PyTorch refuses a product in its loss's backward pass below 8.0",
-            hint="--precision amp-fp16, which is fp16=True in the script, runs",
-        )
-    what = None
-    if config.has_experts:
-        what = "experts, whose routers' loss is added,"
-    elif as_numbers(job.torch) < (2, 8):
-        what = f"torch {job.torch}, whose products come back as 16 bit,"
-    if what is not None:
-        raise NotModelledError(
-            f"{what} in loop {job.loop!r}: not modelled",
-            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
-        )
-
-
-def _computes_in(job: Job) -> str:
-    """Return the type of the head's products."""
-    return job.autocast_dtype or job.weight_dtype

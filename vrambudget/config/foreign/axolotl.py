@@ -11,7 +11,7 @@ from vrambudget.config.foreign.hugging_face import (
     BITSANDBYTES,
     FLASH,
     LORA_RANK,
-    OPTIMIZERS,
+    OPTIMIZER,
     PEFT,
     TRAINING_ARGUMENTS,
 )
@@ -35,7 +35,7 @@ AXOLOTL: Table = {
     "bnb_config_kwargs.bnb_4bit_use_double_quant": BITSANDBYTES["bnb_4bit_use_double_quant"],
     "micro_batch_size": Same("batch"),
     "sequence_len": Same("block"),
-    "optimizer": Choice("the optimizer", OPTIMIZERS),
+    "optimizer": OPTIMIZER,
     "adapter": Choice(
         "an adapter", {"lora": {"lora_rank": LORA_RANK}, "qlora": {"lora_rank": LORA_RANK}}
     ),

@@ -34,8 +34,14 @@ OPTIMIZERS: Mapping[str, Fields] = {
     "lion_32bit": {"optimizer": "lion"},
     "lion_8bit": {"optimizer": "lion-8bit"},
     "sgd": {"optimizer": "sgd"},
+    "adafactor": {"optimizer": "adafactor"},
 }
-"""Of OptimizerNames, those with rules here; its `adafactor` is transformers' own, not torch's."""
+"""Of OptimizerNames, those with rules here."""
+OPTIMIZER = Choice(
+    "the optimizer",
+    OPTIMIZERS,
+    {"adafactor": "transformers' own where the loop is Trainer's, else torch.optim's"},
+)
 
 DTYPES: Mapping[str, Fields] = {
     "float32": {"precision": "fp32"},
@@ -106,7 +112,7 @@ _COUNTED: dict[str, Meaning] = {
     "bf16": Switch({"precision": "amp-bf16"}),
     "fp16": Switch({"precision": "amp-fp16"}),
     "gradient_checkpointing": Switch({"checkpointing": "full"}, off={"checkpointing": "none"}),
-    "optim": Choice("the optimizer", OPTIMIZERS),
+    "optim": OPTIMIZER,
     "use_cache": Switch({"use_cache": True}),
     "seq_length": Same("block"),
     "label_smoothing_factor": Same("label_smoothing", (0,)),

@@ -14,6 +14,7 @@ _OPTIM = {
     ("adamw", "foreach"): "adamw_torch",
     ("adamw", None): "adamw_torch",
     ("sgd", None): "sgd",
+    ("adafactor", None): "adafactor",
     ("lion", None): "lion_32bit",
     ("lion-8bit", None): "lion_8bit",
     ("adamw-8bit", None): "adamw_8bit",

@@ -183,13 +183,20 @@ class Run:
     def make_grouped_optimizer(self) -> Optimizer:
         """Return the job's optimizer of two parameter groups, as Trainer and nanoGPT make it."""
         name, implementation = self.settings.optimizer, self.settings.optimizer_impl
+        groups = decay_groups(self._model)
+        if name == "adafactor":
+            from vrambudget.training.adafactor_of_transformers import (  # noqa: PLC0415 - few have it
+                Adafactor,
+            )
+
+            return Adafactor([*groups[0], *groups[1]])
 
         def make(parameters: Sequence[Parameter]) -> Optimizer:
             optimizer = make_optimizer(name, implementation, parameters)
             assert optimizer is not None  # noqa: S101 - Trainer has one
             return optimizer
 
-        return ParamGroups(decay_groups(self._model), make)
+        return ParamGroups(groups, make)
 
     def make_scaler(self) -> GradScaler:
         """Return a gradient scaler, which does nothing where none is needed."""
