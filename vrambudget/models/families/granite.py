@@ -7,18 +7,17 @@ from typing import Any, Literal
 
 from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import CausalLM, DecoderConfig
+from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, attended
-from vrambudget.models.parts.layers import Embedding
 from vrambudget.ops.elementwise import add, mul_scalar
 
 
-class MultipliedEmbedding(Embedding):
+class GraniteModel(Model):
     """GraniteModel multiplies what it looks up."""
 
-    def forward(self, indices: Tensor) -> Tensor:
-        """[...] -> [..., C]."""
-        return mul_scalar(super().forward(indices))
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        return mul_scalar(super().embedded(input_ids))
 
 
 class GraniteLayer(DecoderLayer):
@@ -59,7 +58,6 @@ class GraniteConfig(DecoderConfig):
 
     followed_in = ("5.17",)
     tasks = ("causal-lm",)
-    embedding = MultipliedEmbedding
     ignored_keys = DecoderConfig.ignored_keys | {
         *("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
     }
@@ -69,6 +67,10 @@ class GraniteConfig(DecoderConfig):
         bias = self.attention_bias
         attention = Attention(self, qkv_bias=bias, out_bias=bias)
         return GraniteLayer(self, attention, MLP(self, bias=self.mlp_bias))
+
+    def decoder(self) -> GraniteModel:
+        """GraniteModel."""
+        return GraniteModel(self)
 
     def causal_lm(self) -> CausalLM:
         """GraniteForCausalLM."""

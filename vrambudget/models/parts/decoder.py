@@ -68,7 +68,7 @@ class Model(Module):
     ) -> Tensor:
         """[B, T] -> [B, T, C]."""
         if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+            inputs_embeds = self.embedded(input_ids)
         if position_ids is None:
             position_ids = positions(input_ids.shape[1])
         if isinstance(attention_mask, dict):
@@ -91,6 +91,11 @@ class Model(Module):
                 past_key_values=past_key_values,
             )
         y: Tensor = getattr(self, self.final_norm)(hidden_states)
+        return y
+
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        y: Tensor = self.embed_tokens(input_ids)
         return y
 
     def entered(self, inputs_embeds: Tensor) -> Tensor:
