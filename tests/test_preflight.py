@@ -248,6 +248,18 @@ def test_the_optimizer_is_seen(make, fields):
     assert looked_at(model, optimizer=wrapped) == expected(precision="fp32", **fields)
 
 
+def test_adafactor_of_transformers_is_known_where_trainer_steps_it():
+    model = live()
+    own = {"lr": 1e-3, "scale_parameter": False, "relative_step": False}
+    adafactor = transformers.optimization.Adafactor(model.parameters(), **own)
+    assert read_optimizer(adafactor, model, "trainer") == {"optimizer": "adafactor"}
+    with pytest.raises(NotModelledError, match=r"transformers\.optimization\.Adafactor"):
+        read_optimizer(adafactor, model)  # in a loop of one's own, groups may be in another order
+    reads = transformers.optimization.Adafactor(model.parameters())
+    with pytest.raises(NotModelledError, match="scale_parameter=True"):
+        read_optimizer(reads, model, "trainer")
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
