@@ -157,6 +157,11 @@ def test_a_difference_is_exit_code_one_and_is_shown_with_what_came_before(compar
     assert "77 B  0:forward mm" in out
 
 
+def test_a_full_gpu_is_told_of_since_pytorch_returns_its_cache_there(compare):
+    assert "larger --gpu" in compare("--gpu", "0.23GiB")[2]
+    assert compare("--gpu", "12GB")[2] == ""
+
+
 def test_the_json_is_json_with_events_too(compare):
     code, out, _ = compare("--events", "--format", "json")
     found = json.loads(out)

@@ -14,6 +14,7 @@ from typing import Any
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.cli.streams import say
 from vrambudget.compare import Allocation, after_first_step, first_difference, of_events, of_tape
 from vrambudget.errors import VramBudgetError
 from vrambudget.measure.record import measure_job, record_of
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     scenario = resolve(args.model, gpu=scenario.gpu, **{**versions, **fields})
     tape = estimated(scenario)
     rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
+    if rows[-1]["estimate"] > scenario.gpu.room_bytes:  # where PyTorch returns cached segments
+        say("note: more is reserved than this GPU has: name a larger --gpu to compare those bytes")
     told = _compared(scenario, tape, rehearsal) if args.events else ""
     emit(_render(rows, rehearsal, told, args), args)
     return DONE if all(row["estimate"] == row["rehearsal"] for row in rows) else DOES_NOT_FIT
