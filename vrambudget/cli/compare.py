@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     fields = job_fields(args)
     scenario = resolve(args.model, gpu=args.gpu, **fields)
     assert scenario.gpu is not None  # noqa: S101 - the option has a default
+    room_bytes = scenario.gpu.room_bytes
     fields["steps"] = scenario.job.steps  # as many as are rehearsed
     job = record_of(scenario)
     rehearsal = rehearse_job(
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     scenario = resolve(args.model, gpu=scenario.gpu, **{**versions, **fields})
     tape = estimated(scenario)
     rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
-    if rows[-1]["estimate"] > scenario.gpu.room_bytes:  # where PyTorch returns cached segments
+    if rows[-1]["estimate"] > room_bytes:  # where PyTorch returns cached segments
         say("note: more is reserved than this GPU has: name a larger --gpu to compare those bytes")
     told = _compared(scenario, tape, rehearsal) if args.events else ""
     emit(_render(rows, rehearsal, told, args), args)
