@@ -102,6 +102,7 @@ def _is_on_card(x: Any) -> bool:
 def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
     """Return a mode's dispatch to which a device that C++ read off a tensor is the card."""
 
+    @torch.compiler.disable  # as PyTorch's own is: Dynamo meets it between two graphs
     @functools.wraps(own)
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
