@@ -102,7 +102,6 @@ def _is_on_card(x: Any) -> bool:
 def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
     """Return a mode's dispatch to which a device that C++ read off a tensor is the card."""
 
-    @torch.compiler.disable  # as PyTorch's own is: Dynamo meets it between two graphs
     @functools.wraps(own)
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -111,7 +110,9 @@ def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
             kwargs = {**kwargs, "device": CARD}
         return own(mode, func, types, args, kwargs)
 
-    return dispatch
+    # As PyTorch's own: Dynamo meets it between two graphs.
+    untraced: Callable[..., Any] = torch.compiler.disable(dispatch)
+    return untraced
 
 
 def _is_on(device_type: str, x: Any) -> bool:
