@@ -42,6 +42,10 @@ say(torch.repeat_interleave(torch.tensor([1, 2]).cuda(), torch.tensor([2, 3]).cu
 say(mask.unique().tolist(), mask.bool().unique().tolist())
 say(torch.equal(mask, mask.clone()), mask.numpy(force=True).sum())
 say(mask.type(), mask.new_tensor(3).item())
+counter = torch.zeros((), dtype=torch.long).cuda()
+counter.add_(1)
+counter += 2
+say(counter.item(), counter.add_(True).item(), counter.add_(2, alpha=3).item())
 """
 
 
@@ -57,6 +61,7 @@ def test_what_the_host_wrote_and_what_follows_from_it_is_read_back(rehearsed):
         "[0, 1] [False, True]",
         "True 12",
         "torch.cuda.LongTensor 3",
+        "3 4 10",
     ]
     assert not result.warnings  # nothing unknown was read
 

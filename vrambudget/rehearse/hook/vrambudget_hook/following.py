@@ -11,9 +11,9 @@ Autograd's threads inherit the keys.
 
 Runs in the user's Python, 3.9 or later.
 
-Not modelled: floating point, but for tensors of up to 65,536 numbers; what
-copy_ brings from the host to memory of which nothing is known; writes by kernels that PyTorch's
-dispatcher does not see (compiled by Triton or NVRTC).
+Not modelled: floating point, but for tensors of up to 65,536 numbers; what copy_ brings from the
+host to memory of which nothing is known; writes by kernels that PyTorch's dispatcher does not see
+(compiled by Triton or NVRTC).
 """
 
 # ruff: noqa: SLF001 - dispatch keys have no public names
@@ -127,10 +127,11 @@ class Follower:
         def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             call = op._handle.redispatch_boxed
             out = call(keys.remove(self.brings), source, *args, **kwargs)
+            comes = not (source.is_floating_point() or self.values.on_card(source))
             if source.layout is self.sparse.layout:
                 self.sparse.moved(source, out)
-            elif not source.is_floating_point() and not self.values.on_card(source):
-                self._moved(source, out)
+            elif comes and self.values.eligible(out):
+                self.values.hold_copy(out, source, true=True)
             return out
 
         return kernel
@@ -149,10 +150,6 @@ class Follower:
         op = self.torch.ops.aten.copy_.default
         return self._operation(keys.remove(self.copies), op, *args, **kwargs)
 
-    def _moved(self, source: Any, out: Any) -> None:
-        if self.values.eligible(out) and source.layout is out.layout:
-            self.values.hold_copy(out, source, true=True)
-
     def _operation(self, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operation as it is, and beside it on the values that are known."""
         keys = keys.remove(self.followed)
@@ -163,12 +160,11 @@ class Follower:
             return self._copy_out(op, keys, args, kwargs)
         if known.reads:
             return self._read(known, op, keys, args, kwargs)
+        if known.counts(args, kwargs) and self.values.count(*args):
+            return self._run(op, keys, args, kwargs)
         if known.written:
             return self._write(known, op, keys, args, kwargs)
-        out = self._run(op, keys, args, kwargs)
-        if not known.is_view:  # a view of a known tensor is known
-            self._make(op, args, kwargs, out)
-        return out
+        return self._make(known, op, keys, args, kwargs)
 
     def described(self, op: Any) -> Operation:
         """Return what an operation does with its arguments."""
@@ -237,15 +233,17 @@ class Follower:
         finally:
             self.answer(0, 0, 0)
 
-    def _make(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Compute the values of new tensors."""
-        if not any(map(self.values.eligible, flat(out))):
-            return
+    def _make(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation, and compute the values of new tensors; a view's are known."""
+        out = self._run(op, keys, args, kwargs)
+        if known.is_view or not any(map(self.values.eligible, flat(out))):
+            return out
         try:
             found = Arguments(self.values, args, kwargs, {})
             self._hold(out, self._beside(op, found), found)
         except Exception:  # noqa: BLE001 - not known, or not to be computed on the CPU
             self._hold(out, (), None)
+        return out
 
     def _hold(self, out: Any, value: Any, found: Arguments | None) -> None:
         """Let new tensors have these values, and those without one be unknown.
@@ -267,15 +265,18 @@ class Follower:
     def _write(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation that writes into its arguments, and write into their values."""
         targets = list(known.targets(args, kwargs))
-        had = [(t, v, v.writes, v.memory.clone()) for t in targets if (v := self.values.of(t))]
+        alone = known.is_alone or known.has_number(args)  # what it is made of does not come here
+        had = [(t, v) for t in targets if (v := self.values.of(t))]
+        before = [] if alone else [(v, v.writes, v.memory.clone()) for _, v in had]
         out = self._run(op, keys, args, kwargs)
         whole: dict[int, Any] = {}  # memory of what is written wholly
-        for target, value, writes, memory in had:
+        for value, writes, memory in before:
             if value.writes != writes:  # by operations of which this one is made
                 value.memory = memory
+        for target, value in had:
             if known.fills and self.values.storages.is_whole(target):
                 whole[id(target)] = value.memory
-        ids = {id(target) for target, *_ in had}
+        ids = {id(target) for target, _ in had}
         new = [t for t in targets if id(t) not in ids and known.fills and self.values.is_new(t)]
         whole.update((id(t), self.values.memory(t)) for t in new)
         if not (had or new):
@@ -286,7 +287,7 @@ class Follower:
         except Exception:  # noqa: BLE001 - what was written is not known
             self._lose(targets)
             return out
-        for _, value, *_ in had:
+        for _, value in had:
             self.values.keep(value, true=found.true)
         for target in new:
             self.values.hold(target, whole[id(target)], true=found.true)

@@ -90,6 +90,7 @@ class Operation:
         composite = has_kernel(op.name(), "CompositeImplicitAutograd")
         self.passes = (composite and not self.has_scalar) or name in _ALIKE
         self.foreign = not name.startswith("aten::")
+        self.adds = op.name() == "aten::add_.Tensor"
         self.is_alone = name.partition("::")[2] in _ALONE and not self.foreign
 
     def has_number(self, args: tuple[Any, ...]) -> bool:
@@ -97,6 +98,10 @@ class Operation:
         return self.has_scalar or any(
             i < len(args) and type(args[i]) in _NUMBERS for i in self.tensors
         )
+
+    def counts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a whole number is added in place, as batch norm counts its batches."""
+        return self.adds and type(args[-1]) is int and not kwargs
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
         """Yield the tensors that it writes into."""

@@ -28,6 +28,7 @@ FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones a
 WIDE = 128 << 20  # the same where experts' rows are counted: one_hot [N, k, E] in int64
 FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
 _MASK = 2  # dimensions
+_INT64 = 8  # bytes
 
 
 class Unknown(Exception):  # noqa: N818 - not an error
@@ -141,6 +142,15 @@ class Values:
         value.writes += 1
         value.true = true
         self.known[value.key] = value
+
+    def count(self, tensor: Any, number: int) -> bool:
+        """Add to a counter, an int64 that is all of its storage; False: none, or not known."""
+        value = self.of(tensor)
+        is_one = tensor.dtype is self.torch.int64 and self.storages.nbytes(tensor) == _INT64
+        if value is not None and is_one:
+            ctypes.c_int64.from_address(value.memory.data_ptr()).value += number
+            value.writes += 1
+        return value is not None and is_one
 
     def lose(self, value: Value) -> None:
         """Forget a value: something unknown was written there."""
