@@ -24,6 +24,7 @@ from vrambudget.estimator import estimate
 from vrambudget.measure.record import record_of, runnable
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.rehearse.events import rehearse_job
+from vrambudget.report.phrases import job_text
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -120,6 +121,14 @@ LLAMA = {
     "num_attention_heads": 4,
     "vocab_size": 500,
 }
+
+
+def test_a_report_says_whose_adafactor_it_is() -> None:
+    job = {"block": 32, "optimizer": "adafactor", "gpu": "12GB"}
+    assert "adafactor (transformers)" in job_text(estimate(LLAMA, loop="trainer", **job))
+    assert "adafactor (PyTorch's default)" in job_text(estimate(LLAMA, **job))
+
+
 QLORA = {"quant": "nf4", "lora_rank": 4}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from vrambudget.budget import Budget, Device, RankPeak, Several
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.fields.training import BITSANDBYTES
+from vrambudget.config.loops import TRAINERS
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 
@@ -43,6 +44,14 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
     return "FITS", f"{needs}: {left} {unit} left"
 
 
+def _whose(job: Mapping[str, Any]) -> str:
+    """Return whose optimizer it is, where no implementation is named."""
+    if job["optimizer"] in BITSANDBYTES:
+        return "bitsandbytes"
+    own = job["optimizer"] == "adafactor" and job.get("loop") in TRAINERS
+    return "transformers" if own else "PyTorch's default"
+
+
 def job_text(budget: Budget) -> str:
     """Return the model and the job in a sentence."""
     job = budget.job
@@ -55,9 +64,7 @@ def job_text(budget: Budget) -> str:
     words += [f"{job['weights']} weights"] if job.get("weights") else []
     words += [f"{job['loop']} loop"] if job.get("loop", "plain") != "plain" else []
     if job["mode"] == "train":
-        default = "bitsandbytes" if job["optimizer"] in BITSANDBYTES else "PyTorch's default"
-        implementation = job["optimizer_impl"] or default
-        words.append(f"{job['optimizer']} ({implementation})")
+        words.append(f"{job['optimizer']} ({job['optimizer_impl'] or _whose(job)})")
         words += [f"clip {job['clip']}"] if job["clip"] is not None else []
         words += [f"{job['grad_accum']} micro-batches"] if job["grad_accum"] > 1 else []
         words += [f"gradients zeroed {_ZEROED[job['zero_grad']]}"] if _zeroes(job) else []

@@ -36,12 +36,8 @@ OPTIMIZERS: Mapping[str, Fields] = {
     "sgd": {"optimizer": "sgd"},
     "adafactor": {"optimizer": "adafactor"},
 }
-"""Of OptimizerNames, those with rules here."""
-OPTIMIZER = Choice(
-    "the optimizer",
-    OPTIMIZERS,
-    {"adafactor": "transformers' own where the loop is Trainer's, else torch.optim's"},
-)
+"""Of OptimizerNames, those with rules here; `adafactor` is torch's outside Trainer's loops."""
+OPTIMIZER = Choice("the optimizer", OPTIMIZERS)
 
 DTYPES: Mapping[str, Fields] = {
     "float32": {"precision": "fp32"},
