@@ -104,6 +104,24 @@ def test_an_answer_has_the_bytes_of_the_command_that_it_shows(number):
     assert peak[1] == budget.peak.allocated_bytes
 
 
+def test_near_the_gpu_s_limit_the_first_steps_answer_and_settled_memory_after_them():
+    question = {"model": "gpt2", "gpu": "10GB", "fields": {"batch": 8, "block": 512}}
+    first, settled = (asked(kind, **question) for kind in ("first", "estimate"))
+    assert first["is_settled"] is False
+    assert "left after 3 steps; counting on" in first["sentence"]
+    assert first["peak"]["reserved_bytes"] < settled["peak"]["reserved_bytes"]  # from step 8 on
+    budget = vrambudget.estimate("gpt2", gpu="10GB", **question["fields"])
+    assert settled["peak"]["reserved_bytes"] == budget.peak.reserved_bytes
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_far_from_the_limit_the_first_answer_is_the_last(batch):
+    question = {"model": SMALL, "gpu": "12GB", "fields": {"batch": batch}}
+    first = asked("first", **question)
+    assert first.pop("is_settled")
+    assert first == asked("estimate", **question)
+
+
 def test_the_largest_batch_and_the_advice_are_those_of_the_library():
     question = {"model": "gpt2", "gpu": "12GB", "fields": {"block": 512, "batch": 64}}
     fits = vrambudget.max_batch("gpt2", gpu="12GB", block=512)

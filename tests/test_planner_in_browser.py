@@ -96,6 +96,14 @@ def test_nothing_is_wider_than_the_page(page, width):
         page.resize(1200, 900)
 
 
+def test_near_the_gpu_s_limit_the_verdict_is_that_of_settled_memory(page):
+    settled = peak_of(batch=8, block=512, gpu="10GB")  # 9 % more than after three steps
+    page.evaluate("location.hash = '#model=gpt2&gpu=10GB&batch=8&block=512'")
+    page.until(f"{PEAK} === {settled!r}")
+    page.evaluate("location.hash = '#model=gpt2&gpu=12GB&batch=4&block=256'")
+    page.until(f"{PEAK} === {peak_of()!r}")
+
+
 def test_it_answers_when_the_server_is_gone(page, served):
     page.until(ADVICE)  # the second worker has all it needs, too
     served.shutdown()

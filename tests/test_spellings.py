@@ -48,7 +48,7 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--optim=adamw_torch_fused", "--optimizer adamw --optimizer-impl fused"),
         ("--attn_implementation eager --max_grad_norm 1.0", "--attention eager --clip 1.0"),
         ("--max_grad_norm 0", ""),
-        ("--qlora", "--quant nf4 --lora-rank 16 --precision bf16"),
+        ("--qlora", "--quant nf4 --lora-rank 16 --precision amp-bf16"),
         ("--load_in_4bit", "--no-double-quant --quant nf4"),
         ("--use_bnb_nested_quant --load_in_4bit", "--quant nf4"),
         ("--load_in_8bit --llm_int8_threshold 6.0", "--quant int8"),
@@ -111,8 +111,8 @@ def test_what_decides_memory_and_has_no_rules_is_refused_by_name(words, named):
 
 
 def test_what_is_given_in_our_words_goes_before_what_a_foreign_word_implies():
-    words = translated(["--qlora", "--lora-rank", "64", "--precision=amp-bf16"], OWN)
-    assert words == ["--lora-rank", "64", "--precision=amp-bf16", "--quant", "nf4"]
+    words = translated(["--qlora", "--lora-rank", "64", "--precision=bf16"], OWN)
+    assert words == ["--lora-rank", "64", "--precision=bf16", "--quant", "nf4"]
 
 
 def test_the_words_of_a_script_are_its_own():

@@ -87,7 +87,10 @@ def test_a_suffix_that_no_result_has_is_refused_by_name(run, tmp_path):
         ([""], {"plan", "gpt2"}),
         (["pl"], {"plan"}),
         (["gpt2", "--gpu", "rtx-30"], {"rtx-3060", "rtx-3090"}),
+        (["gpt2", "--gpu", "RTX-30"], {"rtx-3060", "rtx-3090"}),
+        (["gpt2", "--gpu=A1"], {"--gpu=a10", "--gpu=a100-80gb"}),
         (["gpt2", "--prec"], {"--precision"}),
+        (["gpt2", "--mode="], {"--mode=train", "--mode=eval"}),
         (["plan", "llama-3.1"], {"llama-3.1-8b", "llama-3.1-70b"}),
         (["plan", "gpt2", "--goal", ""], {"full", "lora", "qlora", "any"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
@@ -96,7 +99,12 @@ def test_a_suffix_that_no_result_has_is_refused_by_name(run, tmp_path):
 def test_a_word_is_completed_by_what_may_stand_there(words, among):
     found = candidates(words)
     assert among <= set(found)
-    assert all(word.startswith(words[-1]) for word in found)
+    assert all(word.lower().startswith(words[-1].lower()) for word in found)
+
+
+@pytest.mark.parametrize(("typed", "value"), [(["="], "bf16"), (["=", "amp-b"], "amp-bf16")])
+def test_where_an_equals_sign_is_a_word_the_value_is_completed(typed, value):
+    assert value in candidates(["gpt2", "--precision", *typed])
 
 
 @pytest.mark.parametrize("words", [["gpt2", "--batch", ""], ["explain", ""], ["gpt2", ""]])
@@ -130,6 +138,10 @@ def test_bash_completes(tmp_path):
 def test_fish_completes(tmp_path):
     script = SHELLS["fish"] + "complete -C 'vrambudget plan gpt2 --goal ql'"
     assert in_shell("fish", script, tmp_path) == ["qlora"]
+    log = tmp_path / "crash.log"
+    log.touch()
+    script = f"{SHELLS['fish']}complete -C 'vrambudget explain {tmp_path}/cra'"
+    assert in_shell("fish", script, tmp_path) == [str(log)]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")

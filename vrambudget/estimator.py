@@ -26,6 +26,7 @@ class Followed:
     tape: Tape
     budget: Budget
     peak_event: int  # the event of the tape that most is allocated after
+    is_settled: bool = True  # False: later steps may reserve more, and that may decide
 
     @property
     def room_bytes(self) -> int | None:
@@ -59,8 +60,11 @@ def estimate_scenario(scenario: Scenario) -> Budget:
     return follow(scenario).budget
 
 
-def follow(scenario: Scenario) -> Followed:
-    """Return the budget of a resolved scenario with the tape that it was made of, for pictures."""
+def follow(scenario: Scenario, *, settles: bool = True) -> Followed:
+    """Return the budget of a resolved scenario with the tape that it was made of, for pictures.
+
+    Near the GPU's limit steps go on until memory `settles`; without, the first ones answer sooner.
+    """
     several, room_bytes = None, scenario.gpu.room_bytes if scenario.gpu else None
     if scenario.job.layout.ranks > 1:
         from vrambudget.per_rank import fullest  # noqa: PLC0415 - most jobs have one GPU
@@ -70,10 +74,10 @@ def follow(scenario: Scenario) -> Followed:
         recording, replayed, several = most.recording, most.replayed, most.several
     else:
         recording = simulate(scenario.config, scenario.job, scenario.platform)
-        replayed = replay_for(recording.tape, room_bytes)
+        replayed = replay_for(recording.tape, room_bytes, settles=settles)
     if (step := replayed.unseen_step) is not None:
         recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
-        replayed = replay_for(recording.tape, room_bytes)
+        replayed = replay_for(recording.tape, room_bytes, settles=settles)
     device, out_of_memory = on_card(scenario.gpu, recording.tape, replayed)
     budget = Budget(
         model=scenario.model,
@@ -89,7 +93,9 @@ def follow(scenario: Scenario) -> Followed:
         several=several,
         full_at=_full_at(scenario, recording.tape, out_of_memory),
     )
-    return Followed(scenario, recording.tape, budget, replayed.peak_event)
+    return Followed(
+        scenario, recording.tape, budget, replayed.peak_event, is_settled=replayed.is_settled
+    )
 
 
 def _full_at(scenario: Scenario, tape: Tape, full: OutOfMemory | None) -> FullAt | None:

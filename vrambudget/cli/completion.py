@@ -36,9 +36,14 @@ compdef _vrambudget vrambudget
 _FISH = """\
 function __vrambudget_words
     set -l words (commandline -opc) (commandline -ct)
-    vrambudget completion --words $words[2..] 2>/dev/null
+    set -l found (vrambudget completion --words $words[2..] 2>/dev/null)
+    if test (count $found) -gt 0
+        string join \\n $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c vrambudget -a '(__vrambudget_words)'
+complete -c vrambudget -f -a '(__vrambudget_words)'
 """
 SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _GPU = "--gpu"
@@ -69,9 +74,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return what may stand in the place of the last word, after the others."""
+    """Return what may stand in the place of the last word, after the others.
+
+    The value of `--precision=bf16` stands there alone in bash, for which `=` is a word, too.
+    """
     *before, last = words or [""]
-    return [word for word in _possible(before, last) if word.startswith(last)]
+    before = [word for word in before if word != "="]
+    last = "" if last == "=" else last
+    option, equals, value = last.partition("=")
+    if not (equals and option.startswith("--")):
+        return [word for word in _possible(before, last) if _begins(word, last)]
+    found = _possible([*before, option], value)
+    return [f"{option}={word}" for word in found if _begins(word, value)]
+
+
+def _begins(word: str, typed: str) -> bool:
+    return word.lower().startswith(typed.lower())
 
 
 def _possible(before: Sequence[str], last: str) -> Iterator[str]:

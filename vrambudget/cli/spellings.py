@@ -4,7 +4,7 @@
     --gradient-checkpointing            --checkpointing full
     --bf16                              --precision amp-bf16    (TrainingArguments: autocast)
     --optim adamw_torch_fused           --optimizer adamw --optimizer-impl fused
-    --qlora                             --quant nf4 --lora-rank 16 --precision bf16
+    --qlora                             --quant nf4 --lora-rank 16 --precision amp-bf16
     --learning_rate 2e-5                nothing: it decides no memory, which is said
 
 Names may have hyphens or underscores. What is given in this tool's own words goes before what a

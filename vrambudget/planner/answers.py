@@ -1,6 +1,8 @@
 """What the planner's page asks, and the answers, as JSON; it runs in the browser's worker.
 
     {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    verdict, ledger, commands
+    {"ask": "first", ...}                the same after the first steps, sooner; "is_settled" says
+                                         whether "estimate" may tell more
     {"ask": "drawing", ...}                                  the timeline of the same job
     {"ask": "advice", ...}                                   what would help
     {"ask": "largest", ...}                                  the largest batch
@@ -74,8 +76,20 @@ _KINDS = {bool: "switch", int: "whole", float: "number"}
 
 
 def _estimate(question: Question) -> dict[str, Any]:
+    return _told(question, _followed(question))
+
+
+def _first(question: Question) -> dict[str, Any]:
+    followed = _first_steps(_asked(question))
+    told = _told(question, followed) | {"is_settled": followed.is_settled}
+    if not followed.is_settled:
+        steps = len(followed.budget.steps)
+        told["sentence"] += f" after {steps} steps; counting on ..."
+    return told
+
+
+def _told(question: Question, followed: Followed) -> dict[str, Any]:
     model, gpu, fields = (question[key] for key in ("model", "gpu", "fields"))
-    followed = _followed(question)
     budget = followed.budget
     word, sentence = verdict(budget, ledger(budget))
     return {
@@ -98,14 +112,25 @@ def _drawing(question: Question) -> dict[str, Any]:
 
 
 def _followed(question: Question) -> Followed:
-    return _follow(json.dumps([question[key] for key in ("model", "gpu", "fields")]))
+    return _settled(_asked(question))
+
+
+def _asked(question: Question) -> str:
+    return json.dumps([question[key] for key in ("model", "gpu", "fields")])
 
 
 @lru_cache(maxsize=1)
-def _follow(asked: str) -> Followed:
-    """Return the job, once for all questions about it."""
+def _first_steps(asked: str) -> Followed:
+    """Return the job after its first steps, once for all questions about it."""
     model, gpu, fields = json.loads(asked)
-    return follow(resolve(model, gpu=gpu or None, **fields))
+    return follow(resolve(model, gpu=gpu or None, **fields), settles=False)
+
+
+@lru_cache(maxsize=1)
+def _settled(asked: str) -> Followed:
+    """Return the job once its memory has settled, likewise."""
+    first = _first_steps(asked)
+    return first if first.is_settled else follow(first.scenario)
 
 
 def _advice(question: Question) -> dict[str, Any]:
@@ -157,6 +182,7 @@ def _explain(question: Question) -> dict[str, Any]:
 
 _ANSWERS: Mapping[str, Callable[[Question], dict[str, Any]]] = {
     "estimate": _estimate,
+    "first": _first,
     "drawing": _drawing,
     "advice": _advice,
     "largest": _largest,

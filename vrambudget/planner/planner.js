@@ -203,23 +203,35 @@ function mistake({ error, hint }) {
   return parts;
 }
 
-let later = 0; // a timer: advice is asked for once the controls rest
+let later = 0; // a timer: what takes longer is asked for once the controls rest
 async function changed() {
   write();
   clearTimeout(later);
   const question = structuredClone(state);
   const begun = performance.now();
-  let found;
   try {
-    found = await quick.ask("estimate", question);
+    const found = await quick.ask("first", question);
+    if (!found) return;
+    tell(found);
+    at("headline").dataset.milliseconds = Math.round(performance.now() - begun);
+    if (found.error || !isNewest(question)) return;
+    if (found.is_settled) await draw(question, begun);
+    else later = setTimeout(() => settle(question, begun), 100);
   } catch (error) {
     tell({ error: `Python did not start: ${error.message}`,
-      hint: "The page needs WebAssembly and, the first time, its runtime's address." }, begun);
-    return;
+      hint: "The page needs WebAssembly and, the first time, its runtime's address." });
   }
-  if (!found) return;
-  tell(found, begun);
-  if (found.error) return;
+}
+
+// Near the GPU's limit the first steps do not tell all: steps go on until memory has settled.
+async function settle(question, begun) {
+  const found = await quick.ask("estimate", question);
+  if (!found || !isNewest(question)) return;
+  tell(found);
+  await draw(question, begun);
+}
+
+async function draw(question, begun) {
   const drawing = await quick.ask("drawing", question);
   if (!drawing || !isNewest(question)) return;
   const plotted = at("answer").querySelector(".plotted");
@@ -231,10 +243,11 @@ async function changed() {
   later = setTimeout(() => { advise(question); plan(question); }, 400);
 }
 
+const KINDS = { FITS: "fits", "DOES NOT FIT": "fails", PEAK: "peak" };
 const isNewest = (question) => JSON.stringify(question) === JSON.stringify(state);
 
-function tell(found, begun) {
-  const kind = found.error || found.fits === false ? "fails" : found.fits ? "fits" : "peak";
+function tell(found) {
+  const kind = found.is_settled === false ? "peak" : KINDS[found.word] ?? "fails";
   for (const id of ["headline", "verdict"]) at(id).className = kind;
   at("headline").textContent = found.error ? "NO ANSWER" : found.word;
   at("sentence").textContent = found.error ?? found.sentence;
@@ -253,7 +266,6 @@ function tell(found, begun) {
   }
   const { requested_bytes, allocated_bytes, reserved_bytes } = found.peak ?? {};
   at("headline").dataset.peak = [requested_bytes, allocated_bytes, reserved_bytes].join(" ");
-  at("headline").dataset.milliseconds = Math.round(performance.now() - begun);
 }
 
 async function advise(question) {

@@ -35,6 +35,7 @@ class Replay(NamedTuple):
     unseen_step: int | None = None  # the peak is in this step, which is not on the tape
     after_step_bytes: int | None = None  # where steps have an end
     built_bytes: int = 0  # reserved once the model is built and the cache is emptied
+    is_settled: bool = True  # False: later steps may reserve more, and that may decide
 
 
 @dataclass(slots=True)
@@ -48,17 +49,21 @@ class _Readings:
     after_step_bytes: int | None = None
 
 
-def replay_for(tape: Tape, room_bytes: int | None) -> Replay:
+def replay_for(tape: Tape, room_bytes: int | None, *, settles: bool = True) -> Replay:
     """Replay for a card with this room: steps go on until memory settles where that may decide.
 
-    Where it does not fit, or far more would, the tape's own steps tell.
+    Where it does not fit, or far more would, the tape's own steps tell. Unless it `settles`, they
+    always do, and the replay says whether later ones may decide.
     """
+    went_on: list[bool] = []
 
     def may_decide(reserved: int) -> bool:
         most = reserved + reserved // _MAY_GROW
-        return room_bytes is not None and reserved <= room_bytes < most
+        went_on.append(room_bytes is not None and reserved <= room_bytes < most)
+        return settles and went_on[-1]
 
-    return replay(tape, may_decide)
+    replayed = replay(tape, may_decide)
+    return replayed if settles else replayed._replace(is_settled=not any(went_on))
 
 
 def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Replay:

@@ -24,7 +24,7 @@ _EXPERTS = "expert parallelism (--parallel ep=8 is transformers')"
 
 _PRESETS: dict[str, Meaning] = {
     "lora": Switch({}, {"lora_rank": LORA_RANK}),
-    "qlora": Switch({}, {"quant": "nf4", "lora_rank": LORA_RANK, "precision": "bf16"}),
+    "qlora": Switch({}, {"quant": "nf4", "lora_rank": LORA_RANK, "precision": "amp-bf16"}),
     "max_seq_len": Same("block"),
     "block_size": Same("block"),
     "lora_alpha": TRL["lora_alpha"],
