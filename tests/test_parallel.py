@@ -148,6 +148,16 @@ def test_trainer_under_ddp_has_its_logits_in_float32_twice():
     assert 32 * 1000 * 4 in clones  # DDP's, of what accelerate made float32
 
 
+def test_checkpoints_of_inputs_that_fsdp2_casts_in_the_first_forward_alone_are_refused():
+    model = {"model_type": "olmo2", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100}
+    model |= {"intermediate_size": 128, "num_attention_heads": 2, "max_position_embeddings": 64}
+    job = {"ranks": 2, "parallel": "fsdp2", "block": 16, **MIXED}
+    assert estimate(model, **job).peak.allocated_bytes > 0
+    assert small(ranks=2, parallel="fsdp2", checkpointing="full", **MIXED).peak.allocated_bytes > 0
+    with pytest.raises(NotModelledError, match=r"CheckpointError: .* float32 input"):
+        estimate(model, checkpointing="full", **job)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

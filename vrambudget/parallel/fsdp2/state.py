@@ -22,6 +22,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.parallel.fsdp2.param_group import CommContext, ParamGroup, TrainingState
 from vrambudget.parallel.fsdp2.parameter import Policies
 
@@ -74,6 +75,7 @@ class State:
             if group is not None:
                 group.unshard()
                 group.wait_for_unshard()
+            self._check_recomputed((args, kwargs))
             return args, kwargs
         self.training_state = TrainingState.FORWARD
         if self.shared.iter_forward_root is None:
@@ -84,6 +86,19 @@ class State:
             return args, kwargs
         group.pre_forward()
         return _with_post_backward(group, args, kwargs)
+
+    def _check_recomputed(self, inputs: object) -> None:
+        """Refuse inputs that forward cast: the second forward, which casts none, saves others."""
+        policies = self.policies
+        dtype = policies.param_dtype if policies.cast_forward_inputs else None
+        for x in tensors_of(inputs):
+            if dtype is not None and x.dtype.is_floating_point and x.dtype is not dtype:
+                raise NotModelledError(
+                    f"checkpointing under FSDP2 in {dtype} ends in PyTorch's CheckpointError:"
+                    f" {type(self.modules[0]).__name__} takes a {x.dtype} input, which is cast in"
+                    " the first forward and not in the second (_fsdp_state.py, _pre_forward)",
+                    hint="take --precision amp-bf16 for --param-dtype, or leave --checkpointing out",
+                )
 
     def _post_forward(self, output: Any) -> Any:
         if self.training_state is TrainingState.PRE_BACKWARD:
