@@ -105,7 +105,7 @@ def test_the_fewest_gpus_are_found_by_whole_machines(needed, most, found):
         def can(self, gpus):
             return gpus >= needed
 
-    assert fewest(Planner(), most, lambda: None) == found
+    assert fewest(Planner(), most) == found
 
 
 def test_adapters_of_4_bit_weights_are_not_sharded():
@@ -119,6 +119,45 @@ def test_a_plan_is_the_fewest_gpus_that_do():
     assert found.gpus > 1
     assert all(choice.gpus == found.gpus and choice.left_bytes >= 0 for choice in found.choices)
     assert not vrambudget.plan(LARGER, most=found.gpus // 2, **job).choices
+
+
+def test_counted_gpus_have_the_layouts_that_fit_them_each_with_the_largest_batch():
+    job = {"block": 64, "precision": "fp32", "goal": "full"}
+    found = vrambudget.plan(LARGER, gpu="2x2600MiB", **job)
+    assert (found.gpus, found.counted, found.ways_out) == (2, True, ())
+    assert str(found).startswith("gpt2 on 2 x a GPU with 2600MiB, 64 tokens a sequence: what fits")
+    assert len({choice.fields.get("batch", 1) for choice in found.choices}) > 1
+    for choice in found.choices:
+        batch = choice.fields.get("batch", 1)
+        layout = {"gpu": "2x2600MiB", **job, **choice.fields}
+        del layout["goal"]
+        budget = vrambudget.estimate(LARGER, **layout)
+        assert budget.device.peak_bytes == choice.peak_bytes
+        more = vrambudget.estimate(LARGER, **{**layout, "batch": batch + 1})
+        nccl = more.several.nccl_bytes[1]
+        assert not more.fits or more.device.headroom_bytes < nccl
+    less = vrambudget.plan(LARGER, gpu="2x2600MiB", margin="64MiB", **job)
+    assert all(choice.left_bytes >= 64 * 2**20 for choice in less.choices)
+
+
+def test_counted_gpus_share_a_step():
+    job = {"block": 64, "precision": "fp32", "goal": "full", "gpu": "2x2600MiB"}
+    found = vrambudget.plan(LARGER, per_step=12, **job)
+    assert found.choices
+    for choice in found.choices:
+        sizes = [choice.fields.get(name, 1) for name in ("batch", "grad_accum")]
+        assert sizes[0] * sizes[1] == 6
+    with pytest.raises(VramBudgetError, match="no multiple of 2 GPUs"):
+        vrambudget.plan(LARGER, per_step=13, **job)
+    with pytest.raises(VramBudgetError, match="per_step divides the step of a known number"):
+        vrambudget.plan(LARGER, per_step=12, optimizer="adam", **{**job, "gpu": "1800MiB"})
+
+
+def test_counted_gpus_that_do_not_do_are_told(capsys):
+    assert main(["plan", "gpt2", "--gpu", "2x600MiB", "--block", "64", "--goal", "full"]) == 1
+    assert "gpt2 does not fit on 2 x a GPU with 600MiB" in capsys.readouterr().out
+    assert main(["plan", "gpt2", "--gpu", "2x12GB", "--block", "64", "--as", "trl"]) == 2
+    assert "writes recipes for one GPU; 2 were named" in capsys.readouterr().err
 
 
 def test_a_job_that_fits_needs_one_gpu_and_all_kinds_of_training_are_shown():
@@ -259,7 +298,7 @@ def test_a_plan_for_several_gpus_is_printed_with_commands_that_run(capsys):
         ({"per_step": 0}, "per_step is 0"),
         ({"per_step": 8, "batch": 2}, "per_step divides"),
         ({"margin": -1}, "margin is -1"),
-        ({"ranks": 2, "parallel": "ddp"}, "leave out|were given"),
+        ({"ranks": 2, "parallel": "ddp"}, "looks for the layout; ranks and parallel were given"),
         ({"mode": "eval"}, "a plan is for training"),
         ({"compile": True}, "a plan of compiled jobs is not modelled"),
     ],

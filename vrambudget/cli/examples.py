@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
         "vrambudget plan llama-3.1-8b --gpu 24GB --block 2048",
         "vrambudget plan qwen2.5-7b --gpu 24GB --goal lora --per-step 64",
+        "vrambudget plan llama-3.1-8b --gpu 4x24GB --block 2048",
         "vrambudget plan llama-3.2-1b --gpu 12GB --as axolotl -o recipe.yaml",
     ),
     "check": (

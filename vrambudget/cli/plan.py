@@ -2,6 +2,7 @@
 
 On one GPU the recipes that fit, what gives up least first, each with the largest batch; options of
 the job that are given stay as they are. Where none fits: the fewest GPUs, and their layouts.
+For GPUs that are there (--gpu 4x24GB): the layouts that fit them, each with the largest batch.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
-from vrambudget.planning.plan import Plan, Wish, plan_for
+from vrambudget.planning.plan import Plan, Wish, counted, plan_for
 from vrambudget.report.plan import render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
@@ -35,7 +36,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("model", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
-        "--gpu", required=True, metavar="GPU", help="one GPU: a name ('h100') or a size (80GB)"
+        "--gpu",
+        required=True,
+        metavar="GPU",
+        help="a name ('h100') or a size (80GB); several: 4xh100",
     )
     parser.add_argument(
         "--goal",
@@ -78,12 +82,19 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 1 if no number of GPUs does."""
     fields = job_fields(args)
     named = frozenset(fields)
-    wish = Wish(args.goal, args.most, args.offload, named, args.per_step, margin_bytes(args.margin))
+    gpus, card = counted(args.gpu)
+    margin = margin_bytes(args.margin)
+    wish = Wish(args.goal, args.most, args.offload, named, args.per_step, margin, gpus=gpus)
     if args.tool is not None:
+        if gpus is not None:
+            raise VramBudgetError(
+                f"--as {args.tool} writes recipes for one GPU; {gpus} were named",
+                hint="leave --as out: the plan has each layout's options",
+            )
         tool = TOOLS[args.tool]
         fields = {"loop": tool.loop, **fields}
         wish = replace(wish, suits=tool.suits, autocast=tool.autocast)
-    scenario = resolve(args.model, gpu=args.gpu, **fields)
+    scenario = resolve(args.model, gpu=card, **fields)
     if args.tool is not None:
         model_id(scenario)  # an error where the tool has no such model
     with telling("looking for recipes") as tell:

@@ -77,7 +77,8 @@ def parse_layout(text: str | None, ranks: int | None) -> Layout:
             return Layout(1, None)
         raise VramBudgetError(
             f"ranks is {ranks}, and nothing says how they share the work",
-            hint=f"set parallel, for example {', '.join(DATA_PARALLEL)}, tp=2 or fsdp2+tp=2",
+            hint=f"set parallel, for example {', '.join(DATA_PARALLEL)}, tp=2 or fsdp2+tp=2;"
+            f" `vrambudget plan MODEL --gpu {ranks}xGPU` lists which of them fit",
         )
     data, cuts = None, dict.fromkeys(CUTS, 0)
     for part in text.lower().replace(" ", "").split("+"):

@@ -2,14 +2,15 @@
 
 On one GPU the recipes that fit (`planning.recipes`), what gives up least first. Where none does,
 the fewest GPUs for which any layout fits, then every layout that fits them, the cheapest first
-(`planning.several`).
+(`planning.several`). Of GPUs that are counted (gpu="4x24GB") every layout that fits them, each with
+the largest batch.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from vrambudget.config.gpus import Gpu
+from vrambudget.config.gpus import Gpu, count_of_gpus
 from vrambudget.config.job import Job
 from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
@@ -17,7 +18,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, Goal
-from vrambudget.planning.recipes import Trained, recipes
+from vrambudget.planning.recipes import Recipe, Trained, recipes
 from vrambudget.planning.several import Planner, fewest
 from vrambudget.planning.ways_out import WayOut, ways_out
 from vrambudget.scenario import Scenario, resolve
@@ -35,6 +36,7 @@ class Wish:
 
     `per_step`: sequences of one optimizer step, which recipes accumulate to. `suits`: whether a job
     may be a recipe. `autocast`: what is trained under autocast where weights are in 16 bits.
+    `gpus`: how many there are, where they were counted.
     """
 
     goal: Goal = "any"
@@ -45,11 +47,15 @@ class Wish:
     margin_bytes: int = 0
     suits: Callable[[Job], bool] = lambda _: True
     autocast: Collection[Trained] = ()
+    gpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fewest GPUs that do (0: none up to `most`), and the ways that fit them, best first."""
+    """The fewest GPUs that do (0: none up to `most`), and the ways that fit them, best first.
+
+    Of GPUs that were counted: all of them, or 0.
+    """
 
     model: str
     gpu: str
@@ -60,6 +66,7 @@ class Plan:
     most: int
     choices: tuple[Choice, ...]
     ways_out: tuple[WayOut, ...] = ()  # where one GPU does not: what it would do with
+    counted: bool = False  # whether so many GPUs were asked for
 
     def __str__(self) -> str:
         """Return the table that the command line prints."""
@@ -100,23 +107,57 @@ def plan(
 ) -> Plan:
     """Return the best recipe for `model` on such a GPU and the next ones, or the fewest GPUs.
 
-    `goal`: what is trained: all weights (full), adapters (lora), adapters of 4-bit weights (qlora),
-    or any of them. `per_step`: sequences of one optimizer step; without it, and without a batch,
-    recipes have the largest batch that fits. `margin`: bytes of one GPU to leave free, or a text as
-    "512MiB". `most`: GPUs at most. `offload`: also with shards in main memory. `fields` are those
-    of `Job`, which every recipe then has.
+    `gpu`: one, or several alike, as "4x24GB". `goal`: what is trained: all weights (full), adapters
+    (lora), adapters of 4-bit weights (qlora), or any of them. `per_step`: sequences of one
+    optimizer step; without it, and without a batch, recipes have the largest batch that fits.
+    `margin`: bytes of one GPU to leave free, or a text as "512MiB". `most`: GPUs at most, where
+    they are not counted. `offload`: also with shards in main memory. `fields` are those of `Job`,
+    which every recipe then has.
     Raises VramBudgetError for a model, a field, a goal or a GPU that makes no sense.
     """
     named = frozenset(Job.aliases.get(name, name) for name in fields)
-    wish = Wish(goal, most, offload, named, per_step, margin_of(margin))
-    return plan_for(resolve(model, gpu=gpu, **fields), wish)
+    gpus, card = counted(gpu)
+    wish = Wish(goal, most, offload, named, per_step, margin_of(margin), gpus=gpus)
+    return plan_for(resolve(model, gpu=card, **fields), wish)
+
+
+def counted(gpu: str | Gpu) -> tuple[int | None, str | Gpu]:
+    """Return how many GPUs are asked for, None if they are not counted, and which."""
+    count, card = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
+    return (count if count > 1 else None), card
 
 
 def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda: None) -> Plan:
     """Return the plan of a resolved scenario; `tell` is called now and then meanwhile."""
     _check(scenario, wish)
     assert scenario.gpu is not None  # noqa: S101 - checked
-    alone = recipes(
+    alone = _alone(scenario, wish, tell) if wish.gpus is None else []
+    choices = [of_recipe(scenario, recipe) for recipe in alone]
+    gpus = 1 if alone else 0
+    if not alone:
+        planner = Planner(
+            scenario, wish.goal, offload=wish.offload, margin_bytes=wish.margin_bytes, tell=tell
+        )
+        gpus, choices = _together(planner, wish)
+    does_as_asked = alone or (choices and wish.gpus)
+    others = () if does_as_asked else ways_out(scenario, wish, tell)
+    return Plan(
+        model=scenario.model,
+        gpu=scenario.gpu.name,
+        capacity_bytes=scenario.gpu.capacity_bytes,
+        block=scenario.job.block or 1,
+        goal=wish.goal,
+        gpus=gpus,
+        most=wish.gpus or wish.most,
+        choices=tuple(choices),
+        ways_out=tuple(others),
+        counted=wish.gpus is not None,
+    )
+
+
+def _alone(scenario: Scenario, wish: Wish, tell: Callable[[], object]) -> list[Recipe]:
+    """Return the recipes for one GPU."""
+    return recipes(
         scenario,
         GOALS[wish.goal],
         named=wish.named,
@@ -126,21 +167,29 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
         autocast=wish.autocast,
         tell=tell,
     )
-    planner = Planner(scenario, wish.goal, offload=wish.offload)
-    gpus = 1 if alone else fewest(planner, wish.most, tell)
-    choices = [of_recipe(scenario, recipe) for recipe in alone] or planner.choices(gpus)
-    others = () if alone else ways_out(scenario, wish, tell)
-    return Plan(
-        model=scenario.model,
-        gpu=scenario.gpu.name,
-        capacity_bytes=scenario.gpu.capacity_bytes,
-        block=scenario.job.block or 1,
-        goal=wish.goal,
-        gpus=gpus,
-        most=wish.most,
-        choices=tuple(choices),
-        ways_out=tuple(others),
-    )
+
+
+def _together(planner: Planner, wish: Wish) -> tuple[int, list[Choice]]:
+    """Return how many GPUs do, and the layouts that fit them."""
+    if wish.gpus is None:
+        gpus = fewest(planner, wish.most)
+        if gpus and wish.per_step is not None:
+            raise VramBudgetError(
+                f"one GPU does not, and per_step divides the step of a known number of GPUs; {gpus}"
+                " would do",
+                hint=f"count them, for example --gpu {gpus}xh100, or leave per_step out",
+            )
+        return gpus, planner.choices(gpus)
+    if wish.per_step is not None and wish.per_step % wish.gpus:
+        raise VramBudgetError(
+            f"per_step is {wish.per_step}, which is no multiple of {wish.gpus} GPUs"
+        )
+    each = wish.per_step and wish.per_step // wish.gpus
+    if each is None and {"batch", "grad_accum"} & {*wish.named}:
+        choices = planner.choices(wish.gpus)
+    else:
+        choices = planner.largest(wish.gpus, each)
+    return (wish.gpus if choices else 0), choices
 
 
 def _check(scenario: Scenario, wish: Wish) -> None:
@@ -163,8 +212,8 @@ def _check(scenario: Scenario, wish: Wish) -> None:
         raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu h100")
     if scenario.job.layout.ranks > 1:
         raise VramBudgetError(
-            "a plan looks for the number of GPUs and the layout; they were given",
-            hint="leave out ranks and parallel, and name one GPU",
+            "a plan looks for the layout; ranks and parallel were given",
+            hint="leave them out, and count the GPUs: --gpu 4xh100",
         )
     if scenario.job.mode != "train":
         raise VramBudgetError(f"a plan is for training; mode is {scenario.job.mode!r}")

@@ -31,7 +31,7 @@ Trained = Literal["full", "lora", "qlora"]
 
 FIRST_WITH_BFLOAT16 = (8, 0)
 LORA_RANK = 16
-_MOST = 2**14  # sequences in a batch
+MOST_SEQUENCES = 2**14  # sequences in a batch
 FOLLOWED = 4  # micro-batches: of 51 jobs drawn, one reserved less than with 16 (2 %)
 SEARCHED = frozenset(
     {
@@ -167,9 +167,9 @@ class _Kitchen:
         self.scenario, self.per_step, self.tell = scenario, per_step, tell
         self.gpu, self.room = scenario.gpu, scenario.gpu.room_bytes - margin_bytes
         self.parameters = count_parameters(scenario)
-        self.sizes: Sequence[int] = range(1, _MOST + 1)
+        self.sizes: Sequence[int] = range(1, MOST_SEQUENCES + 1)
         if per_step is not None:
-            self.sizes = [n for n in divisors(per_step) if n <= _MOST]
+            self.sizes = [n for n in divisors(per_step) if n <= MOST_SEQUENCES]
         elif batch_is_named:
             self.sizes = [scenario.job.batch]
 

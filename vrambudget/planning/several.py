@@ -15,7 +15,7 @@ from vrambudget.budget import Budget
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import follow
-from vrambudget.planning.changes import Cost
+from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import Choice, command, fields_of
 from vrambudget.planning.few_layers import FewLayers
 from vrambudget.planning.floor import count_parameters, least_bytes
@@ -28,11 +28,13 @@ from vrambudget.planning.layouts import (
     layouts,
     traffic,
 )
-from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
+from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
 
 
-def fewest(planner: "Planner", most: int, tell: Callable[[], object]) -> int:
+def fewest(planner: "Planner", most: int) -> int:
     """Return the fewest GPUs that do, 0 for none, where one does not.
 
     Their number is doubled until they do, then whole machines are tried.
@@ -41,13 +43,11 @@ def fewest(planner: "Planner", most: int, tell: Callable[[], object]) -> int:
     if most == 1:
         return 0
     while not planner.can(gpus):
-        tell()
         if gpus == most:
             return 0
         fewer, gpus = gpus, min(2 * gpus, most)
     between = range(fewer + MACHINE, gpus, MACHINE) if gpus > 2 * MACHINE else range(0)
     while between:
-        tell()
         middle = len(between) // 2
         if planner.can(between[middle]):
             gpus, between = between[middle], between[:middle]
@@ -59,10 +59,19 @@ def fewest(planner: "Planner", most: int, tell: Callable[[], object]) -> int:
 class Planner:
     """Tries the layouts of one job on GPUs of one kind."""
 
-    def __init__(self, scenario: Scenario, goal: Goal, *, offload: bool) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        goal: Goal,
+        *,
+        offload: bool,
+        margin_bytes: int = 0,
+        tell: Callable[[], object] = lambda: None,
+    ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
         self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
-        self.offload = offload
+        self.offload, self.margin_bytes, self.tell = offload, margin_bytes, tell
+        self.room = self.gpu.room_bytes - margin_bytes
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.parameters = count_parameters(scenario)
         self.few_layers = FewLayers(scenario)
@@ -77,6 +86,33 @@ class Planner:
         """Return the layouts that fit so many GPUs, the cheapest first."""
         found = (self._choice(layout) for layout in self._ways(gpus))
         return sorted((choice for choice in found if choice is not None), key=_cost)
+
+    def largest(self, gpus: int, each: int | None) -> list[Choice]:
+        """Return them with the largest batch that fits, of `each` sequences a rank has in a step.
+
+        A pipeline keeps its batch: it has the sequences of all ranks.
+        """
+        found = (self._largest(layout, each) for layout in self._ways(gpus))
+        return sorted((choice for choice in found if choice is not None), key=_cost)
+
+    def _largest(self, layout: Layout, each: int | None) -> Choice | None:
+        choice = self._choice(layout)
+        if choice is None or "microbatches" in layout.fields:
+            return choice
+        job, tried = self._job(layout), dict[int, tuple[Job, Budget]]()
+
+        def attempt(batch: int) -> Try:
+            times = job.grad_accum if each is None else each // batch
+            there = variant(replace(self.scenario, job=job), batch=batch, grad_accum=times)
+            budget = self._budget(there.job)
+            tried[batch] = there.job, budget
+            return Try(
+                budget.peak.reserved_bytes, model_bytes(budget.breakdown), self._fits(budget)
+            )
+
+        sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
+        batch = largest_that_fits(sizes, attempt, start=sizes[0], room=self.room)
+        return None if batch is None else self._of(layout, *tried[batch])
 
     def _ways(self, gpus: int) -> list[Layout]:
         has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
@@ -110,17 +146,28 @@ class Planner:
 
     def _tried(self, layout: Layout) -> Choice | None:
         """Return a layout that fits, None for one that does not."""
-        if self._bound(layout) > self.gpu.room_bytes:
+        self.tell()
+        if self._bound(layout) > self.room:
             return None
         job = self._job(layout)
-        if self.few_layers.least_bytes(job) > self.gpu.room_bytes:
+        if self.few_layers.least_bytes(job) > self.room:
             return None
-        budget = follow(replace(self.scenario, job=job)).budget
-        device, several = budget.device, budget.several
+        budget = self._budget(job)
+        return self._of(layout, job, budget) if self._fits(budget) else None
+
+    def _budget(self, job: Job) -> Budget:
+        self.tell()
+        return follow(replace(self.scenario, job=job)).budget
+
+    def _fits(self, budget: Budget) -> bool:
+        """Whether PyTorch runs it with NCCL's buffers and the margin beside it."""
+        device = budget.device
         assert device is not None  # noqa: S101 - a GPU was named
-        nccl = several.nccl_bytes[1] if several else 0
-        if not device.fits or device.headroom_bytes < nccl:
-            return None
+        return device.fits and device.headroom_bytes >= _nccl_bytes(budget) + self.margin_bytes
+
+    def _of(self, layout: Layout, job: Job, budget: Budget) -> Choice:
+        device, several, nccl = budget.device, budget.several, _nccl_bytes(budget)
+        assert device is not None  # noqa: S101 - a GPU was named
         moved = traffic(job, self._sizes(budget))
         slower = job.checkpointing != "none" or job.cpu_offload
         return Choice(
@@ -147,6 +194,11 @@ class Planner:
             names = ("n_layers", "dim", "vocab_size")
         found = (getattr(config, name, 0) for name in names)
         return Sizes(budget.parameters.total, budget.parameters.trainable, *found)
+
+
+def _nccl_bytes(budget: Budget) -> int:
+    """Return NCCL's buffers at their largest."""
+    return budget.several.nccl_bytes[1] if budget.several else 0
 
 
 def _cost(choice: Choice) -> tuple[object, ...]:

@@ -20,6 +20,8 @@ _RECIPES = [
 ]
 _LAYOUTS = [
     Column("layout", "layout"),
+    Column("batch", "batch each", "right"),
+    Column("grad_accum", "times", "right"),
     Column("peak_bytes", "of each GPU", "right", format_bytes),
     Column("left_bytes", "left", "right", format_bytes),
     Column("network_bytes", "sent in a step", "right", format_bytes),
@@ -49,7 +51,10 @@ def plan_html(found: Plan) -> str:
 
 
 def _columns(found: Plan) -> list[Column]:
-    return _RECIPES if found.gpus == 1 else _LAYOUTS
+    if found.gpus == 1:
+        return _RECIPES
+    uses_host = any(choice.host_bytes for choice in found.choices)
+    return _LAYOUTS if uses_host else _LAYOUTS[:-1]
 
 
 def _row(choice: Choice) -> dict[str, Any]:
@@ -76,6 +81,8 @@ def _verdict(found: Plan) -> str:
     tokens = f"{found.block} tokens a sequence"
     if not found.gpus:
         return f"{found.model} does not fit on {found.most} x {found.gpu}, at {tokens}"
+    if found.counted:
+        return f"{found.model} on {found.gpus} x {found.gpu}, {tokens}: what fits, the best first"
     if found.gpus > 1:
         return (
             f"{found.model} needs {found.gpus} x {found.gpu}, at {tokens};"
@@ -101,7 +108,8 @@ def _of_choices(found: Plan) -> list[str]:
     nccl = format_bytes(found.choices[0].nccl_bytes)
     notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
     notes += filled(found.choices)
-    if found.gpus == 1 and found.goal == "any" and found.choices[0].trains != "full":
-        notes += ["all weights do not fit: `--goal full` finds how many GPUs they take"]
+    if found.goal == "any" and found.choices[0].trains != "full":
+        finds = "`--goal full` finds how many GPUs they take"
+        notes += [f"all weights do not fit: {f'for one, {finds}' if found.counted else finds}"]
     commands = (f"  {each.command}" for each in found.choices)
     return ["", *notes, "the report of each:", *commands]

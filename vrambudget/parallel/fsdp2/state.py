@@ -97,7 +97,7 @@ class State:
                     f"checkpointing under FSDP2 in {dtype} ends in PyTorch's CheckpointError:"
                     f" {type(self.modules[0]).__name__} takes a {x.dtype} input, which is cast in"
                     " the first forward and not in the second (_fsdp_state.py, _pre_forward)",
-                    hint="take --precision amp-bf16 for --param-dtype, or leave --checkpointing out",
+                    hint="take --precision amp-bf16 instead, or leave --checkpointing out",
                 )
 
     def _post_forward(self, output: Any) -> Any:
