@@ -8,7 +8,9 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
+from vrambudget.planning import sweep_alone
 from vrambudget.planning.processes import progress
+from vrambudget.simulate import simulate
 
 SMALL = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 50}
 GRID = {"batch": [1, 3, 2], "block": [8, 16], "precision": ["fp32", "amp-bf16"]}
@@ -35,6 +37,21 @@ def test_a_sweep_needs_no_numpy():
         budget = vrambudget.estimate(SMALL, gpu=record["gpu"], **point)
         assert record["peak_reserved_bytes"] == budget.peak.reserved_bytes
         assert record["fits"] is budget.fits
+
+
+def test_compiled_jobs_are_swept_one_by_one(monkeypatch):
+    """As they are compiled: at one size each; several jobs go to several processes."""
+
+    def compiled(config, job, platform):
+        assert {type(job.batch), type(job.block)} == {int}
+        return simulate(config, job.model_copy(update={"compile": False}), platform)
+
+    monkeypatch.setattr(sweep_alone, "simulate", compiled)
+    peaks = [
+        [record["peak_reserved_bytes"] for record in vrambudget.sweep(SMALL, **fields, **GRID)]
+        for fields in ({"compile": True, "torch": "2.11"}, {"use_cache": False, "torch": "2.11"})
+    ]
+    assert peaks[0] == peaks[1]
 
 
 def test_the_records_are_those_with_numpy(request):

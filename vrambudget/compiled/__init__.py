@@ -7,6 +7,8 @@
     shallow.py     a deep model's recording from those of two shallow ones
     depths.py      a deep model's tape from theirs
     cache.py       what was compiled once, kept
+    process.py     functions called in a process of their own: what ends that one does not end ours
+    server.py      that process: it imports torch once, and forks for each job
     findings.py    what the compiler told, for the report
     python_ops.py  operations whose C++ asks what only a card could answer
     attention.py   which kernel scaled_dot_product_attention takes, and what it is called with
@@ -22,5 +24,5 @@ Dynamo, AOTAutograd (with its min-cut partitioner) and Inductor are PyTorch's, o
 is installed. Only what would touch a card is answered here, by Python functions that stand in for
 PyTorch's while a model is built or called, and are taken back after it.
 
-This package needs torch; nothing in it needs a GPU, weights or memory for them.
+What compiles needs torch; nothing in it needs a GPU, weights or memory for them.
 """

@@ -62,19 +62,29 @@ def kept(place: Path) -> tuple[Tape, dict[str, int]] | None:
     if not place.exists():
         return None
     with suppress(VramBudgetError, ValueError, KeyError, TypeError):
-        found = json.loads(read_file(place, "kept tape", _MOST_BYTES))
-        tape = _tape(found["tape"])
-        findings.take(found["findings"])
-        return tape, {name: int(value) for name, value in found["numbers"].items()}
+        return read(read_file(place, "kept tape", _MOST_BYTES))
     return None
 
 
-def keep(place: Path, tape: Tape, numbers: Mapping[str, int]) -> None:
-    """Keep a tape, its numbers and `findings`."""
-    found = {"tape": _plain(tape), "numbers": dict(numbers), "findings": findings.told()}
+def keep(place: Path, found: bytes) -> None:
+    """Keep what `written` returned."""
     with suppress(VramBudgetError, OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, json.dumps(found).encode(), "kept tape")
+        write_file(place, found, "kept tape")
+
+
+def written(tape: Tape, numbers: Mapping[str, int]) -> bytes:
+    """Return a tape, its numbers and `findings` as JSON."""
+    found = {"tape": _plain(tape), "numbers": dict(numbers), "findings": findings.told()}
+    return json.dumps(found).encode()
+
+
+def read(text: bytes) -> tuple[Tape, dict[str, int]]:
+    """Return the tape and the numbers that were written, and let `findings` be what is told."""
+    found = json.loads(text)
+    tape = _tape(found["tape"])
+    findings.take(found["findings"])
+    return tape, {name: int(value) for name, value in found["numbers"].items()}
 
 
 def _plain(tape: Tape) -> dict[str, Any]:

@@ -10,7 +10,7 @@ weights, the loops of Lightning, accelerate and TRL.
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
 from vrambudget.compiled.findings import findings
@@ -60,15 +60,23 @@ class CompiledConfig(ModelConfig):
         """Yield the operations that were counted by their results alone."""
         yield from findings.doubts
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it is made of: its class is no module's."""
+        _, family, *_ = type(self).__bases__
+        return _remade, (family, self.__dict__, self.model_fields_set)
+
+    def refuse(self, job: Job) -> None:
+        """Raise NotModelledError where PyTorch's compiler cannot run, or was not checked."""
+        _refuse(job)
+        if job.checkpointing != "none" and self.model_type == "nanogpt":
+            raise NotModelledError("nanoGPT has no checkpointing to compile", hint=REHEARSE)
+
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task`, its weights allocated."""
         job = self.job
         assert job is not None  # noqa: S101 - a model is built for a job
         if not job.compile:
             return super().build(task)
-        _refuse(job)
-        if job.checkpointing != "none" and self.model_type == "nanogpt":
-            raise NotModelledError("nanoGPT has no checkpointing to compile", hint=REHEARSE)
         from vrambudget.compiled import build  # noqa: PLC0415 - it imports torch
 
         module = getattr(self, "module", None)
@@ -81,9 +89,18 @@ def compiled_config(
     plain: ModelConfig, keys: Mapping[str, Any], *, pads: bool | None = None
 ) -> CompiledConfig:
     """Return a family's configuration for a job that is compiled."""
-    kind = type(plain)
-    made: type[CompiledConfig] = type(f"Compiled{kind.__name__}", (CompiledConfig, kind), {})
+    made = _class_of(type(plain))
     return made.model_construct(**dict(plain), keys=dict(keys), pads=pads)
+
+
+def _class_of(family: type[ModelConfig]) -> type[CompiledConfig]:
+    return type(f"Compiled{family.__name__}", (CompiledConfig, family), {})
+
+
+def _remade(
+    family: type[ModelConfig], values: Mapping[str, Any], given: Collection[str]
+) -> CompiledConfig:
+    return _class_of(family)._made(values, given)
 
 
 def compiler_version() -> str:
@@ -92,8 +109,12 @@ def compiler_version() -> str:
     return named or plain_version(installed_version("torch")) or default_version("torch")
 
 
+def installed_torch() -> str:
+    """Return the version of torch that compiles."""
+    return plain_version(installed_version("torch")) or "of an unknown version"
+
+
 def _refuse(job: Job) -> None:
-    """Raise NotModelledError where PyTorch's compiler cannot run, or was not checked."""
     if importlib.util.find_spec("torch") is None:
         raise NotModelledError(
             "torch.compile is followed by PyTorch's own compiler, and torch is not installed",
@@ -101,7 +122,7 @@ def _refuse(job: Job) -> None:
         )
     if not sys.platform.startswith(_PLATFORMS):
         raise NotModelledError(f"torch.compile is not followed on {sys.platform}", hint=REHEARSE)
-    installed = plain_version(installed_version("torch")) or "of an unknown version"
+    installed = installed_torch()
     if installed.partition("+")[0] not in CHECKED:
         raise NotModelledError(
             f"torch {installed} is installed, whose compiler was not checked",
@@ -113,4 +134,3 @@ def _refuse(job: Job) -> None:
             raise NotModelledError(
                 f"{name} is {value!r}, which is not modelled for a compiled model", hint=REHEARSE
             )
-    findings.compiler, findings.rules = installed, job.torch

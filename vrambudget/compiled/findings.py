@@ -19,8 +19,9 @@ class Findings:
     doubts: list[str] = field(default_factory=list)  # what was counted by its result alone
     damaged: str = ""  # a file of the cache that was compiled anew
 
-    def begin(self) -> None:
+    def begin(self, compiler: str, rules: str) -> None:
         """Forget what was told of another job."""
+        self.compiler, self.rules = compiler, rules
         self.padded = None
         self.asked.clear()
         self.breaks, self.doubts, self.damaged = [], [], ""

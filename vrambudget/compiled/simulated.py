@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vrambudget.compiled import cache
+from vrambudget.compiled.config import installed_torch
 from vrambudget.compiled.findings import findings
+from vrambudget.compiled.process import elsewhere
 from vrambudget.compiled.shallow import shallowly
 from vrambudget.config.job import Job
 from vrambudget.engine.context import Platform
@@ -21,23 +23,39 @@ _NUMBERS = ("parameters", "trainable", "paged_bytes")
 def fullest(
     config: Any, job: Job, platform: Platform, simulated: Callable[[Any], Any], recording: Any
 ) -> Any:
-    """Return the recording of the larger peak; `recording` makes one of a tape that was kept."""
+    """Return the recording of the larger peak; `recording` makes one of a tape that was kept.
+
+    It is compiled in a process of its own, but for a live module, which cannot be sent there.
+    Raises NotModelledError where PyTorch's compiler cannot run, or was not checked.
+    """
     if not config.keys:  # a live module: what it is made of is not known by name
-        return _compiled(config, simulated)
+        config.refuse(job)
+        return _compiled(config, job, simulated)
     place = cache.place_of(config.keys, job, platform, pads=config.pads)
     found = cache.kept(place)
-    if found is not None:
-        tape, numbers = found
-        return recording(tape, **numbers)
-    is_damaged = place.exists()
-    made = _compiled(config, lambda given: shallowly(given, job, platform, simulated, recording))
-    findings.damaged = str(place) if is_damaged else ""
-    cache.keep(place, made.tape, {name: getattr(made, name) for name in _NUMBERS})
-    return made
+    if found is None:
+        config.refuse(job)
+        is_damaged = place.exists()
+        text = elsewhere(_written, config, job, platform, simulated, recording)
+        found = cache.read(text)
+        findings.damaged = str(place) if is_damaged else ""
+        cache.keep(place, text)
+    tape, numbers = found
+    return recording(tape, **numbers)
 
 
-def _compiled(config: Any, simulated: Callable[[Any], Any]) -> Any:
-    findings.begin()
+def _written(
+    config: Any, job: Job, platform: Platform, simulated: Callable[[Any], Any], recording: Any
+) -> bytes:
+    """Return the recording of the larger peak as the cache keeps it."""
+    made = _compiled(
+        config, job, lambda given: shallowly(given, job, platform, simulated, recording)
+    )
+    return cache.written(made.tape, {name: getattr(made, name) for name in _NUMBERS})
+
+
+def _compiled(config: Any, job: Job, simulated: Callable[[Any], Any]) -> Any:
+    findings.begin(installed_torch(), job.torch)
     plain = simulated(config)
     from vrambudget.followed import kernels  # noqa: PLC0415 - torch is imported by now
 

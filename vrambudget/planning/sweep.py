@@ -94,7 +94,8 @@ def _work(
 
         own = [alone.generation(number, setting) for number, setting in numbered]
         return own, alone.replayed if by == "replay" else alone.requested
-    if any(setting.scenario.job.shortest is not None for setting in plan.settings):
+    jobs = [setting.scenario.job for setting in plan.settings]
+    if any(job.shortest is not None or job.compile for job in jobs):
         return _point_by_point(plan, by)
     try:
         from vrambudget.planning import sweep_points as work  # noqa: PLC0415 - NumPy
@@ -115,7 +116,7 @@ def _work(
 
 
 def _point_by_point(plan: SweepPlan, by: By) -> tuple[list[Any], Callable[[Any], list[Any]]]:
-    """Return the work where points share no tape: without NumPy, or where lengths change."""
+    """Return the work where points share no tape: without NumPy, compiled, of changing lengths."""
     from vrambudget.planning import sweep_alone as alone  # noqa: PLC0415 - few sweeps need it
 
     return [
