@@ -300,7 +300,6 @@ def test_a_plan_for_several_gpus_is_printed_with_commands_that_run(capsys):
         ({"margin": -1}, "margin is -1"),
         ({"ranks": 2, "parallel": "ddp"}, "looks for the layout; ranks and parallel were given"),
         ({"mode": "eval"}, "a plan is for training"),
-        ({"compile": True}, "a plan of compiled jobs is not modelled"),
     ],
 )
 def test_what_no_plan_is_for_is_an_error(fields, words):

@@ -155,3 +155,13 @@ def test_the_chosen_recipe_is_written_with_its_command(tmp_path, capsys):
 def test_a_task_that_a_tool_does_not_train_suits_it_not():
     job = Job.parse({"task": "masked-lm", "optimizer_impl": "fused"})
     assert [TOOLS[tool].suits(job) for tool in TOOLS] == [True, False, False, False]
+
+
+def test_a_job_that_is_compiled_suits_trainer_alone_and_is_said():
+    job = Job.parse({"task": "causal-lm", "compile": True, "optimizer_impl": "fused"})
+    assert [TOOLS[tool].suits(job) for tool in TOOLS] == [True, False, False, False]
+    scenario = resolve("distilgpt2", block=64, gpu="12GB")
+    for compiles in (True, False):
+        job = scenario.job.model_copy(update={"compile": compiles})
+        text = TOOLS["trainer"].write(scenario, job, "a script")
+        assert ("torch_compile=True," in text) == compiles

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError
 
@@ -14,6 +15,11 @@ def compiling(
     from vrambudget.compiled.config import compiled_config  # noqa: PLC0415 - few jobs compile
 
     return compiled_config(known, keys, pads=pads)
+
+
+def refuse(known: ModelConfig, job: Job) -> None:
+    """Raise NotModelledError where what `compiling` returned cannot be compiled for a job."""
+    known.refuse(job)  # type: ignore[attr-defined]
 
 
 def compiler_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:

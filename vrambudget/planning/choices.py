@@ -8,7 +8,7 @@ from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
 from vrambudget.config.options import told
 from vrambudget.config.said_by_config import caches
-from vrambudget.planning.recipes import Recipe
+from vrambudget.planning.recipes import Recipe, words_of
 from vrambudget.scenario import Scenario
 
 _RESOLVED = frozenset(
@@ -40,11 +40,8 @@ def of_recipe(scenario: Scenario, recipe: Recipe) -> Choice:
     """Return a recipe for the scenario's GPU as a choice."""
     assert scenario.gpu is not None  # noqa: S101 - a recipe is for one
     job = recipe.job
-    words: list[str] = [recipe.trains, job.optimizer, job.precision]
-    words += ["checkpointing"] if job.checkpointing != "none" else []
-    words += ["growing segments"] if job.expandable_segments else []
     return Choice(
-        layout=", ".join(words),
+        layout=words_of(job, recipe.trains),
         gpus=1,
         trains=recipe.trains,
         costs=recipe.costs,

@@ -15,11 +15,11 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import LARGEST, show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
+from vrambudget.planning.guess import Guide
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
-from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import fits, replay_for
 from vrambudget.units import parse_bytes
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
 
 What = Literal["batch", "block"]
-_MOST_GUIDED = 6  # tries; a guess that is wrong so often is no guide
 _QUARTERS = range(1, 7)  # the curve goes from a quarter of the answer to one and a half
 
 
@@ -127,7 +126,7 @@ class _Search:
         # No size from here on is one; and on 32 bits, as in browsers, no range is longer.
         self.end = min(positions or LARGEST, sys.maxsize - 1) + 1
         self.points: dict[int, Point] = {}
-        self.tapes: dict[int, Tape] = {}  # of a job that is compiled at each size
+        self.guide = Guide(self.room)  # of a job that is compiled at each size
 
     def point(self, n: int) -> Point:
         """Return what the scenario takes at size n."""
@@ -140,7 +139,7 @@ class _Search:
         there = variant(self.scenario, **{self.what: n})
         tape = simulate(there.config, there.job, there.platform).tape
         if there.job.compile:
-            self.tapes[n] = tape
+            self.guide.tapes[n] = tape
         replayed = replay_for(tape, self.room)
         peak, fit = replayed.peak, fits(tape, replayed.peak, self.room)
         self.points[n] = Point(
@@ -156,13 +155,5 @@ class _Search:
         """Return the largest size that fits, 0 if none does."""
         start = min(getattr(self.scenario.job, self.what), self.end - 1)
         sizes = range(1, self.end)
-        guess = self._guessed
-        return largest_that_fits(sizes, self.attempt, start=start, room=self.room, guess=guess) or 0
-
-    def _guessed(self, good: int, bad: int) -> int | None:
-        """Return which size should be the largest, where trying one takes long."""
-        if not 1 < len(self.tapes) <= _MOST_GUIDED:
-            return None
-        from vrambudget.planning.guess import guessed  # noqa: PLC0415 - few jobs compile
-
-        return guessed(self.tapes, good, bad, self.room)
+        guide = self.guide
+        return largest_that_fits(sizes, self.attempt, start=start, room=self.room, guess=guide) or 0

@@ -7,11 +7,27 @@ and a size that was not compiled is never the answer.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import fits, replay
+
+_MOST_GUIDED = 6  # tries; a guess that is wrong so often is no guide
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Says which size should be the largest that fits; `tapes` are of those compiled so far."""
+
+    room: int
+    tapes: dict[int, Tape] = field(default_factory=dict)
+
+    def __call__(self, good: int, bad: int) -> int | None:
+        """Return the size, from one that fits to below one that does not; None: nobody knows."""
+        if not 1 < len(self.tapes) <= _MOST_GUIDED:
+            return None
+        return guessed(self.tapes, good, bad, self.room)
 
 
 def guessed(tapes: Mapping[int, Tape], good: int, bad: int, room: int) -> int | None:

@@ -3,13 +3,14 @@
 On one GPU the recipes that fit (`planning.recipes`), what gives up least first. Where none does,
 the fewest GPUs for which any layout fits, then every layout that fits them, the cheapest first
 (`planning.several`). Of GPUs that are counted (gpu="4x24GB") every layout that fits them, each with
-the largest batch.
+the largest batch. A job that is compiled is planned for one GPU.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from vrambudget.compiled.asked import refuse
 from vrambudget.config.gpus import Gpu, count_of_gpus
 from vrambudget.config.job import Job
 from vrambudget.config.settings import show
@@ -67,6 +68,7 @@ class Plan:
     choices: tuple[Choice, ...]
     ways_out: tuple[WayOut, ...] = ()  # where one GPU does not: what it would do with
     counted: bool = False  # whether so many GPUs were asked for
+    left_out: tuple[str, ...] = ()  # why recipes of a job that is compiled were not tried
 
     def __str__(self) -> str:
         """Return the table that the command line prints."""
@@ -128,19 +130,20 @@ def counted(gpu: str | Gpu) -> tuple[int | None, str | Gpu]:
 
 
 def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda: None) -> Plan:
-    """Return the plan of a resolved scenario; `tell` is called now and then meanwhile."""
+    """Return the plan of a resolved scenario; `tell` is called now and then meanwhile.
+
+    That of a job that is compiled is for one GPU: several are not modelled for it.
+    """
     _check(scenario, wish)
     assert scenario.gpu is not None  # noqa: S101 - checked
-    alone = _alone(scenario, wish, tell) if wish.gpus is None else []
-    choices = [of_recipe(scenario, recipe) for recipe in alone]
-    gpus = 1 if alone else 0
-    if not alone:
-        planner = Planner(
-            scenario, wish.goal, offload=wish.offload, margin_bytes=wish.margin_bytes, tell=tell
-        )
-        gpus, choices = _together(planner, wish)
-    does_as_asked = alone or (choices and wish.gpus)
-    others = () if does_as_asked else ways_out(scenario, wish, tell)
+    others, left_out = tuple[WayOut, ...](), tuple[str, ...]()
+    if scenario.job.compile:
+        choices, left_out = _compiled(scenario, wish, tell)
+        gpus, wish = len(choices[:1]), replace(wish, most=1)
+    else:
+        gpus, choices = _eager(scenario, wish, tell)
+        if gpus != (wish.gpus or 1):
+            others = tuple(ways_out(scenario, wish, tell))
     return Plan(
         model=scenario.model,
         gpu=scenario.gpu.name,
@@ -150,12 +153,61 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
         gpus=gpus,
         most=wish.gpus or wish.most,
         choices=tuple(choices),
-        ways_out=tuple(others),
+        ways_out=others,
         counted=wish.gpus is not None,
+        left_out=left_out,
     )
 
 
-def _alone(scenario: Scenario, wish: Wish, tell: Callable[[], object]) -> list[Recipe]:
+def _eager(scenario: Scenario, wish: Wish, tell: Callable[[], object]) -> tuple[int, list[Choice]]:
+    """Return how many GPUs do, and what fits them."""
+    alone = _alone(scenario, wish, tell) if wish.gpus is None else []
+    if alone:
+        return 1, [of_recipe(scenario, recipe) for recipe in alone]
+    planner = Planner(
+        scenario, wish.goal, offload=wish.offload, margin_bytes=wish.margin_bytes, tell=tell
+    )
+    return _together(planner, wish)
+
+
+def _compiled(
+    scenario: Scenario, wish: Wish, tell: Callable[[], object]
+) -> tuple[list[Choice], tuple[str, ...]]:
+    """Return what fits one GPU, and why other recipes were not tried.
+
+    Raises VramBudgetError where nothing that was tried compiles.
+    """
+    refuse(scenario.config, scenario.job)
+    if wish.gpus is not None:
+        raise NotModelledError(
+            f"{wish.gpus} GPUs are not modelled for a compiled model",
+            hint="name one GPU, or leave out compile",
+        )
+    refused, failed = dict[str, None](), list[VramBudgetError]()
+
+    def suits(job: Job) -> bool:
+        try:
+            refuse(scenario.config, job)
+        except NotModelledError as error:
+            refused[error.message] = None
+            return False
+        return wish.suits(job)
+
+    found = _alone(scenario, replace(wish, suits=suits), tell, failed.append)
+    if failed and not found:
+        raise failed[0]
+    reasons = dict.fromkeys([*refused, *(error.message for error in failed)])
+    if not found:
+        reasons["several GPUs: a plan without compile looks for them"] = None
+    return [of_recipe(scenario, recipe) for recipe in found], tuple(reasons)
+
+
+def _alone(
+    scenario: Scenario,
+    wish: Wish,
+    tell: Callable[[], object],
+    skip: Callable[[VramBudgetError], object] = lambda _: None,
+) -> list[Recipe]:
     """Return the recipes for one GPU."""
     return recipes(
         scenario,
@@ -166,6 +218,7 @@ def _alone(scenario: Scenario, wish: Wish, tell: Callable[[], object]) -> list[R
         suits=wish.suits,
         autocast=wish.autocast,
         tell=tell,
+        skip=skip,
     )
 
 
@@ -217,8 +270,3 @@ def _check(scenario: Scenario, wish: Wish) -> None:
         )
     if scenario.job.mode != "train":
         raise VramBudgetError(f"a plan is for training; mode is {scenario.job.mode!r}")
-    if scenario.job.compile:
-        raise NotModelledError(
-            "a plan of compiled jobs is not modelled: it would compile each of its many tries",
-            hint="leave out compile; `vrambudget fit` with it takes the recipe that you choose",
-        )

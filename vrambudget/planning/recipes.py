@@ -10,10 +10,15 @@ what comes after gives up more. Where no rung does, the last is tried with growi
 
 What the job names stays as it is; a batch that is named is not searched. With `per_step`, batches
 are the divisors of that many sequences, and the rest is accumulated.
+
+A job that is compiled is compiled at the eager one's batch, and from there at few others, as in
+`fit`: no number is an eager job's.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from vrambudget.config.job import Job
@@ -21,6 +26,8 @@ from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.floor import count_parameters, least_bytes
+from vrambudget.planning.forked import forked
+from vrambudget.planning.guess import Guide
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
@@ -29,6 +36,7 @@ from vrambudget.tape.replay import fits, replay_for
 
 Trained = Literal["full", "lora", "qlora"]
 
+_LOG = logging.getLogger("vrambudget")
 FIRST_WITH_BFLOAT16 = (8, 0)
 LORA_RANK = 16
 MOST_SEQUENCES = 2**14  # sequences in a batch
@@ -55,6 +63,10 @@ class Recipe(NamedTuple):
     peak_bytes: int  # reserved bytes and the CUDA context, on an unlimited GPU
 
 
+Order = tuple[Job, Trained, tuple[Cost, ...]]
+Tried = tuple[Recipe | None, VramBudgetError | None]
+
+
 def recipes(
     scenario: Scenario,
     kinds: Sequence[Trained],
@@ -65,24 +77,28 @@ def recipes(
     suits: Callable[[Job], bool] = lambda _: True,
     autocast: Collection[Trained] = (),
     tell: Callable[[], object] = lambda: None,
+    skip: Callable[[VramBudgetError], object] = lambda _: None,
 ) -> list[Recipe]:
     """Return what fits on the scenario's GPU, what gives up least first.
 
     `named`: the fields that are to stay. `suits`: whether a job may be a recipe. `autocast`: what
-    is trained under autocast where weights are in 16 bits. `tell` is called before each try.
+    is trained under autocast where weights are in 16 bits. `tell` is called before each try, `skip`
+    with the reason why something that suits cannot be tried.
     """
-    kitchen = _Kitchen(scenario, per_step, "batch" in named, margin_bytes, tell)
+    kitchen = _Kitchen(
+        scenario,
+        per_step=per_step,
+        batch_is_named="batch" in named,
+        margin_bytes=margin_bytes,
+        tell=tell,
+        skip=skip,
+    )
     found: list[Recipe] = []
     for trains in kinds:
         *rungs, last = _ladder(scenario, trains, frozenset(named), mixed=trains in autocast)
         for rung in (*rungs, [last[-1]]):
-            fitting = [
-                recipe
-                for fields in rung
-                if (job := _job(scenario, fields)) is not None
-                and suits(job)
-                and (recipe := kitchen.cooked(job, trains, _costs(fields, trains))) is not None
-            ]
+            jobs = ((_job(scenario, fields), _costs(fields, trains)) for fields in rung)
+            fitting = kitchen.cook([(j, trains, costs) for j, costs in jobs if j and suits(j)])
             found += fitting
             if fitting:
                 break
@@ -134,6 +150,19 @@ def _of_4_bit(scenario: Scenario, halved: str) -> tuple[str, ...]:
     return ("fp32",) if scenario.job.loop in TRL_LOOPS else ("amp-fp16",)
 
 
+def eager(job: Job) -> Job:
+    """Return a job without torch.compile."""
+    return job.model_copy(update={"compile": False})
+
+
+def words_of(job: Job, trains: Trained) -> str:
+    """Return a recipe in few words."""
+    words: list[str] = [trains, job.optimizer, job.precision]
+    words += ["checkpointing"] if job.checkpointing != "none" else []
+    words += ["growing segments"] if job.expandable_segments else []
+    return ", ".join(words)
+
+
 def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:
     """Return what a recipe gives up, against a full fine-tune under autocast with AdamW."""
     halved = fields.get("precision") == "bf16" or fields.get("weights") == "bf16"
@@ -158,31 +187,66 @@ class _Kitchen:
     def __init__(
         self,
         scenario: Scenario,
+        *,
         per_step: int | None,
-        batch_is_named: bool,  # noqa: FBT001 - private
+        batch_is_named: bool,
         margin_bytes: int,
         tell: Callable[[], object],
+        skip: Callable[[VramBudgetError], object],
     ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
-        self.scenario, self.per_step, self.tell = scenario, per_step, tell
+        self.scenario, self.per_step, self.tell, self.skip = scenario, per_step, tell, skip
         self.gpu, self.room = scenario.gpu, scenario.gpu.room_bytes - margin_bytes
-        self.parameters = count_parameters(scenario)
+        self.parameters = count_parameters(replace(scenario, job=eager(scenario.job)))
         self.sizes: Sequence[int] = range(1, MOST_SEQUENCES + 1)
         if per_step is not None:
             self.sizes = [n for n in divisors(per_step) if n <= MOST_SEQUENCES]
         elif batch_is_named:
             self.sizes = [scenario.job.batch]
 
-    def cooked(self, job: Job, trains: Trained, costs: tuple[Cost, ...]) -> Recipe | None:
-        """Return the recipe at the largest batch that fits, None if none does."""
+    def cook(self, orders: Sequence[Order]) -> list[Recipe]:
+        """Return those that fit, each at the largest batch; processes share what is compiled."""
+        known = dict[int, Tried]()
+        if any(job.compile for job, *_ in orders):
+            pieces = [partial(self._numbered, n, order) for n, order in enumerate(orders)]
+            known = dict(forked(pieces))
+        found = []
+        for n, order in enumerate(orders):
+            recipe, error = known.get(n) or self._tried(order)
+            found += [recipe] if recipe else []
+            if error is not None:
+                self.skip(error)
+        return found
+
+    def _numbered(self, n: int, order: Order) -> tuple[int, Tried]:
+        return n, self._tried(order)
+
+    def _tried(self, order: Order) -> Tried:
+        """Return the recipe at the largest batch that fits, if one does; the error, if there is."""
+        job, trains, costs = order
+        start = self.sizes[0]
+        try:
+            if job.compile:  # where an eager one is full, a compiled one has little room left
+                found = self._searched(eager(job), trains, costs, start)
+                start = found.job.batch if found else start
+                _LOG.info("looking for the largest batch of: %s", words_of(job, trains))
+            return self._searched(job, trains, costs, start), None
+        except VramBudgetError as error:  # this model cannot be trained so
+            return None, error
+
+    def _searched(
+        self, job: Job, trains: Trained, costs: tuple[Cost, ...], start: int
+    ) -> Recipe | None:
         if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.room:
             return None
-        base, peaks = replace(self.scenario, job=job), dict[int, int]()
+        base, peaks, guide = replace(self.scenario, job=job), dict[int, int](), Guide(self.room)
 
         def attempt(batch: int) -> Try:
             self.tell()
             there = self._at(base, batch, most=FOLLOWED)
             tape = simulate(there.config, there.job, there.platform).tape
+            if job.compile:
+                guide.tapes[batch] = tape
             if (requested := tape.peak_requested_bytes()) > self.room:
                 return Try(requested, 0, fits=False)
             replayed = replay_for(tape, self.room)
@@ -191,10 +255,7 @@ class _Kitchen:
             does_fit = fits(tape, peak, self.room)
             return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit)
 
-        try:
-            batch = largest_that_fits(self.sizes, attempt, start=self.sizes[0], room=self.room)
-        except VramBudgetError:  # this model cannot be trained so
-            return None
+        batch = largest_that_fits(self.sizes, attempt, start=start, room=self.room, guess=guide)
         if batch is None:
             return None
         peak_bytes = peaks[batch] + self.gpu.context_bytes

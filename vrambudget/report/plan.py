@@ -47,7 +47,8 @@ def plan_html(found: Plan) -> str:
     ways = "".join(
         f"<p>{escape(way.what)}: <code>{escape(way.command)}</code></p>" for way in found.ways_out
     )
-    return f"<p><b>{escape(_verdict(found))}</b></p>{table}{ways}"
+    left_out = "".join(f"<p>left out: {escape(reason)}</p>" for reason in found.left_out)
+    return f"<p><b>{escape(_verdict(found))}</b></p>{table}{ways}{left_out}"
 
 
 def _columns(found: Plan) -> list[Column]:
@@ -93,7 +94,14 @@ def _verdict(found: Plan) -> str:
 
 
 def _rest(found: Plan) -> list[str]:
-    return [*(_of_choices(found) if found.choices else []), *_of_one(found)]
+    return [*(_of_choices(found) if found.choices else []), *_of_one(found), *_left_out(found)]
+
+
+def _left_out(found: Plan) -> list[str]:
+    """Return what a plan of compiled jobs has not."""
+    if not found.left_out:
+        return []
+    return ["", "left out:", *(f"  {reason}" for reason in found.left_out)]
 
 
 def _of_one(found: Plan) -> list[str]:

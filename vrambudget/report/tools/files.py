@@ -18,8 +18,8 @@ Line = tuple[str, Any]
 
 
 def suits_trl(job: Job) -> bool:
-    """Return whether TRL's SFTTrainer has words for the job."""
-    return can_be_said(job) and job.task == "causal-lm"
+    """Return whether TRL's SFTTrainer has words for the job; compiled jobs are Trainer's alone."""
+    return can_be_said(job) and job.task == "causal-lm" and not job.compile
 
 
 def suits_axolotl(job: Job) -> bool:

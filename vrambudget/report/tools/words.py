@@ -36,6 +36,8 @@ def arguments(job: Job) -> Iterator[tuple[str, Any]]:
         yield "gradient_accumulation_steps", job.grad_accum
     yield "gradient_checkpointing", job.checkpointing == "full"
     yield "max_grad_norm", job.clip or 0.0
+    if job.compile:
+        yield "torch_compile", True
 
 
 def can_be_said(job: Job) -> bool:
