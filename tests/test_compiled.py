@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from vrambudget.compiled import cache, config, simulated
 from vrambudget.compiled.findings import findings
 from vrambudget.config.job import Job
 from vrambudget.config.versions import installed_version, plain_version
-from vrambudget.engine.context import Platform, recording
+from vrambudget.dtypes import float32
+from vrambudget.engine.context import Platform, context, recording
+from vrambudget.engine.tensor import empty
 from vrambudget.errors import NotModelledError
 from vrambudget.scenario import resolve
 from vrambudget.simulate import Recording, simulate
@@ -166,27 +169,91 @@ def test_copies_that_would_raise_the_peak_go_to_the_host():
     assert tape.sizes == [6000, 1000, 2000, *[1000, 4096, 1000] * 2]
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own
-def test_a_batch_that_the_compiler_left_in_a_cycle_is_given_back_after_backward():
+@contextmanager
+def card():
+    """Run inside as on a job's card; give its mode."""
     needs_a_compiler()
-    import torch  # noqa: PLC0415
-
     from vrambudget.compiled.births import CardMode  # noqa: PLC0415 - it imports torch
-    from vrambudget.compiled.model import Graph, on_card  # noqa: PLC0415
+    from vrambudget.compiled.model import on_card  # noqa: PLC0415
 
     with recording(Platform()):
         mode = CardMode()
         with on_card(mode):
-            weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
-            loss = weight.sum()
-            cycle = [torch.empty(1000, device="cuda")]
-            cycle.append(cycle)
+            yield mode
+
+
+def made_by(call) -> list[int]:
+    """Return the bytes that a call allocates, one after the other."""
+    before = len(context.tape.sizes)
+    call()
+    return context.tape.sizes[before:]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_batch_that_the_compiler_left_in_a_cycle_is_given_back_after_backward():
+    with card() as mode:
+        import torch  # noqa: PLC0415
+
+        from vrambudget.compiled.model import Graph  # noqa: PLC0415 - it imports torch
+        from vrambudget.followed.shadows import as_parameter  # noqa: PLC0415
+
+        weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
+        loss = weight.sum()
+        cycle = [torch.empty(1000, device="cuda")]
+        cycle.append(cycle)
         batch = mode.storage_of(cycle[0]).index
         del cycle
         assert batch in mode.alive_since(0)
-        dy = mode.tensor_of(loss)
-        Graph(mode, loss, [weight]).backward(dy)
+        own = as_parameter(mode.tensor_of(weight))
+        Graph(mode, loss, [(weight, own)]).run([mode.tensor_of(loss)], ())
         assert batch not in mode.alive_since(0)
+        assert own.grad.storage.purpose == "gradients"
+        assert weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_second_gradient_is_added_into_the_first_unless_somebody_else_holds_it():
+    with card():
+        import torch  # noqa: PLC0415
+
+        w = torch.nn.Parameter(torch.empty(100, device="cuda"))
+        used_twice = (w * 2).sum() + (w * 3).sum()
+        one, scaled = 4, 400  # the loss' gradient, and each product's
+        assert made_by(used_twice.backward) == [one, scaled, scaled]
+        w.grad = None
+        held = []
+        first = w * 2
+        first.register_hook(held.append)  # the gradient of w + 0, too, which is the same tensor
+        shared = ((w + 0) + first).sum()
+        assert scaled in made_by(shared.backward)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_gradient_of_a_later_layer_is_in_grad_before_an_earlier_one_is_made():
+    with card() as mode:
+        import torch  # noqa: PLC0415
+
+        from vrambudget.compiled.model import Graph  # noqa: PLC0415 - it imports torch
+        from vrambudget.followed.shadows import as_parameter  # noqa: PLC0415
+
+        weights = [torch.nn.Parameter(torch.empty(100, device="cuda")) for _ in range(3)]
+        ours = [as_parameter(mode.tensor_of(w)) for w in weights]
+        for w in ours:
+            w.grad = mode.tensor_of(torch.empty(100, device="cuda"))
+        x = torch.empty(100, device="cuda")
+        for w in weights:
+            x = x * w
+        graph = Graph(mode, x.sum(), [*zip(weights, ours, strict=True)])
+        del x, w
+        begin = len(context.tape.events)
+        first = len(context.tape.sizes)
+        graph.run([empty((), float32)], ())
+        alive, most = 0, 0
+        for event in context.tape.read(begin, len(context.tape.events)):
+            if event.storage > first:
+                alive += event.change * context.tape.sizes[event.storage]
+                most = max(most, alive)
+        assert most == 3 * 400  # of one product: its two gradients, and the one that came in
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own

@@ -15,6 +15,7 @@
     inductor.py    Inductor's wrappers run; its kernels are neither built nor launched
     older.py       what an old version's compiler lacks
     births.py      storages of fake tensors, on the tape
+    accumulated.py gradients that are added up in place
     hidden.py      what kernels allocate besides what the wrapper shows
     model.py       a compiled module, as the engine's loops call it
     build.py       the module of a configuration

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from vrambudget.compiled.accumulated import ADD, Running
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import buffers, copied, on_host
 from vrambudget.engine.context import context
@@ -39,6 +40,7 @@ class CardMode(FakeTensorMode):
         self.tuned: set[str] = set()  # kernels that were timed, by what describes them
         self.padded: dict[str, bool] = {}  # products that were timed: whether they are padded
         self._storages: dict[int, tuple[Any, Storage]] = {}
+        self._running = Running()
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; note what it made."""
@@ -50,6 +52,9 @@ class CardMode(FakeTensorMode):
             return super().dispatch(func, types, args, kwargs)
         if _is_on_host(args, kwargs or {}):
             return func(*args, **kwargs or {})
+        self._running.look()
+        if func is ADD and self._adds_in_place(args):
+            return self._added(func, types, args, kwargs)
         name = func.__name__.split(".")[0]
         context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))
         copies = copied(name, args)
@@ -108,6 +113,19 @@ class CardMode(FakeTensorMode):
         key, storages = storage._cdata, self._storages
         storages[key] = (weakref.ref(storage, lambda _: storages.pop(key)), ours)
 
+    def _adds_in_place(self, args: Any) -> bool:
+        x = args[0]
+        if not isinstance(x, FakeTensor) or x.untyped_storage()._cdata not in self._storages:
+            return False
+        return self._running.adds_in_place(x, self.storage_of(x).index)
+
+    def _added(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return a sum that lies where the first of both lay."""
+        with self._quiet():
+            result: Any = super().dispatch(func, types, args, kwargs)
+        self._bind(result.untyped_storage(), self.storage_of(args[0]))
+        return result
+
     def storage_of(self, x: torch.Tensor) -> Storage:
         """Return the storage on the tape of a fake tensor."""
         return self._storages[x.untyped_storage()._cdata][1]
@@ -119,12 +137,17 @@ class CardMode(FakeTensorMode):
 
     def fake_of(self, v: Tensor) -> torch.Tensor:
         """Return a fake tensor that holds the storage of one of the engine's."""
-        with self, self._quiet():
-            x = torch.empty_strided(
-                v.shape, v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
-            )
+        x = self._unseen(v.shape, v.actual_strides(), TORCH_DTYPE[v.dtype])
         self._bind(x.untyped_storage(), v.storage)
         return x
+
+    def unseen_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like `x` whose storage is not on the tape."""
+        return self._unseen(x.shape, x.stride(), x.dtype)
+
+    def _unseen(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        with self, self._quiet():
+            return torch.empty_strided(shape, strides, dtype=dtype, device=CARD)
 
     def alive_since(self, first: int) -> list[int]:
         """Return the storages from number `first` on that live."""

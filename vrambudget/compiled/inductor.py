@@ -9,6 +9,7 @@ async_compile.py, scheduler.py (create_backend), constant_folding.py, fx_passes/
 """
 
 import builtins
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,7 +63,13 @@ def without_kernels(mode: CardMode, *, pads: bool) -> Iterator[None]:
 
 
 def _load(_cache: Any, key: str, path: str, *_: Any, **given: Any) -> ModuleType:
-    """Return a wrapper as a module, its allocations fake and its kernels nothing."""
+    """Return a wrapper as a module, its allocations fake and its kernels nothing.
+
+    What the compiler left in reference cycles before is given back: a frame that it could not trace
+    keeps what its variables hold. Python's collector finds it while a graph is compiled; here it is
+    paused.
+    """
+    gc.collect()
     module = ModuleType(f"wrapper_{key}")
     module.__file__ = path
     names = vars(module)

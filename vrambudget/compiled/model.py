@@ -7,12 +7,13 @@ card, keeps what autograd keeps, and its backward is PyTorch's own.
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.utils import graph_break_reasons
 
 from vrambudget.compiled.births import CardMode
@@ -24,7 +25,7 @@ from vrambudget.compiled.inductor import without_kernels
 from vrambudget.compiled.prepared import eagerly, prepare
 from vrambudget.compiled.python_ops import in_python
 from vrambudget.config.job import Job
-from vrambudget.engine.autograd import record
+from vrambudget.engine.autograd import Node
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
@@ -136,10 +137,13 @@ class Compiled(TorchModule):
         ours = self._mode.tensor_of(logits)
         if not context.grad_enabled:
             return Outputs(ours if loss is None else self._mode.tensor_of(loss), ours, others)
-        graph = Graph(self._mode, loss, [w for w in weights if w.requires_grad])
-        inputs = [self._parameter_of(w) for w in graph.weights]
+        trained = [(w, self._parameter_of(w)) for w in weights if w.requires_grad]
         result = self._mode.tensor_of(loss)
-        record("compiled", result, inputs=inputs, backward=graph.backward)
+        if trained:
+            result.requires_grad = True
+            result.node = Node("compiled", context.sequence, (), (), None)
+            result.node.part = Graph(self._mode, loss, trained)
+            context.sequence += 1
         return Outputs(result, ours, others)
 
     def _called(self, batch: Mapping[str, Tensor]) -> tuple[Any, Any]:
@@ -175,7 +179,7 @@ class Compiled(TorchModule):
         cast: Any = nullcontext()
         if region is not None:
             cast = torch.autocast("cuda", TORCH_DTYPE[region.dtype], cache_enabled=region.caches)
-        with torch.set_grad_enabled(context.grad_enabled), cast:
+        with torch.set_grad_enabled(context.grad_enabled), cast, enable_python_dispatcher():
             yield
 
     def _say_purposes(self, first: int, logits: torch.Tensor) -> None:
@@ -200,22 +204,43 @@ def _breaks() -> Iterator[str]:
 
 
 class Graph:
-    """What PyTorch's autograd keeps of a forward pass, until its backward ran."""
+    """What PyTorch's autograd keeps of a forward pass, until its backward ran.
 
-    def __init__(self, mode: CardMode, loss: torch.Tensor, weights: list[torch.Tensor]) -> None:
-        self.mode, self.weights = mode, weights
+    It fills .grad as soon as a gradient is there, before it runs the nodes of earlier layers.
+    """
+
+    def __init__(
+        self,
+        mode: CardMode,
+        loss: torch.Tensor,
+        weights: Sequence[tuple[torch.Tensor, Parameter]],
+    ) -> None:
+        self._mode, self._weights = mode, weights
         self._loss = [loss]
 
-    def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the weights.
+    def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:  # noqa: ARG002
+        """Fill .grad of the weights; `gradients`: the loss' own.
+
+        PyTorch's engine lets go of that when the node that reads it ran, so nothing here holds it:
+        it comes in by a hook, in the place of one that is not on the tape.
 
         What the compiler left in reference cycles is given back: Dynamo holds a batch in one if it
         went through a generator (PEFT's). Python's collector finds it while PyTorch compiles the
         backward pass; here it is paused.
         """
-        with on_card(self.mode), without_kernels(self.mode, pads=False):
-            gradients: Any = torch.autograd.grad(
-                [self._loss.pop()], self.weights, [self.mode.fake_of(dy)], allow_unused=True
-            )
+        kernels = without_kernels(self._mode, pads=False)
+        with on_card(self._mode), kernels, enable_python_dispatcher():
+            given = [self._mode.fake_of(v) for v in gradients if v is not None]
+            gradients.clear()
+            for weight, own in self._weights:
+                weight.grad = None if own.grad is None else self._mode.fake_of(own.grad)
+            loss = self._loss.pop()
+            loss.register_hook(lambda _: given.pop())
+            torch.autograd.backward([loss], [self._mode.unseen_like(loss)])
+            del loss
+            for weight, own in self._weights:
+                if own.grad is None and weight.grad is not None:
+                    own.grad = self._mode.tensor_of(weight.grad)
+                    own.grad.storage.purpose = Purpose.GRADIENTS
+                weight.grad = None
             gc.collect()
-        return tuple(None if g is None else self.mode.tensor_of(g) for g in gradients)

@@ -1,0 +1,50 @@
+"""Gradients that PyTorch's engine adds up: in place on a card, into a new tensor where it is fake.
+
+The second gradient of a tensor that is used twice is added into the first if nobody else holds it.
+C++ never does so with a subclass of Tensor, which a fake one is, so it is told apart here: the
+first gradient was there before the node that made the second, and only C++ holds it.
+
+Source: torch/csrc/autograd/input_buffer.cpp (accumulate, can_accumulate_inplace).
+Not modelled: an eager node that makes two gradients of one tensor (x * x), which are added up into
+a new one here.
+"""
+
+from typing import Any
+
+import torch
+
+from vrambudget.engine.context import context
+
+ADD = torch.ops.aten.add.Tensor
+_HELD = 4  # references to a tensor that only C++ holds, while Python is asked to add to it
+
+
+class Running:
+    """The node of PyTorch's graph that runs, and the storages that were there before it."""
+
+    def __init__(self) -> None:
+        self._node: tuple[str, int] | None = None
+        self._first = 0
+
+    def adds_in_place(self, x: torch.Tensor, index: int) -> bool:
+        """Whether what is added to x, of storage number `index`, is added in place."""
+        return (
+            self._node is not None
+            and index < self._first
+            and not torch.is_grad_enabled()
+            and _references(x) == (_HELD, _ALONE)
+        )
+
+    def look(self) -> None:
+        """Note which node runs: to be asked before an operation makes anything."""
+        node: Any = torch._C._current_autograd_node()
+        known = None if node is None else (node.name(), node._sequence_nr())
+        if known != self._node:
+            self._node, self._first = known, len(context.tape.sizes)
+
+
+def _references(x: Any) -> tuple[int, int]:
+    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+
+
+_ALONE = _references(torch.empty(1))[1]  # to a storage that one tensor holds: 1 or 2, by version
