@@ -96,6 +96,12 @@ def _aligned(bias: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def _described(x: torch.Tensor) -> Tensor:
     """Return a tensor of the engine that says what selects a kernel; it has no storage."""
     no_storage: Any = None  # never read
-    found = Tensor(tuple(x.shape), dtype_of(x.dtype), no_storage, tuple(x.stride()))
+    shape, strides = (tuple(map(_number, given)) for given in (x.shape, x.stride()))
+    found = Tensor(shape, dtype_of(x.dtype), no_storage, strides)
     found.requires_grad = x.requires_grad
     return found
+
+
+def _number(size: int | torch.SymInt) -> int:
+    """Return a size as a number: that of this call, where the graph is compiled for any."""
+    return size if isinstance(size, int) else int(size.node.hint)

@@ -36,7 +36,8 @@ class CardMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.cache_enabled = False  # a cached result would be born before its inputs die
-        self._is_quiet = self._benchmarks = self._says_yes = False
+        self._is_quiet = self._benchmarks = False
+        self._says: bool | None = None  # what is asked of truth values, if anything is
         self.tuned: set[str] = set()  # kernels that were timed, by what describes them
         self.padded: dict[str, bool] = {}  # products that were timed: whether they are padded
         self._storages: dict[int, tuple[Any, Storage]] = {}
@@ -44,8 +45,8 @@ class CardMode(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; note what it made."""
-        if self._says_yes and func is _READ and args[0].dtype is torch.bool:
-            return True
+        if self._says is not None and func is _READ and args[0].dtype is torch.bool:
+            return self._says
         is_asked = func is torch.ops.prim.device.default
         compiles = CompileContext.try_get() is not None and not self._benchmarks
         if is_asked or self._is_quiet or compiles:
@@ -80,13 +81,13 @@ class CardMode(FakeTensorMode):
                 self._benchmarks = False
 
     @contextmanager
-    def saying_yes(self) -> Iterator[None]:
-        """Answer what is asked of truth values with yes: what a mask of full rows would say."""
-        self._says_yes = True
+    def saying(self, *, truth: bool) -> Iterator[None]:
+        """Answer what is asked of truth values inside."""
+        self._says = truth
         try:
             yield
         finally:
-            self._says_yes = False
+            self._says = None
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -148,6 +149,11 @@ class CardMode(FakeTensorMode):
     def _unseen(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         with self, self._quiet():
             return torch.empty_strided(shape, strides, dtype=dtype, device=CARD)
+
+    def apart(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on no tape whose gradient is that of `x`, which need not live on."""
+        with self, self._quiet():
+            return x.unsqueeze(0).sum(0)
 
     def alive_since(self, first: int) -> list[int]:
         """Return the storages from number `first` on that live."""

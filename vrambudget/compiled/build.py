@@ -27,7 +27,8 @@ def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled
         if keys.get("model_type") == "nanogpt":
             module = _nanogpt(keys, job)
         else:
-            module = _from_transformers(keys, job)
+            with mode.saying(truth=False):  # trunc_normal_ asks whether to draw again
+                module = _from_transformers(keys, job)
     return Compiled(module, mode, loss_of_outputs, pads=pads)
 
 

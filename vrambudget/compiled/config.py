@@ -90,7 +90,7 @@ def compiled_config(
 ) -> CompiledConfig:
     """Return a family's configuration for a job that is compiled."""
     made = _class_of(type(plain))
-    return made.model_construct(**dict(plain), keys=dict(keys), pads=pads)
+    return made.model_construct(**{**dict(iter(plain)), "keys": dict(keys), "pads": pads})
 
 
 def _class_of(family: type[ModelConfig]) -> type[CompiledConfig]:

@@ -206,7 +206,8 @@ def _breaks() -> Iterator[str]:
 class Graph:
     """What PyTorch's autograd keeps of a forward pass, until its backward ran.
 
-    It fills .grad as soon as a gradient is there, before it runs the nodes of earlier layers.
+    It fills .grad as soon as a gradient is there, before it runs the nodes of earlier layers. The
+    loss itself lives as long as the loop that called the module holds it.
     """
 
     def __init__(
@@ -216,7 +217,8 @@ class Graph:
         weights: Sequence[tuple[torch.Tensor, Parameter]],
     ) -> None:
         self._mode, self._weights = mode, weights
-        self._loss = [loss]
+        with on_card(mode):
+            self._loss = [mode.apart(loss)]
 
     def run(self, gradients: list[Tensor | None], nodes: Collection[Node]) -> None:  # noqa: ARG002
         """Fill .grad of the weights; `gradients`: the loss' own.

@@ -53,5 +53,6 @@ def prepare(module: torch.nn.Module, job: Job) -> None:
 def eagerly(mode: CardMode) -> Iterator[None]:
     """Let transformers look at its masks, as it does where nothing is traced: rows are full."""
     looks = patch("transformers.utils.import_utils.is_fake_tensor", lambda _x: False)
-    with looks, mode.saying_yes(), enable_python_dispatcher():  # what stands in for C++ as well
+    python = enable_python_dispatcher()  # what stands in for C++ as well
+    with looks, mode.saying(truth=True), python:
         yield
