@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vrambudget.budget import Budget
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario
 from vrambudget.models import config_class, model_types
 from vrambudget.scenario import Scenario, resolve
@@ -238,3 +238,34 @@ def test_a_budget_survives_json(name: str, task: str) -> None:
     budget = offered(name, task)
     assert budget is not None
     assert Budget.from_json(budget.to_json()) == budget
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "generate": {"mode": "generate", "prompt": 4, "new": 2},
+    "forward": {"mode": "forward"},
+    "embed": {"task": "embed"},
+    "label smoothing": {"label_smoothing": 0.1},
+    "label smoothing without a head": {"label_smoothing": 0.1, "task": "embed"},
+    "trainer": {"loop": "trainer", "eval_batches": 2},
+    "sft": {"loop": "sft"},
+    "dpo": {"loop": "dpo"},
+    "qlora": {"quant": "nf4", "lora_rank": 4},
+    "8 bit": {"quant": "int8", "lora_rank": 4},
+    "packed": {"rows": "packed"},
+} | {
+    parallel: {"parallel": parallel, "ranks": 2}
+    for parallel in ("ddp", "fsdp1", "fsdp2", "deepspeed3", "tp=2", "pp=2", "cp=2", "ep=2")
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_job_is_counted_or_refused_by_name(name: str) -> None:
+    for what, fields in JOBS.items():
+        try:
+            budget = estimate_scenario(resolve({"model_type": name, **TINY[name]}, **fields))
+        except VramBudgetError:
+            continue
+        except Exception as error:
+            error.add_note(what)
+            raise
+        assert budget.peak.allocated_bytes > 0, what

@@ -12,13 +12,34 @@ from vrambudget.config.old_torch import MODEL_TYPES, is_old
 from vrambudget.engine.module import Module
 from vrambudget.errors import NotModelledError
 
+_WITHOUT_SMOOTHING = {
+    "seq2seq-lm": "the collator makes decoder_input_ids",
+    "embed": "there are no labels",
+}
+
 
 def build(config: ModelConfig, job: Job) -> Module:
     """Build the job's model as its script does, loaded or quantised where it says so.
 
     Raises NotModelledError for what the model cannot do in such a job.
     """
+    _check(config, job)
     assert job.task is not None  # noqa: S101 - resolved by the caller
+    if job.quant is not None:
+        from vrambudget.training.kbit import build_quantised  # noqa: PLC0415 - most are not
+
+        build = partial(config.build, job.task)
+        prepared = job.mode == "train" and job.loop not in TRL_LOOPS
+        return build_quantised(build, job.quant, double=job.double_quant, prepared=prepared)
+    if job.load is None:
+        return _made(config, job.task)
+    from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU
+
+    return load(config, partial(_made, config, job.task), job.load)
+
+
+def _check(config: ModelConfig, job: Job) -> None:
+    """Raise NotModelledError for what the model cannot do in such a job."""
     if job.loop in TRAINERS and not config.followed_in:
         raise NotModelledError(
             f"{config.model_type} in loop {job.loop!r} is not modelled",
@@ -38,6 +59,12 @@ def build(config: ModelConfig, job: Job) -> Module:
             f"{config.model_type} with label smoothing is not modelled: its loss is its own",
             hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
         )
+    if job.label_smoothing and job.task in _WITHOUT_SMOOTHING:
+        raise NotModelledError(
+            f"label smoothing for {job.task} is not modelled: {_WITHOUT_SMOOTHING[job.task]}",
+            hint="leave --label-smoothing out; `vrambudget rehearse --gpu GPU -- python train.py`"
+            " runs the script as it is",
+        )
     if job.rows == "packed" and not config.reads_position_ids:
         raise NotModelledError(
             f"{config.model_type} with packed rows is not modelled",
@@ -50,17 +77,6 @@ def build(config: ModelConfig, job: Job) -> Module:
             f"{config.model_type} for {job.task} in {job.quant} is not modelled",
             hint="causal language models of transformers without experts are",
         )
-    if job.quant is not None:
-        from vrambudget.training.kbit import build_quantised  # noqa: PLC0415 - most are not
-
-        build = partial(config.build, job.task)
-        prepared = job.mode == "train" and job.loop not in TRL_LOOPS
-        return build_quantised(build, job.quant, double=job.double_quant, prepared=prepared)
-    if job.load is None:
-        return _made(config, job.task)
-    from vrambudget.training.loading import load  # noqa: PLC0415 - most are made on the GPU
-
-    return load(config, partial(_made, config, job.task), job.load)
 
 
 def _made(config: ModelConfig, task: Task) -> Module:

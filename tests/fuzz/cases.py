@@ -20,7 +20,7 @@ _WORDS = ("", "gpt2", "12GB", "\x1b[2J", "é", "\ud800", "=1+1", "a" * 300, "0",
 _NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1000, 2**31, 2**63, 10**400, 0.5, 1e308, math.nan, math.inf)
 _PIECES = (" ", "\n", "\r", "1", "9" * 400, "|", "%|", "\x1b[", "GiB", "rank=1", "(", "[", "File ")
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "mode": ("train", "eval"),
+    "mode": ("train", "train", "eval", "generate", "forward"),
     "precision": ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"),
     "optimizer": ("adamw", "sgd", "sgd-momentum", "adafactor", "muon", "lion", "none"),
     "attention": ("sdpa", "eager"),
@@ -45,6 +45,19 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "transformers": ("4.57", "5.17"),
     "image_size": (8, 16, 32),
     "target_len": (None, 3),
+    "label_smoothing": (0.0, 0.1),
+    "quant": (None, "nf4", "int8"),
+    "parallel": (
+        None,
+        "ddp",
+        "zero1",
+        "fsdp2",
+        "fsdp1",
+        "deepspeed2",
+        "deepspeed3",
+        "tp=2",
+        "pp=2",
+    ),
 }
 
 
@@ -77,6 +90,7 @@ def fields(rng: Random) -> dict[str, Any]:
     """Return a job's fields, small ones, some of them nonsense."""
     names = rng.sample(sorted(_CHOICES), rng.randrange(5))
     found = {name: rng.choice(_CHOICES[name]) for name in names}
+    found |= {"ranks": 2} if found.get("parallel") else {}
     found |= {"batch": rng.choice((1, 2, 3)), "block": rng.choice((1, 2, 7, 16))}
     if rng.random() < 0.2:
         found[rng.choice([*Job.model_fields, "bacth"])] = anything(rng, 1)

@@ -24,7 +24,7 @@ from vrambudget.validate import summarise, validate
 
 _QUICK = 3  # seconds of CPU time
 _CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
-_OF_PYTORCH = {"OutOfMemoryError"}
+_OF_PYTORCH = {"OutOfMemoryError", "CheckpointError"}
 
 
 def strict(text: str) -> Any:

@@ -149,8 +149,6 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
     """Yield what a job's loop does not leave open."""
     if job.label_smoothing and job.loop not in {"plain", "trainer"}:
         yield "label_smoothing is counted for loops 'plain' and 'trainer'"
-    if job.label_smoothing and job.task == "seq2seq-lm":
-        yield "label_smoothing of seq2seq-lm is not modelled: the collator makes decoder_input_ids"
     if job.keep_losses == "graphs" and job.checkpointing != "none":
         yield "keep_losses is 'graphs': what checkpoints recompute for kept graphs is not modelled"
     yield from _problems_of_trl(job)

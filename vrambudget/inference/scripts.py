@@ -20,10 +20,15 @@ def run_script(
     """Run the script of the job's mode; return what its variables hold. Raises NotModelledError."""
     if job.mode == "generate":
         return generate.run(model, _generation(config, job, settings), in_full=in_full)
-    return _forward(model, job, settings)
+    return _forward(model, config, job, settings)
 
 
-def _forward(model: Module, job: Job, settings: LoopSettings) -> object:
+def _forward(model: Module, config: ModelConfig, job: Job, settings: LoopSettings) -> object:
+    if not config.followed_in:
+        raise NotModelledError(
+            f"{config.model_type} without labels is not modelled",
+            hint="--mode eval has them; the models of transformers are called without, too",
+        )
     if job.task == "seq2seq-lm" or (job.logits_to_keep and job.task != "causal-lm"):
         raise NotModelledError(
             f"a forward pass for {job.task} like this is not modelled",

@@ -28,7 +28,7 @@ from vrambudget.planning.layouts import (
     layouts,
     traffic,
 )
-from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, FOLLOWED, MOST_SEQUENCES
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
@@ -103,9 +103,9 @@ class Planner:
 
         def attempt(batch: int) -> Try:
             times = job.grad_accum if each is None else each // batch
-            there = variant(replace(self.scenario, job=job), batch=batch, grad_accum=times)
-            budget = self._budget(there.job)
-            tried[batch] = there.job, budget
+            base = variant(replace(self.scenario, job=job), batch=batch)
+            budget = self._budget(variant(base, grad_accum=min(times, FOLLOWED)).job)
+            tried[batch] = variant(base, grad_accum=times).job, budget
             return Try(
                 budget.peak.reserved_bytes, model_bytes(budget.breakdown), self._fits(budget)
             )

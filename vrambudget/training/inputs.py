@@ -84,11 +84,10 @@ def inputs_for(config: ModelConfig, job: Job, *, batch: int | None = None) -> di
         return dict(own)
     if config.sound_shape is None:
         return inputs_of(job, config.image_shape, batch=batch)
-    assert job.target_len is not None  # noqa: S101 - resolved by the caller
-    return {
-        "input_features": Input((batch, *config.sound_shape), float32),
-        "labels": Input((batch, job.target_len), int64),
-    }
+    heard = {"input_features": Input((batch, *config.sound_shape), float32)}
+    if job.target_len is None:  # to generate
+        return heard
+    return {**heard, "labels": Input((batch, job.target_len), int64)}
 
 
 def batches_of(config: ModelConfig, job: Job) -> list[dict[str, Input]]:

@@ -43,7 +43,7 @@ def parallelize(
             "sequence_parallel and loss_parallel are modelled for torchtitan's Llama alone",
             hint=f"model_type titan is the same architecture; {_REHEARSE}",
         )
-    if not isinstance(model, CausalLM):
+    if not isinstance(model, CausalLM) or not hasattr(model.model, "layers"):  # Gemma 3 with images
         raise _no_plan(model)
     for layer in model.model.layers:
         _decoder_layer(layer, group)
