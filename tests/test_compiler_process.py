@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 from vrambudget.compiled import process
+from vrambudget.compiled.config import compiled_config
 from vrambudget.compiled.process import elsewhere
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.followed.config import FollowedConfig
 from vrambudget.scenario import resolve
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it compiles on Linux alone")
@@ -135,6 +138,12 @@ def test_a_compiled_configuration_is_pickled_by_what_makes_it():
     assert [kind.__name__ for kind in type(again).__mro__] == [
         kind.__name__ for kind in type(config).__mro__
     ]
+
+
+def test_a_configuration_without_rules_is_there_what_it_is_here():
+    plain = FollowedConfig.model_construct(model_type="codegen", keys={"n_layer": 1})
+    config = compiled_config(plain, plain.keys)
+    assert elsewhere(attrgetter("followed_in"), config) == config.followed_in
 
 
 def _raises(error):

@@ -8,7 +8,6 @@ Not modelled: models whose inputs are neither tokens nor images; 4-bit weights.
 
 import importlib.util
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any, Self
 
 from vrambudget.config.fields.batches import Task
@@ -17,7 +16,7 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field
 from vrambudget.config.source import FoundModel
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
-from vrambudget.config.versions import plain_version
+from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.errors import NotModelledError
 
 NEEDED = ("torch", "transformers")
@@ -30,6 +29,7 @@ class FollowedConfig(ModelConfig):
     keys: Mapping[str, Any] = Field(default_factory=dict, description="the configuration")
     job: Job | None = Field(None, description="what decides how the model is built")
 
+    followed_in = (plain_version(installed_version("transformers")) or "",)
     tasks = _ALL
     loads_in_4bit = False
 
@@ -57,8 +57,7 @@ class FollowedConfig(ModelConfig):
     @property
     def job_defaults(self) -> dict[str, Any]:
         """Return what a job is, unless it says otherwise."""
-        installed = plain_version(version("transformers"))
-        return {"task": tasks_of(self.keys)[0], "transformers": installed}
+        return {"task": tasks_of(self.keys)[0], "transformers": self.followed_in[0] or None}
 
     @property
     def keeps_cache(self) -> bool:
@@ -113,7 +112,6 @@ def followed_config(found: FoundModel, error: NotModelledError) -> FollowedConfi
 
     if not knows(model_type):
         raise error
-    FollowedConfig.followed_in = (plain_version(version("transformers")) or "",)
     return FollowedConfig.model_construct(model_type=model_type, keys=dict(found.values))
 
 
