@@ -62,8 +62,10 @@ def reduction_buffers(
     """Return what summing dimensions `summed` of a tensor allocates besides its result.
 
     Bytes of an element: `itemsize` in the tensor, `output_itemsize` in the result, `accumulator` in
-    a partial result.
+    a partial result. No kernel runs where there is nothing to sum (ReduceOps.cpp, sum_out).
     """
+    if 0 in shape:
+        return Buffers(0, ())
     dims = _dimensions(shape, strides, summed, itemsize, output_itemsize)
     waiting = 0
     if output_itemsize < accumulator and not _reachable(dims):
