@@ -412,6 +412,28 @@ def what_stood_in_for_a_card_is_taken_back() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_tensor_without_elements_that_is_made_on_the_card_is_compiled():
+    needs_a_compiler()
+    import torch  # noqa: PLC0415
+
+    class Cached(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 64)
+
+        def forward(self, x):
+            keys = self.layer(x)
+            cache = torch.tensor([], dtype=keys.dtype, device=keys.device)  # as T5's begins
+            return torch.cat([cache, keys], dim=-2)
+
+    job = {"inputs": [torch.zeros(64, 64)], "gpu": "A100", "optimizer": "sgd"}
+    job["loss"] = lambda outputs, _inputs: outputs.float().mean()
+    budget = vrambudget.estimate(torch.compile(Cached()), **job)
+    assert budget.parameters.total == 64 * 64 + 64
+    assert budget.breakdown["gradients"] > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
 def test_graph_breaks_are_told_with_their_lines_and_compiling_as_it_begins(caplog):
     needs_a_compiler()
     import torch  # noqa: PLC0415

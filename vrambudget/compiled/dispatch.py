@@ -25,7 +25,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
 
 from vrambudget.compiled.config import REHEARSE
 from vrambudget.errors import NotModelledError
@@ -39,6 +39,7 @@ _REGISTRAR = (
     "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 )
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_MOVES = (torch.ops.prims.device_put.default, torch.ops.aten._to_copy.default)
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -71,6 +72,8 @@ def _changes() -> Iterator[Any]:
     for mode in (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode):
         own = mode.__torch_dispatch__
         yield patch.object(mode, "__torch_dispatch__", _on_card(own))
+    tracer = ProxyTorchDispatchMode
+    yield patch.object(tracer, "__torch_dispatch__", _without_constants(tracer.__torch_dispatch__))
     yield patch.object(FunctionalTensor, "device", property(_functional_device), create=True)
     for kind in (FakeTensor, FunctionalTensor):
         for name, device in (("is_cuda", CARD), ("is_xla", _TOLD)):
@@ -113,6 +116,29 @@ def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
     # As PyTorch's own: Dynamo meets it between two graphs.
     untraced: Callable[..., Any] = torch.compiler.disable(dispatch)
     return untraced
+
+
+def _without_constants(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the tracer's dispatch to which a constant that is moved to the card is unknown there.
+
+    PyTorch computes on constants for real while it traces. T5's cache begins as one without
+    elements: `torch.tensor([], device="cuda")`.
+
+    Source: torch/fx/experimental/proxy_tensor.py (proxy_call).
+    """
+
+    @functools.wraps(own)
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = get_proxy_slot(args[0], mode.tracer, None) if func in _MOVES else None
+        if known is None or known.constant is None:
+            return own(mode, func, types, args, kwargs)
+        constant, known.constant = known.constant, None
+        try:
+            return own(mode, func, types, args, kwargs)
+        finally:
+            known.constant = constant
+
+    return dispatch
 
 
 def _is_on(device_type: str, x: Any) -> bool:
