@@ -67,6 +67,29 @@ def test_a_deep_tape_is_that_of_two_shallow_ones(layers):
     assert replay(laid) == replay(whole)
 
 
+def step_of(layers: int) -> Tape:
+    """Return the tape of an optimizer's lists: what GPT-2's embedding and head take, layers do."""
+    tape = Tape()
+    layer = [4, 4, 3072, 12, 1024, 4, 4, 4, 4096, 16, 4096, 4]
+    sizes = [16384, 4096, *layer * layers, 4, 4]
+    for step in range(2):
+        tape.mark(step, "backward")
+        gradients = [Storage(tape, n, Purpose.GRADIENTS, "dw") for n in sizes]
+        tape.mark(step, "optimizer_step")
+        roots = [Storage(tape, n, Purpose.TEMPORARIES, "sqrt") for n in sizes]
+        while roots:
+            roots.pop()
+        while gradients:
+            gradients.pop(0)
+    tape.close()
+    return tape
+
+
+def test_a_layer_that_begins_as_its_model_ends_is_found():
+    laid, whole = deeper(step_of(12), step_of(14), 17), step_of(46)
+    assert (laid.events, laid.sizes) == (whole.events, whole.sizes)
+
+
 def test_models_of_other_parity_are_laid_down_too():
     assert deeper(tape_of(9), tape_of(11), 12).events == tape_of(33).events
 

@@ -1,5 +1,9 @@
 """Parts of what follows torch.compile: lifetimes, values that are read, graphs of any size."""
 
+import pickle
+import subprocess
+import sys
+
 import pytest
 from test_compiled import needs_a_compiler
 
@@ -73,3 +77,7 @@ def test_a_model_without_rules_of_its_own_is_compiled_from_its_keys():
     scenario = resolve(keys, task="image-cls", gpu="A100", compile=True)
     assert isinstance(scenario.config, CompiledConfig)
     assert scenario.config.keys["embed_dim"] == 24
+    code = "import pickle, sys; print(*pickle.load(sys.stdin.buffer).followed_in)"
+    sent = pickle.dumps(scenario.config)  # to the process that compiles
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert done.stdout.decode().split() == [*scenario.config.followed_in]

@@ -94,11 +94,7 @@ def _aligned(shallow: list[Any], deep: list[Any]) -> list[_Stretch]:
             i, j = i + 1, j + 1
         if i == len(shallow) and j == len(deep):
             return stretches
-        more = (len(deep) - j) - (len(shallow) - i)
-        ways = [(_added(shallow, deep, i, j, n), n) for n in range(1, more + 1)]
-        added, length = min(filter(all, ways), default=(0, 0))  # two layers at once, if they are
-        if not added:
-            raise UnevenError
+        added, length = _repeated(shallow, deep, i, j)
         start = i - _TWICE * length
         before = stretches[-1].end if stretches else 0
         back = range(start - 1, before - 1, -1)
@@ -107,9 +103,27 @@ def _aligned(shallow: list[Any], deep: list[Any]) -> list[_Stretch]:
         j += added * length
 
 
-def _added(shallow: list[Any], deep: list[Any], i: int, j: int, n: int) -> int:
+def _repeated(shallow: list[Any], deep: list[Any], i: int, j: int) -> tuple[int, int]:
+    """Return how often `deep` has more of what, by its length. Raises UnevenError.
+
+    What goes on alike for longer is taken first: one event may be like the next by chance.
+    """
+    more = (len(deep) - j) - (len(shallow) - i)
+    for least in (_AHEAD, 1):
+        ways = [
+            (_added(shallow, deep, i, j, n, max(least, min(n, _AHEAD))), n)
+            for n in range(1, more + 1)
+        ]
+        if any(added for added, _ in ways):
+            return min(filter(all, ways))  # two layers at once, if they are
+    raise UnevenError
+
+
+def _added(  # noqa: PLR0917 - two tapes, a place in each, and how far to look
+    shallow: list[Any], deep: list[Any], i: int, j: int, n: int, look: int
+) -> int:
     """Return how often `deep` repeats the n that both have twice before; then both go on alike."""
-    block, added, look = shallow[i - n : i], 0, min(n, _AHEAD)
+    block, added = shallow[i - n : i], 0
     if i < _TWICE * n or shallow[i - _TWICE * n : i - n] != block:
         return 0
     while deep[j + added * n : j + (added + 1) * n] == block:
@@ -198,8 +212,10 @@ class _Laid:
         result.purposes.append(self.shallow.purposes[a[0]])
         result.operations.append(self.shallow.operations[a[0]])
         sizes = [self.shallow.sizes[x] for x in a], [self.deep.sizes[x] for x in b]
-        result.sizes.append(self._on_plane(*sizes, k))
-        result.contents.append(self.shallow.contents[a[0]])
+        size = self._on_plane(*sizes, k)
+        result.sizes.append(size)
+        content = self.shallow.contents[a[0]]
+        result.contents.append(content if size == sizes[0][0] else None)  # one that grows: no shape
         paths = [self.shallow.path_of(x) for x in a], [self.deep.path_of(x) for x in b]
         path = self._path(*paths, k)
         result.modules.append(self._paths.setdefault(path, len(self._paths)))
