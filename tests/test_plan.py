@@ -273,6 +273,20 @@ def test_a_model_given_as_a_dict_is_a_file_in_commands():
     assert choice.command.startswith("vrambudget gpt2 --gpu ")
 
 
+@pytest.mark.parametrize("name", ["my model.json", "tiny/config.json", "tiny"])
+def test_a_model_given_as_a_file_is_that_file_in_commands(name, tmp_path, capsys):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for file in (tmp_path / "my model.json", folder / "config.json"):
+        file.write_text(json.dumps(LAYERS))
+    given = str(tmp_path / name)
+    assert main(["plan", given, "--gpu", "12GB", "--block", "64", "--format", "json"]) == 0
+    choice = json.loads(capsys.readouterr().out)["choices"][0]
+    words = shlex.split(choice["command"])[1:]
+    assert words[0] == given
+    assert main([*words, "--format", "json"]) == 0
+
+
 def test_more_than_the_most_is_said(capsys):
     words = ["plan", "gpt2-xl", "--gpu", "1GiB", "--block", "64", "--goal", "full"]
     assert main([*words, "--most", "2"]) == 1

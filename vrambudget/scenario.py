@@ -37,6 +37,7 @@ class Scenario:
     values: Mapping[str, Any] = field(default_factory=dict)  # the configuration as it was found
     run: "RunFile | None" = None  # what files said of it
     notes: tuple[str, ...] = ()  # on options that the job does not read
+    path: str | None = None  # of the configuration, where a file or a folder was named
 
     @property
     def platform(self) -> engine.Platform:
@@ -86,7 +87,7 @@ def resolve(
     card = None if named is None else gpu_under(job.torch, find_gpu(named))
     known = compiling(known, found.values) if job.compile else known
     resolved, notes = job.resolve(known.for_job(job)), tuple(unread(fields, job))
-    return Scenario(found.name, known, resolved, card, found.values, run, notes)
+    return Scenario(found.name, known, resolved, card, found.values, run, notes, found.path)
 
 
 def _of_module(

@@ -63,6 +63,7 @@ class FoundModel(NamedTuple):
     values: Mapping[str, Any]
     card: ModelCard | None = None
     run: "RunFile | None" = None  # what files say of the job
+    path: str | None = None  # of a file or folder that was named
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
@@ -166,7 +167,7 @@ def _from_card(card: ModelCard) -> FoundModel:
 def _from_path(path: Path) -> FoundModel:
     values, file = read_config(path)
     named = file.parent.resolve().name if file.name == CONFIG_NAME else file.stem
-    return FoundModel(escaped(named or str(path)), str(file), values)
+    return FoundModel(escaped(named or str(path)), str(file), values, path=str(path))
 
 
 def _from_hub(repository: str) -> FoundModel:

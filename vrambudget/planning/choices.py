@@ -74,6 +74,8 @@ def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
 def model_word(scenario: Scenario) -> str:
     """Return what names a model on the command line; a dict would have to lie in a file first."""
     name = scenario.model
+    if scenario.path is not None:
+        return scenario.path
     if name != scenario.values.get("model_type"):
         return name
     is_card = name in card_names() and load_card(name).config == scenario.values
