@@ -26,6 +26,7 @@ from vrambudget.followed.counted import DTYPE, TORCH_DTYPE, dtype_of
 from vrambudget.tape.events import Storage
 
 _HOST = torch.device("cpu")
+_COPY = torch.ops.aten._to_copy.default
 _READ = torch.ops.aten._local_scalar_dense.default
 _CALLED = {"empty_strided": "compiled_code"}  # the buffers of Inductor's wrappers
 
@@ -53,6 +54,8 @@ class CardMode(FakeTensorMode):
             return super().dispatch(func, types, args, kwargs)
         if _is_on_host(args, kwargs or {}):
             return func(*args, **kwargs or {})
+        if func is _COPY and not isinstance(args[0], FakeTensor):
+            args = (self.from_tensor(args[0]), *args[1:])  # torch 2.8 would look for a real card
         self._running.look()
         if func is ADD and self._adds_in_place(args):
             return self._added(func, types, args, kwargs)
