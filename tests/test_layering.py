@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "vrambudget"
 # From the bottom up; what stands on one line is one layer.
 LAYERS = [
     {"__init__", "errors", "units", "dtypes", "auto_classes", "drawn_lengths"},
-    {"files", "json_text"},
+    {"files", "bounded"},
     {"budget"},
     {"config"},
     {"cudnn"},

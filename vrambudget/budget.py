@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from vrambudget.bounded import read_object
 from vrambudget.errors import VramBudgetError
-from vrambudget.json_text import read_object
 
 SCHEMA: Final = 1
 

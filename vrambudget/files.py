@@ -7,6 +7,9 @@ place until it is whole, so that a full disk or an interrupt leaves the old file
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
@@ -15,25 +18,44 @@ from vrambudget.units import format_bytes
 # Without waiting for somebody to write to a pipe; the bytes as they are.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+RESULT_BYTES = 2**32
+"""What a process that we started may have written."""
 
-def read_file(path: Path, what: str, most_bytes: int) -> bytes:
-    """Return what a regular file holds. Raises VramBudgetError for any other, or more bytes."""
+
+@contextmanager
+def open_file(path: Path, what: str) -> Iterator[BufferedReader]:
+    """Open a regular file, to be read by parts. Raises VramBudgetError for any other.
+
+    An OSError while it is read is a VramBudgetError, too.
+    """
+    try:
+        with os.fdopen(_opened(path), "rb") as file:
+            yield file
+    except OSError as error:
+        raise _failed("read", what, path, error) from None
+
+
+def _opened(path: Path) -> int:
+    """Return the handle of a regular file, never waiting for it. Raises OSError for any other."""
     try:
         handle = os.open(path, _READ)
-        try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise OSError(errno.EINVAL, "this is not a regular file")
-            with os.fdopen(handle, "rb", closefd=False) as file:
-                data = file.read(most_bytes + 1)
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:
-        raise _failed("read", what, path, error) from None
+    except ValueError as error:  # a null character in its name
+        raise OSError(errno.EINVAL, str(error)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "this is not a regular file")
+    return handle
+
+
+def read_file(path: Path, what: str, most_bytes: int, *, hint: str | None = None) -> bytes:
+    """Return what a regular file holds. Raises VramBudgetError for any other, or more bytes."""
+    with open_file(path, what) as file:
+        data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise VramBudgetError(
             f"cannot read the {what}: it is more than {format_bytes(most_bytes)}",
             where=str(path),
-            hint="hand in a part of it",
+            hint=hint or "hand in a part of it",
         )
     return data
 

@@ -119,10 +119,11 @@ def _is_text(name: str) -> bool:
 
 
 def _file(name: str) -> bytes:
+    hint = f"hand in a part: tail -c {_MOST_MIB}M FILE | vrambudget explain -"
     try:
-        return read_file(Path(name), "log", _MOST_BYTES)
+        return read_file(Path(name), "log", _MOST_BYTES, hint=hint)
     except VramBudgetError as error:
-        error.hint = f"hand in a part: tail -c {_MOST_MIB}M FILE | vrambudget explain -"
+        error.hint = error.hint or "give a log's path, its message, or - for standard input"
         raise
 
 

@@ -28,11 +28,13 @@ from vrambudget.config.job import Job
 from vrambudget.config.plain import Before
 from vrambudget.config.settings import Field, Names, Settings
 from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.files import read_file
 
 _PACKAGE = Path(__file__).parents[1]
 _TUNED = re.compile("(instruct|chat|it|hf|base)$")
 _SIZE = r"((\.|(?<!\d))(\d+x)?\d[\d.]*[bmk]|a\d[\d.]*b)"
 """What a name may leave out: "12b", "8x7b"; of a mixture what is active, "a3b"."""
+_MOST_BYTES = 2**20
 _SHOWN = 6  # names in a hint
 _FAMILY = re.compile(r"^([^\d]*)(?:(\d+)(?![\d.]*[bmkx]))?")
 """Of "llama-3.1-8b" the name and its version, 3; what counts parameters is no version."""
@@ -146,16 +148,20 @@ def load_card(name: str) -> ModelCard:
 def read_card(path: Path) -> ModelCard:
     """Return the model card in a file. Raises VramBudgetError with the file and each mistake."""
     try:
-        return ModelCard.parse(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
+        return ModelCard.parse(tomllib.loads(_text(path)), where=str(path))
     except tomllib.TOMLDecodeError as error:
         raise VramBudgetError(f"this is not TOML: {error}", where=str(path)) from None
+
+
+def _text(path: Path) -> str:
+    return read_file(path, "model card", _MOST_BYTES).decode()
 
 
 def card_of_repository(repository: str) -> ModelCard | None:
     """Return the model card of a hub repository, if there is one."""
     wanted = f'"{repository.lower()}"'
     for path in sorted(cards_folder().glob("*.toml")):
-        if wanted in path.read_text(encoding="utf-8").lower():  # saves parsing them all
+        if wanted in _text(path).lower():  # saves parsing them all
             card = read_card(path)
             if wanted.strip('"') in map(str.lower, card.repositories):
                 return card

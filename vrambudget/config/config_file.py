@@ -7,13 +7,13 @@ Not modelled: a configuration in YAML or inside a checkpoint.
 """
 
 import json
+import os
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
+from vrambudget.bounded import read_json
 from vrambudget.errors import VramBudgetError
-from vrambudget.json_text import read_json
-from vrambudget.units import format_bytes
+from vrambudget.files import read_file
 
 CONFIG_NAME = "config.json"
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
@@ -24,35 +24,19 @@ _MOST_BYTES = 16 * 2**20  # the largest published ones name 21,841 labels in 2 M
 
 def read_config(path: Path) -> tuple[dict[str, Any], Path]:
     """Return the keys of a configuration and the file they came from. Raises VramBudgetError."""
+    file = path / CONFIG_NAME if os.path.isdir(path) else path  # noqa: PTH112 - it raises nothing
     try:
-        file = _locate(path)
-        data = file.read_bytes()
-    except OSError as error:
-        raise VramBudgetError(
-            f"the configuration cannot be read: {error.strerror or error}", where=str(path)
-        ) from None
-    return _parse(data, str(file)), file
-
-
-def _locate(path: Path) -> Path:
-    file = path / CONFIG_NAME if path.is_dir() else path
-    try:
-        found = file.stat()  # exists() would call a name that is too long missing, from 3.14 on
+        file.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise _nothing_there(path) from None
-    if not S_ISREG(found.st_mode):
-        raise VramBudgetError("this is not a regular file", where=str(file))
-    if (size := found.st_size) > _MOST_BYTES:
-        raise VramBudgetError(
-            f"this file has {format_bytes(size)}, too much for a configuration",
-            where=str(file),
-            hint=f"give the {CONFIG_NAME} that lies beside the weights",
-        )
-    return file
+    except (OSError, ValueError):  # the reader says why
+        pass
+    hint = f"give the {CONFIG_NAME} that lies beside the weights"
+    return _parse(read_file(file, "configuration", _MOST_BYTES, hint=hint), str(file)), file
 
 
 def _nothing_there(path: Path) -> VramBudgetError:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112
         return VramBudgetError("there is no such file or folder", where=str(path))
     others = sorted(file.name for file in path.glob("*.json"))[:5]
     hint = f"it holds {', '.join(others)}: give one of them by its path" if others else None

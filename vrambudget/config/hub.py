@@ -15,9 +15,11 @@ from pathlib import Path
 from vrambudget.config.config_file import CONFIG_NAME
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import home_of, named_by
+from vrambudget.files import home_of, named_by, read_file
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+_LONGEST_COMMIT = 1000
 
 _FAILURES = {
     # An exception's class in huggingface_hub: what happened, what to do. The special ones first.
@@ -69,8 +71,8 @@ def hub_cache() -> Path:
 def _cached(repository: str) -> Path | None:
     folder = hub_cache() / f"models--{repository.replace('/', '--')}"
     try:
-        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-        config = folder / "snapshots" / commit / CONFIG_NAME
+        commit = read_file(folder / "refs" / "main", "cache", _LONGEST_COMMIT).decode().strip()
+        config = folder / "snapshots" / Path(commit).name / CONFIG_NAME
         return config if config.is_file() else None
     except (OSError, ValueError):  # not there, not ours to read, or no text
         return None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vrambudget.bounded import read_object
 from vrambudget.config.fields.adapters import ALL_LINEAR
 from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_room
 from vrambudget.config.job import Job
@@ -18,10 +19,10 @@ from vrambudget.config.record_inference import KEYS, fields_of, is_inference
 from vrambudget.config.record_ranks import READ_AS_ZERO, fields_of_layout
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
-from vrambudget.files import read_file
-from vrambudget.json_text import read_object
+from vrambudget.files import open_file, read_file
 
 _MOST_BYTES = 256 * 2**20  # of a file
+_LONGEST_LINE = 2**20
 
 FOUND = ("measured", "card", "source", "versions", "machine")
 """What a run adds to a job."""
@@ -149,8 +150,8 @@ def record_files(path: Path) -> list[Path]:
 
 
 def _holds_jobs(file: Path) -> bool:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return '"measured": {' in lines.readline()
+    with open_file(file, "records") as lines:
+        return b'"measured": {' in lines.readline(_LONGEST_LINE)
 
 
 def read_records(path: Path, *, measured: bool = True) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vrambudget.bounded import check
 from vrambudget.config.cards import (
     ModelCard,
     card_name,
@@ -180,4 +181,5 @@ def _from_hub(repository: str) -> FoundModel:
 def _given(values: Mapping[str, Any]) -> FoundModel:
     if not all(isinstance(key, str) for key in values):
         raise VramBudgetError("the keys of a configuration should be text", where="the given dict")
+    check(values)
     return FoundModel(str(values.get("model_type", "model")), "the given dict", dict(values))

@@ -21,6 +21,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.record import FOUND, check_keys
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.files import RESULT_BYTES, read_file
 from vrambudget.scenario import Scenario
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
@@ -106,7 +107,7 @@ def measure_job(
             raise VramBudgetError(
                 f"the job failed: {_last_line(ended.stderr)}", where=str(job.get("id", "job"))
             )
-        measured = json.loads((folder / "result.json").read_text())
+        measured = json.loads(read_file(folder / "result.json", "result", RESULT_BYTES))
     return as_record(job, measured=measured, **found_on(machine))
 
 
@@ -134,7 +135,8 @@ def measure_context(*, python: str = sys.executable) -> dict[str, Any]:
         ended = _run([python, "-m", "vrambudget.measure.context", str(result)])
         if ended.returncode:
             raise VramBudgetError(f"the context was not measured: {_last_line(ended.stderr)}")
-        return {"context": json.loads(result.read_text()), **found_on(machine)}
+        context = json.loads(read_file(result, "result", RESULT_BYTES))
+        return {"context": context, **found_on(machine)}
 
 
 def runnable(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import open_file
 
 _SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11  # section types
 _NEEDED, _SONAME, _RPATH, _RUNPATH = 1, 14, 15, 29  # tags of the dynamic section
@@ -42,7 +43,10 @@ class _Section:
 
 def read_library(path: Path) -> Library:
     """Return what the file says of itself. Raises VramBudgetError for no 64-bit ELF file."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        open_file(path, "library") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         if data[:6] != b"\x7fELF\x02\x01":
             raise VramBudgetError("not a 64-bit ELF file", where=str(path))
         sections = _sections(data)
@@ -66,7 +70,10 @@ def read_library(path: Path) -> Library:
 
 def c_names(path: Path, pattern: str) -> set[str]:
     """Return the zero-terminated strings that match: names looked up at run time are there."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        open_file(path, "library") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         return {m[1].decode() for m in re.finditer(rb"\0(" + pattern.encode() + rb")(?=\0)", data)}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu, find_gpu
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import RESULT_BYTES, read_file
 from vrambudget.measure.record import runnable
 from vrambudget.rehearse.options import RehearsalOptions
 from vrambudget.rehearse.record import Rehearsal
@@ -77,5 +78,5 @@ class JobFolder:
         """Return the result. Raises VramBudgetError if the runner wrote none."""
         if not self.result.exists():
             raise VramBudgetError("the job wrote no result: it was stopped before its end")
-        found: dict[str, Any] = json.loads(self.result.read_text())
+        found: dict[str, Any] = json.loads(read_file(self.result, "result", RESULT_BYTES))
         return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vrambudget.files import RESULT_BYTES, read_file
 from vrambudget.units import format_bytes
 
 _QUIET_SECONDS = 5.0  # between two lines of progress, after the first steps
@@ -15,7 +16,7 @@ _FIRST_STEPS = 3
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """Return the processes' records, the one with the highest peak first."""
-    records = [json.loads(path.read_text()) for path in folder.glob("record-*.json")]
+    records = [json.loads(_text(path)) for path in folder.glob("record-*.json")]
     records += _killed(folder, {record["pid"] for record in records})
     return sorted(records, key=lambda record: record.get("peaks", [0, 0, -1])[::-1], reverse=True)
 
@@ -24,7 +25,7 @@ def _killed(folder: Path, ended: set[int]) -> Iterator[dict[str, Any]]:
     """Yield what processes told of themselves that could not leave a record."""
     for path in folder.glob("progress-*"):
         pid = _pid(path)
-        lines = [line for line in path.read_text().splitlines() if line.endswith("]")]
+        lines = [line for line in _text(path).splitlines() if line.endswith("]")]
         if pid not in ended and lines:
             steps, *peaks = json.loads(lines[-1])
             yield {"pid": pid, "steps": steps, "peaks": peaks, "ended": "killed", "cuda": True}
@@ -38,6 +39,10 @@ def unrecorded(folder: Path, records: Sequence[Mapping[str, Any]]) -> str | None
         pids = ", ".join(map(str, sorted(used)))
         return f"nothing was recorded of a process that used the card (pid {pids})"
     return None if records else "nothing was recorded: no Python process imported torch"
+
+
+def _text(path: Path) -> str:
+    return read_file(path, "record", RESULT_BYTES).decode(errors="replace")
 
 
 def _pid(path: Path) -> int:
@@ -64,7 +69,7 @@ class Progress:
         if self.seen >= _FIRST_STEPS and time.monotonic() - self.said < _QUIET_SECONDS:
             return
         for path in self.folder.glob("progress-*"):
-            lines = [line for line in path.read_text().splitlines() if line[:3] != "[0,"]
+            lines = [line for line in _text(path).splitlines() if line[:3] != "[0,"]
             if lines and len(lines) > self.seen and lines[-1].endswith("]"):
                 self.seen, self.said = len(lines), time.monotonic()
                 step, _, _, reserved = json.loads(lines[-1])

@@ -11,6 +11,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import RESULT_BYTES, read_file
 
 _UV = (
     "--extra --no-extra --group --no-group --only-group --env-file --with --with-editable"
@@ -118,7 +119,7 @@ def _uv(found: Placed) -> Placed:
 
 
 def _check_dependencies(script: Path) -> None:
-    if script.is_file() and "# /// script" in script.read_text(errors="replace"):
+    if script.is_file() and b"# /// script" in read_file(script, "script", RESULT_BYTES):
         raise VramBudgetError(
             "uv makes an environment of the script's own dependencies: which PyTorch it has is"
             " not known",

@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import RESULT_BYTES, open_file, read_file
 
 _DIGESTS = "digests.json"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -74,7 +75,7 @@ def is_whole(folder: Path) -> bool:
 def _sealed(folder: Path) -> dict[str, str]:
     """Return the digests that `seal` noted; none where it was unfinished, or did not exist yet."""
     try:
-        digests = json.loads((folder / _DIGESTS).read_text())
+        digests = json.loads(read_file(folder / _DIGESTS, "cache", RESULT_BYTES))
     except (OSError, ValueError):
         return {}
     return digests if isinstance(digests, dict) else {}
@@ -87,4 +88,5 @@ def _is_plain(file: Path) -> bool:
 def _digest(file: Path) -> str | None:
     if not file.is_file():
         return None
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with open_file(file, "cache") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import open_file
 from vrambudget.rehearse.elf import Library, read_library
 
 TRIED = ("2.6", "2.8", "2.11", "2.13", "2.15")
@@ -104,7 +105,7 @@ def python_of(command: Sequence[str]) -> str:
     own = os.environ.get("VRAMBUDGET_PYTHON")
     if Path(program).name.startswith("python") or (own and program == shutil.which(own)):
         return program  # which may be a wrapper, a script of any kind
-    with Path(program).open("rb") as file:
+    with open_file(Path(program), "program") as file:
         first = file.readline(256)
     if first.startswith(b"#!"):
         words = first[2:].decode(errors="replace").split()

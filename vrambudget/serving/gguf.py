@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import open_file
 from vrambudget.serving.gguf_types import NUMBERS
 
 _VERSIONS = (2, 3)
@@ -45,11 +46,8 @@ class Gguf:
 
 def read_gguf(path: Path) -> Gguf:
     """Return a file's header. Raises VramBudgetError for what is none."""
-    try:
-        with path.open("rb") as file:
-            return _Reader(file, str(path)).header()
-    except OSError as error:
-        raise VramBudgetError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    with open_file(path, "model") as file:
+        return _Reader(file, str(path)).header()
 
 
 class _Reader:

@@ -1,22 +1,25 @@
 """YAML, TOML and JSON as objects with keys; nested keys as one, with dots between.
 
-PyYAML is imported when a YAML file is read. A key that stands twice is an error in each of them.
+A key that stands twice is an error in each of them, and so is what is out of bounds (`bounded`).
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vrambudget.bounded import LONGEST_NUMBER, check, read_json
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import read_file
-from vrambudget.json_text import read_json
 
 _MOST_BYTES = 2**20
-_MOST_KEYS = 10_000  # YAML's references may stand for billions
+_MOST_KEYS = 10_000
 _DEEPEST = 20
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?m)(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{{_DEEPEST + 1}}}")
+_LONG_NUMBER = re.compile(rf"(?m)^([^\n=#]{{0,60}})=[^\n]*?\b([\d_]{{{LONGEST_NUMBER + 1},}})")
 
 
 def read_text(path: Path) -> dict[str, Any]:
@@ -58,10 +61,18 @@ def _collect(values: Mapping[str, Any], prefix: str, found: dict[str, Any], deep
 
 
 def _toml(text: str) -> Any:
+    if long := _LONG_KEY.search(text):  # tomllib takes the square of their number
+        line = text.count("\n", 0, long.end()) + 1
+        raise VramBudgetError(f"a key in line {line} has more than {_DEEPEST} parts")
+    if number := _LONG_NUMBER.search(text):
+        digits = len(number[2])
+        raise VramBudgetError(f"{number[1].strip()} is a number of {digits:,} digits")
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(text)
+    except ValueError as error:  # a TOMLDecodeError, or a date that none is
         raise VramBudgetError(f"this is not TOML: {error}") from None
+    check(values)
+    return values
 
 
 def _json(text: str) -> Any:
@@ -72,26 +83,6 @@ def _json(text: str) -> Any:
 
 
 def _yaml(text: str) -> Any:
-    try:
-        yaml = import_module("yaml")
-    except ImportError:
-        raise VramBudgetError(
-            "a YAML file needs PyYAML, which is not installed",
-            hint="pip install 'vrambudget[yaml]'; JSON and TOML need nothing",
-        ) from None
-    try:
-        _check_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        if isinstance(error, VramBudgetError):
-            raise
-        raise VramBudgetError(f"this is no YAML: {' '.join(str(error).split())}") from None
+    from vrambudget.config.foreign.yaml_text import read_yaml  # noqa: PLC0415 - if one is read
 
-
-def _check_keys(node: Any) -> None:
-    """Raise VramBudgetError for a key of the outermost object that stands twice."""
-    pairs = node.value if node is not None and node.id == "mapping" else ()
-    keys = [key.value for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise VramBudgetError(f"the key {key!r} stands twice")
+    return read_yaml(text)

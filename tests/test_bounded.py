@@ -1,0 +1,113 @@
+"""Other people's files: every one through the bounded reader, and what is out of bounds is named.
+
+A bound that does not hold shows as a test that does not end: these files stand for hours.
+"""
+
+import ast
+import time
+from pathlib import Path
+
+import pytest
+
+import vrambudget
+from vrambudget.bounded import DEEPEST, check, read_json
+from vrambudget.config.foreign.run_file import is_run_file, read_run_file
+from vrambudget.config.source import find_model
+from vrambudget.errors import VramBudgetError
+
+PACKAGE = Path(vrambudget.__file__).parent
+READS = {"open", "read_text", "read_bytes", "fdopen", "mmap", "open_code", "loadtxt", "fromfile"}
+OWN = {
+    "files.py": "the reader, and the writer",
+    "cli/streams.py": "/dev/null",
+    "compiled/cache.py": "this package's own code, for a digest",
+    "compiled/inductor.py": "code that Inductor wrote in this process",
+    "cudnn/answers.py": "this package's own table",
+    "measure/runner.py": "the job that its parent wrote, in its own process",
+    "planner/site.py": "this package's own files",
+    "planning/forked.py": "pipes to our own children",
+    "rehearse/elf.py": "maps a library that `open_file` opened",
+    "rehearse/stand_in.py": "this package's own C sources, for a digest",
+    "report/html.py": "this package's own style sheet",
+}
+"""Files that open something by themselves, and what."""
+
+
+def reads(path):
+    """Return whether a module opens or reads a file by itself."""
+    tree = ast.walk(ast.parse(path.read_text()))
+    calls = [node.func for node in tree if isinstance(node, ast.Call)]
+    return any(
+        getattr(call, "attr", "") in READS or (isinstance(call, ast.Name) and call.id == "open")
+        for call in calls
+    )
+
+
+def test_every_file_is_read_through_the_bounded_reader():
+    modules = [path for path in PACKAGE.rglob("*.py") if "hook" not in path.parts]
+    found = {path.relative_to(PACKAGE).as_posix() for path in modules if reads(path)}
+    assert found == OWN.keys()
+
+
+NESTED = "a0: &a0 [1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 11)
+)
+MERGED = "a0: &a0 {k: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 11)
+)
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.yaml", NESTED, "more than 30,000 values, its aliases counted"),
+        ("a.yaml", MERGED, "more than 30,000 values, its aliases counted"),
+        ("a.yaml", "a: &a [*a]", "may refer to itself"),
+        ("a.yaml", "a: &a {<<: *a}", "may refer to itself"),
+        ("a.yaml", "[" * 100_000, "may refer to itself"),
+        ("a.yaml", "a: 1\n" * 150_000, "more than 30,000 values"),
+        ("a.yaml", "".join(f"k{n}: 1\n" for n in range(14_000)) + "k7: 2", "'k7' stands twice"),
+        ("a.yaml", "a: {b: 1, c: [{d: 1, d: 2}]}", "'a.c[0].d' stands twice"),
+        ("a.yaml", "lr: !!bool 'x'", "lr is 'x', which is no bool"),
+        ("a.yaml", 'lr: !!int ""', "lr is '', which is no int"),
+        ("a.yaml", "lr: !!float ''", "lr is '', which is no float"),
+        ("a.yaml", "lr: !!timestamp 'x'", "lr is 'x', which is no timestamp"),
+        ("a.yaml", "lr: 2026-13-41", "lr is '2026-13-41', which is no timestamp"),
+        ("a.yaml", "lr: !!python/object/apply:os.system [ls]", "lr has the tag"),
+        ("a.yaml", f"lr: {DIGITS}", "lr is a number of 5,000 digits"),
+        ("a.yaml", f"lr: {':59' * 300_000}"[:4] + "1" + ":59" * 300_000, "a number of 900,001"),
+        ("a.toml", f"lr = {DIGITS}", "lr is a number of 5,000 digits"),
+        ("a.toml", "a" + ".a" * 400_000 + " = 1", "line 1 has more than 20 parts"),
+        ("a.toml", "\n[" + '"a".' * 200_000 + "b]", "line 2 has more than 20 parts"),
+        ("a.toml", "a = " + "[" * 400_000, "nested without end"),
+        ("a.toml", "a = 2026-13-41", "not TOML"),
+        ("a.json", f'{{"lr": [1, {DIGITS}]}}', "lr[1] is a number of 5,000 digits"),
+        ("a.json", '{"a":' * 100 + "1" + "}" * 100, "nested without end, or deeper than 64: a.a"),
+        ("a.json", '{"' + "k" * 5000 + '": 1}', "has 5,000 characters"),
+    ],
+    ids=lambda value: value[:24].strip() if isinstance(value, str) else "",
+)
+def test_what_a_run_file_may_not_hold_is_an_error_at_once(tmp_path, name, text, words):
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml")
+    file = tmp_path / name
+    file.write_text(text)
+    started = time.process_time()
+    with pytest.raises(VramBudgetError) as raised:
+        read_run_file(file)
+    assert words in raised.value.message
+    assert raised.value.where == str(file)
+    assert is_run_file(file) == (not name.endswith("json"))
+    assert time.process_time() - started < 20  # a call that hangs, as the fuzzer counts it
+
+
+def test_values_are_checked_wherever_they_come_from():
+    values = {"a": [1, {"b": None}]}
+    values["a"].append(values)
+    with pytest.raises(VramBudgetError, match="nested without end"):
+        find_model({"model_type": "gpt2", **values})
+    check([[]] * 1000)
+    with pytest.raises(VramBudgetError, match="more than 2,000,000 values"):
+        check([[[0] * 1000] * 1000] * 3)
+    assert read_json("[" * DEEPEST + "]" * DEEPEST)
