@@ -226,6 +226,7 @@ OPTIONS = {
     "plain": {},
     "micro-batches": {"grad_accum": 5, "precision": "amp-fp16", "clip": 1.0, "steps": 4},
     "clipping": {"precision": "amp-fp16", "clip": 1.0, "steps": 4},
+    "dropped before the step": {"drop_before_step": True, "empty_cache": True, "grad_accum": 2},
     "outputs dropped": {"keep_outputs": False, "optimizer": "sgd"},
     "a cache filled": {"use_cache": True, "steps": 4},
     "the loss alone": {"forward_returns": "loss", "zero_grad": "zeros"},

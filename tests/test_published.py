@@ -15,11 +15,12 @@ from vrambudget.validate import side_by_side, validate
 FOLDER = Path(__file__).parent / "records" / "published"
 RECORDS = read_records(FOLDER / "real_cards.jsonl")
 GENERATED = read_records(FOLDER / "generation.jsonl")
+A6000 = read_records(FOLDER / "a6000.jsonl")
 ANATOMY = read_records(FOLDER / "anatomy.jsonl")
 FOLLOWED = [json.loads(line) for line in (FOLDER / "followed.jsonl").read_text().splitlines()]
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
-ROWS = 84
-CONTEXTS = 4  # rows that are in the table of GPUs
+ROWS = 105
+CONTEXTS = 6  # rows that are in the table of GPUs
 BOUNDS = {"NVIDIA GeForce RTX 4080": (0.01, 0.03), "Tesla T4": (0.001, 0.002)}
 """The largest errors, allocated and reserved, that a GPU's records may have."""
 
@@ -35,7 +36,7 @@ def test_a_real_gpu_measured_what_is_predicted(record):
 
 
 def test_each_row_is_in_a_record_or_the_table_of_gpus():
-    said = sum(len(record["measured"]) for record in RECORDS + ANATOMY)
+    said = sum(len(record["measured"]) for record in RECORDS + A6000 + ANATOMY)
     said += sum(len(record["printed"]) for record in FOLLOWED)
     assert said + CONTEXTS == ROWS
     assert f"Of the {ROWS} published rows that were found, {said} are in these records" in (
@@ -66,6 +67,15 @@ def test_a_real_a100_took_for_a_prompt_what_is_predicted_to_the_printed_digit(re
     assert found.error("reserved") is None  # which the page does not have
 
 
+@pytest.mark.parametrize("record", A6000, ids=lambda record: record["id"])
+def test_a_real_a6000_took_for_a_release_that_nobody_checked_what_is_predicted(record):
+    (found,) = validate([record])
+    assert found.problem is None
+    if record.get("mode") == "forward":
+        assert found.error("allocated") == 0
+    assert abs(found.error("allocated")) <= 0.00007
+
+
 def test_the_peak_stays_that_of_the_prompt_when_more_is_generated():
     record = next(r for r in GENERATED if r["id"] == "a100-qwen2.5-0.5b-prompt6144")
     (short,), (longer,) = validate([record]), validate([{**record, "new": 512}])
@@ -85,7 +95,7 @@ def test_the_page_on_the_ladder_shows_what_is_estimated_then_and_now():
 
 
 @pytest.mark.parametrize(
-    "record", RECORDS + GENERATED + ANATOMY + FOLLOWED, ids=lambda record: record["id"]
+    "record", RECORDS + GENERATED + A6000 + ANATOMY + FOLLOWED, ids=lambda record: record["id"]
 )
 def test_a_published_record_names_its_page_its_digits_and_what_was_assumed(record):
     assert record["source"] == "published"

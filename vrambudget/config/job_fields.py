@@ -93,6 +93,12 @@ class JobFields(TypedDict, total=False):
     """
     keep_outputs: bool
     """The loop's variables hold the last outputs while the next forward runs."""
+    drop_before_step: bool
+    """The loop drops its outputs and the loss between backward and the optimizer's step: `del
+    outputs, loss`.
+    """
+    empty_cache: bool
+    """The loop calls torch.cuda.empty_cache() before every step."""
     keep_losses: Literal["none", "list", "graphs"]
     """What the loop keeps of every loss: nothing; the loss itself, in a list; or its graph with it
     (backward(retain_graph=True)), which is a leak.

@@ -17,6 +17,8 @@ _PLAIN_ONLY: Mapping[str, Any] = {
     "zero_grad": "none",
     "forward_returns": "outputs",
     "keep_outputs": True,
+    "drop_before_step": False,
+    "empty_cache": False,
     "model_mode": "train",
     "keep_losses": "none",
 }
@@ -62,6 +64,8 @@ _PHRASES: tuple[tuple[str, Any, str], ...] = (
     ("zero_grad", "late", "gradients zeroed late"),
     ("forward_returns", "loss", "the loss alone returned"),
     ("keep_outputs", False, "outputs discarded"),
+    ("drop_before_step", True, "outputs and loss dropped before the optimizer's step"),
+    ("empty_cache", True, "the cache emptied before every step"),
     ("keep_losses", "list", "losses kept"),
     ("keep_losses", "graphs", "losses kept with their graphs"),
     ("model_mode", "eval", "model in eval mode"),

@@ -87,6 +87,8 @@ class SweepFields(TypedDict, total=False):
     zero_grad: Literal["none", "zeros", "late"] | Iterable[Literal["none", "zeros", "late"]]
     forward_returns: Literal["outputs", "loss"] | Iterable[Literal["outputs", "loss"]]
     keep_outputs: bool | Iterable[bool]
+    drop_before_step: bool | Iterable[bool]
+    empty_cache: bool | Iterable[bool]
     keep_losses: Literal["none", "list", "graphs"] | Iterable[Literal["none", "list", "graphs"]]
     model_mode: Literal["train", "eval"] | Iterable[Literal["train", "eval"]]
     eval_batches: int | Iterable[int | None] | None

@@ -32,6 +32,15 @@ class Script(Settings, heading="how the loop is written"):
         default=True,
         description="the loop's variables hold the last outputs while the next forward runs",
     )
+    drop_before_step: bool = Field(
+        default=False,
+        description="the loop drops its outputs and the loss between backward and the optimizer's"
+        " step: `del outputs, loss`",
+    )
+    empty_cache: bool = Field(
+        default=False,
+        description="the loop calls torch.cuda.empty_cache() before every step",
+    )
     keep_losses: KeepLosses = Field(
         "none",
         description="what the loop keeps of every loss: nothing; the loss itself, in a list; or its"

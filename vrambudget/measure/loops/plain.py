@@ -16,6 +16,8 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
     batches, eval_batches = run.batches(), run.eval_batches()
     losses: Any = []
     for step in run.steps():
+        if settings.get("empty_cache"):
+            torch.cuda.empty_cache()
         if run.evaluates_before(step):
             model.eval()
             gathered: Any = []
@@ -52,6 +54,8 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
             scaler.scale(loss).backward(retain_graph=settings.get("keep_losses") == "graphs")
             if settings.get("keep_losses", "none") != "none":
                 losses.append(loss)
+        if settings.get("drop_before_step"):
+            outputs = loss = None
         run.mark("optimizer_step")
         _step(run, optimizer, scaler, parameters)
     return locals()

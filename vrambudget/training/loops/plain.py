@@ -28,6 +28,8 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
     batches, eval_batches = run.batches(), run.eval_batches()
     losses: Any = []
     for step in run.steps():
+        if settings.empty_cache:
+            run.empty_cache()
         if run.evaluates_before(step):
             model.eval()
             gathered: Any = []
@@ -64,6 +66,8 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
             run_backward(scaler.scale(loss), retain_graph=settings.keep_losses == "graphs")
             if settings.keep_losses != "none":
                 losses.append(loss)
+        if settings.drop_before_step:
+            outputs = loss = None
         run.mark("optimizer_step")
         _step(run, optimizer, scaler, parameters)
     return locals()

@@ -245,6 +245,10 @@ class Run:
         if not self.has_ranks:
             context.tape.mark(0, Phase.FORWARD, empties_cache=True)
 
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache(): free segments go back to the driver."""
+        context.tape.mark(self._step, Phase.FORWARD, empties_cache=True)
+
     def mark(self, phase: str) -> None:
         """Note that a phase of the current step begins."""
         context.tape.mark(self._step, phase)
