@@ -55,7 +55,7 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
             if settings.get("keep_losses", "none") != "none":
                 losses.append(loss)
         if settings.get("drop_before_step"):
-            outputs = loss = None
+            del outputs, loss
         run.mark("optimizer_step")
         _step(run, optimizer, scaler, parameters)
     return locals()

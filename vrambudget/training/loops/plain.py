@@ -67,7 +67,7 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
             if settings.keep_losses != "none":
                 losses.append(loss)
         if settings.drop_before_step:
-            outputs = loss = None
+            del outputs, loss
         run.mark("optimizer_step")
         _step(run, optimizer, scaler, parameters)
     return locals()
