@@ -73,19 +73,25 @@ RTX_3060 = CudaContext(
 RTX_A4000 = _published(
     210, 210, 210, "a message of an RTX A4000, torch 2.5 or newer: VGGT-Long, issue 6"
 )
-RTX_3080 = _published(257, 257, 257, "a message of an RTX 3080, torch 2.5 or newer: libcom, issue 54")
+RTX_3080 = _published(257, 257, 257, "a message of an RTX 3080, torch 2.5 on: libcom, issue 54")
 RTX_3090 = _published(450, 450, 450, "a message of an RTX 3090 in vLLM: vllm, issue 2140")
 RTX_A6000 = _published(
-    710, 702, 710, "vramcalc 0.1.2: 702 MiB on an RTX A6000 after a forward pass, 710 after training;"
-    " torch 2.14 cu130, mem_get_info"
+    710,
+    702,
+    710,
+    "vramcalc 0.1.2: 702 MiB on an RTX A6000 after a forward pass, 710 after"
+    " training; torch 2.14 cu130, mem_get_info",
 )
 RTX_4060 = _published(
     115, 115, 115, "a message of an RTX 4060, torch 2.5 or newer: EdgeRegNet, issue 2"
 )
 RTX_4090 = _published(471, 471, 471, "others: 471 MiB on an RTX 4090")
 RTX_6000_ADA = _published(
-    429, 426, 429, "others: 426 MiB on an RTX 6000 Ada, torch 2.10 cu130, mem_get_info; 429 by a"
-    " message: MTVCrafter, issue 21"
+    429,
+    426,
+    429,
+    "others: 426 MiB on an RTX 6000 Ada, torch 2.10 cu130, mem_get_info; 429 by a"
+    " message: MTVCrafter, issue 21",
 )
 RTX_5090 = _published(
     727, 604, 727, "others: 0.59 to 0.71 GiB on an RTX 5090, driver 595; the larger"
