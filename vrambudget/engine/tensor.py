@@ -145,7 +145,9 @@ def empty(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
 
 def empty_like(x: Tensor, dtype: DType | None = None) -> Tensor:
     """Allocate a tensor like `x`; the dimensions lie in x's order (preserve_format)."""
-    strides = None if x.strides is None else _dense_strides(x.shape, x.strides)
+    strides = x.strides
+    if strides is not None and not x.is_dense:
+        strides = _dense_strides(x.shape, strides)
     return empty(x.shape, dtype or x.dtype, strides)
 
 

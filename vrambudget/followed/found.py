@@ -117,7 +117,7 @@ def as_they_were(found: Found) -> Iterator[None]:
 
 def _copied(value: Any, depth: int = 3) -> Any:
     """Return dicts and lists anew, down to a few levels; what they hold stays itself."""
-    if depth and isinstance(value, dict):
+    if depth and type(value).__module__ in {"builtins", "collections"} and isinstance(value, dict):
         anew = value.copy()  # a defaultdict keeps its factory
         anew.update({key: _copied(item, depth - 1) for key, item in value.items()})
         return anew

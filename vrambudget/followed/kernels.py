@@ -4,11 +4,15 @@
     reductions                  partial sums (ops.reduce_buffers)
     matrix products             cuBLAS' workspace
     softmax' backward           grad * output
+    group norm                  a, b [N, C]; in backward ds, db, c1 [N, C] and c2, c3 [N, groups]
+    upsampling                  an input that lies in neither order is copied
     embedding's backward        the sort's buffers
 
 An operation that stands nowhere here is counted by its result alone, and `unchecked` names it.
 
-Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, Embedding.cu, ScanKernels.cpp);
+Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, Embedding.cu, ScanKernels.cpp,
+group_norm_kernel.cu: GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal;
+UpSampleNearest2d.cu: upsample_nearest2d_out_cuda_template);
 aten's own tags say which operations are pointwise.
 """
 
@@ -18,9 +22,10 @@ from typing import Any
 
 import torch
 
-from vrambudget.dtypes import DType, float64, int64
+from vrambudget.dtypes import DType, float32, float64, int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
 from vrambudget.followed.counted import dtype_of
+from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
 from vrambudget.ops.indexing import accumulating_buffers
 from vrambudget.ops.ordering import MOST_SORTED_IN_PLACE
@@ -60,7 +65,7 @@ _NOTHING = {
     *("gather", "index", "index_select", "scatter", "scatter_add", "index_copy", "index_fill"),
     *("embedding", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d"),
     *("avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"),
-    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d"),
+    *("upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d"),
     *("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"),
     *("_log_softmax", "_log_softmax_backward_data", "_softmax", "nll_loss_forward"),
     *("nll_loss_backward", "glu", "glu_backward", "im2col", "col2im", "pixel_shuffle", "polar"),
@@ -207,8 +212,53 @@ def _nothing(args: Any, result: Any) -> None:
     del args, result
 
 
+def _group_norm(args: Any, result: Any) -> None:
+    """Make the factors that the statistics and the weight come to: not for images of one pixel."""
+    x, weight, bias, rows, channels, pixels = args[:6]
+    del result
+    if pixels > 1 and (weight is not None or bias is not None):
+        factors = _float32_rows(x, 2, rows, channels)
+        del factors
+
+
+def _group_norm_backward(args: Any, result: Any) -> None:
+    x, weight, (rows, channels, pixels, groups) = args[1], args[4], args[5:9]
+    sums = _float32_rows(x, 2, rows, channels)
+    if result[0] is not None:
+        factors = _float32_rows(x, 2, rows, groups)
+        if pixels > 1 and weight is not None:
+            factors += _float32_rows(x, 1, rows, channels)
+        del factors
+    del sums
+
+
+def _float32_rows(x: torch.Tensor, count: int, rows: int, columns: int) -> list[Tensor]:
+    """Return that many tensors [rows, columns], of x's type, or float32 for 16-bit ones."""
+    kind = float32 if x.element_size() < float32.itemsize else _kind(x)
+    return [empty((rows, columns), kind) for _ in range(count)]
+
+
+def _upsample(args: Any, result: Any) -> None:
+    """Copy an image that lies in neither order, or in channels last but has few channels."""
+    del result
+    x = args[0]
+    if x.dim() != _IMAGE or x.is_contiguous():
+        return
+    shape, strides = tuple(x.shape), tuple(x.stride())
+    is_last = is_like_channels_last(shape, strides) and shape[1] >= _CHANNELS_TO_GAIN
+    if not (is_last and is_packed(shape, strides, channels_last=True)):
+        copied = empty(shape, _kind(x))
+        del copied
+
+
+_IMAGE = 4  # dimensions of [N, C, H, W]
+_CHANNELS_TO_GAIN = 4  # from here on channels last is the quicker way
+
 _RULES: dict[str, Callable[[Any, Any], None]] = {
     "_softmax_backward_data": _softmax_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "upsample_nearest2d": _upsample,
     "bmm": _batched_product,
     "cumsum": _running_sum,
     "index_put": _index_put,

@@ -20,6 +20,9 @@ from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, empty_like
+from vrambudget.ops.channels_last import is_packed, packed_strides
+
+_IMAGE = 4  # dimensions of [B, C, H, W]
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -35,7 +38,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def add_scalar(a: Tensor) -> Tensor:
     """Return a plus a Python number."""
     context.operation = "add"
-    return record("add", empty_like(a), inputs=(a,), backward=lambda dy: dy)
+    return record("add", _by_number(a), inputs=(a,), backward=lambda dy: dy)
 
 
 def sub(a: Tensor, b: Tensor) -> Tensor:
@@ -98,8 +101,7 @@ def div_by_constant(a: Tensor, divisor: Tensor) -> Tensor:
 def mul_scalar(a: Tensor) -> Tensor:
     """Return a times a Python number (also a / number); backward multiplies too."""
     context.operation = "mul"
-    y = empty_like(a)
-    return record("mul", y, inputs=(a,), backward=empty_like)
+    return record("mul", _by_number(a), inputs=(a,), backward=_by_number)
 
 
 def pow_scalar(a: Tensor) -> Tensor:
@@ -202,15 +204,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _keeps_input(name: str, a: Tensor) -> Tensor:
     kept = keep(a, when=a.requires_grad)
     context.operation = name
-    y = empty_like(a)
-    return record(name, y, inputs=(a,), saved=(kept,), backward=empty_like)
+    y = _pointwise(a)
+    return record(name, y, inputs=(a,), saved=(kept,), backward=_pointwise)
 
 
 def _keeps_output(name: str, a: Tensor) -> Tensor:
     context.operation = name
-    y = empty_like(a)
+    y = _pointwise(a)
     kept = keep(y, when=a.requires_grad)
-    return record(name, y, inputs=(a,), saved=(kept,), backward=empty_like)
+    return record(name, y, inputs=(a,), saved=(kept,), backward=_pointwise)
+
+
+def _pointwise(a: Tensor) -> Tensor:
+    return empty(a.shape, a.dtype, iterated_strides(a.shape, (a,)))
+
+
+def _by_number(a: Tensor) -> Tensor:
+    """Allocate the result for a tensor and a number, which is an operand without dimensions."""
+    return empty(a.shape, a.dtype, iterated_strides(a.shape, (a,), with_number=True))
 
 
 def _result(name: str, a: Tensor, b: Tensor) -> Tensor:
@@ -228,24 +239,41 @@ def _layout(x: Tensor) -> Tensor:
     return Tensor(x.shape, x.dtype, no_storage, x.strides)
 
 
-def iterated_strides(  # noqa: C901 - an insertion sort as it stands there
-    shape: Shape, operands: Sequence[Tensor]
+def iterated_strides(
+    shape: Shape, operands: Sequence[Tensor], *, with_number: bool = False
 ) -> Shape | None:
-    """Return the strides of a pointwise result: the order of the first operand that decides it.
+    """Return the strides of a pointwise result; None is contiguous.
 
-    Follows TensorIteratorBase::reorder_dimensions; None is contiguous.
+    Operands of one shape that all lie in one order keep it; else the first operand that decides
+    the order of two dimensions does. A dimension of 1 has a stride, too, which decides.
+
+    Source: TensorIterator.cpp (compute_fast_setup_type, reorder_dimensions).
     """
     if all(x.strides is None for x in operands):
         return None
-    padded = []
-    for x in operands:
-        strides = x.actual_strides()
-        lead = len(shape) - len(strides)
-        own = (0 if size == 1 else step for size, step in zip(x.shape, strides, strict=True))
-        padded.append((0,) * lead + tuple(own))
+    if not with_number and all(x.shape == shape for x in operands):
+        if all(x.is_contiguous for x in operands):
+            return None
+        strides = [x.actual_strides() for x in operands]
+        if len(shape) == _IMAGE and all(is_packed(shape, s, channels_last=True) for s in strides):
+            return packed_strides(shape, channels_last=True)
+        if len({*strides}) == 1 and operands[0].is_dense:
+            return strides[0]
+    return _reordered(shape, [_padded(x, shape) for x in operands])
 
+
+def _padded(x: Tensor, shape: Shape) -> Shape:
+    """Return strides by the result's dimensions, 0 where x is repeated."""
+    lead = len(shape) - x.ndim
+    sizes = zip(x.shape, shape[lead:], x.actual_strides(), strict=True)
+    return (0,) * lead + tuple(0 if own != size else step for own, size, step in sizes)
+
+
+def _reordered(  # noqa: C901 - an insertion sort as it stands there
+    shape: Shape, operands: Sequence[Shape]
+) -> Shape | None:
     def comes_before(inner: int, outer: int) -> int:
-        for strides in padded:
+        for strides in operands:
             a, b = strides[inner], strides[outer]
             if a == 0 or b == 0:
                 continue
