@@ -12,6 +12,7 @@ import pytest
 import vrambudget
 from vrambudget.bounded import DEEPEST, check, read_json
 from vrambudget.config.foreign.run_file import is_run_file, read_run_file
+from vrambudget.config.gpus import find_gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 
@@ -28,6 +29,8 @@ OWN = {
     "planning/forked.py": "pipes to our own children",
     "rehearse/elf.py": "maps a library that `open_file` opened",
     "rehearse/stand_in.py": "this package's own C sources, for a digest",
+    "rehearse/supervisor.py": "/proc, and runs without this package",
+    "rehearse/workplace.py": "a lock",
     "report/html.py": "this package's own style sheet",
 }
 """Files that open something by themselves, and what."""
@@ -111,3 +114,20 @@ def test_values_are_checked_wherever_they_come_from():
     with pytest.raises(VramBudgetError, match="more than 2,000,000 values"):
         check([[[0] * 1000] * 1000] * 3)
     assert read_json("[" * DEEPEST + "]" * DEEPEST)
+
+
+@pytest.mark.parametrize("name", ["t4\0", "t4\x1b", "t\u200b4", "t4\u202e"])
+def test_a_name_with_a_character_that_nobody_sees_is_no_name(name):
+    with pytest.raises(VramBudgetError, match="cannot be printed"):
+        find_gpu(name)
+    with pytest.raises(VramBudgetError, match="cannot be printed"):
+        find_model(f"gpt2{name[-1]}" if name.startswith("t4") else "gpt\u200b2")
+
+
+def test_an_array_of_one_element_is_no_number():
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(VramBudgetError, match=r"batch is array\(\[3\]\); it should be a valid int"):
+        vrambudget.estimate("gpt2", batch=numpy.array([3]))
+    with pytest.raises(VramBudgetError, match=r"n_layer is array\(\[3\]\); it should be"):
+        vrambudget.estimate({"model_type": "gpt2", "n_layer": numpy.array([3])})
+    assert vrambudget.estimate("gpt2", block=8, batch=numpy.int64(3)).peak.requested_bytes

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -22,6 +23,8 @@ from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import command_of, rehearse
 from vrambudget.rehearse.timeline import read_timeline
+from vrambudget.rehearse.torch_build import check_script
+from vrambudget.rehearse.workplace import workplace
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="rehearsals need Linux")
 COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) here")
@@ -403,6 +406,85 @@ def test_a_command_dies_with_the_rehearsal_that_was_killed(tmp_path):
     parent.kill()
     parent.wait()
     assert all_end([child])
+
+
+LEAVES = """
+import os, subprocess, sys, time
+away = subprocess.Popen(["sleep", "1001"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if (daemon := os.fork()) == 0:
+        time.sleep(1001)
+    open(sys.argv[1] + ".part", "w").write(f"{os.getppid()} {away.pid} {daemon}")
+    os.rename(sys.argv[1] + ".part", sys.argv[1])
+    os._exit(0)
+if sys.argv[2] == "waits":
+    time.sleep(1001)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+@LINUX
+def test_what_left_the_session_ends_with_the_command(plan, tmp_path):
+    command = [sys.executable, "-S", "-c", LEAVES, str(tmp_path / "pids"), "ends"]
+    assert process.run(command, T4, plan).exit_code == 0
+    assert all_end(pids(tmp_path / "pids"))
+
+
+@LINUX
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_what_left_the_session_and_the_folder_end_with_the_rehearsal(tmp_path, number):
+    code = (
+        "import sys; from vrambudget.config.gpus import find_gpu\n"
+        "from vrambudget.rehearse import process, workplace\n"
+        "with workplace.workplace() as (folder, lock):\n"
+        "    plan = process.Plan(folder, (folder / 'libcuda.so.1',), lock=lock)\n"
+        "    process.run(sys.argv[1:], find_gpu('t4'), plan)\n"
+    )
+    command = [sys.executable, "-S", "-c", LEAVES, str(tmp_path / "pids"), "waits"]
+    package = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": package, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code, *command], env=environment)
+    limit = time.monotonic() + 30
+    while not (tmp_path / "pids").exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    parent.send_signal(number)
+    parent.wait()
+    assert all_end(pids(tmp_path / "pids"))
+    while (left := [*tmp_path.glob("vrambudget-*")]) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not left
+
+
+@LINUX
+def test_the_folder_of_a_rehearsal_that_was_killed_goes_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "vrambudget-rehearsal-dead").mkdir()
+    (tmp_path / "vrambudget-rehearsal-dead" / "lock").touch()
+    with workplace() as (first, _), workplace() as (second, _):
+        assert {*tmp_path.iterdir()} == {first, second}
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["python", "nofile.py"], True),
+        (["python3.12", "-u", "-W", "ignore", "nofile.py", "--lr", "1"], True),
+        (["python", "-c", "pass"], False),
+        (["python", "-um", "nofile"], False),
+        (["torchrun", "nofile.py"], False),
+        (["python"], False),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_script_that_does_not_exist_is_named(words, missing):
+    if missing:
+        with pytest.raises(VramBudgetError, match="there is no script"):
+            check_script(words)
+    else:
+        check_script(words)
 
 
 def leave(folder, name, content=""):

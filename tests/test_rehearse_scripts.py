@@ -145,6 +145,37 @@ def test_every_end_leaves_a_record(rehearsed, last, ended, code):
     assert (result.ended, result.exit_code) == (ended, code)
     assert result.versions or code == 137
     assert result.peak_requested_bytes == 4000 or code == 137
+    assert result.peak_reserved_bytes == 2 << 20  # also of one that was killed
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_the_scripts_own(rehearsed):
+    code = "class Mute(Exception):\n    def __str__(self):\n        raise RuntimeError\n"
+    result, _ = rehearsed(USE + code + "raise Mute")
+    assert (result.ended, result.exit_code, result.peak_requested_bytes) == ("failed", 1, 4000)
+    assert result.error == "Mute: (its text cannot be shown)"
+
+
+DEAF = """
+for number in range(1, signal.NSIG):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    try:
+        time.sleep(1)
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize("last", ["os.kill(os.getpid(), signal.SIGSTOP)", DEAF])
+def test_a_script_that_is_stopped_or_deaf_is_ended_with_its_record(rehearsed, monkeypatch, last):
+    monkeypatch.setattr("vrambudget.rehearse.process.GRACE_SECONDS", 20.0)
+    result, _ = rehearsed(USE + last, timeout=10)
+    assert (result.ended, result.peak_requested_bytes) == ("timeout", 4000)
+    assert result.versions
+    assert not any("killed" in warning for warning in result.warnings)
 
 
 def test_a_main_thread_that_is_stuck_in_c_leaves_its_record_when_time_is_up(rehearsed, monkeypatch):

@@ -61,6 +61,14 @@ def escaped(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def check_name(name: str, where: str) -> None:
+    """Raise VramBudgetError for a name with a character that nobody sees (NUL, a bidi mark)."""
+    if not name.isprintable():
+        raise VramBudgetError(
+            f"{name!a} has a character that cannot be printed, as no name has", where=where
+        )
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return "did you mean 'gpt2'?" with the nearest known words, or None if none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - mistakes alone need it

@@ -23,7 +23,7 @@ from vrambudget.config.cuda_context import V100_OF_1_10, Kind, like
 from vrambudget.config.gpu_table import ROWS, GpuRow
 from vrambudget.config.old_torch import is_old
 from vrambudget.config.settings import show
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.errors import VramBudgetError, check_name, did_you_mean
 from vrambudget.units import format_bytes, parse_bytes
 
 # The GPU that a size as sold stands for: the most common one of that size.
@@ -91,6 +91,7 @@ def find_gpu(text: str | Gpu) -> Gpu:
         raise VramBudgetError(
             f"gpu is {show(text)}; it should be text", hint="for example '12GB' or 'RTX 3060'"
         )
+    check_name(text.strip(), "gpu")
     if text.strip().lower() == "auto":
         return _local_gpu()
     if sold := _SOLD.fullmatch(text):

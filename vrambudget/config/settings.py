@@ -43,7 +43,10 @@ def _whole(value: Any) -> Any:
     """Return NumPy's integers as int and everything else (true too) as it came."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
-    return index(value)
+    try:
+        return index(value)
+    except TypeError:  # an array of one element
+        return value
 
 
 def _names(value: Any) -> Any:

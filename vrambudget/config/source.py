@@ -25,7 +25,7 @@ from vrambudget.config.config_file import CONFIG_NAME, SUFFIXES, read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.said_by_config import job_of_config
 from vrambudget.config.settings import show
-from vrambudget.errors import VramBudgetError, escaped
+from vrambudget.errors import VramBudgetError, check_name, escaped
 from vrambudget.files import home_of
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _from_name(name: str) -> FoundModel:
     if _is_path(name):
         return _from_path(home_of(Path(name)))
     if "/" not in name and card_name(name):
+        check_name(name, "model")
         return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)

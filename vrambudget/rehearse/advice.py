@@ -38,7 +38,7 @@ def warnings_of(
     if not record:
         return
     if record.get("ended") == "killed":
-        yield "the process was killed and left no record: the peaks are those of its last step"
+        yield _of_killed(int(record["steps"]))
         return
     if not record["cuda"]:
         yield from _of_no_use(str(record.get("message")))
@@ -68,6 +68,12 @@ def warnings_of(
     if record.get("router"):
         yield _of_routing(record["router"], record["routing"])
     yield from _of_kernels(record, gpu)
+
+
+def _of_killed(steps: int) -> str:
+    """Say what is known of a process that left no record."""
+    known = f"the other peaks are those of step {steps}" if steps else "the rest is not known"
+    return f"the process was killed and left no record: what it reserved is its peak, {known}"
 
 
 def _of_no_use(message: str) -> Iterator[str]:

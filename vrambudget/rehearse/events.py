@@ -7,7 +7,6 @@ that they can be held against an estimate's. What comes after the last step is t
 Python takes the process apart, and means nothing.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from vrambudget.rehearse.left import read_records
 from vrambudget.rehearse.options import RehearsalOptions, check
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.rehearse.workplace import workplace
 
 _EVERYTHING = 5_000_000  # events that the history keeps
 
@@ -68,10 +68,11 @@ def rehearse_job(
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     program = python or jobs.python()
     libraries = stand_in(find_torch([program], any_torch=any_torch))
-    with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
-        folder = Path(name)
+    with workplace() as (folder, lock):
         stacks = "all" if events else "none"
-        plan = process.Plan(folder, libraries, stacks=stacks, events=_EVERYTHING, routing=routing)
+        plan = process.Plan(
+            folder, libraries, stacks=stacks, events=_EVERYTHING, routing=routing, lock=lock
+        )
         run = jobs.JobFolder(folder, job)
         ended = process.run(run.command(program), card, plan, python_path=run.package)
         records = read_records(folder)

@@ -8,7 +8,6 @@ is said of scripts (`run.rehearse`) holds for jobs too.
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from vrambudget.measure.record import runnable
 from vrambudget.rehearse.options import RehearsalOptions
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.run import rehearse_command
+from vrambudget.rehearse.workplace import workplace
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -33,8 +33,8 @@ def rehearse_report(
     Out of memory is an ending. Raises VramBudgetError if nothing can be run.
     """
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
-    with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
-        run = JobFolder(Path(name), job)
+    with workplace() as (folder, _):
+        run = JobFolder(folder, job)
         seen = rehearse_command(
             run.command(python()), card, options or RehearsalOptions(), run.package
         )

@@ -1,13 +1,18 @@
 """What the processes of a rehearsal left in its folder: records, snapshots, word of progress."""
 
 import json
+import os
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vrambudget.files import RESULT_BYTES, read_file
+from vrambudget.rehearse.hook.vrambudget_hook.endings import END_SIGNAL
 from vrambudget.units import format_bytes
 
 _QUIET_SECONDS = 5.0  # between two lines of progress, after the first steps
@@ -22,13 +27,34 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _killed(folder: Path, ended: set[int]) -> Iterator[dict[str, Any]]:
-    """Yield what processes told of themselves that could not leave a record."""
+    """Yield what is known of processes that could not leave a record.
+
+    What they reserved is the virtual GPU's own count; the rest is what they noted after a step.
+    """
     for path in folder.glob("progress-*"):
         pid = _pid(path)
         lines = [line for line in _text(path).splitlines() if line.endswith("]")]
         if pid not in ended and lines:
             steps, *peaks = json.loads(lines[-1])
+            peaks[-1] = max(peaks[-1], _taken(folder / f"used-{pid}"))
             yield {"pid": pid, "steps": steps, "peaks": peaks, "ended": "killed", "cuda": True}
+
+
+def _taken(path: Path) -> int:
+    """Return the most that a process took of the virtual GPU (native/memory.c)."""
+    if not path.exists():
+        return 0
+    return int.from_bytes(read_file(path, "record", 8), sys.byteorder)
+
+
+def ask_for_records(folder: Path) -> None:
+    """Let processes that used the GPU write their records and end: whether stopped or deaf."""
+    for path in folder.glob("progress-*"):
+        pid = _pid(path)
+        if not (folder / f"record-{pid}.json").exists():
+            with suppress(OSError):
+                os.kill(pid, END_SIGNAL)
+                os.kill(pid, signal.SIGCONT)
 
 
 def unrecorded(folder: Path, records: Sequence[Mapping[str, Any]]) -> str | None:
@@ -66,6 +92,7 @@ class Progress:
 
     def __call__(self) -> None:
         """Look for steps that were not seen yet."""
+        self._say_stopped()
         if self.seen >= _FIRST_STEPS and time.monotonic() - self.said < _QUIET_SECONDS:
             return
         for path in self.folder.glob("progress-*"):
@@ -74,3 +101,11 @@ class Progress:
                 self.seen, self.said = len(lines), time.monotonic()
                 step, _, _, reserved = json.loads(lines[-1])
                 self.say(f"step {step}: peak reserved {format_bytes(reserved)}")
+
+    def _say_stopped(self) -> None:
+        """Say that a process waits to be continued, as the supervisor noted."""
+        note = self.folder / "stopped"
+        if note.exists():
+            pid = _text(note)
+            note.unlink()
+            self.say(f"process {pid} is stopped (SIGSTOP): `kill -CONT {pid}` lets it go on")

@@ -1,16 +1,18 @@
 """Run the user's command with the stand-ins in its environment, and see it off.
 
-The command runs in a session of its own, so that a signal reaches all of its processes; nothing of
-it outlives the call. Its output and its input are ours, untouched. SIGINT and SIGTERM that come to
-us are handed on; a command that does not end in time afterwards is killed.
+The command runs below a supervisor (`supervisor`), in a session of its own; nothing of it outlives
+the call, whatever it starts and however we end. Its output and its input are ours, untouched.
+SIGINT, SIGTERM and SIGHUP that come to us are handed on; a command that does not end in time
+afterwards is asked for its records, and killed.
 """
 
 import contextlib
-import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +25,12 @@ from vrambudget.files import cache_folder
 from vrambudget.rehearse import card
 from vrambudget.rehearse.hook.vrambudget_hook.launch import cards_environment, ranks_environment
 from vrambudget.rehearse.launchers import visible_cards
+from vrambudget.rehearse.left import ask_for_records
 
 HOOK = Path(__file__).parent / "hook"
 GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill
 _POLL_SECONDS = 0.2
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Plan:
     values: tuple[str, int] = ("zeros", 0)  # what unknown numbers are, and the seed of random ones
     routing: str | None = None  # how tokens spread over experts; None: uniformly, which is told
     told: Mapping[str, str] = field(default_factory=dict)  # what mpirun or srun tells a rank
+    lock: int | None = None  # the folder's, which whoever uses it holds
 
     def to_json(self, gpu: Gpu) -> str:
         """Return what the recorder reads."""
@@ -134,72 +138,70 @@ def run(
     interrupt = threading.Event()
     with _handing_on(children, interrupt):
         child = subprocess.Popen(  # noqa: S603 - the user's own command
-            list(command),
+            [sys.executable, "-I", "-S", _SUPERVISOR, str(os.getpid()), str(plan.folder), *command],
             env=environment(gpu, plan, os.environ if base is None else base, python_path),
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - it only asks the kernel
+            pass_fds=() if plan.lock is None else (plan.lock,),
             stdout=output,
             stderr=output,
         )
         children.append(child)
         try:
             if interrupt.is_set():  # it came while the command was started
-                _signal_session(child, signal.SIGINT)
-            cut = _wait(child, plan.timeout, interrupt, watch)
+                _signal(child, signal.SIGINT)
+            cut = _wait(child, plan, interrupt, watch)
         finally:
-            _signal_session(child, signal.SIGKILL)
+            _signal(child, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_SECONDS)
+            _signal(child, signal.SIGKILL)
     return Ended(_shell_code(child.wait()), time.monotonic() - started, cut)
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """Return what lets a child be killed when its parent, this process, is."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return ask
 
 
 def _wait(
     child: subprocess.Popen[bytes],
-    timeout: float | None,
+    plan: Plan,
     interrupt: threading.Event,
     watch: Callable[[], None],
 ) -> str | None:
-    """Wait for the end, at most until the grace after the time limit or an interrupt is over."""
-    limit = None if timeout is None else time.monotonic() + timeout + GRACE_SECONDS
-    cut = None
+    """Wait for the end, at most until the grace after the time limit or an interrupt is over.
+
+    At its half, processes that have not ended are asked for their records.
+    """
+    limit = None if plan.timeout is None else time.monotonic() + plan.timeout + GRACE_SECONDS
+    cut, is_asked = None, False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_POLL_SECONDS)
             watch()
-            return "interrupt" if interrupt.is_set() else None
+            return "interrupt" if interrupt.is_set() else cut
         watch()
         if interrupt.is_set() and cut is None:
             cut, limit = "interrupt", time.monotonic() + GRACE_SECONDS
-        if limit is not None and time.monotonic() > limit:
-            return cut or "timeout"
+        left = math.inf if limit is None else limit - time.monotonic()
+        if left < GRACE_SECONDS / 2 and not is_asked:
+            cut, is_asked = cut or "timeout", True
+            ask_for_records(plan.folder)
+        if left < 0:
+            return cut
 
 
 @contextlib.contextmanager
 def _handing_on(
     children: Sequence[subprocess.Popen[bytes]], interrupt: threading.Event
 ) -> Iterator[None]:
-    """Hand SIGINT and SIGTERM on to the commands as SIGINT; a second one kills them."""
+    """Hand signals that end us on to the commands as SIGINT; a second one kills them."""
 
     def hand_on(_number: int, _frame: FrameType | None) -> None:
-        handed_on = signal.SIGKILL if interrupt.is_set() else signal.SIGINT
+        handed_on = signal.SIGTERM if interrupt.is_set() else signal.SIGINT
         interrupt.set()
         for child in children:
-            _signal_session(child, handed_on)
+            _signal(child, handed_on)
 
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread handle signals
         return
-    before = {n: signal.signal(n, hand_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, hand_on) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -207,9 +209,10 @@ def _handing_on(
             signal.signal(number, handler)
 
 
-def _signal_session(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, number)
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal the supervisor, if it has not ended."""
+    if child.poll() is None:
+        child.send_signal(number)
 
 
 def _shell_code(code: int) -> int:

@@ -37,7 +37,8 @@ def _lines(result: Rehearsal) -> Iterator[str]:
     if result.ended in ("failed", "killed", "timeout", "unrecorded") and result.error:
         yield f"  {result.error.splitlines()[0]}"
     yield ""
-    yield _totals(result)
+    seen = result.versions or result.peak_reserved_bytes
+    yield _totals(result) if seen else "nothing of the GPU was seen: no memory is reported"
     if result.cards:
         yield from _cards(result)
     if result.peak:

@@ -18,7 +18,6 @@ the card.
 import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,8 @@ from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
-from vrambudget.rehearse.torch_build import find_torch
+from vrambudget.rehearse.torch_build import check_script, find_torch
+from vrambudget.rehearse.workplace import workplace
 
 Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
@@ -126,13 +126,13 @@ def rehearse_command(
     if options.rank and options.ranks is None and launcher is None:
         raise VramBudgetError("--rank needs --ranks: of how many?", where="--rank")
     build = find_torch(inner.command, inner.prefix, any_torch=options.any_torch)
+    check_script(inner.command)
     variables = {**os.environ, **inner.given}
     started, ranks = launched(inner.command, build.python, options.ranks, variables)
     if launcher is None:
         started = (*inner.prefix, *started)
     libraries = stand_in(build, options.say)
-    with tempfile.TemporaryDirectory(prefix="vrambudget-") as name:
-        folder = Path(name)
+    with workplace() as (folder, lock):
         plan = process.Plan(
             folder,
             libraries,
@@ -145,6 +145,7 @@ def rehearse_command(
             routing=options.routing,
             each=inner.each,
             told=inner.told(options.rank),
+            lock=lock,
         )
         options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(

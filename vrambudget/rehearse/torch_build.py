@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.files import open_file
 from vrambudget.rehearse.elf import Library, read_library
 
@@ -27,6 +27,7 @@ TRIED = ("2.6", "2.8", "2.11", "2.13", "2.15")
 UNASKED = ("libcufft", "libcusolver", "libcusparse")
 """Libraries that tell the sizes of their workspaces to real cards only."""
 
+_WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")  # options of Python
 INSTALL_HINT = "install PyTorch for CUDA (`pip install torch` on Linux); no GPU is needed"
 
 _PROBE = """
@@ -112,6 +113,26 @@ def python_of(command: Sequence[str]) -> str:
         if words and "python" in words[-1]:
             return shutil.which(words[-1]) or words[-1]
     return shutil.which("python") or sys.executable
+
+
+def check_script(command: Sequence[str]) -> None:
+    """Raise VramBudgetError where a Python would run a file that does not exist."""
+    words = iter(command)
+    if not Path(next(words)).name.startswith("python"):
+        return
+    for word in words:
+        if not word.startswith("-"):
+            if not os.path.exists(word):  # noqa: PTH110 - it raises nothing
+                here = [path.name for path in Path().glob("*.py")]
+                near = did_you_mean(word, here) or "the command runs in this folder"
+                raise VramBudgetError(
+                    f"there is no script {word!r}", where=str(Path.cwd()), hint=near
+                )
+            return
+        if word == "-" or (not word.startswith("--") and set(word) & set("cm")):
+            return
+        if word in _WITH_A_WORD:
+            next(words, None)
 
 
 def _probe(python: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define GRANULE ((size_t)2 << 20)         /* the driver hands out memory in pages of 2 MiB */
@@ -31,7 +32,9 @@ EXPORT const struct virtual_card *virtual_card(void) { return &card; }
 static size_t capacity(void) { return card.total > card.context ? card.total - card.context : 0; }
 static size_t pages(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 
-/* Leave an empty file for each process that uses the card: the parent then knows of one that leaves no record. */
+static size_t *most; /* that this process took of one card, where its parent reads it */
+
+/* Leave a file for each process that uses the card: the parent then knows of one that leaves no record. */
 EXPORT void virtual_note_use(void) {
   static pid_t noted;
   const char *folder = getenv("VRAMBUDGET_FOLDER");
@@ -39,7 +42,12 @@ EXPORT void virtual_note_use(void) {
   if (!folder || noted == getpid()) return;
   noted = getpid();
   snprintf(path, sizeof path, "%s/used-%d", folder, (int)noted);
-  int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  most = NULL;
+  if (file >= 0 && ftruncate(file, sizeof *most) == 0) {
+    void *mapped = mmap(NULL, sizeof *most, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (mapped != MAP_FAILED) most = mapped;
+  }
   if (file >= 0) close(file);
 }
 
@@ -57,10 +65,12 @@ EXPORT size_t virtual_free_bytes(int device) {
 }
 
 EXPORT int virtual_take(int device, size_t bytes) {
+  virtual_note_use();
   pthread_mutex_lock(&lock);
   size_t left = capacity() - used[device];
   int fits = bytes <= left && pages(bytes) <= left;
   if (fits) used[device] += pages(bytes);
+  if (most && used[device] > *most) *most = used[device];
   pthread_mutex_unlock(&lock);
   return fits;
 }

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+END_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7  # at the end of the grace: no script ignores it
 _ENDING = ("SIGTERM", "SIGHUP")  # end a Python without its exit handlers; fatal ones: ends.c
 
 
@@ -24,7 +25,7 @@ class Stopped(SystemExit):
     """Ends the script with exit code 0; its `finally` clauses and exit handlers still run."""
 
 
-def watch_endings(write: Callable[[str | None], None], native: Any) -> Any:
+def watch_endings(write: Callable[[str | None], bool], native: Any) -> Any:
     """Let `write(ended)` run at the end. Returns what must live while the process does."""
     atexit.register(write, None)
     leave = os._exit
@@ -40,18 +41,27 @@ def watch_endings(write: Callable[[str | None], None], native: Any) -> Any:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
+    def end(_number: int, _frame: FrameType | None) -> None:
+        if write(None):  # or it is being written at this moment
+            leave(128 + signal.SIGKILL)
+
     if threading.current_thread() is threading.main_thread():
+        signal.signal(END_SIGNAL, end)
         for name in _ENDING:
             number = getattr(signal, name)
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, on_signal)
-    fatal = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda n: write(signal.Signals(n).name))
+    fatal = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda n: write(signal.Signals(n).name) and None)
     native.virtual_gpu_on_fatal(fatal)
     return fatal
 
 
 def watch_clock(
-    seconds: float, grace: float, up: Callable[[], None], write: Callable[[str | None], None]
+    seconds: float,
+    grace: float,
+    up: Callable[[], None],
+    write: Callable[[str | None], bool],
+    is_writing: Callable[[], bool],
 ) -> None:
     """End the script after so many seconds; one that is stuck leaves its record all the same."""
 
@@ -63,8 +73,9 @@ def watch_clock(
         write("timeout")
         os._exit(0)  # the main thread does not end
 
-    def stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise Stopped(0)
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        if not is_writing():  # the record would be lost
+            raise Stopped(0)
 
     signal.signal(signal.SIGUSR1, stop)
     threading.Thread(target=ring, daemon=True, name="vrambudget timeout").start()

@@ -96,7 +96,8 @@ class Recorder:
         self.callbacks.append(watch_endings(self.write, self._native()))
         if self.plan["timeout"] and threading.current_thread() is threading.main_thread():
             left = self.plan["timeout"] - (time.time() - self.started)
-            watch_clock(left, self.plan["grace"], self._time_is_up, self.write)
+            is_writing = self.writing.locked
+            watch_clock(left, self.plan["grace"], self._time_is_up, self.write, is_writing)
 
     def _native(self) -> ctypes.CDLL:
         if self.runtime is None:
@@ -274,13 +275,16 @@ class Recorder:
 
     # ---- at the end
 
-    def write(self, ended: str | None = None) -> None:
+    def write(self, ended: str | None = None) -> bool:
         """Write the record in one go, under a name of this process: once, and not of a mere child.
 
-        `ended` says by what the process ends, where it is not by itself.
+        `ended` says by what the process ends, where it is not by itself. Returns False where it was
+        written before, or is being written.
         """
-        if (self.is_child and not self.is_used) or not self.writing.acquire(blocking=False):
-            return
+        if self.is_child and not self.is_used:
+            return True
+        if not self.writing.acquire(blocking=False):
+            return False
         self.ended = self.ended or ended
         self._native().virtual_gpu_on_read(None)
         done, unit = self.iterations.done, self.iterations.unit
@@ -291,7 +295,7 @@ class Recorder:
         record["architectures"] = architectures(self.torch)
         last = getattr(sys, "last_value", None)
         record["error"] = type(last).__name__ if last is not None else None
-        record["message"] = str(last)[:4000] if last is not None else None
+        record["message"] = _message(last)
         record["cuda"] = bool(self.torch.cuda.is_initialized())
         if record["cuda"]:
             self._add_history(record)
@@ -299,6 +303,7 @@ class Recorder:
         draft = target.with_suffix(".part")
         draft.write_text(json.dumps(record))
         draft.rename(target)
+        return True
 
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()
@@ -325,3 +330,13 @@ class Recorder:
             out_of_memory=self.out_of_memory,
             history=history(trace, self.modules.of, cplusplus=self.plan["stacks"] == "all"),
         )
+
+
+def _message(error: BaseException | None) -> str | None:
+    """Return what an exception says; one that cannot say it is still the script's own."""
+    if error is None:
+        return None
+    try:
+        return str(error)[:4000]
+    except BaseException:  # noqa: BLE001 - whatever its __str__ raises
+        return "(its text cannot be shown)"
