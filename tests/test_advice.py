@@ -12,7 +12,8 @@ from vrambudget.cli import main
 from vrambudget.estimator import follow
 from vrambudget.planning import advice as planning_advice
 from vrambudget.planning import forked
-from vrambudget.planning.advice import Advice, Option, advise_on
+from vrambudget.planning.advice import advise_on
+from vrambudget.planning.advised import Advice, Option
 from vrambudget.planning.changes import CHANGES, Cost
 from vrambudget.planning.floor import Floor
 from vrambudget.report.advice import next_step, render_advice
@@ -161,9 +162,9 @@ def test_a_weight_as_wide_as_the_batch_has_rows_is_not_written_as_a_product():
         assert f"{batch}·{128 // batch}" not in told
 
 
-def test_what_fits_only_once_the_cache_is_returned_fits_barely():
+def test_what_leaves_less_than_the_context_may_take_is_tight():
     option = Option("--block 64", ("shorter",), Cost.DATA, 25 * 2**30, 0, fits=True)
-    for capacity, word in ((24, "barely"), (26, "yes"), (None, "-")):
+    for capacity, word in ((24, "tight"), (26, "yes"), (None, "-")):
         capacity_bytes = None if capacity is None else capacity * 2**30
         fits = None if capacity is None else True
         advice = Advice(False, 30, (replace(option, fits=fits),), (), capacity_bytes)
@@ -183,7 +184,7 @@ def test_the_next_step_is_the_cheapest_that_is_enough():
     told = next_step(vrambudget.advise("nanogpt", batch=64, block=1024, gpu="12GB"))
     assert told.startswith("--batch 8 --grad-accum 8 makes it fit: ")
     hopeless = vrambudget.advise("llama-3.1-70b", batch=1, block=16, precision="bf16", gpu="6GB")
-    assert "use a larger GPU" in next_step(hopeless)
+    assert "`vrambudget plan llama-3.1-70b --gpu" in next_step(hopeless)
 
 
 def test_the_command_advises_where_it_does_not_fit_and_where_it_is_asked(capsys):

@@ -45,7 +45,10 @@ def test_json_has_the_published_keys():
 
 
 def test_fits_is_the_card_s_answer():
-    assert budget().fits
+    assert budget().fits is None
+    assert budget().verdict is None
+    with pytest.raises(VramBudgetError, match="neither true nor false"):
+        bool(budget())
     assert on_card(LARGE).fits
     assert not on_card(SMALL).fits
 

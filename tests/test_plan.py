@@ -7,10 +7,17 @@ import pytest
 
 import vrambudget
 from vrambudget.cli import main
-from vrambudget.config.gpus import find_gpu
+from vrambudget.config.gpus import find_gpu, nodes_of_gpus
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.layouts import Sizes, Traffic, layouts, traffic
+from vrambudget.planning.layouts import (
+    Sizes,
+    Traffic,
+    global_batch,
+    layouts,
+    seconds_per_sequence,
+    traffic,
+)
 from vrambudget.planning.plan import Wish, plan_for
 from vrambudget.planning.several import fewest
 from vrambudget.scenario import resolve
@@ -102,19 +109,34 @@ def test_accumulation_without_reducing_reduces_once():
 )
 def test_the_fewest_gpus_are_found_by_whole_machines(needed, most, found):
     class Planner:
+        per_node = 8
+
         def can(self, gpus):
             return gpus >= needed
 
     assert fewest(Planner(), most) == found
 
 
-def test_adapters_of_4_bit_weights_are_not_sharded():
-    names = [layout.name for layout in layouts(job(), 8, "qlora", has_bfloat16=True)]
-    assert names == ["DDP, qlora", "DDP, qlora, checkpointing"]
+def test_tensor_parallelism_stays_within_a_machine():
+    ways = [*layouts(job(), 16, "full", has_bfloat16=True, per_node=4)]
+    degrees = {way.fields["parallel"].partition("tp=")[2] for way in ways}
+    assert degrees == {"", "2", "4"}
+    assert {way.fields.get("replicate", 1) for way in ways} == {1, 4}
+    assert nodes_of_gpus("2x8xh100") == (2, 8, "h100")
+
+
+def test_a_layout_costs_what_a_token_takes_and_not_what_a_step_takes():
+    # The same step of 1 GiB, of 2 sequences or of 100: 0.5 GiB each, or 10 MiB.
+    few, many = (Traffic(2**30).per(n) for n in (2, 100))
+    slow, fast = (seconds_per_sequence("h100-80gb", moved, 0) for moved in (few, many))
+    assert slow == pytest.approx(50 * fast, rel=1e-3)
+    assert seconds_per_sequence("rtx-4090", few, 0) > slow
+    assert global_batch(job(parallel="fsdp2+tp=2", ranks=8, batch=3, grad_accum=2)) == 24
 
 
 def test_a_plan_is_the_fewest_gpus_that_do():
     job = {"gpu": "1800MiB", "block": 64, "optimizer": "adam", "goal": "full", "precision": "fp32"}
+    job["margin"] = 0
     found = vrambudget.plan(LARGER, **job)
     assert found.gpus > 1
     assert all(choice.gpus == found.gpus and choice.left_bytes >= 0 for choice in found.choices)
@@ -123,9 +145,9 @@ def test_a_plan_is_the_fewest_gpus_that_do():
 
 def test_counted_gpus_have_the_layouts_that_fit_them_each_with_the_largest_batch():
     job = {"block": 64, "precision": "fp32", "goal": "full"}
-    found = vrambudget.plan(LARGER, gpu="2x2600MiB", **job)
-    assert (found.gpus, found.counted, found.ways_out) == (2, True, ())
-    assert str(found).startswith("gpt2 on 2 x a GPU with 2600MiB, 64 tokens a sequence: what fits")
+    found = vrambudget.plan(LARGER, gpu="2x2600MiB", margin=0, **job)
+    assert (found.gpus, found.counted, found.alternatives) == (2, True, ())
+    assert str(found).startswith("gpt2 trains on 2 x a GPU with 2600MiB: ")
     assert len({choice.fields.get("batch", 1) for choice in found.choices}) > 1
     for choice in found.choices:
         batch = choice.fields.get("batch", 1)
@@ -142,6 +164,7 @@ def test_counted_gpus_have_the_layouts_that_fit_them_each_with_the_largest_batch
 
 def test_counted_gpus_share_a_step():
     job = {"block": 64, "precision": "fp32", "goal": "full", "gpu": "2x2600MiB"}
+    job["margin"] = 0
     found = vrambudget.plan(LARGER, per_step=12, **job)
     assert found.choices
     for choice in found.choices:
@@ -155,7 +178,8 @@ def test_counted_gpus_share_a_step():
 
 def test_counted_gpus_that_do_not_do_are_told(capsys):
     assert main(["plan", "gpt2", "--gpu", "2x600MiB", "--block", "64", "--goal", "full"]) == 1
-    assert "gpt2 does not fit on 2 x a GPU with 600MiB" in capsys.readouterr().out
+    said = "does not fit on 2 x a GPU with 600MiB: gpt2 at 64 tokens a sequence"
+    assert said in capsys.readouterr().out
     assert main(["plan", "gpt2", "--gpu", "2x12GB", "--block", "64", "--as", "trl"]) == 2
     assert "writes recipes for one GPU; 2 were named" in capsys.readouterr().err
 
@@ -185,7 +209,8 @@ def test_a_job_that_fits_needs_one_gpu_and_all_kinds_of_training_are_shown():
 def test_the_best_recipe_gives_up_the_least_that_it_must(room, layout):
     bytes_needed = room * 2**20 + CONTEXT
     assert (
-        vrambudget.plan(WIDE, gpu=f"{bytes_needed}B", block=64, batch=1).choices[0].layout == layout
+        vrambudget.plan(WIDE, gpu=f"{bytes_needed}B", block=64, batch=1, margin=0).choices[0].layout
+        == layout
     )
 
 
@@ -197,7 +222,7 @@ def test_four_bit_weights_are_trained_under_autocast_where_float32_attention_doe
 
 
 def test_every_recipe_has_the_largest_batch():
-    found = vrambudget.plan(WIDE, gpu="1GiB", block=64)
+    found = vrambudget.plan(WIDE, gpu="1GiB", block=64, margin=0)
     for choice in found.choices:
         batch = choice.fields["batch"]
         fits = [
@@ -239,7 +264,8 @@ def test_a_gpu_without_bfloat16_gets_float16():
 
 @pytest.mark.parametrize("model", ["gpt2", "nanogpt"])
 def test_a_recipe_is_printed_with_a_command_and_fields_that_lead_to_it(model, capsys):
-    assert main(["plan", model, "--gpu", "1200MiB", "--block", "64", "--format", "json"]) == 0
+    words = ["plan", model, "--gpu", "1200MiB", "--margin", "0B", "--block", "64"]
+    assert main([*words, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     for choice in found["choices"]:
         name, *words = shlex.split(choice["command"])
@@ -258,11 +284,16 @@ def test_a_named_optimizer_has_its_own_implementation():
 
 
 def test_a_recipe_whose_cache_outgrows_the_gpu_is_told(capsys):
-    assert main(["plan", "gpt2", "--gpu", "16GB", "--block", "1024", "--goal", "full"]) == 0
+    assert (
+        main(
+            ["plan", "gpt2", "--gpu", "16GB", "--margin", "0B", "--block", "1024", "--goal", "full"]
+        )
+        == 0
+    )
     told = capsys.readouterr().out
-    assert "gpt2 on NVIDIA GeForce RTX 4060 Ti, 15.57 GiB, 1024 tokens a sequence" in told
+    assert "gpt2 trains on one NVIDIA GeForce RTX 4060 Ti (15.57 GiB): full, " in told
     assert "15.57 GiB         0 B  nothing" in told
-    assert "returns its cache" in told
+    assert "fills the GPU with its cache" in told
 
 
 def test_a_model_given_as_a_dict_is_a_file_in_commands():
@@ -351,14 +382,15 @@ WORDY |= {"n_positions": 4096}
     ids=["a loop and a length", "a length", "neither"],
 )
 def test_what_one_gpu_does_with_is_told_as_commands_that_find_recipes(model, fields, ways):
-    found = vrambudget.plan(model, gpu="800MiB", goal="lora", most=1, **fields)
+    found = vrambudget.plan(model, gpu="800MiB", goal="lora", most=1, margin=0, **fields)
     assert found.gpus == 0
-    told = [way.command.partition(" --gpu ")[2].partition(" ")[2] for way in found.ways_out]
+    told = [way.command.partition(" --gpu ")[2].partition(" ")[2] for way in found.alternatives]
     assert told == ways
     for way in ways:
         again = dict(zip(*[iter(way.replace("--", "").split())] * 2, strict=True))
         again["block"] = int(again["block"])
-        assert vrambudget.plan(model, gpu="800MiB", **again).gpus == 1
+        assert vrambudget.plan(model, gpu="800MiB", margin=0, **again).gpus == 1
     text = str(found)
-    assert text.startswith(f"{found.model} does not fit on 1 x a GPU with 800MiB")
-    assert all(way.command in text for way in found.ways_out)
+    one = f"{found.model} trains on one a GPU with 800MiB (800.00 MiB): lora, "
+    assert text.startswith(one if ways else "does not fit on one a GPU with 800MiB: gpt2-xl at 64")
+    assert all(way.choice.command in text for way in found.alternatives)

@@ -10,12 +10,24 @@ The JSON is the dataclass, field for field, under `"schema": 1`.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from vrambudget.bounded import read_object
 from vrambudget.errors import VramBudgetError
 
 SCHEMA: Final = 1
+Verdict = Literal["fits", "tight", "does not fit"]
+_SPARE_BYTES: Final = 258 * 2**20  # the widest range that was published for one GPU: an H100's
+
+
+def spare_bytes(counted: int, lowest: int, highest: int) -> int:
+    """Return what to leave free of a GPU: by how much its context may be larger than counted.
+
+    From `lowest` to `highest` was published. Where that is one figure, nobody knows the range: then
+    it is taken to be as wide as the widest that is known.
+    """
+    return highest - counted if highest > lowest else _SPARE_BYTES
+
 
 BLOCK_ROUNDING: Final = "block rounding"
 """The allocator's share of the peak: blocks are multiples of 512 bytes, and some are not split.
@@ -66,6 +78,12 @@ class Device:
     fits: bool
     context_range: tuple[int, int] | None = None  # bytes: the lowest and the highest published
     context_source: str = ""  # whose figure the context is
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits only if the context is small and nothing else uses the GPU."""
+        low_high = self.context_range or (self.context_bytes, self.context_bytes)
+        return self.fits and self.headroom_bytes < spare_bytes(self.context_bytes, *low_high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +149,25 @@ class Budget:
     full_at: FullAt | None = None  # of a generation whose cache grows
 
     @property
-    def fits(self) -> bool:
-        """Whether the job runs on its GPU; True if no GPU was named."""
-        return self.device is None or self.device.fits
+    def fits(self) -> bool | None:
+        """Whether the job runs on its GPU; None if no GPU was named."""
+        return None if self.device is None else self.device.fits
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The same in three values: "tight" fits if nothing else uses the GPU."""
+        if self.device is None:
+            return None
+        if not self.device.fits:
+            return "does not fit"
+        return "tight" if self.device.is_tight else "fits"
+
+    def __bool__(self) -> bool:
+        """Raise VramBudgetError: whether it fits is `fits`, which is None without a GPU."""
+        raise VramBudgetError(
+            "a budget is neither true nor false",
+            hint="ask budget.fits: True, False, or None where no GPU was named",
+        )
 
     def __str__(self) -> str:
         from vrambudget.report import render  # noqa: PLC0415 - to show itself, upwards

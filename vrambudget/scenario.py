@@ -12,11 +12,12 @@ from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu, gpu_under
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.said_by_config import caches
+from vrambudget.config.settings import show
 from vrambudget.config.source import Files, FoundModel, find_model, of_files
 from vrambudget.config.unread import unread
 from vrambudget.config.versions import CHECKED, CHECKED_CUDA, as_numbers, cuda_of, followed_version
 from vrambudget.engine import context as engine
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models import config_class
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def resolve(
     named = found.run.gpu if gpu is None and found.run else gpu
     if isinstance(named, str):
         count, named = count_of_gpus(named)
-        fields = {"ranks": count, **fields} if count > 1 else fields
+        fields = _of_count(count, fields, named)
     found = found.on(fields.get("ranks"), parallel=fields.get("parallel"))
     run = found.run
     own = found.job_defaults
@@ -88,6 +89,18 @@ def resolve(
     known = compiling(known, found.values) if job.compile else known
     resolved, notes = job.resolve(known.for_job(job)), tuple(unread(fields, job))
     return Scenario(found.name, known, resolved, card, found.values, run, notes, found.path)
+
+
+def _of_count(count: int, fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the fields of a job on so many GPUs. Raises VramBudgetError for other ranks."""
+    if count == 1:
+        return fields
+    if fields.get("ranks") not in (None, count):
+        raise VramBudgetError(
+            f"gpu names {count} GPUs, and ranks is {show(fields['ranks'])}: each rank has one GPU",
+            hint=f"leave ranks out, or name as many GPUs: {fields['ranks']}x{name}",
+        )
+    return {**fields, "ranks": count}
 
 
 def _of_module(

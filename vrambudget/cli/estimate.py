@@ -24,9 +24,10 @@ from vrambudget.report import render
 from vrambudget.report.pictures import SUFFIXES, is_picture, save
 from vrambudget.report.table import render_next
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
-    from vrambudget.planning.advice import Advice
+    from vrambudget.planning.advised import Advice
 
 _FRAGMENTED = 5  # a fifth of what is reserved holds nothing
 
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return _draw(scenario, args)
     followed = follow(scenario)
     emit(_parts(followed, args), args)
-    return DONE if followed.budget.fits else DOES_NOT_FIT
+    return DOES_NOT_FIT if followed.budget.fits is False else DONE
 
 
 def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
@@ -89,14 +90,15 @@ def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     output = chosen_format(args)
     columns = width(args)
     yield render(budget, output, colour=wants_colour(args), width=columns)
-    if budget.fits or scenario.job.compile:
+    fits = budget.fits is not False
+    if fits or scenario.job.compile:
         yield f"\n{render_next(_next_step(followed), width=columns)}"
-    if (budget.fits or scenario.job.compile) and not args.advise:
+    if (fits or scenario.job.compile) and not args.advise:
         return
     from vrambudget.report.advice import next_step, render_advice  # noqa: PLC0415 - needed last
 
     advice = _advice(followed)
-    if not budget.fits:
+    if not fits:
         yield f"\n{render_next(next_step(advice), width=columns)}"
     yield f"\n{render_advice(advice, markdown=output == 'markdown')}"
 
@@ -118,7 +120,7 @@ def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
     followed = follow(scenario)
     save(followed, args.output)
     say(f"wrote {args.output}")
-    return DONE if followed.budget.fits else DOES_NOT_FIT
+    return DOES_NOT_FIT if followed.budget.fits is False else DONE
 
 
 def _next_step(followed: Followed) -> str:
@@ -129,15 +131,20 @@ def _next_step(followed: Followed) -> str:
     if scenario.job.mode == "generate":
         return _next_of_generation(scenario, budget)
     if scenario.job.compile:  # each change is compiled, which takes a while
-        other = "" if budget.fits else ", `--advise` what would help"
+        other = "" if budget.fits is not False else ", `--advise` what would help"
         return f"`vrambudget fit` with the same options finds the largest batch{other}"
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
     from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - needed last
 
-    batch, _ = largest_batch(as_counted(followed))
+    assert scenario.gpu is not None  # noqa: S101 - a device was counted
+    spare = scenario.gpu.spare_bytes
+    batch, _ = largest_batch(as_counted(followed), margin_bytes=spare)
+    free = f"with {format_bytes(spare)} left free for a larger CUDA context"
     if batch == scenario.job.batch:
-        return f"batch {batch} is the largest that fits"
-    return f"--batch {batch} is the largest that fits"
+        return f"batch {batch} is the largest that fits {free}"
+    if not batch:
+        return f"no batch fits {free}: `--advise` lists what would help"
+    return f"--batch {batch} is the largest that fits {free}"
 
 
 def _next_of_generation(scenario: Scenario, budget: Budget) -> str:

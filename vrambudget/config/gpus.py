@@ -10,7 +10,8 @@ A text may be one of these; `assumed` says what was filled in:
   those of the GPU nearest in capacity;
 - "auto": what is free now on this machine's first NVIDIA GPU, according to its driver (NVML).
 
-Several alike are written with their number: "8xh100" (`count_of_gpus`).
+Several of one kind are written with their number, "8xh100", or as machines of so many, "2x8xh100"
+(`count_of_gpus`).
 
 Not modelled: different GPUs at once, MIG slices (write the slice's exact size), other vendors'.
 """
@@ -19,6 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vrambudget.budget import spare_bytes
 from vrambudget.config.cuda_context import V100_OF_1_10, Kind, like
 from vrambudget.config.gpu_table import ROWS, GpuRow
 from vrambudget.config.old_torch import is_old
@@ -53,7 +55,9 @@ _OTHER_VENDORS = frozenset(
 )
 _WORD = re.compile(r"laptop|super|sxm|pcie|nvl|hbm|ada|pro|[rg]tx|ti(?!tan)|[a-z]+|\d+")
 _SOLD = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*gb?\s*", re.IGNORECASE)
-_SEVERAL = re.compile(r"\s*([1-9]\d{0,5})\s*[x\u00d7*]\s*(\S.*)", re.IGNORECASE)
+_SEVERAL = re.compile(
+    r"\s*(?:([1-9]\d{0,3})\s*[x\u00d7*]\s*)?([1-9]\d{0,5})\s*[x\u00d7*]\s*(\S.*)", re.IGNORECASE
+)
 _EXACT = re.compile(r"\s*[+-]?([\d.]+|nan|inf)\s*[kmgt]?i?b\s*", re.IGNORECASE)
 
 
@@ -81,6 +85,11 @@ class Gpu:
     def room_bytes(self) -> int:
         """What the GPU has for PyTorch's segments."""
         return self.capacity_bytes - self.context_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What a plan leaves free by default: by how much the context may be larger."""
+        return spare_bytes(self.context_bytes, *self.context_range)
 
 
 def find_gpu(text: str | Gpu) -> Gpu:
@@ -116,9 +125,33 @@ def gpu_under(torch: str, gpu: Gpu) -> Gpu:
 
 
 def count_of_gpus(text: str) -> tuple[int, str]:
-    """Return how many GPUs a text means, and which: "8xh100" -> 8, "h100"."""
+    """Return how many GPUs a text means, and which: "8xh100" -> 8, "h100"; "2x8xh100" -> 16."""
+    nodes, count, name = nodes_of_gpus(text)
+    return nodes * count, name
+
+
+def nodes_of_gpus(text: str) -> tuple[int, int, str]:
+    """Return how many machines a text means, of how many GPUs each, and which GPU."""
     match = _SEVERAL.fullmatch(text)
-    return (int(match[1]), match[2]) if match else (1, text)
+    return (int(match[1] or 1), int(match[2]), match[3]) if match else (1, 1, text)
+
+
+def on_nodes(text: str | None, nodes: int | None) -> str | None:
+    """Return the GPUs of so many machines, of which `text` names one's: 2 x "8xh100" -> "2x8xh100".
+
+    Raises VramBudgetError where the number of machines is named twice, or no GPU is.
+    """
+    if nodes is None:
+        return text
+    if text is None:
+        raise VramBudgetError("--nodes says how many machines; add --gpu, for example 8xh100")
+    already, count, name = nodes_of_gpus(text)
+    if already > 1 or nodes < 1:
+        raise VramBudgetError(
+            f"--nodes {nodes} with --gpu {text}: name the machines once, from 1",
+            hint=f"write --gpu {max(nodes, 1)}x{count}x{name}",
+        )
+    return f"{nodes}x{count}x{name}"
 
 
 def all_gpus() -> tuple[Gpu, ...]:

@@ -113,7 +113,7 @@ def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, 
     if data is None and ranks != cut:
         raise VramBudgetError(
             f"parallel is {text!r}, which takes {cut} ranks; ranks is {ranks}",
-            hint=f"say how the others share the data, for example fsdp2+{text}",
+            hint=_with_others(text, ranks, cuts),
         )
     if data is not None and ranks == 1:
         raise NotModelledError(
@@ -136,6 +136,15 @@ def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, 
             hint=f"alone, with ddp and with fsdp2 it is; {_REHEARSE}",
         )
     return Layout(ranks, data, **cuts)
+
+
+def _with_others(text: str, ranks: int, cuts: Mapping[str, int]) -> str:
+    """Return what to write instead, where a layout leaves ranks over."""
+    alone = next((name for name in _ALONE if cuts[name] > 1), None)
+    if alone is None:
+        return f"say how the others share the data, for example fsdp2+{text}"
+    goes = f"{_ALONE[alone]} goes with no other layout"
+    return f"{goes}: write {alone}={ranks}, or name {cuts[alone]} GPUs"
 
 
 def _unknown(text: str, name: str) -> VramBudgetError:

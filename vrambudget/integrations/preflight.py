@@ -149,7 +149,7 @@ def fitting(budget: Budget) -> Budget:
     """Return the budget of a job that fits. Raises DoesNotFit, or VramBudgetError without a GPU."""
     if budget.device is None:
         raise VramBudgetError("strict=True needs a GPU", hint="pass gpu=..., for example '12GB'")
-    if not budget.fits:
+    if budget.fits is False:
         raise DoesNotFit(
             ": ".join(phrases.verdict(budget, ledger.ledger(budget))),
             budget=budget,

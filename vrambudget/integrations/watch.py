@@ -77,7 +77,7 @@ class Watch:
         budget = replace(budget, not_modelled=(*budget.not_modelled, *reading.doubts))
         self.budget, self._config = budget, reading.model.config.to_dict()
         said = ": ".join(verdict(budget, ledger(budget)))
-        _LOG.log(logging.INFO if budget.fits else logging.WARNING, "%s", said)
+        _LOG.log(logging.WARNING if budget.fits is False else logging.INFO, "%s", said)
         if self.strict:
             fitting(budget)
 

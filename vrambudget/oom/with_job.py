@@ -17,7 +17,8 @@ from vrambudget.oom.explain import Explanation, explain
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
 from vrambudget.oom.scene import Finding
-from vrambudget.planning.advice import Advice, advise_on
+from vrambudget.planning.advice import advise_on
+from vrambudget.planning.advised import Advice
 from vrambudget.planning.tensors import describe, held
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
@@ -181,7 +182,8 @@ def _training(scenario: Scenario) -> Finding | None:
 def _ways(advice: Advice, had: str) -> tuple[str, int, str]:
     enough = [option for option in advice.options if option.fits]
     if not enough:
-        return f"{had} No known change is enough.", advice.device_peak_bytes, ""
+        further = f" `{advice.plan}` looks further." if advice.plan else ""
+        return f"{had} No change that was tried is enough.{further}", advice.device_peak_bytes, ""
     ways = "; ".join(f"{option.options} (costs {option.cost})" for option in enough)
     return (
         f"{had} What fits: {ways}.",

@@ -143,7 +143,9 @@ def _largest(question: Question) -> dict[str, Any]:
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - likewise
     from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - likewise
 
-    return {"batch": largest_batch(as_counted(_followed(question)))[0]}
+    counted = as_counted(_followed(question))
+    spare = counted.gpu.spare_bytes if counted.gpu else 0
+    return {"batch": largest_batch(counted, margin_bytes=spare)[0]}
 
 
 def _plan(question: Question) -> dict[str, Any]:
@@ -153,7 +155,8 @@ def _plan(question: Question) -> dict[str, Any]:
 
     kept = {k: v for k, v in question["fields"].items() if k not in SEARCHED}
     scenario = resolve(question["model"], gpu=question["gpu"] or None, **kept)
-    found = plan_for(scenario, Wish(most=1, named=kept.keys()))
+    spare = scenario.gpu.spare_bytes if scenario.gpu else 0
+    found = plan_for(scenario, Wish(most=1, named=kept.keys(), margin_bytes=spare))
     amounts = [[format_bytes(n) for n in held(choice)] for choice in found.choices]
     return {
         "gpu": found.gpu,

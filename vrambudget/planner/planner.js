@@ -243,7 +243,7 @@ async function draw(question, begun) {
   later = setTimeout(() => { advise(question); plan(question); }, 400);
 }
 
-const KINDS = { FITS: "fits", "DOES NOT FIT": "fails", PEAK: "peak" };
+const KINDS = { FITS: "fits", "FITS ONLY IF NOTHING ELSE USES THE GPU": "fits", "DOES NOT FIT": "fails", PEAK: "peak" };
 const isNewest = (question) => JSON.stringify(question) === JSON.stringify(state);
 
 function tell(found) {

@@ -3,7 +3,8 @@
 `advise` replays every change of `planning.changes` and keeps those that lower the device's peak.
 They are sorted by cost (nothing, speed, numerics, data), then by how much they save. If a job does
 not fit and no single change is enough with the same data, pairs of changes that are enough follow;
-where no pair is, the recipes of a plan (`planning.recipes`) that make the same step.
+where no pair is, the recipes of a plan (`planning.recipes`) that make the same step; where none is,
+what a plan has besides (`planning.alternatives`): TRL's loop, shorter sequences.
 
 The largest tensors that are alive at the peak are named, to show what the changes act on.
 """
@@ -11,22 +12,25 @@ The largest tensors that are alive at the peak are named, to show what the chang
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow
+from vrambudget.planning import alternatives
+from vrambudget.planning.advised import Advice, Option, plan_of
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.floor import Floor
 from vrambudget.planning.forked import forked
+from vrambudget.planning.plan import Wish
 from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.tensors import Held, held
+from vrambudget.planning.tensors import held
 from vrambudget.planning.variants import as_counted, variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
@@ -50,44 +54,6 @@ _WORDS: Mapping[Trained, str] = {
     "lora": "adapters of 16-bit weights are trained",
     "qlora": "adapters of 4-bit weights are trained",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A change, or several, with the predicted peak. `options`: for the command line."""
-
-    options: str
-    words: tuple[str, ...]
-    cost: Cost
-    device_peak_bytes: int
-    saved_bytes: int
-    fits: bool | None  # None where no GPU was named
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What would help, the cheapest first, and the largest tensors at the peak."""
-
-    fits: bool | None
-    device_peak_bytes: int
-    options: tuple[Option, ...]
-    largest: tuple[Held, ...]
-    capacity_bytes: int | None = None  # of the GPU, where one was named
-
-    def __str__(self) -> str:
-        """Return the tables that a report ends with."""
-        from vrambudget.report.advice import render_advice  # noqa: PLC0415 - reports know advice
-
-        return render_advice(self)
-
-    def _repr_html_(self) -> str:
-        from vrambudget.report.html import advice_section  # noqa: PLC0415 - likewise
-
-        return advice_section(self)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a flat record for each option, as pandas and polars accept them; bytes as int."""
-        return [{**asdict(option), "words": "; ".join(option.words)} for option in self.options]
 
 
 def advise(
@@ -117,7 +83,7 @@ def advise_on(
         pairs = trial.helpful(combinations(helpful, 2), only_enough=True)
     enough = sorted(pairs.values(), key=_rank)
     if trial.now.fits is False and not _is_enough((*singles.values(), *enough)):
-        enough = [*trial.recipes(), *enough]
+        enough = [*(trial.recipes() or trial.with_less()), *enough]
     alive = followed.tape.alive_at(followed.peak_event)
     return Advice(
         fits=trial.now.fits,
@@ -125,6 +91,8 @@ def advise_on(
         options=(*sorted(singles.values(), key=_rank), *enough[:_PAIRS]),
         largest=tuple(held(followed.tape, alive, followed.scenario.job)[:_NAMED]),
         capacity_bytes=gpu.capacity_bytes if (gpu := followed.scenario.gpu) else None,
+        spare_bytes=gpu.spare_bytes if gpu else 0,
+        plan=plan_of(followed.scenario),
     )
 
 
@@ -231,6 +199,26 @@ class _Trial:
                 fits=True,
             )
             for recipe in found
+        ]
+
+    def with_less(self) -> list[Option]:
+        """Return what a plan finds on this GPU besides: another loop, shorter sequences."""
+        scenario, job = self.scenario, self.scenario.job
+        if job.mode != "train" or job.layout.ranks > 1 or job.compile:
+            return []
+        kinds = _LESS_THAN[job.quant is not None, job.lora_rank is not None]
+        wish = Wish(goal=kinds[-1], per_step=job.batch * job.grad_accum)
+        found = alternatives.with_less(scenario, wish, self.tell)
+        return [
+            Option(
+                options=options(job, recipe.job),
+                words=(f"{_WORDS[recipe.trains]}, {what}",),
+                cost=Cost.DATA if recipe.job.block != job.block else recipe.costs[-1],
+                device_peak_bytes=recipe.peak_bytes,
+                saved_bytes=self.now.reserved_bytes + self.context_bytes - recipe.peak_bytes,
+                fits=True,
+            )
+            for what, _, recipe, _ in found
         ]
 
     def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:

@@ -28,7 +28,9 @@ class Choice:
     peak_bytes: int  # of the fullest rank: reserved bytes and the CUDA context
     left_bytes: int  # beside the peak and NCCL's buffers at their largest
     nccl_bytes: int
+    global_batch: int  # sequences of one optimizer step, of all ranks
     network_bytes: int  # that a rank sends in a step
+    sent_per_sequence_bytes: int  # of them, for each of those sequences
     host_bytes: int  # in main memory, of each rank
     copied_bytes: int  # between main memory and the GPU, in a step
     recomputes: bool
@@ -48,7 +50,9 @@ def of_recipe(scenario: Scenario, recipe: Recipe) -> Choice:
         peak_bytes=recipe.peak_bytes,
         left_bytes=scenario.gpu.capacity_bytes - recipe.peak_bytes,
         nccl_bytes=0,
+        global_batch=job.batch * job.grad_accum,
         network_bytes=0,
+        sent_per_sequence_bytes=0,
         host_bytes=0,
         copied_bytes=0,
         recomputes=job.checkpointing != "none",

@@ -3,8 +3,8 @@
     max_batch("gpt2", block=1024, gpu="12GB")                  the largest batch: 6
     fit(resolve("gpt2", block=1024, gpu="12GB")).curve         what nearby sizes take
 
-A margin is left free besides the CUDA context, for what is not part of the job: another library, a
-longer sequence.
+A margin is left free besides the CUDA context: by default as much as the context may take more than
+is counted. What else uses the GPU, a desktop say, is not part of it.
 """
 
 import sys
@@ -54,30 +54,38 @@ def max_batch(
     model: ModelSource,
     *,
     gpu: str | Gpu = "auto",
-    margin: int | str = 0,
+    margin: int | str | None = None,
     **fields: "Unpack[RunFields]",
 ) -> int:
-    """Return the largest batch that fits, 0 if none does; `margin`: bytes, or a text as "512MiB".
+    """Return the largest batch that fits, 0 if none does.
 
+    `margin` of the GPU stays free: bytes, or a text as "512MiB"; by default as much as the CUDA
+    context may take more than is counted.
     Raises VramBudgetError for a model, a field, a GPU or a margin that makes no sense.
     """
-    return largest_batch(resolve(model, gpu=gpu, **fields), margin_bytes=margin_bytes(margin))[0]
+    scenario = resolve(model, gpu=gpu, **fields)
+    return largest_batch(scenario, margin_bytes=margin_bytes(margin, scenario.gpu))[0]
 
 
 def max_block(
     model: ModelSource,
     *,
     gpu: str | Gpu = "auto",
-    margin: int | str = 0,
+    margin: int | str | None = None,
     **fields: "Unpack[RunFields]",
 ) -> int:
     """Return the longest block that fits, 0 if none does; for the rest see `max_batch`."""
     scenario = resolve(model, gpu=gpu, **fields)
-    return fit(scenario, what="block", margin_bytes=margin_bytes(margin)).block
+    return fit(scenario, what="block", margin_bytes=margin_bytes(margin, scenario.gpu)).block
 
 
-def margin_bytes(margin: int | str) -> int:
-    """Return a margin in bytes. Raises VramBudgetError if it is negative or not a size."""
+def margin_bytes(margin: int | str | None, gpu: Gpu | None = None) -> int:
+    """Return a margin in bytes; None: by how much the GPU's context may be larger than counted.
+
+    Raises VramBudgetError if it is negative or not a size.
+    """
+    if margin is None:
+        return 0 if gpu is None else gpu.spare_bytes
     size = parse_bytes(margin) if isinstance(margin, str) else margin
     if not isinstance(size, int):
         raise VramBudgetError(

@@ -82,8 +82,14 @@ def _least_of_zero(job: Job, parameters: int, trainable: int) -> int:
 
 def count_parameters(scenario: Scenario) -> int:
     """Return a model's parameters, without memory for them."""
+    return count_and_rows(scenario)[0]
+
+
+def count_and_rows(scenario: Scenario) -> tuple[int, frozenset[int]]:
+    """Return a model's parameters, and the lengths of their first dimensions, which shards cut."""
     config, task = scenario.config.for_job(scenario.job), scenario.job.task
     assert task is not None  # noqa: S101 - resolved
     with recording(scenario.platform, ModelOptions()), on_meta():
-        model = config.build(task)
-        return sum(p.numel for p in model.parameters())
+        parameters = [*config.build(task).parameters()]
+        rows = frozenset(p.shape[0] for p in parameters if p.shape)
+        return sum(p.numel for p in parameters), rows

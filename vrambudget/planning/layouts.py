@@ -18,11 +18,15 @@ all-gather or a reduce-scatter of n bytes takes n (W-1) / W, an all-reduce twice
     PP       hidden states of each microbatch to the next stage, their gradients back
     ZeRO-2   all-reduce of the gradients, all-gather of the parameters
     ZeRO-3   all-gathers in forward and backward, reduce-scatter
+
+Layouts are compared by the time of a sequence: what is sent over the links, what is copied from
+main memory, the forward pass that is run again. It is a rough figure, for an order only, at the
+rates of NVIDIA's data sheets: an A100's for GPUs with NVLink, an A40's for all others.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED
@@ -59,18 +63,65 @@ class Traffic:
     network_bytes: int
     host_bytes: int = 0  # between main memory and the GPU
 
+    def per(self, sequences: int) -> "Traffic":
+        """Return the share of one of so many sequences."""
+        return Traffic(self.network_bytes // sequences, self.host_bytes // sequences)
 
-def layouts(job: Job, gpus: int, goal: Goal, *, has_bfloat16: bool) -> Iterator[Layout]:
-    """Yield the ways to run `job` on so many GPUs, for what is to be trained."""
+
+class Rates(NamedTuple):
+    """What a GPU does in a second, by its maker's data sheet."""
+
+    flops: float  # of bfloat16 in tensor cores
+    link_bytes: float  # to other GPUs, in one direction
+    host_bytes: float  # to main memory, in one direction
+
+
+_NVLINK = (
+    "v100",
+    "a100-40gb",
+    "a100-80gb",
+    "a800-80gb",
+    "h100-80gb",
+    "h800",
+    "h200",
+    "h20",
+    "b200",
+)
+_RATES = {
+    True: Rates(312e12, 300e9, 32e9),  # A100 SXM: NVLink 600 GB/s both ways, PCIe 4.0 x16 64
+    False: Rates(149.7e12, 32e9, 32e9),  # A40: PCIe 4.0 x16
+}
+
+
+def seconds_per_sequence(gpu: str, moved: Traffic, again_flops: float) -> float:
+    """Return the time of a sequence, beyond what all layouts take; `gpu`: its key in the table."""
+    rates = _RATES[gpu.startswith(_NVLINK)]
+    sent = moved.network_bytes / rates.link_bytes + moved.host_bytes / rates.host_bytes
+    return sent + again_flops / rates.flops
+
+
+def global_batch(job: Job) -> int:
+    """Return the sequences of one optimizer step of all ranks; cuts of a sequence share them."""
+    layout = job.layout
+    return job.batch * job.grad_accum * (layout.ranks // (layout.tp * layout.pp * layout.cp))
+
+
+def layouts(
+    job: Job, gpus: int, goal: Goal, *, has_bfloat16: bool, per_node: int = MACHINE
+) -> Iterator[Layout]:
+    """Yield the ways to run `job` on so many GPUs, for what is to be trained.
+
+    Tensor parallelism stays within a machine, which has `per_node` of them.
+    """
     for trained in GOALS[goal]:
         base = _trained(job, trained)
         for checkpointing in dict.fromkeys((job.checkpointing, "full")):
             words: list[str] = [trained] if trained != "full" else []
             words += ["checkpointing"] if checkpointing != "none" else []
             fields = base | {"checkpointing": checkpointing}
-            for way, more in _together(job, trained, gpus, has_bfloat16=has_bfloat16):
+            for way, more in _together(job, trained, gpus, per_node, has_bfloat16=has_bfloat16):
                 name = ", ".join([way, *words])
-                most_cut = f"{_MOST_FRUGAL} x TP {min(MACHINE, gpus // 2)}"
+                most_cut = f"{_MOST_FRUGAL} x TP {min(per_node, gpus // 2)}"
                 frugal = way in {_MOST_FRUGAL, most_cut} and checkpointing != "none"
                 yield Layout(name, fields | more, gpus, trained, frugal)
 
@@ -85,24 +136,23 @@ def _trained(job: Job, trained: Trained) -> dict[str, Any]:
 
 
 def _together(
-    job: Job, trained: Trained, gpus: int, *, has_bfloat16: bool
+    job: Job, trained: Trained, gpus: int, per_node: int, *, has_bfloat16: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "DDP", {"parallel": "ddp", "gradient_as_bucket_view": True}
-    if trained == "qlora":
-        return
     if trained == "full":
         more = {"parameters_as_bucket_view": True, "gradient_as_bucket_view": True}
         yield "ZeRO-1", {"parallel": "zero1", **more}
-    halved = trained == "lora" and has_bfloat16  # frozen weights in 16 bits, as for one GPU
+    # Frozen weights are in 16 bits, as for one GPU, or in 4.
+    halved = trained == "qlora" or (trained == "lora" and has_bfloat16)
     mixed = {} if halved else _mixed(job, has_bfloat16=has_bfloat16)
     fsdp2 = {"parallel": "fsdp2", **mixed}
-    if gpus > MACHINE and gpus % MACHINE == 0:
-        yield f"HSDP, {gpus // MACHINE} copies", {**fsdp2, "replicate": gpus // MACHINE}
+    if gpus > per_node > 1 and gpus % per_node == 0:
+        yield f"HSDP, {gpus // per_node} copies", {**fsdp2, "replicate": gpus // per_node}
     yield "FSDP2, gathered once", {**fsdp2, "reshard_after_forward": False}
     yield _MOST_FRUGAL, {**fsdp2}
     yield "FSDP2, CPU offload", {**fsdp2, "cpu_offload": True, "clip": None}
     if trained == "full":
-        yield from _cut(gpus, fsdp2)
+        yield from _cut(gpus, per_node, fsdp2)
         yield f"PP {gpus}", _pipeline(job, gpus, autocast=bool(mixed.get("param_dtype")))
         if has_bfloat16 and mixed:
             zero = {"precision": "bf16"}
@@ -110,12 +160,12 @@ def _together(
             yield "DeepSpeed ZeRO-3", {"parallel": "deepspeed3", **zero}
 
 
-def _cut(gpus: int, fsdp2: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _cut(gpus: int, per_node: int, fsdp2: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ways that cut each layer among the GPUs of a machine."""
-    if gpus <= MACHINE:
+    if gpus <= per_node:
         yield f"TP {gpus}", {"parallel": f"tp={gpus}", "optimizer_impl": "for-loop"}
     for degree in (2, 4, 8):
-        if degree < gpus and not gpus % degree:
+        if degree < gpus and degree <= per_node and not gpus % degree:
             yield f"{_MOST_FRUGAL} x TP {degree}", {**fsdp2, "parallel": f"fsdp2+tp={degree}"}
 
 

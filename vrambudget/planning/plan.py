@@ -1,9 +1,13 @@
 """How to train a model on GPUs of a kind: `plan("llama-3.1-8b", gpu="24GB", block=2048)`.
 
 On one GPU the recipes that fit (`planning.recipes`), what gives up least first. Where none does,
-the fewest GPUs for which any layout fits, then every layout that fits them, the cheapest first
-(`planning.several`). Of GPUs that are counted (gpu="4x24GB") every layout that fits them, each with
-the largest batch. A job that is compiled is planned for one GPU.
+what one GPU trains with less (`planning.alternatives`), and the fewest GPUs for which any layout
+fits, with every layout that fits them, the cheapest for each token first (`planning.several`). Of
+GPUs that are counted (gpu="4x24GB", "2x8xh100") every layout that fits them, each with the largest
+batch. A job that is compiled is planned for one GPU.
+
+A layout that was counted and is too large does not fit. One that has no rule was not considered,
+and the plan says so.
 """
 
 from collections.abc import Callable, Collection
@@ -11,17 +15,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vrambudget.compiled.asked import refuse
-from vrambudget.config.gpus import Gpu, count_of_gpus
+from vrambudget.config.gpus import Gpu, nodes_of_gpus
 from vrambudget.config.job import Job
 from vrambudget.config.settings import show
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.planning.alternatives import Alternative, alternatives
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
-from vrambudget.planning.layouts import GOALS, Goal
+from vrambudget.planning.layouts import GOALS, MACHINE, Goal
 from vrambudget.planning.recipes import Recipe, Trained, recipes
 from vrambudget.planning.several import Planner, fewest
-from vrambudget.planning.ways_out import WayOut, ways_out
 from vrambudget.scenario import Scenario, resolve
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ class Wish:
 
     `per_step`: sequences of one optimizer step, which recipes accumulate to. `suits`: whether a job
     may be a recipe. `autocast`: what is trained under autocast where weights are in 16 bits.
-    `gpus`: how many there are, where they were counted.
+    `gpus`: how many there are, where they were counted, `per_node` of them in each machine.
     """
 
     goal: Goal = "any"
@@ -49,13 +53,15 @@ class Wish:
     suits: Callable[[Job], bool] = lambda _: True
     autocast: Collection[Trained] = ()
     gpus: int | None = None
+    per_node: int = MACHINE
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The fewest GPUs that do (0: none up to `most`), and the ways that fit them, best first.
 
-    Of GPUs that were counted: all of them, or 0.
+    Of GPUs that were counted: all of them, or 0. `not_considered`: layouts that have no rule, with
+    the reason. `margin_bytes` of each GPU are left free.
     """
 
     model: str
@@ -66,9 +72,17 @@ class Plan:
     gpus: int
     most: int
     choices: tuple[Choice, ...]
-    ways_out: tuple[WayOut, ...] = ()  # where one GPU does not: what it would do with
+    alternatives: tuple[Alternative, ...] = ()  # where one GPU does not: what it trains instead
     counted: bool = False  # whether so many GPUs were asked for
     left_out: tuple[str, ...] = ()  # why recipes of a job that is compiled were not tried
+    not_considered: tuple[str, ...] = ()
+    was_counted: bool = True  # whether any layout of several GPUs was
+    margin_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        best = f", the best: {self.choices[0].layout}" if self.choices else ""
+        return f"<Plan of {self.model}: {len(self.choices)} ways on {self.gpus} x {self.gpu}{best}>"
 
     def __str__(self) -> str:
         """Return the table that the command line prints."""
@@ -104,7 +118,7 @@ def plan(
     most: int = 1024,
     offload: bool = False,
     per_step: int | None = None,
-    margin: int | str = 0,
+    margin: int | str | None = None,
     **fields: "Unpack[RunFields]",
 ) -> Plan:
     """Return the best recipe for `model` on such a GPU and the next ones, or the fewest GPUs.
@@ -112,21 +126,25 @@ def plan(
     `gpu`: one, or several alike, as "4x24GB". `goal`: what is trained: all weights (full), adapters
     (lora), adapters of 4-bit weights (qlora), or any of them. `per_step`: sequences of one
     optimizer step; without it, and without a batch, recipes have the largest batch that fits.
-    `margin`: bytes of one GPU to leave free, or a text as "512MiB". `most`: GPUs at most, where
+    `margin`: bytes of one GPU to leave free, or a text as "512MiB"; by default as much as the CUDA
+    context may take more than is counted. `most`: GPUs at most, where
     they are not counted. `offload`: also with shards in main memory. `fields` are those of `Job`,
     which every recipe then has.
     Raises VramBudgetError for a model, a field, a goal or a GPU that makes no sense.
     """
     named = frozenset(Job.aliases.get(name, name) for name in fields)
-    gpus, card = counted(gpu)
-    wish = Wish(goal, most, offload, named, per_step, margin_of(margin), gpus=gpus)
-    return plan_for(resolve(model, gpu=card, **fields), wish)
+    gpus, per_node, device = counted(gpu)
+    scenario = resolve(model, gpu=device, **fields)
+    spare = margin_of(margin, scenario.gpu)
+    wish = Wish(goal, most, offload, named, per_step, spare, gpus=gpus, per_node=per_node)
+    return plan_for(scenario, wish)
 
 
-def counted(gpu: str | Gpu) -> tuple[int | None, str | Gpu]:
-    """Return how many GPUs are asked for, None if they are not counted, and which."""
-    count, card = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
-    return (count if count > 1 else None), card
+def counted(gpu: str | Gpu) -> tuple[int | None, int, str | Gpu]:
+    """Return how many GPUs are asked for (None: not counted), how many a machine has, and which."""
+    nodes, count, device = nodes_of_gpus(gpu) if isinstance(gpu, str) else (1, 1, gpu)
+    gpus = nodes * count
+    return (gpus if gpus > 1 else None), (count if nodes > 1 else MACHINE), device
 
 
 def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda: None) -> Plan:
@@ -136,14 +154,15 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
     """
     _check(scenario, wish)
     assert scenario.gpu is not None  # noqa: S101 - checked
-    others, left_out = tuple[WayOut, ...](), tuple[str, ...]()
+    others, left_out = tuple[Alternative, ...](), tuple[str, ...]()
+    planner = None
     if scenario.job.compile:
         choices, left_out = _compiled(scenario, wish, tell)
         gpus, wish = len(choices[:1]), replace(wish, most=1)
     else:
-        gpus, choices = _eager(scenario, wish, tell)
+        gpus, choices, planner = _eager(scenario, wish, tell)
         if gpus != (wish.gpus or 1):
-            others = tuple(ways_out(scenario, wish, tell))
+            others = _with_less(scenario, wish, tell)
     return Plan(
         model=scenario.model,
         gpu=scenario.gpu.name,
@@ -153,21 +172,44 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
         gpus=gpus,
         most=wish.gpus or wish.most,
         choices=tuple(choices),
-        ways_out=others,
+        alternatives=others,
         counted=wish.gpus is not None,
         left_out=left_out,
+        not_considered=planner.not_considered() if planner else (),
+        was_counted=planner is None or any(planner.counted_layouts),
+        margin_bytes=wish.margin_bytes,
     )
 
 
-def _eager(scenario: Scenario, wish: Wish, tell: Callable[[], object]) -> tuple[int, list[Choice]]:
-    """Return how many GPUs do, and what fits them."""
+def _eager(
+    scenario: Scenario, wish: Wish, tell: Callable[[], object]
+) -> tuple[int, list[Choice], Planner | None]:
+    """Return how many GPUs do, what fits them, and who tried layouts."""
     alone = _alone(scenario, wish, tell) if wish.gpus is None else []
     if alone:
-        return 1, [of_recipe(scenario, recipe) for recipe in alone]
+        return 1, [of_recipe(scenario, recipe) for recipe in alone], None
     planner = Planner(
-        scenario, wish.goal, offload=wish.offload, margin_bytes=wish.margin_bytes, tell=tell
+        scenario,
+        wish.goal,
+        offload=wish.offload,
+        margin_bytes=wish.margin_bytes,
+        per_node=wish.per_node,
+        tell=tell,
     )
-    return _together(planner, wish)
+    return *_together(planner, wish), planner
+
+
+def _with_less(
+    scenario: Scenario, wish: Wish, tell: Callable[[], object]
+) -> tuple[Alternative, ...]:
+    """Return what one GPU trains: as it was asked, if several GPUs were counted, or with less."""
+    if wish.gpus is not None:
+        alone = replace(wish, gpus=None, per_step=None)
+        if found := _alone(scenario, alone, tell):
+            best = of_recipe(scenario, found[0])
+            return (Alternative("as asked", best.command, best),)
+        wish = alone
+    return tuple(alternatives(scenario, wish, tell))
 
 
 def _compiled(

@@ -22,7 +22,7 @@ from vrambudget.report.plot import plot
 from vrambudget.units import bytes_in
 
 if TYPE_CHECKING:
-    from vrambudget.planning.advice import Advice
+    from vrambudget.planning.advised import Advice
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">

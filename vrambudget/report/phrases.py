@@ -16,6 +16,7 @@ from vrambudget.config.loops import TRAINERS
 from vrambudget.report.ledger import Ledger
 from vrambudget.units import format_bytes
 
+TIGHT = "FITS ONLY IF NOTHING ELSE USES THE GPU"
 _CUDNN = "cuDNN 9.19"  # whose workspaces for attention are counted: ops/attention/cudnn.py
 _ZEROED = {"zeros": "in place", "late": "after the forward pass"}
 _QUANTISED = {"nf4": "4-bit weights", "int8": "8-bit weights"}
@@ -39,9 +40,23 @@ def verdict(budget: Budget, lines: Ledger) -> tuple[str, str]:
     needs = f"{least}{total} of {capacity} {unit} on {each}{device.name}"
     if not device.fits:
         return "DOES NOT FIT", f"{needs}: {left} {unit} short"
-    if device.headroom_bytes < 0:
-        return "FITS", f"{needs}, barely: PyTorch has to return cached segments to the driver"
+    if device.is_tight:
+        return TIGHT, f"{needs}: {_what_is_left(device)}"
     return "FITS", f"{needs}: {left} {unit} left"
+
+
+def _what_is_left(device: Device) -> str:
+    """Return how much is left, and what it has to do for."""
+    left = format_bytes(device.headroom_bytes)
+    if device.headroom_bytes < 0:
+        left = "nothing is left: PyTorch has to return its cache to the driver"
+    else:
+        left = f"{left} left"
+    low, high = device.context_range or (0, 0)
+    if high > low:
+        more = format_bytes(high - device.context_bytes)
+        return f"{left}, and the CUDA context may take {more} more"
+    return f"{left}, and one figure of the CUDA context was published"
 
 
 def _whose(job: Mapping[str, Any]) -> str:

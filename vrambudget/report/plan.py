@@ -1,6 +1,6 @@
 """A plan as text, as HTML, and as rows for pandas or polars."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -10,58 +10,80 @@ from vrambudget.planning.plan import Plan
 from vrambudget.report.tabular import Column, Format, html_table, render_rows
 from vrambudget.units import format_bytes
 
+_BATCH = Column("batch", "batch per GPU", "right")
+_TIMES = Column("grad_accum", "accumulated", "right", lambda n: "-" if n == 1 else f"{n} times")
+_PEAK = Column("peak_bytes", "memory used", "right", format_bytes)
+_LEFT = Column("left_bytes", "left", "right", format_bytes)
 _RECIPES = [
-    Column("layout", "trains"),
+    Column("layout", "recipe"),
+    Column("block", "tokens", "right"),
     Column("batch", "batch", "right"),
-    Column("grad_accum", "times", "right"),
-    Column("peak_bytes", "of the GPU", "right", format_bytes),
-    Column("left_bytes", "left", "right", format_bytes),
-    Column("costs", "costs", "left", ", ".join),
+    _TIMES,
+    _PEAK,
+    _LEFT,
+    Column("costs", "gives up", "left", ", ".join),
 ]
 _LAYOUTS = [
     Column("layout", "layout"),
-    Column("batch", "batch each", "right"),
-    Column("grad_accum", "times", "right"),
-    Column("peak_bytes", "of each GPU", "right", format_bytes),
-    Column("left_bytes", "left", "right", format_bytes),
-    Column("network_bytes", "sent in a step", "right", format_bytes),
+    _BATCH,
+    _TIMES,
+    Column("global_batch", "global batch", "right"),
+    _PEAK,
+    _LEFT,
+    Column("sent_per_sequence_bytes", "sent per sequence", "right", format_bytes),
     Column("recomputes", "recomputes", "left", lambda again: "forward" if again else "-"),
     Column("host_bytes", "main memory", "right", format_bytes),
 ]
+_MOST_REASONS = 3
 
 
 def render_plan(found: Plan, output: Format = "table") -> str:
     """Return a plan as a table, CSV or Markdown."""
-    table = render_rows(_columns(found), [_row(choice) for choice in found.choices], output)
+    tables = list(_tables(found))
     if output == "csv":
-        return table
-    head = [_verdict(found), "", table] if found.choices else [_verdict(found)]
-    return "\n".join([*head, *_rest(found)])
+        columns, choices = tables[0] if tables else (_RECIPES, [])
+        return render_rows(columns, [_row(choice, found) for choice in choices], output)
+    parts = [headline(found)]
+    parts += [_nothing(found)] if found.alternatives and not found.choices else []
+    for n, (columns, choices) in enumerate(tables):
+        rows = [_row(choice, found) for choice in choices]
+        between = ["", _of_several(found)] if n else []
+        parts += [*between, "", render_rows(columns, rows, output)]
+    return "\n".join([*parts, *_notes(found), *_not_considered(found), *_left_out(found)])
 
 
 def plan_html(found: Plan) -> str:
     """Return a plan as an HTML fragment."""
-    rows = [_row(choice) for choice in found.choices]
-    commands = [choice.command for choice in found.choices]
-    table = html_table(_columns(found), rows, commands) if rows else ""
-    ways = "".join(
-        f"<p>{escape(way.what)}: <code>{escape(way.command)}</code></p>" for way in found.ways_out
+    parts = [f"<p><b>{escape(headline(found))}</b></p>"]
+    parts += (
+        [f"<p>{escape(_nothing(found))}</p>"] if found.alternatives and not found.choices else []
     )
-    left_out = "".join(f"<p>left out: {escape(reason)}</p>" for reason in found.left_out)
-    return f"<p><b>{escape(_verdict(found))}</b></p>{table}{ways}{left_out}"
+    for n, (columns, choices) in enumerate(_tables(found)):
+        parts += [f"<p>{escape(_of_several(found))}</p>"] if n else []
+        rows = [_row(choice, found) for choice in choices]
+        parts.append(html_table(columns, rows, [choice.command for choice in choices]))
+    rest = (line.strip() for line in (*_not_considered(found), *_left_out(found)))
+    return "".join([*parts, *(f"<p>{escape(line)}</p>" for line in rest if line)])
 
 
-def _columns(found: Plan) -> list[Column]:
-    if found.gpus == 1:
-        return _RECIPES
-    uses_host = any(choice.host_bytes for choice in found.choices)
-    return _LAYOUTS if uses_host else _LAYOUTS[:-1]
+def _tables(found: Plan) -> Iterator[tuple[list[Column], Sequence[Choice]]]:
+    """Yield what one GPU trains, then what several do."""
+    if others := [each.choice for each in found.alternatives]:
+        yield _RECIPES, others
+    if found.choices:
+        uses_host = any(choice.host_bytes for choice in found.choices)
+        layouts = _LAYOUTS if uses_host else _LAYOUTS[:-1]
+        yield (_RECIPES if found.gpus == 1 else layouts), found.choices
 
 
-def _row(choice: Choice) -> dict[str, Any]:
+def _row(choice: Choice, found: Plan) -> dict[str, Any]:
     sizes = {name: choice.fields.get(name, 1) for name in ("batch", "grad_accum")}
+    sizes["block"] = choice.fields.get("block", found.block)
     peak_bytes, left_bytes = held(choice)
-    return {**asdict(choice), **sizes, "peak_bytes": peak_bytes, "left_bytes": left_bytes}
+    row = {**asdict(choice), **sizes, "peak_bytes": peak_bytes, "left_bytes": left_bytes}
+    if choice.fields.get("loop", "plain") != "plain" and choice not in found.choices:
+        row["layout"] = f"{choice.layout}, loop {choice.fields['loop']}"
+    return row
 
 
 def held(choice: Choice) -> tuple[int, int]:
@@ -75,26 +97,65 @@ def filled(choices: Sequence[Choice]) -> list[str]:
     """Return what it means that a choice leaves nothing, if one does."""
     if all(each.left_bytes > 0 for each in choices):
         return []
-    return ["left 0 B: PyTorch fills the GPU, and returns its cache where it needs more"]
+    return ["left 0 B: PyTorch fills the GPU with its cache, and returns it where memory is needed"]
 
 
-def _verdict(found: Plan) -> str:
-    tokens = f"{found.block} tokens a sequence"
-    if not found.gpus:
-        return f"{found.model} does not fit on {found.most} x {found.gpu}, at {tokens}"
-    if found.counted:
-        return f"{found.model} on {found.gpus} x {found.gpu}, {tokens}: what fits, the best first"
-    if found.gpus > 1:
-        return (
-            f"{found.model} needs {found.gpus} x {found.gpu}, at {tokens};"
-            " what fits, the cheapest first"
-        )
+def headline(found: Plan) -> str:
+    """Return the answer: the best recipe of one GPU, or how many it takes."""
+    if found.alternatives:
+        return f"{_one(found, found.alternatives[0].choice)}; {found.alternatives[0].what}"
+    if not found.choices:
+        return _nothing(found)
+    if found.gpus == 1:
+        return _one(found, found.choices[0])
+    return _of_several(found)
+
+
+def _one(found: Plan, choice: Choice) -> str:
+    tokens = choice.fields.get("block", found.block)
+    each = f"batch {choice.fields.get('batch', 1)}, {tokens:,} tokens a sequence"
     room = format_bytes(found.capacity_bytes)
-    return f"{found.model} on {found.gpu}, {room}, {tokens}: what fits, the best first"
+    return f"{found.model} trains on one {found.gpu} ({room}): {choice.layout}; {each}"
 
 
-def _rest(found: Plan) -> list[str]:
-    return [*(_of_choices(found) if found.choices else []), *_of_one(found), *_left_out(found)]
+def _of_several(found: Plan) -> str:
+    """Return what several GPUs do, as it was asked."""
+    if not found.choices:
+        return _nothing(found)
+    best = found.choices[0]
+    does = "trains on" if found.counted else "needs"
+    as_asked = f", for {found.block:,} tokens a sequence" if found.alternatives else ""
+    return (
+        f"{found.model} {does} {found.gpus} x {found.gpu}{as_asked}: {best.layout};"
+        f" batch {best.fields.get('batch', 1)} per GPU, {found.block:,} tokens a sequence"
+    )
+
+
+def _nothing(found: Plan) -> str:
+    """Return that nothing was found: too large where it was counted, no rule where it was not."""
+    at = f"{found.model} at {found.block:,} tokens a sequence"
+    where = f"{found.most} x {found.gpu}" if found.most > 1 else f"one {found.gpu}"
+    if not found.not_considered:
+        return f"does not fit on {where}: {at}"
+    if not found.was_counted:
+        return f"no layout of {found.model} on {where} has rules: whether it fits is not known"
+    return f"no layout that was counted fits {at} on {where}; others were not considered"
+
+
+def _not_considered(found: Plan) -> list[str]:
+    """Return why layouts were not considered, and what counts them."""
+    reasons = found.not_considered
+    if not reasons:
+        return []
+    more = [f"  and {len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
+    ranks = f"--nproc-per-node {found.most} " if found.counted else "--nproc-per-node 8 "
+    return [
+        "",
+        "not considered:",
+        *(f"  {reason}" for reason in reasons[:_MOST_REASONS]),
+        *more,
+        f"  your own script shows them: vrambudget rehearse --gpu GPU -- torchrun {ranks}train.py",
+    ]
 
 
 def _left_out(found: Plan) -> list[str]:
@@ -104,20 +165,21 @@ def _left_out(found: Plan) -> list[str]:
     return ["", "left out:", *(f"  {reason}" for reason in found.left_out)]
 
 
-def _of_one(found: Plan) -> list[str]:
-    """Return what would fit one GPU, where nothing does as it was asked for."""
-    if not found.ways_out:
+def _notes(found: Plan) -> list[str]:
+    shown = [*(each.choice for each in found.alternatives), *found.choices]
+    if not shown:
         return []
-    ways = (f"  {way.command}\n    {way.what}" for way in found.ways_out)
-    return ["", f"one {found.gpu} does with less:", *ways]
-
-
-def _of_choices(found: Plan) -> list[str]:
-    nccl = format_bytes(found.choices[0].nccl_bytes)
-    notes = [f"left: beside {nccl} for NCCL's buffers"] if found.gpus > 1 else []
-    notes += filled(found.choices)
-    if found.goal == "any" and found.choices[0].trains != "full":
-        finds = "`--goal full` finds how many GPUs they take"
-        notes += [f"all weights do not fit: {f'for one, {finds}' if found.counted else finds}"]
-    commands = (f"  {each.command}" for each in found.choices)
+    notes = []
+    if found.gpus > 1:
+        nccl = format_bytes(found.choices[0].nccl_bytes)
+        notes.append(f"left: beside {nccl} for NCCL's buffers; sent: by each GPU")
+    if found.margin_bytes:
+        notes.append(
+            f"{format_bytes(found.margin_bytes)} stay free for a larger CUDA context; a desktop"
+            " takes 0.3 to 1.6 GB more: --margin 2GiB"
+        )
+    notes += filled(shown)
+    if found.goal == "any" and found.choices and found.choices[0].trains != "full":
+        notes.append("all weights do not fit here; how many GPUs they take: add --goal full")
+    commands = [f"  {each.command}" for each in shown]
     return ["", *notes, "the report of each:", *commands]
