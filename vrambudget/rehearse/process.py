@@ -26,6 +26,7 @@ from vrambudget.rehearse import card
 from vrambudget.rehearse.hook.vrambudget_hook.launch import cards_environment, ranks_environment
 from vrambudget.rehearse.launchers import visible_cards
 from vrambudget.rehearse.left import ask_for_records
+from vrambudget.rehearse.reading import Reader
 
 HOOK = Path(__file__).parent / "hook"
 GRACE_SECONDS = 20.0  # from the time limit, or from an interrupt, to the kill
@@ -52,6 +53,9 @@ class Plan:
     routing: str | None = None  # how tokens spread over experts; None: uniformly, which is told
     told: Mapping[str, str] = field(default_factory=dict)  # what mpirun or srun tells a rank
     lock: int | None = None  # the folder's, which whoever uses it holds
+    server: str | None = None  # the engine, where the command is a server's
+    devices: int | None = None  # GPUs of this machine that a server's ranks take
+    variables: Mapping[str, str] = field(default_factory=dict)  # that a server needs here
 
     def to_json(self, gpu: Gpu) -> str:
         """Return what the recorder reads."""
@@ -61,7 +65,8 @@ class Plan:
                 "folder": str(self.folder),
                 "libraries": [str(path) for path in self.libraries],
                 "steps": self.steps,
-                "timeout": self.timeout,
+                "timeout": None if self.server else self.timeout,
+                "server": self.server,
                 "stacks": self.stacks,
                 "events": self.events,
                 "marks": self.marks,
@@ -78,7 +83,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the command ended; `cut`: we ended it ("timeout"), or the user did ("interrupt")."""
+    """How the command ended; `cut`: why we ended it ("timeout", "ready"), or "interrupt"."""
 
     exit_code: int
     seconds: float
@@ -103,6 +108,7 @@ def environment(
         "VRAMBUDGET_FOLDER": str(plan.folder),
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         **_ranks(plan, base),
+        **plan.variables,
         "TRITON_LIBCUDA_PATH": str(plan.libraries[-1].parent),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(plan.folder / "inductor"),
@@ -112,7 +118,7 @@ def environment(
 def _ranks(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
     """Return which rank it is, and how many cards it sees."""
     if plan.ranks is None:
-        return cards_environment(visible_cards(base))
+        return cards_environment(plan.devices or visible_cards(base))
     told = ranks_environment(plan.ranks, plan.rank, plan.each or plan.ranks)
     return {**told, **plan.told}
 
@@ -126,13 +132,16 @@ def run(
     quiet: bool = False,
     python_path: Path | None = None,
     base: Mapping[str, str] | None = None,
+    lines: Callable[[str], bool] | None = None,
 ) -> Ended:
     """Run the command to its end and return how it ended; `watch` is called now and then.
 
     `python_path` is one more folder from which its Python imports. `base`: the environment without
-    what a rehearsal puts into it, ours by default.
+    what a rehearsal puts into it, ours by default. `lines` reads the command's output, which goes
+    on to ours; once it returns True the command is ended as by Ctrl-C.
     """
     output = subprocess.DEVNULL if quiet else None
+    reader = None if lines is None else Reader(lines, quiet=quiet)
     started = time.monotonic()
     children: list[subprocess.Popen[bytes]] = []
     interrupt = threading.Event()
@@ -142,19 +151,23 @@ def run(
             env=environment(gpu, plan, os.environ if base is None else base, python_path),
             start_new_session=True,
             pass_fds=() if plan.lock is None else (plan.lock,),
-            stdout=output,
-            stderr=output,
+            stdout=output if reader is None else subprocess.PIPE,
+            stderr=output if reader is None else subprocess.STDOUT,
         )
         children.append(child)
         try:
             if interrupt.is_set():  # it came while the command was started
                 _signal(child, signal.SIGINT)
-            cut = _wait(child, plan, interrupt, watch)
+            if reader is not None:
+                reader.start(child)
+            cut = _wait(child, plan, interrupt, watch, reader)
         finally:
             _signal(child, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_SECONDS)
             _signal(child, signal.SIGKILL)
+            if reader is not None:
+                reader.finish()
     return Ended(_shell_code(child.wait()), time.monotonic() - started, cut)
 
 
@@ -163,12 +176,15 @@ def _wait(
     plan: Plan,
     interrupt: threading.Event,
     watch: Callable[[], None],
+    reader: Reader | None,
 ) -> str | None:
     """Wait for the end, at most until the grace after the time limit or an interrupt is over.
 
-    At its half, processes that have not ended are asked for their records.
+    At its half, processes that have not ended are asked for their records. A server is interrupted
+    once it is ready, or at the time limit.
     """
-    limit = None if plan.timeout is None else time.monotonic() + plan.timeout + GRACE_SECONDS
+    end = None if plan.timeout is None else time.monotonic() + plan.timeout
+    limit = None if end is None or plan.server else end + GRACE_SECONDS
     cut, is_asked = None, False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -176,6 +192,11 @@ def _wait(
             watch()
             return "interrupt" if interrupt.is_set() else cut
         watch()
+        late = plan.server and end is not None and time.monotonic() > end
+        if reader is not None and cut is None and (reader.ready.is_set() or late):
+            cut = "ready" if reader.ready.is_set() else "timeout"
+            limit = time.monotonic() + GRACE_SECONDS
+            _signal(child, signal.SIGINT)
         if interrupt.is_set() and cut is None:
             cut, limit = "interrupt", time.monotonic() + GRACE_SECONDS
         left = math.inf if limit is None else limit - time.monotonic()

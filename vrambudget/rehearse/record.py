@@ -1,12 +1,23 @@
 """What a rehearsal found: frozen data, from which every report is made."""
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vrambudget.report.memory_curve import MemoryCurve
 
+if TYPE_CHECKING:
+    from vrambudget.rehearse.servers.start import ServerStart
+
 Ending = Literal[
-    "finished", "steps", "timeout", "interrupt", "out of memory", "failed", "killed", "unrecorded"
+    "finished",
+    "steps",
+    "timeout",
+    "interrupt",
+    "out of memory",
+    "failed",
+    "killed",
+    "unrecorded",
+    "ready",
 ]
 Category = Literal["parameter", "gradient", "optimizer_state", "activation", "temporary", "other"]
 
@@ -102,6 +113,7 @@ class Rehearsal:
     warnings: tuple[str, ...]
     cards: tuple[CardPeak, ...] = ()
     python: str = ""  # the interpreter that ran it
+    server: "ServerStart | None" = None  # of an inference server
     curve: MemoryCurve | None = field(default=None, repr=False)  # where a page was asked for
 
     @property

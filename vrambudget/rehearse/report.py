@@ -21,11 +21,16 @@ _ENDINGS = {
     "failed": "failed for a reason of its own",
     "killed": "was killed",
     "unrecorded": "ran, but nothing could be seen",
+    "ready": "started, and was ended then",
 }
 
 
 def render(result: Rehearsal) -> str:
     """Return the report as text."""
+    if result.server is not None:
+        from vrambudget.rehearse.servers.report import server_lines  # noqa: PLC0415 - it needs ours
+
+        return "\n".join(server_lines(result, result.server))
     return "\n".join(_lines(result))
 
 
@@ -97,7 +102,12 @@ def _cards(result: Rehearsal) -> Iterator[str]:
 def _moment(peak: Moment) -> Iterator[str]:
     yield ""
     yield f"alive at the peak: step {peak.step}, {peak.phase}, {peak.line}"
-    rows = [(c, format_bytes(n), f"{n:,}") for c, n in peak.by_category.items()]
+    yield from moment_lines(peak)
+
+
+def moment_lines(peak: Moment, *, empty: bool = True) -> Iterator[str]:
+    """Yield tables of what was alive at a moment, by category and the largest."""
+    rows = [(c, format_bytes(n), f"{n:,}") for c, n in peak.by_category.items() if n or empty]
     total = peak.requested_bytes
     yield _table([*rows, ("together", format_bytes(total), f"{total:,}")], ("", "", "bytes"))
     yield ""

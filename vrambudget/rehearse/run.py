@@ -35,6 +35,8 @@ from vrambudget.rehearse.options import RehearsalOptions, check, read_values
 from vrambudget.rehearse.page import page as page_of
 from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
+from vrambudget.rehearse.servers.command import server_of
+from vrambudget.rehearse.servers.run import ServerRun, check_options, of_server
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
 from vrambudget.rehearse.torch_build import check_script, find_torch
@@ -119,6 +121,9 @@ def rehearse_command(
 ) -> Rehearsal:
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
     inner = placed(command, os.environ)
+    serving = server_of(inner.command)
+    if serving is not None:
+        check_options(options)
     given = inner.ranks if options.ranks is None else options.ranks
     options = replace(options, ranks=given)
     check(options)
@@ -147,6 +152,9 @@ def rehearse_command(
             told=inner.told(options.rank),
             lock=lock,
         )
+        server = ServerRun(serving, folder, gpu, build.version) if serving else None
+        if server is not None:
+            started, plan = (*inner.prefix, *server.prepared.command), server.planned(plan)
         options.say(f"PyTorch {build.version} on a virtual GPU: {gpu.name}")
         ended = process.run(
             started,
@@ -156,12 +164,16 @@ def rehearse_command(
             quiet=options.quiet,
             python_path=python_path,
             base=variables,
+            lines=server.log.read if server else None,
         )
         records = read_records(folder)
+        start = server.start() if server else None
         unseen = unrecorded(folder, records)
         if options.snapshot is not None:
             keep_snapshot(folder, options.snapshot)
     result = _result(command, gpu, ended, records, options)
+    if start is not None:
+        return of_server(result, start, ended.cut)
     if unseen and ended.cut is None:
         return _blind(result, unseen)
     if result.ended == "timeout" and not result.steps:

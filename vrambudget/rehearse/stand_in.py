@@ -117,7 +117,11 @@ def _definitions(build: TorchBuild) -> tuple[str, ...]:
 
 def _parts(build: TorchBuild) -> Iterable[_Part]:
     real = (
-        (build.runtime, "libcudart", ("memory.c", "addresses.c", "cudart.c", "ends.c")),
+        (
+            build.runtime,
+            "libcudart",
+            ("memory.c", "addresses.c", "outside.c", "cudart.c", "ends.c"),
+        ),
         (build.cublas_lt, "libcublasLt", ("cublaslt.c",)),
         (build.cublas, "libcublas", ("cublas.c",)),
     )

@@ -203,7 +203,7 @@ def born_as(phase: str) -> Category:
     """Return what a block of which nothing else is known counts as."""
     if phase == "build":
         return "other"
-    return "activation" if phase == "forward" else "temporary"
+    return "activation" if phase in ("forward", "profiled step") else "temporary"
 
 
 def _line(stack: Iterable[Any]) -> str:

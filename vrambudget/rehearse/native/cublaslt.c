@@ -17,6 +17,7 @@ struct heuristic { /* cublasLtMatmulHeuristicResult_t */
 static int create(void **descriptor) { *descriptor = calloc(1, 512); return *descriptor ? 0 : 3; }
 static int destroy(void *descriptor) { free(descriptor); return 0; }
 
+EXPORT int cublasLtMatmul(void) { return virtual_note_kernel(); }
 EXPORT size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
 EXPORT int cublasLtCreate(void **handle) { return create(handle); }
 EXPORT int cublasLtDestroy(void *handle) { return destroy(handle); }

@@ -167,7 +167,17 @@ EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
 EXPORT int cudaDeviceGetPCIBusId(char *text, int room, int device) {
   snprintf(text, (size_t)room, "00000000:%02X:00.0", VIRTUAL_BUS + device); return SUCCESS;
 }
-EXPORT int cudaDeviceCanAccessPeer(int *can, int device, int peer) { (void)device; (void)peer; *can = 0; return SUCCESS; }
+EXPORT int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  *can = virtual_linked() && device != peer; return SUCCESS;
+}
+/* Another process's memory, seen here: it counts where it was allocated. */
+struct ipc_handle { char bytes[64]; };
+EXPORT int cudaIpcGetMemHandle(struct ipc_handle *out, void *address) {
+  (void)address; memset(out, 0, sizeof *out); return SUCCESS;
+}
+EXPORT int cudaIpcOpenMemHandle(void **out, struct ipc_handle of, unsigned flags) {
+  (void)of; (void)flags; *out = (void *)virtual_addresses((size_t)1 << 30); return SUCCESS;
+}
 EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return SUCCESS; }
 EXPORT int cudaDriverGetVersion(int *version) { *version = CUDA_VERSION; return SUCCESS; }
 EXPORT int cudaRuntimeGetVersion(int *version) { *version = CUDA_VERSION; return SUCCESS; }
@@ -221,10 +231,19 @@ EXPORT int cudaLaunchHostFunc(handle stream, void (*call)(void *), void *data) {
 EXPORT int cudaStreamAddCallback(handle stream, void (*call)(handle, int, void *), void *data, unsigned flags) {
   (void)flags; call(stream, SUCCESS, data); return SUCCESS;
 }
-EXPORT int cudaStreamBeginCapture(handle stream, int mode) { (void)mode; capturing = stream; captures++; return SUCCESS; }
-EXPORT int cudaStreamEndCapture(handle stream, handle *graph) {
-  (void)stream; capturing = NULL; *graph = new_handle(); return SUCCESS;
+EXPORT int cudaStreamBeginCapture(handle stream, int mode) { (void)mode; capturing = stream; captures++; virtual_begin_graph(); return SUCCESS; }
+/* A graph says how many kernels it has, and so does what is made of it. */
+static handle graph_of(size_t nodes) {
+  size_t *made = malloc(sizeof *made);
+  if (!made) abort();
+  *made = nodes;
+  return made;
 }
+EXPORT int cudaStreamEndCapture(handle stream, handle *graph) {
+  (void)stream; capturing = NULL; *graph = graph_of(virtual_graph_nodes()); return SUCCESS;
+}
+EXPORT int cudaGraphCreate(handle *graph, unsigned flags) { (void)flags; *graph = graph_of(0); return SUCCESS; }
+EXPORT int cudaGraphDestroy(handle graph) { free(graph); return SUCCESS; }
 EXPORT int cudaStreamIsCapturing(handle stream, int *status) { *status = capturing && stream == capturing; return SUCCESS; }
 /* The later arguments, which changed from version to version, may all be left unanswered. */
 static int capture_info(handle stream, int *status, unsigned long long *id) {
@@ -239,7 +258,16 @@ EXPORT int cudaStreamGetCaptureInfo_v2(handle s, int *status, unsigned long long
 EXPORT int cudaStreamGetCaptureInfo_v3(handle s, int *status, unsigned long long *id) { return capture_info(s, status, id); }
 #endif
 EXPORT int cudaGraphInstantiate(handle *out, handle graph, unsigned long long flags) {
-  (void)graph; (void)flags; *out = new_handle(); return SUCCESS;
+  (void)flags;
+  size_t nodes = graph ? *(size_t *)graph : 0;
+  virtual_keep_graph((long long)nodes);
+  *out = graph_of(nodes);
+  return SUCCESS;
+}
+EXPORT int cudaGraphExecDestroy(handle made) {
+  if (made) virtual_keep_graph(-(long long)*(size_t *)made);
+  free(made);
+  return SUCCESS;
 }
 EXPORT int cudaGraphInstantiateWithFlags(handle *out, handle graph, unsigned long long flags) {
   return cudaGraphInstantiate(out, graph, flags);
@@ -247,6 +275,12 @@ EXPORT int cudaGraphInstantiateWithFlags(handle *out, handle graph, unsigned lon
 EXPORT int cudaGraphGetNodes(handle graph, handle *nodes, size_t *count) {
   (void)graph; (void)nodes; *count = 1; return SUCCESS; /* 0 would make PyTorch warn of an empty graph */
 }
+
+EXPORT int cudaMemsetAsync(void) { return virtual_note_kernel(); }
+EXPORT int __cudaLaunchKernel(void) { return virtual_note_kernel(); } /* what CUDA 13 compiles a launch to */
+EXPORT int cudaLaunchKernel(void) { return virtual_note_kernel(); }
+EXPORT int cudaLaunchKernelExC(void) { return virtual_note_kernel(); }
+EXPORT int cudaLaunchCooperativeKernel(void) { return virtual_note_kernel(); }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------ */
 
@@ -300,4 +334,17 @@ EXPORT int cudaGetDriverEntryPoint(const char *name, void **call, unsigned long 
 }
 EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **call, unsigned version, unsigned long long flags, int *status) {
   (void)version; return cudaGetDriverEntryPoint(name, call, flags, status);
+}
+
+/* Kernels that a library keeps in a file of their own. */
+EXPORT int cudaLibraryLoadFromFile(handle *out, const char *path) { (void)path; *out = new_handle(); return SUCCESS; }
+EXPORT int cudaLibraryLoadData(handle *out, const void *code) { (void)code; *out = new_handle(); return SUCCESS; }
+EXPORT int cudaLibraryGetKernel(handle *out, handle library, const char *name) {
+  (void)library; (void)name; *out = new_handle(); return SUCCESS;
+}
+EXPORT int cudaLibraryGetKernelCount(unsigned *count, handle library) { (void)library; *count = 1; return SUCCESS; }
+EXPORT int cudaLibraryEnumerateKernels(handle *out, unsigned count, handle library) {
+  (void)library;
+  for (unsigned i = 0; i < count; i++) out[i] = new_handle();
+  return SUCCESS;
 }

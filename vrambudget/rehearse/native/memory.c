@@ -8,7 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define GRANULE ((size_t)2 << 20)         /* the driver hands out memory in pages of 2 MiB */
 #define DEVICES 1024
 
 static struct virtual_card card;
@@ -30,7 +29,7 @@ __attribute__((constructor)) static void read_card(void) {
 EXPORT const struct virtual_card *virtual_card(void) { return &card; }
 
 static size_t capacity(void) { return card.total > card.context ? card.total - card.context : 0; }
-static size_t pages(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
+static size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 static size_t *most; /* that this process took of one card, where its parent reads it */
 
@@ -56,6 +55,8 @@ EXPORT int virtual_devices(void) {
   int count = number ? atoi(number) : 1;
   return count < 1 ? 1 : count > DEVICES ? DEVICES : count;
 }
+
+EXPORT int virtual_linked(void) { return getenv("VRAMBUDGET_LINKED") != NULL; }
 
 EXPORT size_t virtual_free_bytes(int device) {
   pthread_mutex_lock(&lock);
@@ -112,6 +113,7 @@ EXPORT int virtual_attribute(int attribute) {
     case 97: return (int)card.shared_per_block;     /* per block, when asked for */
     case 102: return 1;                             /* virtual memory management: expandable segments */
     case 106: return card.blocks_per_processor;
+    case 132: return virtual_linked() && card.major >= 9; /* multicast over NVLink */
     default: return 0;
   }
 }

@@ -1,6 +1,7 @@
 /* A stand-in for NVML, the driver's library of questions: what the card holds, and who uses it.
  *
- * PyTorch asks it before it maps expandable segments, and for the sentence on processes in an out-of-memory message.
+ * PyTorch asks it before it maps expandable segments, and for the sentence on processes in an out-of-memory message; servers
+ * ask it through pynvml which GPU there is.
  * Whatever is not answered here is "not supported", 3. */
 #include "virtual_gpu.h"
 
@@ -11,6 +12,8 @@ enum { SUCCESS = 0, INSUFFICIENT_SIZE = 7 };
 typedef void *device;
 
 EXPORT int nvmlInit_v2(void) { return SUCCESS; }
+EXPORT int nvmlInit(void) { return SUCCESS; }
+EXPORT int nvmlInitWithFlags(unsigned flags) { (void)flags; return SUCCESS; }
 EXPORT int nvmlShutdown(void) { return SUCCESS; }
 EXPORT const char *nvmlErrorString(int error) { return error ? "not supported by the virtual GPU" : "success"; }
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)virtual_devices(); return SUCCESS; }
@@ -49,4 +52,23 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses(device of, unsigned *count, stru
   if (room < 1) return INSUFFICIENT_SIZE;
   *out = (struct process){(unsigned)getpid(), virtual_card()->total - free_bytes(of)};
   return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(device of, int *major, int *minor) {
+  (void)of; *major = virtual_card()->major; *minor = virtual_card()->minor; return SUCCESS;
+}
+EXPORT int nvmlDeviceGetUUID(device of, char *text, unsigned room) {
+  snprintf(text, room, "GPU-00000000-0000-0000-0000-%012x", (unsigned)(uintptr_t)of); return SUCCESS;
+}
+EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned room) { snprintf(text, room, "580.00"); return SUCCESS; }
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA_VERSION; return SUCCESS; }
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+EXPORT int nvmlDeviceGetMemoryInfo_v2(device of, struct memory_v2 *out) {
+  size_t total = virtual_card()->total, left = free_bytes(of);
+  *out = (struct memory_v2){out->version, total, 0, left, total - left};
+  return SUCCESS;
+}
+/* Over NVLink each GPU reaches all others; else the system's bus does not let it (NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED). */
+EXPORT int nvmlDeviceGetP2PStatus(device from, device to, int index, int *status) {
+  (void)from; (void)to; (void)index; *status = virtual_linked() ? 0 : 1; return SUCCESS;
 }

@@ -40,6 +40,15 @@ void virtual_give_addresses(const void *segment, size_t bytes);
 int virtual_is_device(const void *address);
 int virtual_attribute(int attribute);       /* cudaDevAttr... and CU_DEVICE_ATTRIBUTE_... have the same numbers */
 int virtual_blocks(int block_size);         /* resident blocks of that many threads */
+int virtual_linked(void);                   /* each GPU reaches all others' memory, over NVLink: VRAMBUDGET_LINKED */
+#define PAGE ((size_t)2 << 20)              /* in which the driver hands out memory */
+/* What is taken beside the allocator, where the environment says how much (outside.c). */
+void virtual_load_kernels(void);
+void virtual_take_communicator(void);
+void virtual_begin_graph(void);             /* this thread begins to capture one */
+int virtual_note_kernel(void);              /* a kernel was launched, of the graph if one is captured; 0 */
+size_t virtual_graph_nodes(void);           /* kernels since then */
+void virtual_keep_graph(long long nodes);   /* a graph of so many nodes is made, or destroyed where negative */
 int virtual_accepted(void);                 /* does nothing and says that all went well */
 enum { VIRTUAL_CUFFT = 1, VIRTUAL_CUSOLVER = 2, VIRTUAL_CUSPARSE = 4 };
 void virtual_note_unasked(int library);     /* its workspaces were asked for, which are not known */

@@ -17,6 +17,7 @@ from typing import Any
 
 from .agreeing import CHECKS, agree
 from .recorder import Recorder
+from .servers import JIT, WORKERS, compile_nothing, watch
 
 
 class ModuleFinder(importlib.abc.MetaPathFinder):
@@ -59,3 +60,6 @@ def install(plan: str) -> None:
     sys.modules["vrambudget_hook"].mark = recorder.mark  # type: ignore[attr-defined]
     sys.meta_path.insert(0, ModuleFinder("torch", recorder.torch_imported))
     sys.meta_path.insert(0, ModuleFinder(CHECKS, agree))
+    sys.meta_path.insert(0, ModuleFinder(JIT, compile_nothing))
+    for name in WORKERS:
+        sys.meta_path.insert(0, ModuleFinder(name, lambda module: watch(module, recorder)))

@@ -154,6 +154,14 @@ class Follower:
         """Run an operation as it is, and beside it on the values that are known."""
         keys = keys.remove(self.followed)
         known = self.described(op)
+        out = self._operate(known, keys, op, *args, **kwargs)
+        if known.foreign and isinstance(out, list):
+            # A C++ vector with undefined tensors, as FlashAttention 3 returns one, comes as a list
+            # with None, which cannot be given back.
+            return [self.torch.empty(0) if item is None else item for item in out]
+        return out
+
+    def _operate(self, known: Operation, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         if known.passes or self.torch._C._functorch.maybe_current_level() is not None:
             return self._run(op, keys, args, kwargs)
         if known.copies and not self.values.on_card(args[0]):

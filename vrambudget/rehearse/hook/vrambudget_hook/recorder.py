@@ -92,7 +92,9 @@ class Recorder:
         self._watch_optimizers()
         self._watch_backward()
         self._watch_reset()
-        pretend(self.plan["ranks"], self.plan["rank"], self._follow_values())
+        follower = self._follow_values()
+        if not self.plan["server"]:  # whose ranks all run, each in a process of its own
+            pretend(self.plan["ranks"], self.plan["rank"], follower)
         self.callbacks.append(watch_endings(self.write, self._native()))
         if self.plan["timeout"] and threading.current_thread() is threading.main_thread():
             left = self.plan["timeout"] - (time.time() - self.started)
@@ -287,6 +289,23 @@ class Recorder:
             return False
         self.ended = self.ended or ended
         self._native().virtual_gpu_on_read(None)
+        self._leave(f"record-{os.getpid()}.json", self._record())
+        return True
+
+    def keep(self, name: str) -> None:
+        """Leave a record of what was seen so far, and go on."""
+        self._leave(f"{name}-{os.getpid()}.json", self._record())
+
+    def note(self, name: str, values: dict[str, Any]) -> None:
+        """Leave a few values of this process."""
+        self._leave(f"{name}-{os.getpid()}.json", values)
+
+    def _leave(self, name: str, values: dict[str, Any]) -> None:
+        draft = (self.folder / name).with_suffix(".part")
+        draft.write_text(json.dumps(values))
+        draft.rename(self.folder / name)
+
+    def _record(self) -> dict[str, Any]:
         done, unit = self.iterations.done, self.iterations.unit
         record: dict[str, Any] = {"pid": os.getpid(), "steps": done, "unit": unit}
         record.update(ended=self.ended, unfollowed=self.unfollowed, ranks=self.plan["ranks"])
@@ -299,11 +318,7 @@ class Recorder:
         record["cuda"] = bool(self.torch.cuda.is_initialized())
         if record["cuda"]:
             self._add_history(record)
-        target = self.folder / f"record-{os.getpid()}.json"
-        draft = target.with_suffix(".part")
-        draft.write_text(json.dumps(record))
-        draft.rename(target)
-        return True
+        return record
 
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()

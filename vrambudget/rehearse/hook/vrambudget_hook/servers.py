@@ -1,0 +1,97 @@
+"""What an inference server measures of itself, noted in the processes that hold the GPUs.
+
+A server's engine is ended by its parent, so its notes are left as soon as they are known: at the
+end of the profiled step, which decides how much is left for keys and values, and when the server is
+warm. Their own log lines are read beside them (rehearse/servers/log.py).
+
+Runs in the user's Python, 3.9 or later.
+
+Source: vllm/v1/worker/gpu_worker.py (Worker.determine_available_memory,
+compile_or_warm_up_model), 0.11 to 0.19; flashinfer/jit/core.py (JitSpec).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+JIT = "flashinfer.jit.core"
+WORKERS = ("vllm.v1.worker.gpu_worker",)
+PROFILE = "profiled step"  # the phase's name in the report
+
+_OF_THE_WORKER = {
+    "requested_bytes": "requested_memory",
+    "activations_bytes": "peak_activation_memory",
+    "outside_bytes": "non_torch_memory",
+    "cache_bytes": "available_kv_cache_memory_bytes",
+    "estimated_graphs_bytes": "cudagraph_memory_estimate",
+}
+
+
+class _Module:
+    """A compiled module of kernels: each does nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: 0
+
+
+def compile_nothing(module: ModuleType) -> None:
+    """Let FlashInfer not compile its kernels with nvcc, which nobody runs."""
+    module.JitSpec.build_and_load = lambda spec, *_, **__: _Module(spec.name)
+    module.JitSpec.build = lambda *_, **__: None
+
+
+def watch(module: ModuleType, recorder: Any) -> None:
+    """Note what vLLM's worker measures, where this version has these methods."""
+    worker: Any = module.Worker
+    notes: dict[str, Any] = {}
+    _after(worker, "determine_available_memory", lambda own: _profiled(own, recorder, notes))
+    _after(worker, "compile_or_warm_up_model", lambda own: _warm(own, recorder, notes))
+    profile = worker.determine_available_memory
+
+    @functools.wraps(profile)
+    def marked(own: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.mark(PROFILE)
+        return profile(own, *args, **kwargs)
+
+    worker.determine_available_memory = marked
+
+
+def _after(owner: Any, name: str, then: Callable[[Any], None]) -> None:
+    run = getattr(owner, name, None)
+    if run is None:
+        return
+
+    @functools.wraps(run)
+    def noted(own: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(own, *args, **kwargs)
+        then(own)
+        return out
+
+    setattr(owner, name, noted)
+
+
+def _profiled(worker: Any, recorder: Any, notes: dict[str, Any]) -> None:
+    found = {ours: getattr(worker, theirs, None) for ours, theirs in _OF_THE_WORKER.items()}
+    notes.update({name: int(value) for name, value in found.items() if value is not None})
+    runner = worker.model_runner
+    notes["rank"] = int(getattr(worker, "rank", 0))
+    notes["weights_bytes"] = int(getattr(runner, "model_memory_usage", 0))
+    recorder.keep("profile")
+    recorder.mark("serving")
+    recorder.note("worker", notes)
+
+
+def _warm(_worker: Any, recorder: Any, notes: dict[str, Any]) -> None:
+    cuda = recorder.torch.cuda
+    free, _ = cuda.mem_get_info()
+    notes.update(free_bytes=free, reserved_bytes=cuda.memory_reserved(), pid=os.getpid())
+    recorder.note("worker", notes)

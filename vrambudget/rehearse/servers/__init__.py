@@ -1,0 +1,1 @@
+"""Inference servers that are rehearsed: their command as it is, ended once they are ready."""
