@@ -12,6 +12,7 @@ import pytest
 import vrambudget
 from vrambudget.budget import Budget
 from vrambudget.cli import main
+from vrambudget.cli.examples import COMMON
 from vrambudget.cli.job_options import add_job_options
 from vrambudget.cli.output import telling
 from vrambudget.cli.parser import COMMANDS, Parser
@@ -220,6 +221,21 @@ def test_every_command_has_help(capsys, command):
         main([command, "--help"])
     assert ended.value.code == 0
     assert "usage: vrambudget" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMON)
+def test_help_fits_one_screen_and_help_all_has_every_option(capsys, command):
+    shown = []
+    for words in (["--help"], ["--help", "all"]):
+        with pytest.raises(SystemExit):
+            main([command, *words])
+        shown.append(capsys.readouterr().out)
+    short, everything = shown
+    assert len(short.splitlines()) <= 45
+    assert f"`vrambudget {command} --help all` has" in short
+    assert len(everything.splitlines()) > len(short.splitlines())
+    assert str(sys.maxsize) not in everything
+    assert "(default: ())" not in everything
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"]])

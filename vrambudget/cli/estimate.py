@@ -18,6 +18,7 @@ from vrambudget.cli.output import (
     width,
 )
 from vrambudget.cli.streams import say
+from vrambudget.config.gpus import on_nodes
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Followed, follow
 from vrambudget.report import render
@@ -51,6 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="GPU",
         help="a name ('RTX 3060'), a size as sold (12GB), an exact size (11.69GiB), or auto",
     )
+    parser.add_argument("--nodes", type=int, metavar="N", help="machines, of so many GPUs each")
     parser.add_argument(
         "--advise", action="store_true", help="list what would save memory, even if the job fits"
     )
@@ -64,7 +66,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 if it fits or no GPU was named, else 1."""
-    scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
+    scenario = resolve(args.model, gpu=on_nodes(args.gpu, args.nodes), **job_fields(args))
     if is_picture(args.output):
         return _draw(scenario, args)
     followed = follow(scenario)

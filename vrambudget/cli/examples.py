@@ -1,4 +1,4 @@
-"""Examples of each command, which its --help ends with; the tests parse every one."""
+"""What --help shows of a command: the options that most people use, and examples."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "estimate": (
@@ -45,3 +45,46 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("vrambudget doctor",),
     "completion": ('eval "$(vrambudget completion bash)"',),
 }
+
+_JOB = ("batch", "block", "precision", "optimizer", "checkpointing", "lora_rank", "quant")
+COMMON: dict[str, tuple[str, ...]] = {
+    "estimate": ("help", "gpu", *_JOB, "parallel", "advise", "output"),
+    "fit": ("help", "gpu", "margin", "longest_block", *_JOB),
+    "plan": (
+        "help",
+        "gpu",
+        "goal",
+        "block",
+        "per_step",
+        "margin",
+        "nodes",
+        "loop",
+        "tool",
+        "choice",
+    ),
+    "sweep": ("help", "gpu", *_JOB, "by", "output"),
+    "serve": (
+        "help",
+        "gpu",
+        "engine",
+        "context",
+        "kv_cache_dtype",
+        "tensor_parallel_size",
+        "output",
+    ),
+    "explain": ("help", "gpu", "model", "batch", "block", "precision", "optimizer", "output"),
+    "measure": ("help", "suite", *_JOB, "output"),
+    "compare": ("help", "gpu", "events", *_JOB),
+    "rehearse": (
+        "help",
+        "gpu",
+        "steps",
+        "ranks",
+        "rank",
+        "batch_from",
+        "values",
+        "timeout",
+        "output",
+    ),
+}
+"""By command, the options that its --help shows; `--help all` shows the others, too."""

@@ -17,6 +17,7 @@ from vrambudget.config.plain import Declared
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import Run
 
+_NO_LIMIT = 2**62
 SWITCHES = {
     "sample": "draw tokens: do_sample=True",
     "keep_outputs": "the loop drops its outputs before the next forward pass",
@@ -33,6 +34,10 @@ SWITCHES = {
     " (Linux)",
 }
 """What a switch does, where its field's description says what it is. It flips the default."""
+
+
+REFUSED = frozenset({"hqq"})
+"""Choices that other tools have, which are understood to be refused with the reason."""
 
 
 def add_job_options(
@@ -136,12 +141,17 @@ def _reading(field: Declared) -> dict[str, Any]:
     """Return how argparse reads the field: its choices, or int, float or text."""
     help_text = (field.description or "").replace("%", "%%")
     default = field.get_default()
-    if default is not None:
+    is_said = default in (None, ()) or "default" in help_text
+    if not is_said and (not isinstance(default, int) or default < _NO_LIMIT):
         help_text += f" (default: {default})"
     kinds = list(kinds_of(field.annotation))
     choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
     if choices and str not in kinds:
-        return {"choices": choices, "help": help_text}
+        offered = [str(choice) for choice in choices if choice not in REFUSED]
+        how: dict[str, Any] = {"choices": choices, "help": help_text}
+        return how | (
+            {"metavar": f"{{{','.join(offered)}}}"} if len(offered) < len(choices) else {}
+        )
     number = None if str in kinds else next((k for k in kinds if k in (int, float)), None)
     metavar = {"int": "N", "float": "X"}.get(getattr(number, "__name__", ""), "TEXT")
     reading: dict[str, Any] = {"help": help_text, "metavar": metavar}

@@ -1,17 +1,21 @@
 """`%load_ext vrambudget` and `%vram gpt2 --batch 8 --gpu 12GB`: the command line, in a notebook.
 
 The arguments are those of the command `vrambudget`; the result is a `Budget`, which displays
-itself. If the model is the name of a variable, that object is used: `%vram model --batch 8` is a
+itself. `%vram plan ...` and the other commands print as in a terminal.
+
+If the model is the name of a variable, that object is used: `%vram model --batch 8` is a
 preflight.
 """
 
 import argparse
 import shlex
+from contextlib import suppress
 from typing import Any
 
 from vrambudget.budget import Budget
+from vrambudget.cli import main
 from vrambudget.cli.job_options import add_job_options, job_fields, with_files
-from vrambudget.cli.parser import Parser
+from vrambudget.cli.parser import COMMANDS, Parser
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import estimate
@@ -23,8 +27,13 @@ def load_ipython_extension(shell: Any) -> None:
 
     def vram(line: str) -> Budget | None:
         """Show what a job takes: %vram gpt2 --batch 8 --gpu 12GB."""
+        words = shlex.split(line)
+        if not words or words[0] in COMMANDS or {"-h", "--help"} & {*words}:
+            with suppress(SystemExit):  # --help ends a command
+                main(words)
+            return None
         try:
-            return run(shlex.split(line), shell.user_ns)
+            return run(words, shell.user_ns)
         except VramBudgetError as error:
             say(error.render())
             return None

@@ -1,15 +1,18 @@
 """Parse the command line, importing only the module of the command that is named."""
 
 import argparse
+import sys
+import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vrambudget import __version__
 from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 DEFAULT = "estimate"
+_WIDTH, _INDENT = 100, 24  # columns of the short help
 _SHOWN = 400  # characters of a mistake: an argument may have thousands
 COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
@@ -32,8 +35,41 @@ COMMANDS = {
 """name: (module, what it does). A new command is its module and its line here."""
 
 
+class _Help(argparse.Action):
+    """`--help` prints what most people need, `--help all` every option."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace, option_string
+        assert isinstance(parser, Parser)  # noqa: S101 - it is added by one
+        parser.print(parser.help_text(everything=values == "all"))
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises VramBudgetError, with the nearest option as a hint."""
+
+    def __init__(self, *args: Any, add_help: bool = True, **how: Any) -> None:
+        """Add --help, which has a short and a long form."""
+        super().__init__(*args, **{**how, "add_help": False})
+        if add_help:
+            self.add_argument(
+                "-h",
+                "--help",
+                nargs="?",
+                action=_Help,
+                metavar="all",
+                help="with all: every option",
+            )
+
+    def print(self, text: str) -> None:
+        """Print to stdout, as argparse prints its help."""
+        self._print_message(text, sys.stdout)
 
     @property
     def option_strings(self) -> Collection[str]:
@@ -49,13 +85,28 @@ class Parser(argparse.ArgumentParser):
         """Return the option of this spelling, None where there is none."""
         return self._option_string_actions.get(word)
 
-    def format_help(self) -> str:
-        """Return the help, which ends with examples of the command."""
-        from vrambudget.cli.examples import EXAMPLES  # noqa: PLC0415 - help alone has them
+    def help_text(self, *, everything: bool) -> str:
+        """Return what the command does, its options, all or those of most people, and examples."""
+        from vrambudget.cli.examples import COMMON, EXAMPLES  # noqa: PLC0415 - help alone has them
 
-        examples = EXAMPLES.get(self.prog.removeprefix("vrambudget "), ())
+        name = self.prog.removeprefix("vrambudget ")
+        examples, common = EXAMPLES.get(name, ()), COMMON.get(name)
         lines = "".join(f"  {example}\n" for example in examples)
-        return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
+        ends = f"\nexamples:\n{lines}" if lines else ""
+        if everything or common is None:
+            return super().format_help() + ends
+        shown = [a for a in self._actions if a.option_strings and a.dest in common]
+        further = sum(bool(a.option_strings) for a in self._actions) - len(shown)
+        more = f"`vrambudget {name} --help all` has {further} further options."
+        options = "\n".join(line for action in shown for line in _lines_of(action))
+        takes = " ".join(str(a.metavar or a.dest.upper()) for a in self.positionals)
+        usage = f"usage: {self.usage or f'{self.prog} {takes} [options]'}"
+        does = (self.description or "").strip()
+        return f"{usage}\n\n{does}\n\noptions:\n{options}\n\n{more}\n{ends}"
+
+    def format_help(self) -> str:
+        """Return the help with every option."""
+        return self.help_text(everything=True)
 
     def error(self, message: str) -> NoReturn:
         """Raise VramBudgetError."""
@@ -68,6 +119,23 @@ class Parser(argparse.ArgumentParser):
         prog = self.prog.removesuffix(f" {DEFAULT}")
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
         raise VramBudgetError(message, hint=near or f"`{prog} --help` lists the options")
+
+
+def _lines_of(action: argparse.Action) -> list[str]:
+    """Return an option and what it does, without the further spellings and clauses."""
+    spelling = next(word for word in action.option_strings if word.startswith("--"))
+    takes = action.metavar if isinstance(action.metavar, str) else ""
+    if action.choices is not None:
+        takes = ",".join(map(str, action.choices))
+    head = f"  {spelling} {takes}".rstrip() if action.nargs != 0 else f"  {spelling}"
+    does = textwrap.wrap((action.help or "").replace("%%", "%"), _WIDTH - _INDENT)
+    lines = [f"{'':{_INDENT}}{line}" for line in does]
+    if len(head) + 2 > _INDENT:
+        return [
+            *textwrap.wrap(head, _WIDTH, subsequent_indent="      "),
+            *lines,
+        ]
+    return [head.ljust(_INDENT) + (does[0] if does else ""), *lines[1:]]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

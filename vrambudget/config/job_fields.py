@@ -178,7 +178,7 @@ class JobFields(TypedDict, total=False):
     cache_bits: Literal[2, 4]
     """Of a quantised cache: nbits of its cache_config, with quanto as its backend."""
     cache_backend: Literal["quanto", "hqq"]
-    """Of a quantised cache: backend of its cache_config; hqq has no rules."""
+    """Of a quantised cache: backend of its cache_config."""
     sample: bool
     """Draw tokens: do_sample=True."""
     temperature: float

@@ -33,7 +33,7 @@ class Generation(Settings, heading="generation"):
         4, description="of a quantised cache: nbits of its cache_config, with quanto as its backend"
     )
     cache_backend: Literal["quanto", "hqq"] = Field(
-        "quanto", description="of a quantised cache: backend of its cache_config; hqq has no rules"
+        "quanto", description="of a quantised cache: backend of its cache_config"
     )
     sample: bool = Field(default=False, description="draw tokens: do_sample=True")
     temperature: Annotated[float, Field(gt=0)] = Field(
