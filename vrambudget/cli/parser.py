@@ -62,6 +62,7 @@ class Parser(argparse.ArgumentParser):
                 "-h",
                 "--help",
                 nargs="?",
+                default=argparse.SUPPRESS,
                 action=_Help,
                 metavar="all",
                 help="with all: every option",
