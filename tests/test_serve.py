@@ -113,6 +113,10 @@ def test_requests_are_bounded_by_the_sequences_of_a_step():
         pytest.param({"max_model_len": 2**18}, "has 131072 positions", id="positions"),
         pytest.param({"pipeline_parallel_size": 64}, "has 32 layers", id="layers"),
         pytest.param({"enable_expert_parallel": True}, "is not modelled", id="experts"),
+        pytest.param({"enable_lora": True}, "adapters have weights", id="lora"),
+        pytest.param({"speculative_config": "{}"}, "a draft has", id="draft"),
+        pytest.param({"data_parallel_size": 2}, "is not modelled", id="engines"),
+        pytest.param({"kv_cache_memory_bytes": 70 << 30}, "beside the weights", id="cache"),
         pytest.param(
             {"max_num_seqs": 9, "max_num_batched_tokens": 8}, "less than max_num_seqs", id="step"
         ),
@@ -121,6 +125,57 @@ def test_requests_are_bounded_by_the_sequences_of_a_step():
 def test_what_vllm_refuses_is_an_error(options, words):
     with pytest.raises(VramBudgetError, match=words):
         served(**options)
+
+
+def test_flags_that_people_paste_are_understood(capsys):
+    words = ["serve", "llama-3.1-8b", "--gpu", "h100", "--format", "json"]
+    flags = "--block-size 32 --enforce-eager --max-num-seqs 256 --kv-cache-dtype fp8_e4m3"
+    assert main([*words, *flags.split(), "--kv-cache-memory-bytes", "20000000000"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["block_size"], found["max_num_seqs"]) == (32, 256)
+    assert found["graphs_bytes"] == [0, 0]
+    assert found["cache_bytes"] == [20_000_000_000] * 2
+    assert found["blocks"][0] == 20_000_000_000 // (2 * 32 * 8 * 128) // 32
+
+
+def test_weights_in_main_memory_are_whole_parameters_as_a_rehearsal_of_vllm_took_them():
+    # `rehearse -- vllm serve qwen2.5-0.5b --enforce-eager --cpu-offload-gb 0.3`, vLLM 0.19.0
+    found = served("qwen2.5-0.5b", max_model_len=8192, cpu_offload_gb=0.3, enforce_eager=True)
+    assert round(found.weights_bytes / 2**30, 2) == 0.62
+    assert round(found.activations_bytes / 2**30, 2) == 2.15
+    assert found.tokens[0] < 5_963_392 < found.tokens[1]
+
+
+def test_a_server_that_does_not_start_says_what_would_with_the_command(capsys):
+    assert main(["serve", "llama-3.1-8b", "--gpu", "12GB"]) == 1
+    text = capsys.readouterr().out
+    options = "--quantization awq --max-model-len 8192"
+    command = f"vrambudget serve llama-3.1-8b --gpu rtx-3060 {options}"
+    assert f"4 requests of 8,192 tokens, of a checkpoint in AWQ: {command}" in text
+    assert main(command.split()[1:]) == 0
+    assert capsys.readouterr().out.startswith("STARTS: 4 requests of 8,192 tokens")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("gpt-oss-20b --gpu h100", "--gpu h100 -- vllm serve gpt-oss-20b"),
+        (
+            "deepseek-v3 --gpu 8xh200 --max-model-len 8192",
+            "--gpu h200 -- vllm serve deepseek-v3 --max-model-len 8192 --tensor-parallel-size 8",
+        ),
+        ("llama-3.1-8b --gpu 24GB --enable-lora", "vllm serve llama-3.1-8b --enable-lora"),
+        (
+            "gpt-oss-20b --gpu h100 --engine sglang",
+            "python -m sglang.launch_server --model-path gpt-oss-20b",
+        ),
+    ],
+)
+def test_what_has_no_rules_is_answered_by_the_engines_own_start(capsys, words, command):
+    assert main(["serve", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert "vrambudget rehearse --gpu " in error
+    assert command in error
 
 
 def test_models_without_rules_are_refused_by_name():
@@ -225,6 +280,11 @@ def test_the_longest_request_that_starts_is_what_vllm_estimates(capsys):
     assert main(["fit", "llama-3.1-8b", "--gpu", "h100", "--longest-model-len"]) == 0
     assert "the model's own limit" in capsys.readouterr().out
     assert main(["fit", "llama-3.1-8b", "--gpu", "12GB", "--longest-model-len"]) == 1
+    words = ["fit", "llama-3.1-8b", "--gpu", "12GB", "--longest-model-len"]
+    assert main([*words, "--quantization", "awq", "--kv-cache-dtype", "fp8"]) == 0
+    assert main([*words, "--engine", "sglang"]) == 1
+    assert "SGLang does not start" in capsys.readouterr().out
+    assert main([*words[:-1], "--quantization", "awq"]) == 2
     words = ["fit", "gpt2", "--gpu", "12GB", "--longest-model-len", "--batch", "3"]
     assert main(words) == 2
     assert "a server has no such option" in capsys.readouterr().err

@@ -5,15 +5,21 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
-from vrambudget.cli.job_options import add_job_options, job_fields
+from vrambudget.cli.job_options import add_job_options, add_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.config.gpus import count_of_gpus, find_gpu
+from vrambudget.config.job import Job
+from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
+from vrambudget.integrations.server import serve
 from vrambudget.planning.choices import card_word, model_word
 from vrambudget.planning.fit import Fit, What, fit, margin_bytes
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.serving.options import ServeOptions
 from vrambudget.units import format_bytes
 
 _COLUMNS = [
@@ -55,9 +61,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     kinds.add_argument(
         "--longest-model-len",
         action="store_true",
-        help="find the longest request that a vLLM server starts with",
+        help="find the longest request that a server starts with, with the server's options",
     )
     add_job_options(parser)
+    add_options(parser, ServeOptions, without=Job.model_fields)
     add_output_options(parser)
     parser.set_defaults(run=run)
 
@@ -66,6 +73,11 @@ def run(args: argparse.Namespace) -> int:
     """Print what fits, and the sizes tried around it. Returns 1 if nothing fits."""
     if args.longest_model_len:
         return _request(args)
+    if served := _server_options(args):
+        raise VramBudgetError(
+            f"--{next(iter(served)).replace('_', '-')} is a server's option",
+            hint="add --longest-model-len, or ask `vrambudget serve MODEL --gpu GPU`",
+        )
     scenario = resolve(args.model, gpu=args.gpu, **job_fields(args))
     assert scenario.gpu is not None  # noqa: S101 - the option is required
     if args.longest_new:
@@ -117,22 +129,38 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    """Print the longest request that vLLM holds, with its defaults."""
-    from vrambudget.serving.longest import longest_request  # noqa: PLC0415 - asked for seldom
-
+    """Print the longest request that a server holds."""
     if given := job_fields(args):
         raise VramBudgetError(
             f"{', '.join(sorted(given))} with --longest-model-len: a server has no such option",
             hint="`vrambudget serve MODEL --gpu GPU` takes vLLM's options",
         )
-    name, card, longest, positions = longest_request(args.model, args.gpu)
-    values = {"model": name, "max_model_len": longest, "positions": positions}
-    limit = ", the model's own limit" if longest == positions else f" of the model's {positions:,}"
-    said = f"longest request that vLLM starts with: {longest:,} tokens{limit} (on {card})"
+    served = _server_options(args)
+    engine = served.pop("engine", "vllm")
+    server = serve(args.model, gpu=args.gpu, engine=engine, **served)
+    if "longest_request" not in server.values:
+        raise VramBudgetError(
+            f"--longest-model-len is of vllm and sglang, not of {engine}", where="--engine"
+        )
+    longest, limit = server.values["longest_request"], server.values["max_model_len"]
+    name, card = find_model(args.model).name, find_gpu(count_of_gpus(args.gpu)[1]).name
+    values = {"model": name, "max_model_len": longest, "positions": limit}
+    asked = "max_model_len" in served
+    own = ", as asked" if asked else ", the model's own limit"
+    of = "" if asked else "the model's "
+    said = own if longest == limit else f" of {of}{limit:,}"
+    title = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
+    text = f"longest request that {title} starts with: {longest:,} tokens{said} (on {card})"
     if chosen_format(args) == "json":
-        said = json.dumps(values, indent=2)
-    emit(said if longest else f"vLLM does not start with {name} on {card}", args)
+        text = json.dumps(values, indent=2)
+    emit(text if longest else f"{title} does not start with {name} on {card}", args)
     return DONE if longest else DOES_NOT_FIT
+
+
+def _server_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the server's options that were given."""
+    own = ServeOptions.model_fields.keys() - Job.model_fields.keys()
+    return {name: value for name, value in vars(args).items() if name in own}
 
 
 def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:

@@ -149,6 +149,8 @@ def _reading(field: Declared) -> dict[str, Any]:
     if choices and str not in kinds:
         offered = [str(choice) for choice in choices if choice not in REFUSED]
         how: dict[str, Any] = {"choices": choices, "help": help_text}
+        if all(isinstance(choice, int) for choice in choices):
+            how["type"] = int
         return how | (
             {"metavar": f"{{{','.join(offered)}}}"} if len(offered) < len(choices) else {}
         )

@@ -27,7 +27,7 @@ from vrambudget.report.engines import (
     tgi_report,
     tgi_values,
 )
-from vrambudget.report.serving import as_values, holds_one, served
+from vrambudget.report.serving import as_values, holds_one, served, start_lines
 from vrambudget.serving import llama_cpp, sglang, tgi, vllm
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_name
 from vrambudget.serving.options import (
@@ -39,6 +39,7 @@ from vrambudget.serving.options import (
 )
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
 from vrambudget.serving.sglang_quantised import sglang_quantisation
+from vrambudget.serving.starting import alternatives, rehearsal
 from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
@@ -84,6 +85,25 @@ def serve(
     engine = engine or ("llama.cpp" if is_file else "vllm")
     cards, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
     parsed, card = _over(cards, engine, _options(engine, options)), find_gpu(kind)
+    try:
+        return _by_rules(model, card, engine, parsed, context)
+    except NotModelledError as error:
+        raise _with_rehearsal(error, rehearsal(model, kind, engine, parsed)) from error
+
+
+def _with_rehearsal(error: NotModelledError, command: str | None) -> NotModelledError:
+    """Return the error with the command that answers without rules."""
+    if command is None:
+        return error
+    hints = (error.hint, f"the engine's own start answers (Linux, no GPU needed): {command}")
+    hint = "; ".join(filter(None, hints))
+    return NotModelledError(error.message, where=error.where, hint=hint)
+
+
+def _by_rules(
+    model: ModelSource, card: Gpu, engine: str, parsed: Any, context: int | None
+) -> Server:
+    is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
     if isinstance(parsed, LlamaCppOptions):
         return _llama_cpp(str(model), card, parsed, context)
     if is_file:
@@ -147,7 +167,12 @@ def _vllm(model: ModelSource, gpu: Gpu, options: ServeOptions, context: int | No
     _check_context(context, serving.max_model_len)
     starts = serving.cache_bytes[0] > 0 and holds_one(serving)
     text = served(found.name, gpu, options, serving, context, quantised=quantised)
-    return Server("vllm", starts, as_values(serving, context), text)
+    values = as_values(serving, context)
+    if not starts:
+        others = list(alternatives(config, gpu, options, quantised))
+        values["starts_with"] = [dict(other.change) for other in others]
+        text = "\n".join([text, *start_lines(others, found.name, gpu, options)])
+    return Server("vllm", starts, values, text)
 
 
 def _sglang(model: ModelSource, gpu: Gpu, options: SglangOptions, context: int | None) -> Server:

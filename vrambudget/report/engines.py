@@ -89,6 +89,8 @@ def sglang_values(found: SglangServing, context: int | None) -> dict[str, Any]:
         **asdict(found),
         "engine": f"sglang {SGLANG}",
         "starts": found.starts,
+        "longest_request": min(found.tokens[0], found.context_length),
+        "max_model_len": found.context_length,
         "context": length,
         "requests": found.requests(length),
     }

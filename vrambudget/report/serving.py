@@ -3,6 +3,7 @@
 Where something measured or assumed is part of a number, the number is a range.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantised import Quantisation
-from vrambudget.serving.vllm import GRAPHS, VERSION, Serving
+from vrambudget.serving.starting import Alternative, typed
+from vrambudget.serving.vllm import VERSION, Serving
 from vrambudget.units import format_bytes
 
 _MERGED = "as loaded: merged projections"
 _CONTEXTS = (2048, 8192, 32768, 131072)
+_USUAL_CONTEXT = 8192
 
 
 def served(
@@ -79,15 +82,42 @@ def _parts(
         ),
         ("outside PyTorch", spread(*found.outside_bytes), "measured: kernels, libraries"),
         ("KV cache", spread(low, high), _blocks(options, found)),
-        (
-            "may take",
-            gib(found.may_take_bytes),
-            f"--gpu-memory-utilization {options.gpu_memory_utilization}",
-        ),
-        ("CUDA graphs", spread(*GRAPHS), "measured: on top; none with enforce_eager"),
+        ("may take", *_may_take(options, found)),
+        ("CUDA graphs", *_graphs(found)),
         ("capacity", gib(gpu.capacity_bytes), "as the driver reports it"),
     ]
     return rows(parts)
+
+
+def start_lines(
+    others: Iterable[Alternative], model: str, gpu: Gpu, options: ServeOptions
+) -> Iterator[str]:
+    """Yield what would start in its place, with the command; nothing where nothing would."""
+    given = {n: v for n, v in options.model_dump().items() if n in options.model_fields_set}
+    given.pop("engine", None)
+    for i, other in enumerate(others):
+        if not i:
+            yield ""
+            yield "what starts:"
+        length = min(other.serving.max_model_len, _USUAL_CONTEXT)
+        held = between(*other.serving.requests(length))
+        words = typed({**given, **other.change})
+        command = f"vrambudget serve {model} --gpu {shlex.quote(gpu.key or gpu.name)} {words}"
+        made = ", of a checkpoint in AWQ" if other.change.get("quantization") == "awq" else ""
+        yield f"  {held} requests of {length:,} tokens{made}: {command}"
+
+
+def _may_take(options: ServeOptions, found: Serving) -> tuple[str, str]:
+    if options.kv_cache_memory_bytes is not None:
+        taken = found.weights_bytes + found.activations_bytes + options.kv_cache_memory_bytes
+        return gib(taken), "with --kv-cache-memory-bytes, whatever the GPU has"
+    return gib(found.may_take_bytes), f"--gpu-memory-utilization {options.gpu_memory_utilization}"
+
+
+def _graphs(found: Serving) -> tuple[str, str]:
+    if found.graphs_bytes == (0, 0):
+        return gib(0), "none with --enforce-eager"
+    return spread(*found.graphs_bytes), "measured: on top; none with --enforce-eager"
 
 
 def _blocks(options: ServeOptions, found: Serving) -> str:
@@ -127,7 +157,6 @@ def as_values(found: Serving, context: int | None) -> dict[str, Any]:
     return {
         **asdict(found),
         "engine": f"vllm {VERSION}",
-        "graphs_bytes": GRAPHS,
         "starts": found.cache_bytes[0] > 0 and holds_one(found),
         "context": length,
         "requests": found.requests(length),
@@ -146,7 +175,7 @@ def gib(n: int) -> str:
 
 def spread(low: int, high: int) -> str:
     """Return a range of bytes in GiB."""
-    return f"{low / 2**30:.2f} to {gib(high)}"
+    return gib(low) if low == high else f"{low / 2**30:.2f} to {gib(high)}"
 
 
 def between(low: int, high: int) -> str:

@@ -42,8 +42,26 @@ class ServeOptions(Settings, heading="server"):
     pipeline_parallel_size: Size = Field(1, description="groups of cards that share the layers")
     kv_cache_dtype: KvCacheDtype = Field("auto", description="of keys and values")
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="tokens of a block")
+    enforce_eager: bool = Field(
+        default=False, description="neither torch.compile nor CUDA graphs, which take memory on top"
+    )
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="of the cache, whatever --gpu-memory-utilization leaves"
+    )
+    cpu_offload_gb: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="GiB of the layers' weights that stay in main memory, of each GPU"
+    )
     enable_expert_parallel: bool = Field(
-        default=False, description="whole experts on each card, which is refused: not modelled"
+        default=False, description="whole experts on each card, which is refused: rehearse it"
+    )
+    data_parallel_size: Size = Field(
+        1, description="engines that share requests; more than 1 is refused: rehearse it"
+    )
+    enable_lora: bool = Field(
+        default=False, description="adapters beside the weights, which is refused: rehearse it"
+    )
+    speculative_config: str | None = Field(
+        None, description="a draft of the next tokens, as JSON, which is refused: rehearse it"
     )
 
     def problems(self) -> Iterable[str]:

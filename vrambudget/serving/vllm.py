@@ -32,7 +32,13 @@ from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.latent import workspace_bytes
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantised import BitsAndBytes, Quantisation
-from vrambudget.serving.weights import kv_heads, layers_of, weight_bytes, whole_experts
+from vrambudget.serving.weights import (
+    kv_heads,
+    layers_of,
+    offloaded_bytes,
+    weight_bytes,
+    whole_experts,
+)
 
 VERSION = "0.19"
 _GIB = 2**30
@@ -63,6 +69,7 @@ class Serving:
     longest_request: int  # tokens, by the least
     block_size: int
     groups: Groups
+    graphs_bytes: tuple[int, int]
 
     def requests(self, context: int) -> tuple[int, int]:
         """Return how many requests of so many tokens are held at once, least and most."""
@@ -100,6 +107,12 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
         )
     if options.enable_expert_parallel:
         raise whole_experts("enable_expert_parallel")
+    if options.enable_lora:
+        raise NotModelledError("--enable-lora is not modelled: adapters have weights of their own")
+    if options.speculative_config is not None:
+        raise NotModelledError("--speculative-config is not modelled: a draft has its own cache")
+    if options.data_parallel_size > 1:
+        raise NotModelledError("--data-parallel-size is not modelled")
     if options.pipeline_parallel_size > config.num_hidden_layers:
         raise VramBudgetError(
             f"pipeline_parallel_size is {options.pipeline_parallel_size}; the model has"
@@ -148,6 +161,9 @@ def _of_rank(
     how = None if quantised is None else (quantised, gpu)
     weights = weight_bytes(config, layers, itemsize=itemsize, tp=tp, quantised=how)
     weights += workspace_bytes(gpu) if isinstance(config, LatentConfig) else 0
+    if options.cpu_offload_gb:
+        most = int(options.cpu_offload_gb * _GIB)
+        weights -= offloaded_bytes(config, layers, most, itemsize=itemsize, tp=tp, quantised=how)
     samples = layers.stop == config.num_hidden_layers
     activations = _activations(
         config, gpu, step, seqs, tp=tp, samples=samples, itemsize=itemsize, quantised=quantised
@@ -156,6 +172,13 @@ def _of_rank(
     rest = may_take - weights - activations
     outside = outside_bytes(tp, options.pipeline_parallel_size)
     cache = rest - outside[1], rest - outside[0]
+    if options.kv_cache_memory_bytes is not None:
+        cache = options.kv_cache_memory_bytes, options.kv_cache_memory_bytes
+        if (left := gpu.capacity_bytes - weights - outside[0]) < cache[0]:
+            raise VramBudgetError(
+                f"kv_cache_memory_bytes is {cache[0]}; beside the weights there are {max(0, left)}"
+                f" bytes of {gpu.name}"
+            )
     groups, block = groups_of(config, layers), options.block_size
     kv_itemsize = itemsize if options.kv_cache_dtype == "auto" else 1
     page = (
@@ -180,6 +203,7 @@ def _of_rank(
         longest_request=_longest(groups, blocks[0], longest, step, block),
         block_size=block,
         groups=groups,
+        graphs_bytes=(0, 0) if options.enforce_eager else GRAPHS,
     )
 
 

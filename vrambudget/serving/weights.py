@@ -97,6 +97,40 @@ def weight_bytes(
     return _loaded(config, layers, tp, (itemsize, itemsize), quantised=quantised).allocated_bytes
 
 
+def offloaded_bytes(
+    config: DecoderConfig,
+    layers: range,
+    most: int,
+    *,
+    itemsize: int,
+    tp: int,
+    quantised: object | None = None,
+) -> int:
+    """Return allocated bytes of the weights that stay in main memory: `most`, and what is begun.
+
+    vLLM takes one parameter after another of the layers until it has so many bytes
+    (model_executor/offloader/uva.py, UVAOffloader._maybe_offload_to_cpu; 0.19). Raises
+    NotModelledError.
+    """
+    if quantised is not None or isinstance(config, LatentConfig):
+        raise NotModelledError("weights in main memory are modelled of dense 16-bit models alone")
+    sizes: list[int] = []
+    for layer in layers:
+        tensors = (
+            *_attention(config, tp, 0, f"model.layers.{layer}.self_attn"),
+            *_mlp(config, tp, f"model.layers.{layer}.mlp"),
+            *(config.hidden_size for _ in range(_NORMS.get(config.model_type, 2))),
+        )
+        for tensor in tensors:
+            if sum(sizes) >= most:
+                break
+            elements = tensor if isinstance(tensor, int) else tensor.elements
+            sizes.append(elements * itemsize)
+    allocator = CachingAllocator()
+    allocator.run(range(len(sizes)), sizes)
+    return allocator.allocated_bytes
+
+
 def reserved_bytes(
     config: DecoderConfig,
     layers: range,

@@ -102,7 +102,10 @@ class DeepseekV3Config(LatentConfig):
     rope_interleave: bool = True
 
     followed_in = ("5.17",)
-    ignored_keys = LatentConfig.ignored_keys | {"topk_method", "moe_layer_freq"}
+    ignored_keys = LatentConfig.ignored_keys | {
+        *("topk_method", "moe_layer_freq"),
+        "quantization_config",  # notes say how weights are counted
+    }
 
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
