@@ -285,3 +285,13 @@ def test_the_command_refuses_nonsense_with_a_tip(tmp_path, capsys, text):
 def test_no_messages_is_an_error():
     with pytest.raises(VramBudgetError, match="no message"):
         explain([])
+
+
+@pytest.mark.parametrize("unit", ["a\r", "x", "memory\n"])
+def test_a_log_of_many_lines_is_read_around_its_message(unit):
+    noise = unit * (2**23 // len(unit))
+    (found,) = parse_oom(f"{noise}\n{CRASH}\n{noise}")
+    (alone,) = parse_oom(CRASH)
+    assert found.frames == alone.frames
+    before = f"{noise}\n".replace("\r\n", "\n").replace("\r", "\n")
+    assert found.line == alone.line + before.count("\n")

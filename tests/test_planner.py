@@ -2,8 +2,13 @@
 
 import io
 import json
+import os
 import random
 import shlex
+import signal
+import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 import zipfile
@@ -290,3 +295,58 @@ def test_only_who_knows_the_path_gets_files_and_only_of_the_folder(served):
     for path in ("../secret.txt", "%2e%2e/secret.txt", "missing"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             fetched(served + path)
+
+
+def raw(address, request):
+    """Send bytes; return all that comes back, until the server closes."""
+    host, port = address.split("/")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(request)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("a%00b", b"400"),
+        ("/evil.example", b"404"),
+        ("//evil.example/..", b"404"),
+        ("folder", b"404"),
+        ("%ff%fe", b"404"),
+        ("x" * 60_000, b"404"),
+        ("?a#b", b"200"),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, str) else "",
+)
+def test_no_path_is_a_traceback_or_a_redirect(served, tmp_path, capfd, path, status):
+    for name in ("folder", "evil.example"):
+        (tmp_path / "site" / name).mkdir()
+    token = served.split("/")[3]
+    answer = raw(served, f"GET /{token}/{path} HTTP/1.0\r\n\r\n".encode())
+    assert answer.split()[1] == status
+    assert b"Location" not in answer
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_takes_its_time_is_dropped(served, monkeypatch, capfd):
+    monkeypatch.setattr("vrambudget.planner.server.PATIENCE_SECONDS", 0.2)
+    assert raw(served, b"GET /") == b""
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_a_page_that_is_ended_leaves_no_folder(tmp_path, folders, number):
+    words = [f"--{name}={path}" for name, path in folders.items()]
+    page = subprocess.Popen(
+        [sys.executable, "-m", "vrambudget", "page", *words],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    )
+    assert page.stdout is not None
+    assert page.stdout.readline().startswith(b"http://127.0.0.1:")
+    assert [*tmp_path.glob("vrambudget-*")]
+    page.send_signal(getattr(signal, number))
+    page.wait()
+    page.stdout.close()
+    assert not [*tmp_path.glob("vrambudget-*")]

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from vrambudget.bounded import read_object
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import json_text
 
 SCHEMA: Final = 1
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -234,7 +235,7 @@ class Budget:
 
     def to_json(self) -> str:
         """Return the budget as JSON text."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, ensure_ascii=False)
+        return json_text({"schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str | None = None) -> "Budget":

@@ -11,6 +11,8 @@ and exits with 2. Any other exception that escapes is a bug.
 
 from collections.abc import Iterable
 
+from vrambudget.escaping import LINES, escaped
+
 
 class VramBudgetError(ValueError):
     """A mistake that the user can fix; `where` names a file or option, `hint` what to do next."""
@@ -49,16 +51,6 @@ class DoesNotFit(VramBudgetError):  # noqa: N818 - a verdict, in the user's word
 
 class NotModelledError(VramBudgetError):
     """Something that has no rules here: an estimate would be a guess."""
-
-
-LINES = "\n"
-
-
-def escaped(text: str, *, keep: str = "") -> str:
-    """Return `text` with what a terminal would obey, and what no encoding holds, as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def check_name(name: str, where: str) -> None:

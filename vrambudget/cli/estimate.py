@@ -20,6 +20,7 @@ from vrambudget.cli.output import (
 from vrambudget.cli.streams import say
 from vrambudget.config.gpus import on_nodes
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import json_text
 from vrambudget.estimator import Followed, follow
 from vrambudget.report import render
 from vrambudget.report.pictures import SUFFIXES, is_picture, save
@@ -81,7 +82,7 @@ def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
         yield from _report(followed, args)
     elif output == "json" and args.advise:
         advised = {**json.loads(budget.to_json()), "advice": asdict(_advice(followed))}
-        yield json.dumps(advised, indent=2, ensure_ascii=False)
+        yield json_text(advised)
     else:
         yield render(budget, output)
 

@@ -7,7 +7,6 @@ JSON; a log that cannot be read is an error.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from vrambudget.cli import DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.streams import put
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import json_text
 from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
 from vrambudget.oom.foreign import explain_foreign, render_foreign
@@ -78,7 +78,7 @@ def _foreign(text: str, args: argparse.Namespace) -> str | None:
     if found is None or (not found.message.startswith("MPS") and _has_messages(text)):
         return None
     if args.format == "json":
-        return json.dumps(asdict(found), indent=2, ensure_ascii=False)
+        return json_text(asdict(found))
     return render_foreign(found)
 
 
@@ -145,4 +145,4 @@ def _standard_input() -> bytes:
 def explanation_json(explanation: Explanation) -> str:
     """Return the explanation as JSON; sizes are in bytes."""
     record = asdict(explanation) | {"next_steps": explanation.next_steps}
-    return json.dumps(record, indent=2, ensure_ascii=False)
+    return json_text(record)

@@ -13,6 +13,7 @@ from vrambudget.cli.streams import put, say
 from vrambudget.config.config_file import CONFIG_NAME
 from vrambudget.config.source import Run
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import for_terminal
 from vrambudget.files import write_file
 from vrambudget.report import FORMATS, Format
 from vrambudget.report.tabular import WIDTH
@@ -83,12 +84,12 @@ def emit(parts: str | Iterable[str], args: argparse.Namespace) -> None:
     """
     parts = [parts] if isinstance(parts, str) else parts
     if args.output:
-        text = "".join(f"{part}\n" for part in parts)
+        text = for_terminal("".join(f"{part}\n" for part in parts))
         write_file(args.output, text.encode(errors="backslashreplace"))
         say(f"wrote {args.output}")
         return
     for part in parts:
-        if not put(f"{part}\n"):
+        if not put(f"{part}\n", coloured=wants_colour(args)):
             return
 
 

@@ -1,9 +1,13 @@
 """`vrambudget page`: a live planner in the browser; nothing leaves this machine."""
 
 import argparse
+import signal
+import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import NoReturn
 
 from vrambudget.cli import DONE
 from vrambudget.cli.streams import put, say
@@ -45,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
         write_site(home_of(Path(args.output)), **given)
         say(f"wrote {args.output}: host it anywhere, or `python -m http.server -d {args.output}`")
         return DONE
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
+            signal.signal(getattr(signal, name), _leave)
     with TemporaryDirectory(prefix="vrambudget-") as folder:
         write_site(Path(folder), **given)
         with serving(Path(folder), args.port) as address:
@@ -52,3 +59,8 @@ def run(args: argparse.Namespace) -> int:
             say("Ctrl-C ends it")
             threading.Event().wait()
     return DONE
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """End as by Ctrl-C: the folder goes."""
+    sys.exit(128 + number)

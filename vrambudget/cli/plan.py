@@ -6,7 +6,6 @@ For GPUs that are there (--gpu 4x24GB): the layouts that fit them, each with the
 """
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -16,6 +15,7 @@ from vrambudget.cli.output import add_output_options, chosen_format, emit, telli
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.gpus import on_nodes
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import json_text
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
@@ -109,11 +109,7 @@ def run(args: argparse.Namespace) -> int:
         emit(_written(found, scenario, args), args)
         return DONE
     output = chosen_format(args)
-    if output == "json":
-        text = json.dumps(asdict(found), indent=2, ensure_ascii=False)
-    else:
-        text = render_plan(found, output)
-    emit(text, args)
+    emit(json_text(asdict(found)) if output == "json" else render_plan(found, output), args)
     shorter = found.alternatives and "block" not in named and gpus is None
     return DONE if found.gpus or shorter else DOES_NOT_FIT
 

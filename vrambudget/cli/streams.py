@@ -10,6 +10,7 @@ import sys
 from typing import TextIO
 
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import for_terminal
 
 
 def escape_what_cannot_be_encoded() -> None:
@@ -19,7 +20,7 @@ def escape_what_cannot_be_encoded() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def put(text: str) -> bool:
+def put(text: str, *, coloured: bool = False) -> bool:
     """Write a result, or a part of it, to stdout at once. Raises VramBudgetError.
 
     Returns whether anybody reads on.
@@ -27,7 +28,7 @@ def put(text: str) -> bool:
     if sys.stdout is None:  # Python found it closed
         raise VramBudgetError("cannot write the result: standard output is closed")
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(for_terminal(text, coloured=coloured))
         sys.stdout.flush()
     except BrokenPipeError:
         _abandon(sys.stdout)
@@ -44,7 +45,7 @@ def say(text: str) -> None:
     """Say a line on stderr, if anybody can hear it."""
     if sys.stderr is not None:
         try:
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(for_terminal(f"{text}\n"))
             sys.stderr.flush()
         except OSError:
             _abandon(sys.stderr)

@@ -1,7 +1,6 @@
 """`vrambudget validate RECORDS.jsonl`: predict every record, show the errors and a summary."""
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import floor
@@ -12,7 +11,8 @@ from vrambudget.cli import DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.cli.streams import say
 from vrambudget.config.record import read_records, record_files
-from vrambudget.errors import LINES, VramBudgetError, escaped
+from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import LINES, escaped, json_text
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.validate import (
     COUNTERS,
@@ -159,7 +159,7 @@ def _render(checks: Sequence[Check], summaries: Sequence[Summary], output: Any) 
     if output == "json":
         records = [{**asdict(check), "error": _errors(check)} for check in checks]
         summary = [asdict(summary) for summary in summaries]
-        return json.dumps({"records": records, "summary": summary}, indent=2, ensure_ascii=False)
+        return json_text({"records": records, "summary": summary})
     rows = [row for check in checks for row in _rows(check, repeat_id=output == "csv")]
     columns = [_SOURCE, *_SUMMARY] if len({check.source for check in checks}) > 1 else _SUMMARY
     if output == "csv":

@@ -25,7 +25,8 @@ from vrambudget.config.config_file import CONFIG_NAME, SUFFIXES, read_config
 from vrambudget.config.hub import REPOSITORY, hub_config
 from vrambudget.config.said_by_config import job_of_config
 from vrambudget.config.settings import show
-from vrambudget.errors import VramBudgetError, check_name, escaped
+from vrambudget.errors import VramBudgetError, check_name
+from vrambudget.escaping import escaped
 from vrambudget.files import home_of
 
 if TYPE_CHECKING:

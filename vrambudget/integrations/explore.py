@@ -6,7 +6,6 @@ fields stay as they are. `explored.job` has the fields as they stand now, for `e
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -15,6 +14,7 @@ from vrambudget.config.fields.training import Optimizer, Precision
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import escape
 from vrambudget.estimator import estimate_scenario
 from vrambudget.report.notebook import budget_html
 from vrambudget.scenario import Scenario, resolve

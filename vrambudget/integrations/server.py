@@ -9,7 +9,6 @@ Options have the engines' own names. A server prints as the command does, and sh
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import load_config
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.escaping import escape
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.engines import (

@@ -14,7 +14,6 @@ all messages of its rank and GPU).
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.oom import card_detectors as card
@@ -24,7 +23,7 @@ from vrambudget.oom.log_lines import TracebackFrame
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
 from vrambudget.oom.scene import Finding, Scene
-from vrambudget.report.tabular import WIDTH
+from vrambudget.report.tabular import wrapped
 from vrambudget.units import format_bytes, unit_for
 
 # The order of the findings: the cause before its circumstances.
@@ -130,23 +129,23 @@ def phase_of(frames: Sequence[TracebackFrame]) -> str | None:
 
 def render_explanation(explanation: Explanation) -> str:
     """Return the explanation as text of at most 80 columns."""
-    lines = wrap(explanation.headline, WIDTH)
+    lines = wrapped(explanation.headline)
     if explanation.where:
         where = explanation.where
         code = f": {where.code}" if where.code else ""
-        lines += _item("at ", f"{where.file}:{where.line} in {where.function}{code}")
+        lines += wrapped(f"{where.file}:{where.line} in {where.function}{code}", "at ")
     if explanation.ledger:
         lines += ["", *_ledger_lines(explanation.ledger)]
     if explanation.message_count > 1:
         lines += ["", f"The log has {explanation.message_count} messages; this is the first."]
     lines += ["", "What happened"]
     for number, finding in enumerate(explanation.findings, start=1):
-        lines += _item(f"{number}. ", finding.title)
-        lines += _item("   ", finding.text)
+        lines += wrapped(finding.title, f"{number}. ")
+        lines += wrapped(finding.text, "   ")
     if explanation.next_steps:
         lines += ["", "Next steps"]
         for step in explanation.next_steps:
-            lines += _item("- ", step)
+            lines += wrapped(step, "- ")
     return "\n".join(lines)
 
 
@@ -186,8 +185,3 @@ def _ledger_lines(rows: Sequence[CardLedgerRow]) -> list[str]:
         f"  {'  ' * row.depth + row.label:{width}}  {format_bytes(row.bytes, unit):>12}"
         for row in rows
     ]
-
-
-def _item(mark: str, text: str) -> list[str]:
-    indent = " " * len(mark)
-    return wrap(text, WIDTH, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False)

@@ -5,12 +5,12 @@ Each is known by its words. What its numbers mean is told in the words of its ow
 
 import re
 from dataclasses import dataclass
-from textwrap import wrap
 
 from vrambudget.oom.known import Known, joined
 from vrambudget.oom.library_messages import LIBRARIES
+from vrambudget.oom.log_lines import excerpts
 from vrambudget.oom.server_messages import SERVERS
-from vrambudget.report.tabular import WIDTH
+from vrambudget.report.tabular import wrapped
 
 _MOST = 400  # characters of a message that are shown
 
@@ -27,6 +27,7 @@ class ForeignExplanation:
 
 def explain_foreign(text: str) -> ForeignExplanation | None:
     """Return what the first known message in a log means, None where there is none."""
+    text = "\n".join(part for _, part in excerpts(text))
     found = _found(text) or _found(text.replace("\n", ""))  # a terminal breaks words, too
     if not found:
         return None
@@ -45,8 +46,8 @@ def _found(text: str) -> list[tuple[int, Known, re.Match[str]]]:
 
 def render_foreign(explanation: ForeignExplanation) -> str:
     """Return the explanation as text of at most 80 columns."""
-    lines = wrap(f"{explanation.source}: {explanation.message}", WIDTH)
-    lines += ["", "What happened", *wrap(explanation.what_happened, WIDTH), "", "Next steps"]
+    lines = wrapped(f"{explanation.source}: {explanation.message}")
+    lines += ["", "What happened", *wrapped(explanation.what_happened), "", "Next steps"]
     for step in explanation.next_steps:
-        lines += wrap(step, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        lines += wrapped(step, "- ")
     return "\n".join(lines)

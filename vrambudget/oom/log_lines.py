@@ -7,7 +7,7 @@ Not modelled: `rich` tracebacks in boxes, and IPython's before version 8.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -25,6 +25,17 @@ _NOT_STEPS = re.compile(r"load|shard|fetch|map|token|file", re.IGNORECASE)
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)'
     r"|File (?P<file8>\S+?):(?P<line8>\d{1,9}), in (?P<function8>[\w.<>]+)\("  # IPython
+)
+_MOST_LINES, _MOST_CHARACTERS = 300_000, 2**23
+_LINES_BEFORE, _LINES_AFTER = 1000, 200  # of a message: its traceback, and its wrapped lines
+_CHARACTERS_AROUND = 2**17
+_MESSAGES = (
+    *("out of memory", "Out of memory", "OutOfMemory", "OUT_OF_MEMORY", "Tried to allocate"),
+    *("memory allocation", "No available memory", "ot enough memory", "EXHAUSTED", "ALLOC_FAILED"),
+)
+_WORDS = (
+    *("memory", "Memory", "MEMORY", "alloc", "Alloc", "ALLOC", "CUBLAS", "CUDNN", "seq len"),
+    *("max_model_len", "tokens"),
 )
 _SHOWN_BY_IPYTHON = 40  # lines of a frame, at most
 _LIBRARY = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python|torchinductor|^<")
@@ -57,7 +68,7 @@ def streams(text: str) -> dict[int | None, list[LogLine]]:
     """Return the log's lines by rank (None: no rank is named)."""
     by_rank: dict[int | None, list[LogLine]] = {}
     rank: int | None = None
-    for number, raw in enumerate(_ANSI.sub("", text).replace("\r\n", "\n").split("\n"), start=1):
+    for number, raw in _numbered(_ANSI.sub("", text).replace("\r\n", "\n")):
         for part in _parts(raw):
             if _PROGRESS_BAR.match(part):  # one rank draws it, every rank is as far
                 for lines in by_rank.values() or [by_rank.setdefault(None, [])]:
@@ -69,6 +80,56 @@ def streams(text: str) -> dict[int | None, list[LogLine]]:
             bare = part[prefix.end() :] if prefix else part
             by_rank.setdefault(rank, []).append(LogLine(number, _without_margins(bare)))
     return by_rank
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines, with their numbers."""
+    for first, part in excerpts(text):
+        yield from enumerate(part.split("\n"), first)
+
+
+def excerpts(text: str) -> list[tuple[int, str]]:
+    """Return the parts of a log that are read, with the number of each one's first line.
+
+    That is all of it, but for a log that takes seconds to read: there it is what stands around the
+    words of messages, or around weaker ones, as much as takes a second, from its beginning.
+    """
+    lines = text.count("\n") + text.count("\r")
+    if lines < _MOST_LINES and len(text) < _MOST_CHARACTERS:
+        return [(1, text)]
+    text = text.replace("\r", "\n")
+    return _excerpts(text, _MESSAGES) or _excerpts(text, _WORDS)
+
+
+def _excerpts(text: str, words: Iterable[str]) -> list[tuple[int, str]]:
+    found = []
+    lines, characters, end, number = _MOST_LINES, _MOST_CHARACTERS, 0, 1
+    places = {word: text.find(word) for word in words}
+    while places := {word: at for word, at in places.items() if at >= 0}:
+        start, stop = _around(text, min(places.values()), end)
+        number += text.count("\n", end, start)
+        found.append((number, text[start:stop]))
+        here = text.count("\n", start, stop)
+        lines, characters = lines - here - 1, characters - (stop - start)
+        if min(lines, characters) < 0:
+            break
+        number, end = number + here, stop
+        places = {w: at if at >= end else text.find(w, end) for w, at in places.items()}
+    return found
+
+
+def _around(text: str, at: int, earliest: int) -> tuple[int, int]:
+    """Return where the lines around a place begin and end; none begins before `earliest`."""
+    earliest = max(earliest, at - _CHARACTERS_AROUND)
+    latest = min(len(text), at + _CHARACTERS_AROUND)
+    start, stop = at, at
+    for _ in range(_LINES_BEFORE):
+        if (start := text.rfind("\n", earliest, start)) < 0:
+            break
+    for _ in range(_LINES_AFTER):
+        if (stop := text.find("\n", stop + 1, latest)) < 0:
+            break
+    return max(start, earliest), latest if stop < 0 else stop
 
 
 def _without_margins(text: str) -> str:

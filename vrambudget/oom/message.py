@@ -145,8 +145,10 @@ def parse_oom(text: str) -> list[OomMessage]:
     """Return the messages in `text`, in its order. Raises VramBudgetError where there is none."""
     found = [m for rank, lines in streams(text).items() for m in _in_stream(rank, lines)]
     if not found:
-        lines = f" (lines read: {len(text.splitlines())})"
-        raise VramBudgetError(f"no CUDA out-of-memory message found{lines}", hint=_hint(text))
+        lines = text.count("\n") + (text[-1:] not in ("", "\n"))
+        raise VramBudgetError(
+            f"no CUDA out-of-memory message found (lines read: {lines})", hint=_hint(text)
+        )
     return sorted(found, key=lambda message: message.line)
 
 
@@ -212,6 +214,6 @@ def _logged_allocated(lines: list[LogLine]) -> tuple[int, ...]:
 
 
 def _hint(text: str) -> str:
-    if re.search(r"DefaultCPUAllocator|MemoryError|\bKilled\b", text):
+    if any(word in text for word in ("DefaultCPUAllocator", "MemoryError", "Killed")):
         return "this log is about the machine's own memory (RAM), not about a GPU's"
     return "pass the lines with 'CUDA out of memory. Tried to allocate ...', or the whole log"

@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from html import escape
 from typing import Any
 
 from vrambudget.cli.job_options import SWITCHES, kinds_of
@@ -26,6 +25,7 @@ from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.gpus import all_gpus
 from vrambudget.config.job import GROUPS
 from vrambudget.errors import VramBudgetError
+from vrambudget.escaping import escape
 from vrambudget.estimator import Followed, follow
 from vrambudget.planner.commands import command_line, python_call
 from vrambudget.report.html import advice_section, plot_of, sections

@@ -5,10 +5,10 @@ blocks, where memory ran out, what to distrust. It needs no network.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from itertools import chain
 
 from vrambudget import __version__
+from vrambudget.escaping import escape
 from vrambudget.rehearse.curve import CALLED, OTHER
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.report import ending_text, frames_text, out_of_memory_text, run_text

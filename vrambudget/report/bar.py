@@ -6,9 +6,9 @@ page can name its own and a notebook, which has no style sheet of ours, can have
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from vrambudget.budget import Budget
+from vrambudget.escaping import escape
 from vrambudget.report.colours import COLOURS
 from vrambudget.report.ledger import Ledger
 

@@ -6,12 +6,12 @@ and `page.js` lie beside this file and are put into it whole. The planner shows 
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from vrambudget import __version__
 from vrambudget.budget import Budget
+from vrambudget.escaping import escape
 from vrambudget.estimator import Followed
 from vrambudget.report.bar import Piece, bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug, stacked

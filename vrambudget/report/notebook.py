@@ -4,9 +4,8 @@ The fragment contains its own styles. Text takes the notebook's colour, so it su
 themes.
 """
 
-from html import escape
-
 from vrambudget.budget import Budget
+from vrambudget.escaping import escape
 from vrambudget.report.bar import bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS
 from vrambudget.report.ledger import Ledger, ledger

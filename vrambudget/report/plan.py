@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from html import escape
 from typing import Any
 
+from vrambudget.escaping import escape
 from vrambudget.planning.choices import Choice
 from vrambudget.planning.plan import Plan
 from vrambudget.report.tabular import Column, Format, html_table, render_rows

@@ -5,8 +5,8 @@ The drawing stretches with the page; its labels do not. They are placed in perce
 """
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
+from vrambudget.escaping import escape
 from vrambudget.report.colours import slug, stacked
 from vrambudget.report.memory_curve import MemoryCurve, Span
 from vrambudget.report.phrases import phase_text

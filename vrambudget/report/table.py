@@ -28,12 +28,12 @@ def render_table(
     parts = [
         _verdict_line(budget, lines, colour=colour, markdown=markdown, width=width),
         "",
-        *_wrapped(job_text(budget), width),
+        *_wrapped(job_text(budget), width, markdown=markdown),
         "",
         _coloured(table) if colour and not markdown else table,
         "",
-        *(line for text in moments(budget) for line in _wrapped(text, width)),
-        *(line for text in notes(budget) for line in _wrapped(text, width)),
+        *(line for text in moments(budget) for line in _wrapped(text, width, markdown=markdown)),
+        *(line for text in notes(budget) for line in _wrapped(text, width, markdown=markdown)),
     ]
     return "\n".join(parts)
 
@@ -43,15 +43,16 @@ def render_next(advice: str, *, width: int = WIDTH) -> str:
     return "\n".join(_wrapped(f"next: {advice}", width))
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)
+def _wrapped(text: str, width: int, *, markdown: bool = False) -> list[str]:
+    text = printable(text, markdown=markdown)
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _verdict_line(
     budget: Budget, lines: Ledger, *, colour: bool, markdown: bool, width: int
 ) -> str:
     word, *rest = verdict(budget, lines)
-    text = "\n".join(_wrapped(f"{word}: {' '.join(rest)}", width))
+    text = "\n".join(_wrapped(f"{word}: {' '.join(rest)}", width, markdown=markdown))
     if markdown:
         return text.replace(word, f"**{word}**", 1)
     if not colour or budget.device is None:

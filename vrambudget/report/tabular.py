@@ -8,13 +8,12 @@ that `Column.show` makes of them. tabulate would reformat what looks like a numb
 
 import csv
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from itertools import zip_longest
+from textwrap import wrap
 from typing import Any, Literal, NamedTuple, get_args
 
-from vrambudget.errors import escaped
+from vrambudget.escaping import escape, escaped, in_markdown, json_text
 
 Format = Literal["table", "json", "csv", "markdown"]
 WIDTH = 80  # columns of a terminal
@@ -39,7 +38,7 @@ def render_rows(
     """Return the rows as text that ends without a newline."""
     if output == "json":
         records = [{column.key: row[column.key] for column in columns} for row in rows]
-        return json.dumps(records, indent=2, ensure_ascii=False)
+        return json_text(records)
     if output == "csv":
         return csv_text([c.key for c in columns], [[row[c.key] for c in columns] for row in rows])
     shown = [[column.show(row[column.key]) for column in columns] for row in rows]
@@ -70,7 +69,9 @@ def csv_text(keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _cell(value: Any) -> Any:
     """Return a value that no spreadsheet takes for a formula (OWASP, "CSV Injection")."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    return escaped(f"'{value}" if value.startswith(_FORMULA) else value, keep="\n")
 
 
 def grid(
@@ -94,7 +95,17 @@ def grid(
     )
 
 
+def wrapped(text: str, mark: str = "") -> list[str]:
+    """Return a text of somebody else in lines of 80 columns; `mark` stands before the first."""
+    return wrap(
+        escaped(text, keep="\n\t"),
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_on_hyphens=not mark,
+    )
+
+
 def printable(text: str, *, markdown: bool = False) -> str:
     """Return `text` without anything that moves a terminal's cursor or breaks a Markdown table."""
-    text = escaped(text)
-    return text.replace("|", "\\|") if markdown else text
+    return in_markdown(text) if markdown else escaped(text)
