@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what editors and type checkers read
     from vrambudget.integrations.explore import explore as explore
     from vrambudget.integrations.lightning import lightning_callback as lightning_callback
     from vrambudget.integrations.preflight import preflight as preflight
+    from vrambudget.integrations.run_here import run as run
     from vrambudget.integrations.server import serve as serve
     from vrambudget.integrations.stepped import follow as follow
     from vrambudget.integrations.trainer import VramBudgetCallback as VramBudgetCallback
@@ -55,6 +56,7 @@ _HOMES = {
     "max_block": "vrambudget.planning.fit",
     "plan": "vrambudget.planning.plan",
     "preflight": "vrambudget.integrations.preflight",
+    "run": "vrambudget.integrations.run_here",
     "serve": "vrambudget.integrations.server",
     "sweep": "vrambudget.planning.sweep",
 }
@@ -77,6 +79,7 @@ __all__ = [
     "max_block",
     "plan",
     "preflight",
+    "run",
     "serve",
     "sweep",
 ]

@@ -24,6 +24,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "vrambudget check job.toml",
         "vrambudget check configs/sft.yaml configs/dpo.yaml --gpu 24GB",
     ),
+    "run": (
+        "vrambudget run qwen3-8b --gpu 12GB",
+        "vrambudget run llama-3.3-70b:Q4_K_M --gpu 2x24GB --context 16384",
+        "vrambudget run gpt-oss-120b --gpu 24GB --ram 64GB",
+    ),
     "serve": ("vrambudget serve llama-3.1-8b --gpu h100 --context 8192",),
     "sweep": (
         "vrambudget sweep gpt2 --batch 1:64:x2 --precision fp32,amp-bf16 --gpu 12GB 24GB",

@@ -4,7 +4,7 @@ An option that is not given is absent from the result, so that a model card's de
 """
 
 import argparse
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -87,10 +87,11 @@ def add_options(
     *,
     without: Container[str] = (),
     choices: Mapping[str, Collection[str]] = MappingProxyType({}),
+    short: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
     """Add an option for every field of some settings, but for those `without`.
 
-    `choices`: of options that have others elsewhere, all.
+    `choices`: of options that have others elsewhere, all; `short`: further spellings.
     """
     group = parser.add_argument_group(settings.heading)
     for name, field in settings.model_fields.items():
@@ -101,7 +102,8 @@ def add_options(
         how: dict[str, Any] = switch if field.annotation is bool else _reading(field)
         if name in choices:
             how["choices"] = choices[name]
-        group.add_argument(option, dest=name, default=argparse.SUPPRESS, **how)
+        spellings = (option, *short.get(name, ()))
+        group.add_argument(*spellings, dest=name, default=argparse.SUPPRESS, **how)
 
 
 def job_fields(args: argparse.Namespace) -> dict[str, Any]:

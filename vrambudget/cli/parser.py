@@ -20,6 +20,7 @@ COMMANDS = {
     "fit": ("vrambudget.cli.fit", "find the largest batch or the longest block that fits"),
     "plan": ("vrambudget.cli.plan", "find the fewest GPUs for a job, and how to use them"),
     "check": ("vrambudget.cli.check", "say whether the jobs of files still fit; for CI"),
+    "run": ("vrambudget.cli.run", "find the file and the context that run here, with llama.cpp"),
     "serve": ("vrambudget.cli.serve", "show how many requests an inference server holds"),
     "sweep": ("vrambudget.cli.sweep", "estimate many settings on many GPUs"),
     "explain": ("vrambudget.cli.explain", "explain an out-of-memory message"),

@@ -13,26 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
-from vrambudget.config.model_config import load_config
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import escape
-from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.engines import (
-    llama_cpp_report,
-    llama_cpp_values,
     sglang_report,
     sglang_values,
     tgi_report,
     tgi_values,
 )
 from vrambudget.report.serving import as_values, holds_one, served, start_lines
-from vrambudget.serving import llama_cpp, sglang, tgi, vllm
-from vrambudget.serving.gguf_model import GgufModel, of_file, of_name
+from vrambudget.serving import sglang, tgi, vllm
 from vrambudget.serving.options import (
     OPTIONS,
-    LlamaCppOptions,
     ServeOptions,
     SglangOptions,
     TgiOptions,
@@ -83,6 +77,11 @@ def serve(
         raise VramBudgetError(f"context is {context}; a request has 1 token or more")
     is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
     engine = engine or ("llama.cpp" if is_file else "vllm")
+    if engine == "llama.cpp":
+        from vrambudget.integrations.run_here import run  # noqa: PLC0415 - it makes a Server
+
+        given = _options(engine, options).model_dump(exclude_unset=True)
+        return run(model, gpu=gpu, context=context, **given)
     cards, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
     parsed, card = _over(cards, engine, _options(engine, options)), find_gpu(kind)
     try:
@@ -104,8 +103,6 @@ def _by_rules(
     model: ModelSource, card: Gpu, engine: str, parsed: Any, context: int | None
 ) -> Server:
     is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
-    if isinstance(parsed, LlamaCppOptions):
-        return _llama_cpp(str(model), card, parsed, context)
     if is_file:
         raise VramBudgetError(
             f"{engine} is not counted with a GGUF file", hint="--engine llama.cpp reads it"
@@ -208,30 +205,6 @@ def _not_quantised(found: FoundModel) -> DecoderConfig:
             " quantization_config is that of 16-bit weights",
         )
     return load_decoder(found.values, where=found.where)
-
-
-def _llama_cpp(name: str, gpu: Gpu, options: LlamaCppOptions, context: int | None) -> Server:
-    model = _gguf(name)
-    serving = llama_cpp.serve(model, gpu, options)
-    _check_context(context, model.positions)
-    length = context or serving.cells
-    text = llama_cpp_report(model, gpu, options, serving, length)
-    slots = llama_cpp.most_slots(model, gpu, options, length)
-    return Server("llama.cpp", serving.fits, llama_cpp_values(serving, slots, length), text)
-
-
-def _gguf(name: str) -> GgufModel:
-    """Return the model of a local file, or of a name with a kind: llama-3.1-8b:Q4_K_M."""
-    if name.endswith(_GGUF):
-        return of_file(Path(name))
-    model, _, kind = name.rpartition(":")
-    if not model:
-        raise VramBudgetError(
-            f"{name!r} does not say how its tensors are quantised",
-            hint=f"write {name}:Q4_K_M, or name a local file: model.gguf",
-        )
-    found = find_model(model)
-    return of_name(load_config(found.values, config_class, where=found.where), found.name, kind)
 
 
 def _check_context(context: int | None, longest: int) -> None:

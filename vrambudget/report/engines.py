@@ -1,4 +1,4 @@
-"""The reports of SGLang's, TGI's and llama.cpp's servers: what takes the card, what the log says.
+"""The reports of SGLang's and TGI's servers: what takes the card, what the log says.
 
 Where something measured or assumed is part of a number, the number is a range.
 """
@@ -9,10 +9,7 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.report.serving import between, gib, rows, spread
-from vrambudget.serving.gguf_model import GgufModel
-from vrambudget.serving.llama_cpp import VERSION as LLAMA_CPP
-from vrambudget.serving.llama_cpp import LlamaCppServing, most_slots
-from vrambudget.serving.options import LlamaCppOptions, TgiOptions
+from vrambudget.serving.options import TgiOptions
 from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.sglang import OUTSIDE, SglangServing
 from vrambudget.serving.sglang import VERSION as SGLANG
@@ -20,7 +17,6 @@ from vrambudget.serving.tgi import VERSION as TGI
 from vrambudget.serving.tgi import WIGGLE_ROOM, TgiServing
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
-_MIB = 2**20
 _SEGMENTS = "segments that PyTorch reserves for them"
 
 
@@ -150,64 +146,4 @@ def tgi_values(found: TgiServing, context: int | None) -> dict[str, Any]:
         "engine": f"tgi {TGI}",
         "context": length,
         "requests": found.requests(length),
-    }
-
-
-def llama_cpp_report(
-    model: GgufModel, gpu: Gpu, options: LlamaCppOptions, found: LlamaCppServing, context: int
-) -> str:
-    """Return what llama.cpp puts on a card."""
-    least, left = found.least_bytes, found.capacity_bytes - found.least_bytes
-    word = "FITS" if found.fits else "DOES NOT FIT"
-    end = f"{gib(left)} left for the rest of the graph" if found.fits else f"{gib(-left)} short"
-    window = f", {found.window_cells:,} with a window" if found.window_cells else ""
-    parts = [
-        ("model", gib(found.model_bytes), f"{found.offloaded} of {found.layers + 1} layers"),
-        ("KV cache", gib(found.cache_bytes), f"{found.slots} x {found.cells:,} cells{window}"),
-        ("compute buffer", f"from {gib(found.compute_least_bytes)}", "its largest tensors alone"),
-        ("CUDA context", spread(*found.context_bytes), "the driver's own, measured"),
-        ("capacity", gib(found.capacity_bytes), "as the driver reports it"),
-        ("in main memory", gib(found.host_bytes), "the table of tokens, layers not offloaded"),
-    ]
-    return "\n".join(
-        [
-            f"{word}: at least {least / 2**30:.2f} of {gib(gpu.capacity_bytes)}: {end}",
-            "",
-            f"{model.name} on {gpu.name}, by the rules of llama.cpp {LLAMA_CPP}",
-            "",
-            *rows(parts),
-            "",
-            "slots at once      that there is room for, as far as is counted",
-            *_slots(model, gpu, options, context),
-            "",
-            "llama.cpp's log will say:",
-            *(f"  {line}" for line in llama_cpp_lines(found)),
-        ]
-    )
-
-
-def llama_cpp_lines(found: LlamaCppServing) -> list[str]:
-    """Return the lines that llama.cpp prints as it loads a model."""
-    return [
-        f"load_tensors:        CUDA0 model buffer size = {found.model_bytes / _MIB:8.2f} MiB",
-        f"load_tensors:   CPU_Mapped model buffer size = {found.host_bytes / _MIB:8.2f} MiB",
-        f"llama_kv_cache:      CUDA0 KV buffer size = {found.cache_bytes / _MIB:8.2f} MiB",
-    ]
-
-
-def _slots(model: GgufModel, gpu: Gpu, options: LlamaCppOptions, context: int) -> Iterator[str]:
-    lengths = {n for n in (*_CONTEXTS, context) if n <= model.positions}
-    for length in sorted(lengths):
-        yield f"{length:>9,} tokens   {most_slots(model, gpu, options, length)}"
-
-
-def llama_cpp_values(found: LlamaCppServing, slots: int, context: int) -> dict[str, Any]:
-    """Return the result for JSON, in bytes."""
-    return {
-        **asdict(found),
-        "engine": f"llama.cpp {LLAMA_CPP}",
-        "least_bytes": found.least_bytes,
-        "starts": found.fits,
-        "context": context,
-        "requests": (slots, slots),
     }

@@ -1,15 +1,19 @@
 """A model as llama.cpp has it: its tensors and what decides its cache, of a file or of a name.
 
-    file     the header's table (`serving.gguf`)
-    name     "llama-3.1-8b:Q4_K_M": the tensors that its configuration has, with the types that
-             llama.cpp's quantisation gives them (`serving.gguf_types`); norms and biases in float32
+    file     the header's table and values (`serving.gguf`)
+    name     "llama-3.1-8b:Q4_K_M": the tensors of its configuration (`serving.gguf_names`), with
+             the types that llama.cpp's quantisation gives them (`serving.gguf_quants`)
 
-Source: llama.cpp of August 2025: src/llama-model.cpp (load_hparams, load_tensors),
-src/llama-hparams.cpp (n_embd_k_gqa, set_swa_pattern); convert_hf_to_gguf.py.
-Not modelled: latent attention, recurrent layers, encoders; of names also mixtures of experts.
+A layer keeps keys and values of all tokens, of a window, one latent row, nothing (it reads an
+earlier layer's), or a state that does not grow (recurrent layers).
+
+Source: llama.cpp 0c1e570 of October 2026: src/llama-model.cpp (load_hparams, load_swa_pattern,
+create_memory), src/llama-hparams.cpp (n_embd_k_gqa, n_embd_r, n_embd_s, is_mla, has_kv),
+src/models/*.cpp (load_arch_hparams).
+Not modelled: architectures that are named nowhere here, and caches of an indexer (DeepSeek 3.2).
 """
 
-from collections.abc import Iterator, Mapping
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,31 +21,41 @@ from typing import Any
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.serving.gguf import GgufTensor, read_gguf
-from vrambudget.serving.gguf_types import named, type_of
-
-_PATTERNS: Mapping[str, int] = {"gemma2": 2, "gemma3": 6}
-"""Every so manieth layer sees all tokens, the others a window."""
-_ARCHITECTURES = frozenset(
-    {"llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "phi3", *_PATTERNS}
+from vrambudget.serving.gguf import Gguf, GgufTensor, read_gguf
+from vrambudget.serving.gguf_architectures import (
+    ARCHITECTURES,
+    BY_HEADS,
+    PATTERNS,
+    RECURRENT,
+    STATES,
+    UNCACHED,
 )
-_NAMED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"})
-_NORMS = {"gemma2": 4}  # of a layer; two elsewhere
+from vrambudget.serving.gguf_names import experts_of, family_of, is_latent, tensors_of
+from vrambudget.serving.gguf_quants import named
+
+_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
+_MOST = 1 << 31
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """Tensors, and for each layer the widths of its keys and values and its window."""
+    """Tensors, and for each layer the widths of its keys and values, its window and its state."""
 
     name: str
+    architecture: str
     tensors: tuple[GgufTensor, ...]
-    keys: tuple[int, ...]  # elements of a token's keys in each layer
+    keys: tuple[int, ...]  # elements of a token's keys in each layer; 0: none are kept
     values: tuple[int, ...]
     windows: tuple[int | None, ...]
+    states: tuple[int, ...]  # float32 elements that a sequence keeps in each layer
     heads: int
     hidden: int
     vocabulary: int
     positions: int
+    experts: int = 0
+    experts_used: int = 0
+    path: str | None = None  # of a file that was named
 
     @property
     def layers(self) -> int:
@@ -50,137 +64,215 @@ class GgufModel:
 
 
 def of_file(path: Path) -> GgufModel:
-    """Return the model of a file. Raises VramBudgetError."""
-    header = read_gguf(path)
-    values, where = header.values, str(path)
-    architecture = values.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    """Return the model of a file, or of its parts. Raises VramBudgetError."""
+    return of_header(read_gguf(path), path.name, str(path))
+
+
+def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
+    """Return the model that a header says. Raises VramBudgetError."""
+    architecture = header.of("general.architecture", str, "an architecture's name")
+    if architecture not in ARCHITECTURES:
+        kind = header.of("general.type", str, "a type") or "model"
+        what = f"architecture {architecture!r}" if kind == "model" else f"a file of type {kind!r}"
         raise NotModelledError(
-            f"architecture {architecture!r} is not modelled",
-            where=where,
-            hint=f"there is {', '.join(sorted(_ARCHITECTURES))}",
+            f"{what} is not modelled",
+            where=header.where,
+            hint=f"there is {', '.join(sorted(ARCHITECTURES))}",
         )
-    sizes = _Sizes(values, str(architecture), where)
-    layers, heads, hidden = sizes.one("block_count"), sizes.one("attention.head_count"), 0
-    hidden = sizes.one("embedding_length")
-    width = hidden // heads
-    shared = sizes.each("attention.head_count_kv", layers, heads)
-    keys = sizes.one("attention.key_length", width)
-    of_values = sizes.one("attention.value_length", width)
+    sizes = _Sizes(header, str(architecture))
+    layers, hidden = sizes.one("block_count", most=_MOST_LAYERS), sizes.one("embedding_length")
+    keys, values, windows = _cached(sizes, layers, hidden)
+    states = _states(sizes, layers, keys)
+    used = layers - sizes.one("nextn_predict_layers", 0, least=0, most=layers)
+    recurrent = [state or layer >= used for layer, state in enumerate(states)]
     return GgufModel(
-        name=str(values.get("general.name", path.name)),
-        tensors=header.tensors,
-        keys=tuple(n * keys for n in shared),
-        values=tuple(n * of_values for n in shared),
-        windows=_windows(str(architecture), sizes, layers),
-        heads=heads,
+        name=str(header.of("general.name", str, "a name") or name),
+        architecture=str(architecture),
+        tensors=_of_layers(header, layers, used),
+        keys=tuple(0 if r else n for n, r in zip(keys, recurrent, strict=True)),
+        values=tuple(0 if r else n for n, r in zip(values, recurrent, strict=True)),
+        windows=windows,
+        states=states,
+        heads=max(sizes.each("attention.head_count", layers, 1)),
         hidden=hidden,
-        vocabulary=_vocabulary(header.tensors, where),
+        vocabulary=_vocabulary(header),
         positions=sizes.one("context_length"),
+        experts=sizes.one("expert_count", 0, least=0),
+        experts_used=max(sizes.each("expert_used_count", layers, 0)),
+        path=path,
     )
 
 
 def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
     """Return the model of a configuration, in a file of this kind ("Q4_K_M")."""
-    if config.model_type not in _NAMED or not isinstance(config, DecoderConfig):
-        raise NotModelledError(
-            f"the tensors of a GGUF file of {config.model_type} are not modelled",
-            hint=f"there is {', '.join(sorted(_NAMED))}; a local file says its own:"
-            " vrambudget serve model.gguf --engine llama.cpp",
-        )
+    family = family_of(config)
+    assert isinstance(config, DecoderConfig)  # noqa: S101 - `family_of` has seen to it
     layers, width = config.num_hidden_layers, config.kv_heads * config.head_width
-    windowed = "sliding_attention" in config.layer_kinds
+    values = width
+    if is_latent(config):
+        latent: Any = config
+        width, values = latent.kv_lora_rank + latent.qk_rope_head_dim, 0
+    experts, used = experts_of(config)
+    kinds = config.layer_kinds if family.window else ["full_attention"] * layers
     return GgufModel(
         name=f"{name}:{named(kind)}",
-        tensors=tuple(_tensors(config, named(kind))),
+        architecture=family.name,
+        tensors=tuple(tensors_of(config, named(kind))),
         keys=(width,) * layers,
-        values=(width,) * layers,
-        windows=tuple(
-            config.window if windowed and k == "sliding_attention" else None
-            for k in config.layer_kinds
-        ),
+        values=(values,) * layers,
+        windows=tuple(config.window if k == "sliding_attention" else None for k in kinds),
+        states=(0,) * layers,
         heads=config.num_attention_heads,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
+        experts=experts,
+        experts_used=used,
     )
+
+
+def _of_layers(header: Gguf, layers: int, used: int) -> tuple[GgufTensor, ...]:
+    """Return the tensors that are loaded: a layer that predicts further tokens is skipped."""
+    found = []
+    for tensor in header.tensors:
+        layer = _LAYER.match(tensor.name)
+        number = int(layer[1]) if layer else -1
+        if number >= layers or (layer is None and tensor.name.startswith("blk.")):
+            raise VramBudgetError(
+                f"tensor {tensor.name!r} is of no layer: there are {layers}", where=header.where
+            )
+        if number < used:
+            found.append(tensor)
+    return tuple(found)
 
 
 class _Sizes:
     """Values of a header by their names without the architecture."""
 
-    def __init__(self, values: Mapping[str, Any], architecture: str, where: str) -> None:
-        self.values, self.architecture, self.where = values, architecture, where
+    def __init__(self, header: Gguf, architecture: str) -> None:
+        self.header, self.architecture = header, architecture
 
-    def one(self, name: str, default: int | None = None) -> int:
+    def has(self, name: str) -> bool:
+        """Return whether the file says it."""
+        return f"{self.architecture}.{name}" in self.header.values
+
+    def one(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST
+    ) -> int:
         """Return a size."""
-        found = self.values.get(f"{self.architecture}.{name}", default)
-        if not isinstance(found, int) or isinstance(found, bool) or found <= 0:
+        found = self.header.values.get(f"{self.architecture}.{name}", default)
+        if type(found) is not int or not least <= found <= most:
             raise VramBudgetError(
-                f"{self.architecture}.{name} is {found!r}; it should be a size", where=self.where
+                f"{self.architecture}.{name} is {_short(found)}; it should be a size from {least}"
+                f" to {most:,}",
+                where=self.header.where,
             )
         return found
 
     def each(self, name: str, layers: int, default: int) -> list[int]:
         """Return a size of each layer."""
-        found = self.values.get(f"{self.architecture}.{name}", default)
+        found = self.header.values.get(f"{self.architecture}.{name}", default)
         if isinstance(found, list):
-            if len(found) < layers or not all(isinstance(n, int) and n >= 0 for n in found):
+            if len(found) < layers or not all(type(n) is int and 0 <= n <= _MOST for n in found):
                 raise VramBudgetError(
-                    f"{self.architecture}.{name} has {len(found)} sizes for {layers} layers",
-                    where=self.where,
+                    f"{self.architecture}.{name} has {len(found)} values for {layers} layers, or"
+                    " not all are sizes",
+                    where=self.header.where,
                 )
             return found[:layers]
-        return [self.one(name, default)] * layers
+        return [self.one(name, default, least=0)] * layers
+
+    def flags(self, name: str, layers: int) -> list[bool] | None:
+        """Return what a list says of each layer; None where it is no list of flags."""
+        found = self.header.values.get(f"{self.architecture}.{name}")
+        if isinstance(found, list) and len(found) >= layers:
+            return [bool(flag) for flag in found[:layers]]
+        return None
 
 
-def _windows(architecture: str, sizes: _Sizes, layers: int) -> tuple[int | None, ...]:
-    window = sizes.values.get(f"{architecture}.attention.sliding_window")
-    if architecture not in _PATTERNS or not isinstance(window, int):
-        return (None,) * layers
-    every = _PATTERNS[architecture]
-    return tuple(None if layer % every == every - 1 else window for layer in range(layers))
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."  # noqa: PLR2004 - a line
 
 
-def _vocabulary(tensors: tuple[GgufTensor, ...], where: str) -> int:
-    for tensor in tensors:
+def _cached(
+    sizes: _Sizes, layers: int, hidden: int
+) -> tuple[list[int], list[int], tuple[int | None, ...]]:
+    """Return the elements of each layer's keys and values, and its window."""
+    windows = _windows(sizes, layers)
+    if sizes.architecture in UNCACHED or sizes.architecture in STATES:
+        return [0] * layers, [0] * layers, windows
+    heads = sizes.each("attention.head_count", layers, 0)
+    shared = sizes.each("attention.head_count_kv", layers, heads[0])
+    width = hidden // max(1, *heads)
+    keys, values = (
+        sizes.one("attention.key_length", width),
+        sizes.one("attention.value_length", width),
+    )
+    if sizes.has("attention.key_length_mla"):  # one latent row, of which values are a part
+        return [n * keys for n in shared], [0] * layers, windows
+    within = (
+        sizes.one("attention.key_length_swa", keys),
+        sizes.one("attention.value_length_swa", values),
+    )
+    both = [within if window is not None else (keys, values) for window in windows]
+    kept = layers - sizes.one("attention.shared_kv_layers", 0, least=0)
+    if sizes.architecture == "gemma3n":
+        kept = 20  # n_layer_kv_from_start
+    shared = [n if layer < kept else 0 for layer, n in enumerate(shared)]
+    return (
+        [n * k for n, (k, _) in zip(shared, both, strict=True)],
+        [n * v for n, (_, v) in zip(shared, both, strict=True)],
+        windows,
+    )
+
+
+def _states(sizes: _Sizes, layers: int, keys: list[int]) -> tuple[int, ...]:
+    """Return the elements of each layer's state, 0 where it is not recurrent."""
+    name = sizes.architecture
+    if name in RECURRENT:
+        every = sizes.one("full_attention_interval", 4)
+        flags = sizes.flags("attention.recurrent_layers", layers)
+        recurrent = flags or [(layer + 1) % every != 0 for layer in range(layers)]
+    elif name in BY_HEADS:
+        inner = sizes.each("feed_forward_length", layers, 0)
+        is_nemotron = name.startswith("nemotron")
+        recurrent = [not n and not (is_nemotron and ff) for n, ff in zip(keys, inner, strict=True)]
+    else:
+        recurrent = [name in STATES] * layers
+    if not any(recurrent):
+        return (0,) * layers
+    if sizes.has("shortconv.l_cache"):
+        state = sizes.one("embedding_length") * (sizes.one("shortconv.l_cache") - 1)
+    else:
+        inner_size, size = sizes.one("ssm.inner_size"), sizes.one("ssm.state_size")
+        groups = sizes.one("ssm.group_count", 0, least=0)
+        convolved = inner_size + 2 * groups * size
+        state = (sizes.one("ssm.conv_kernel") - 1) * convolved + size * inner_size
+    return tuple(state if r else 0 for r in recurrent)
+
+
+def _windows(sizes: _Sizes, layers: int) -> tuple[int | None, ...]:
+    """Return how many tokens each layer keeps, None for all."""
+    none = (None,) * layers
+    if sizes.architecture not in PATTERNS:
+        return none
+    every, is_first, default = PATTERNS[sizes.architecture]
+    window = sizes.one("attention.sliding_window", default or 0, least=0)
+    if sizes.architecture == "llama4" and window:
+        window = 8192  # chunks, whatever the file says
+    if not window:
+        return none
+    pattern = "attention.sliding_window_pattern"
+    if flags := sizes.flags(pattern, layers):
+        return tuple(window if flag else None for flag in flags)
+    every = sizes.one(pattern, every, least=0)
+    full = 0 if is_first else every - 1
+    return tuple(None if every and n % every == full else window for n in range(layers))
+
+
+def _vocabulary(header: Gguf) -> int:
+    for tensor in header.tensors:
         if tensor.name == "token_embd.weight" and len(tensor.shape) > 1:
             return tensor.shape[1]
-    raise VramBudgetError("there is no token_embd.weight among its tensors", where=where)
-
-
-def _tensors(config: DecoderConfig, kind: str) -> Iterator[GgufTensor]:
-    width, vocabulary, layers = config.hidden_size, config.vocab_size, config.num_hidden_layers
-    shared = config.num_attention_heads // config.kv_heads
-
-    def of(tensor: str, rows: int, columns: int, layer: int = 0) -> GgufTensor:
-        found = type_of(kind, tensor, columns, layer=layer, layers=layers, shared=shared)
-        prefix = "" if tensor in {"token_embd", "output"} else f"blk.{layer}."
-        return GgufTensor(f"{prefix}{tensor}.weight", (columns, rows), found)
-
-    tied = config.tie_word_embeddings
-    table = type_of(kind, "output" if tied else "token_embd", width, layer=0, layers=1, shared=1)
-    yield GgufTensor("token_embd.weight", (width, vocabulary), table)
-    for layer in range(layers):
-        yield from _layer(config, of, layer)
-    yield GgufTensor("output_norm.weight", (width,), "F32")
-    if not tied:
-        yield of("output", vocabulary, width)
-
-
-def _layer(config: DecoderConfig, of: Any, layer: int) -> Iterator[GgufTensor]:
-    width, head = config.hidden_size, config.head_width
-    queries, keys = config.num_attention_heads * head, config.kv_heads * head
-    norms = [width] * _NORMS.get(config.model_type, 2)
-    norms += [head] * 2 if config.model_type == "qwen3" else []
-    if config.model_type == "qwen2" or getattr(config, "attention_bias", False):
-        norms += [queries, keys, keys]  # biases
-    yield of("attn_q", queries, width, layer)
-    yield of("attn_k", keys, width, layer)
-    yield of("attn_v", keys, width, layer)
-    yield of("attn_output", width, queries, layer)
-    yield of("ffn_gate", config.intermediate_size, width, layer)
-    yield of("ffn_up", config.intermediate_size, width, layer)
-    yield of("ffn_down", width, config.intermediate_size, layer)
-    for number, size in enumerate(norms):
-        yield GgufTensor(f"blk.{layer}.norm_{number}", (size,), "F32")
+    raise VramBudgetError("there is no token_embd.weight among its tensors", where=header.where)

@@ -108,6 +108,7 @@ class SglangOptions(Settings, heading="server, with --engine sglang"):
     )
 
 
+LlamaCppVersion = Literal["2026-10", "2025-08"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
@@ -115,23 +116,48 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     """llama.cpp's arguments, with its defaults, but for layers: all are offloaded."""
 
     engine: Engine = "llama.cpp"
+    engine_version: LlamaCppVersion = Field(
+        "2026-10", description="whose defaults and rules are followed; 2025-08: before --fit"
+    )
     ctx_size: Annotated[int, Field(ge=0)] = Field(
         4096, description="tokens of all slots together; 0: the model's own limit"
     )
-    parallel: Size = Field(1, description="slots: requests at once")
+    parallel: Size | None = Field(
+        None, description="slots: requests at once (default: 4, which share the cache)"
+    )
+    kv_unified: bool = Field(
+        default=False, description="slots share one cache (default without --parallel)"
+    )
     batch_size: Size = Field(2048, description="tokens of a logical batch")
     ubatch_size: Size = Field(512, description="tokens of a physical batch")
     n_gpu_layers: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="layers on the card, the output among them (default: all)"
+        None, description="layers on GPUs, the output among them (default: all)"
     )
+    split_mode: Literal["none", "layer"] = Field(
+        "layer", description="none: one GPU (--main-gpu); layer: each GPU has a part of the layers"
+    )
+    tensor_split: str = Field(
+        "", description="parts of the layers on each GPU, as 3,1 (default: by free memory)"
+    )
+    main_gpu: Annotated[int, Field(ge=0)] = Field(0, description="the GPU of --split-mode none")
+    override_tensor: str = Field("", description="where tensors lie: ffn_.*_exps=CPU,output=CPU")
+    cpu_moe: bool = Field(default=False, description="all experts stay in main memory")
+    n_cpu_moe: Annotated[int, Field(ge=0)] = Field(
+        0, description="the experts of so many layers, from the first on, stay in main memory"
+    )
+    no_kv_offload: bool = Field(default=False, description="the cache stays in main memory")
     cache_type_k: CacheType = Field("f16", description="of keys")
     cache_type_v: CacheType = Field("f16", description="of values; quantised: with flash_attn")
-    flash_attn: bool = Field(default=False, description="attention without a matrix of scores")
+    flash_attn: Literal["auto", "on", "off"] = Field(
+        "auto", description="attention without a matrix of scores; auto: on, in 2025-08 off"
+    )
     swa_full: bool = Field(default=False, description="layers with a window keep all tokens")
 
     def problems(self) -> Iterable[str]:
         """Yield what llama.cpp refuses."""
-        if self.cache_type_v not in {"f32", "f16", "bf16"} and not self.flash_attn:
+        is_off = self.flash_attn == "off"
+        is_off |= self.flash_attn == "auto" and self.engine_version == "2025-08"
+        if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
 
 

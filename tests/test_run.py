@@ -1,0 +1,389 @@
+"""What runs here: GGUF files and names, llama.cpp's placement, the command that starts it."""
+
+import json
+import os
+import struct
+
+import pytest
+
+import vrambudget
+from vrambudget.cli import main
+from vrambudget.config.gpus import find_gpu
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.integrations.run_here import gpus_of
+from vrambudget.scenario import resolve
+from vrambudget.serving import llama_cpp
+from vrambudget.serving.gguf import read_gguf
+from vrambudget.serving.gguf_model import of_file, of_name
+from vrambudget.serving.gguf_quants import Shape, type_of
+from vrambudget.serving.gguf_types import row_bytes
+from vrambudget.serving.options import LlamaCppOptions
+
+MIB = 2**20
+LLAMA_3B = {"model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28} | {
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+
+
+def loaded(model="llama-3.1-8b", kind="Q4_K_M", gpu="24GB", **options):
+    named = of_name(resolve(model).config, str(model), kind)
+    return llama_cpp.serve(named, gpus_of(gpu), LlamaCppOptions.parse(options))
+
+
+def mib(nbytes):
+    return round(nbytes / MIB, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "on_card", "on_host"),
+    [
+        pytest.param("llama-3.1-8b", 4403.49, 281.81, id="Llama 8B"),
+        pytest.param("qwen2.5-7b-instruct", 4168.09, 292.36, id="Qwen 7B, biases"),
+        pytest.param("mistral-7b", 4095.05, 70.31, id="Mistral 7B"),
+    ],
+)
+def test_a_name_says_what_the_file_takes(model, on_card, on_host):
+    """Public logs: "CUDA0 model buffer size = 4403.49 MiB", "CPU_Mapped ... 281.81 MiB"."""
+    found = loaded(model)
+    assert (mib(found.gpus[0].model_bytes), mib(found.host.model_bytes)) == (on_card, on_host)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "printed"),
+    [
+        pytest.param("llama-3.1-8b", {"ctx_size": 8192, "parallel": 4}, 1024.0, id="four slots"),
+        pytest.param("qwen2.5-7b-instruct", {"ctx_size": 32768}, 1792.0, id="long"),
+        pytest.param(
+            "qwen2.5-7b-instruct",
+            {"ctx_size": 16384, "cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+            476.0,
+            id="q8_0",
+        ),
+    ],
+)
+def test_the_cache_is_what_the_log_prints(model, options, printed):
+    """Public logs: "CUDA0 KV buffer size = 1024.00 MiB"."""
+    assert loaded(model, **options).gpus[0].cache_bytes / MIB == printed
+
+
+def test_a_compute_buffer_is_at_least_its_largest_tensors():
+    old = {"engine_version": "2025-08"}
+    logits = (128256 + 4096) * 512 * 4
+    assert loaded(**old).gpus[0].compute_bytes == logits  # printed: 258.50 MiB
+    scores = 8192 * 512 * 32 * 4
+    assert loaded(ctx_size=8192, **old).gpus[0].compute_bytes == scores  # printed: 560.00 MiB
+    assert loaded(ctx_size=8192).gpus[0].compute_bytes < logits  # a row for each slot
+
+
+def test_layers_with_a_window_have_fewer_cells():
+    found = loaded("gemma-2-9b", ctx_size=8192, parallel=1)
+    assert (found.cells, found.window_cells) == (8192, 4096 + 512)
+    # slots that share a cache have a window each
+    assert loaded("gemma-3-1b", ctx_size=8192).window_cells == 4 * 512 + 512
+    assert loaded("gemma-2-9b", ctx_size=8192, swa_full=True).window_cells is None
+
+
+def test_a_model_without_an_output_has_its_table_twice():
+    found, bare = loaded(LLAMA_3B), loaded({**LLAMA_3B, "tie_word_embeddings": False})
+    assert found.host.model_bytes == row_bytes("Q6_K", 3072) * 128256
+    assert bare.host.model_bytes == row_bytes("Q4_K", 3072) * 128256
+    assert found.gpus[0].model_bytes == bare.gpus[0].model_bytes
+
+
+def test_layers_in_main_memory_keep_their_cache_there():
+    whole, none, half = loaded(), loaded(n_gpu_layers=0), loaded(n_gpu_layers=17)
+    assert (none.gpus[0].model_bytes, none.gpus[0].cache_bytes) == (0, 0)
+    assert none.host.cache_bytes == whole.gpus[0].cache_bytes
+    # the output is one of the 17
+    assert half.gpus[0].cache_bytes * 2 == whole.gpus[0].cache_bytes == half.host.cache_bytes * 2
+    output = loaded(n_gpu_layers=1).gpus[0]
+    assert (output.layers, output.cache_bytes) == (1, 0)
+    assert output.model_bytes == row_bytes("Q6_K", 4096) * 128256 + 4096 * 4
+
+
+def test_layers_are_split_among_unequal_gpus():
+    two = loaded("llama-3.3-70b", gpu="24GB,12GB", tensor_split="3,1")
+    assert [held.layers for held in two.gpus] == [61, 20]
+    assert two.gpus[0].cache_bytes == 61 * 4096 * 2 * 2 * 1024
+    by_memory = loaded("llama-3.3-70b", gpu="24GB,12GB")
+    assert [held.layers for held in by_memory.gpus] == [55, 26]
+    one = loaded("llama-3.3-70b", gpu="24GB,12GB", split_mode="none", main_gpu=1)
+    assert [held.layers for held in one.gpus] == [0, 81]
+    for wrong in ({"tensor_split": "a"}, {"tensor_split": "1,1,1"}, {"tensor_split": "0,0"}):
+        with pytest.raises(VramBudgetError, match="tensor_split is"):
+            loaded(gpu="2x24GB", **wrong)
+
+
+def test_experts_stay_in_main_memory_by_layer_or_by_name():
+    def on_gpu(**options):
+        return loaded("qwen3-30b-a3b", **options).gpus[0].model_bytes
+
+    whole, none = on_gpu(), on_gpu(cpu_moe=True)
+    assert on_gpu(n_cpu_moe=48) == on_gpu(override_tensor="ffn_.*_exps=CPU") == none
+    assert none < on_gpu(n_cpu_moe=24) < on_gpu(n_cpu_moe=1) < whole
+    assert loaded("qwen3-30b-a3b", cpu_moe=True).host.model_bytes > whole - none
+    # a token takes 8 experts of 128
+    read = loaded("qwen3-30b-a3b", kind="Q8_0", cpu_moe=True).read_bytes
+    assert read[1] == 48 * 3 * row_bytes("Q8_0", 2048) * 768 * 8
+    for wrong in ("exps", "exps=GPU", "(=CPU", "exps=CUDA7"):
+        with pytest.raises(VramBudgetError, match="override_tensor has"):
+            on_gpu(override_tensor=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "layer", "kind"),
+    [
+        ("Q4_K_M", "attn_v", 0, "Q6_K"),
+        ("Q4_K_M", "attn_v", 4, "Q4_K"),
+        ("Q4_K_M", "ffn_down", 31, "Q6_K"),
+        ("Q4_K_M", "output", 0, "Q6_K"),
+        ("Q8_0", "output", 0, "Q8_0"),
+        ("Q3_K_M", "attn_output", 9, "Q4_K"),
+        ("Q2_K", "attn_v", 9, "Q4_K"),
+        ("Q4_K_S", "ffn_down", 3, "Q5_K"),
+        ("F16", "ffn_up", 3, "F16"),
+        ("IQ4_XS", "attn_v", 9, "Q5_K"),
+        ("IQ3_XXS", "attn_output", 9, "IQ3_S"),
+        ("IQ2_M", "token_embd", 0, "IQ3_S"),
+    ],
+)
+def test_kinds_of_tensors(name, tensor, layer, kind):
+    assert type_of(name, tensor, (4096, 4096), Shape(32, 4), layer=layer) == kind
+
+
+def test_rows_of_odd_lengths_take_a_simpler_kind():
+    assert type_of("Q4_K_M", "ffn_up", (896, 8), Shape(24, 7), layer=9) == "Q5_0"
+    assert type_of("Q4_K_M", "attn_v", (900, 8), Shape(24, 7), layer=0) == "F16"
+
+
+def text(value):
+    encoded = value.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def value(entry):
+    """Return a value as a file has it: its type, then the value."""
+    if isinstance(entry, str):
+        return struct.pack("<I", 8) + text(entry)
+    if isinstance(entry, list):
+        return struct.pack("<IIQ", 9, 4, len(entry)) + struct.pack(f"<{len(entry)}I", *entry)
+    return struct.pack("<IQ", 10, entry)
+
+
+def a_file(tmp_path, values=(), tensors=(), *, version=3, name="model.gguf", arch="llama"):
+    """Write the header of a small Llama."""
+    plain = {
+        f"{arch}.block_count": 2,
+        f"{arch}.embedding_length": 256,
+        f"{arch}.attention.head_count": 4,
+        f"{arch}.attention.head_count_kv": 2,
+        f"{arch}.context_length": 4096,
+        **dict(values),
+    }
+    entries = [text("general.architecture") + value(arch)]
+    entries += [text(k) + value(v) for k, v in plain.items()]
+    vocabulary = struct.pack("<IQ", 8, 2) + text("a") + text("b")
+    entries.append(text("tokenizer.ggml.tokens") + struct.pack("<I", 9) + vocabulary)
+    scores = struct.pack("<IQ", 6, 2) + struct.pack("<2f", 0.0, 1.0)
+    entries.append(text("tokenizer.ggml.scores") + struct.pack("<I", 9) + scores)
+    table = tensors or [
+        ("token_embd.weight", (256, 1000), 12),
+        ("output.weight", (256, 1000), 14),
+        ("blk.0.ffn_up.weight", (256, 512), 12),
+        ("blk.1.ffn_up.weight", (256, 512), 12),
+        ("output_norm.weight", (256,), 0),
+    ]
+    rows = [text(n) + struct.pack(f"<I{len(d)}QIQ", len(d), *d, kind, 0) for n, d, kind in table]
+    head = b"GGUF" + struct.pack("<IQQ", version, len(rows), len(entries))
+    path = tmp_path / name
+    path.write_bytes(head + b"".join(entries) + b"".join(rows) + b"\0" * 64)
+    return path
+
+
+def up(nbytes):
+    return -(-nbytes // 128) * 128
+
+
+def test_a_file_says_its_tensors_and_sizes(tmp_path):
+    path = a_file(tmp_path)
+    header = read_gguf(path)
+    assert header.values["tokenizer.ggml.scores"] == [0.0, 1.0]
+    assert header.tensors[1].kind == "Q6_K"
+    model = of_file(path)
+    assert (model.layers, model.vocabulary, model.keys) == (2, 1000, (128, 128))
+    found = llama_cpp.serve(model, [find_gpu("8GB")], LlamaCppOptions.parse({}))
+    layer, output = 144 * (512 + 1), 210 * (1000 + 1)  # a row of 256 more: a multiple of 512
+    assert found.gpus[0].model_bytes == 2 * up(layer) + up(output) + up(256 * 4)
+    assert found.gpus[0].cache_bytes == 2 * 2 * 128 * 2 * 4096
+    assert found.host.model_bytes == 144 * 1000
+
+
+def test_a_model_in_several_files_is_read_from_all(tmp_path, capsys):
+    parts = {"split.count": 2}
+    a_file(tmp_path, parts, [("token_embd.weight", (256, 1000), 12)], name="m-00001-of-00002.gguf")
+    second = a_file(
+        tmp_path, parts, [("blk.1.ffn_up.weight", (256, 512), 12)], name="m-00002-of-00002.gguf"
+    )
+    assert len(of_file(second).tensors) == 2
+    second.unlink()
+    assert main(["run", str(tmp_path / "m-00001-of-00002.gguf"), "--gpu", "8GB"]) == 2
+    assert "m-00002-of-00002.gguf" in capsys.readouterr().err
+    with pytest.raises(VramBudgetError, match="one of several files"):
+        of_file(a_file(tmp_path, parts))
+
+
+HYBRID = {f"qwen35.ssm.{name}": size for name, size in {"inner_size": 64, "state_size": 8}.items()}
+HYBRID |= {"qwen35.ssm.conv_kernel": 4, "qwen35.ssm.group_count": 2, "qwen35.block_count": 4}
+
+
+def test_recurrent_layers_keep_a_state_and_no_tokens(tmp_path):
+    table = [("token_embd.weight", (256, 1000), 12)]
+    model = of_file(a_file(tmp_path, HYBRID, table, arch="qwen35"))
+    assert model.keys == (0, 0, 0, 128)  # every fourth layer sees all tokens
+    assert model.states == (3 * (64 + 2 * 2 * 8) + 8 * 64,) * 3 + (0,)
+
+
+def test_windows_and_latent_rows_are_read_from_the_file(tmp_path):
+    table = [("token_embd.weight", (256, 1000), 12)]
+    window = {"gemma3.attention.sliding_window": 1024, "gemma3.block_count": 6}
+    model = of_file(a_file(tmp_path, window, table, arch="gemma3"))
+    assert model.windows == (1024,) * 5 + (None,)
+    latent = {"attention.key_length": 576, "attention.value_length": 512}
+    latent |= {"attention.key_length_mla": 192, "attention.head_count_kv": 1}
+    values = {f"deepseek2.{name}": size for name, size in latent.items()}
+    model = of_file(a_file(tmp_path, values, table, arch="deepseek2"))
+    assert (model.keys, model.values) == ((576, 576), (0, 0))
+
+
+def header(*entries, tensors=0):
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(entries)) + b"".join(entries)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(b"GGML" + b"\0" * 40, "does not begin with GGUF", id="magic"),
+        pytest.param(b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version is 1", id="version"),
+        pytest.param(b"GGUF" + struct.pack("<IQQ", 3, 9, 0), "there are 9 tensors", id="short"),
+        pytest.param(b"GGUF" + struct.pack("<IQQ", 3, 2**40, 0), "tensors", id="many"),
+        pytest.param(header(text("a") + struct.pack("<IIQ", 9, 8, 2**60)), "'a'", id="list"),
+        pytest.param(header(text("a") + struct.pack("<IIQ", 9, 9, 1)), "list of type 9", id="nest"),
+        pytest.param(header(text("a") + value(1), text("a") + value(1)), "twice", id="twice"),
+    ],
+)
+def test_what_is_no_gguf_file_is_named(content, words, tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    with pytest.raises(VramBudgetError, match=words):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"split.count": "two"},
+        {"split.count": [2]},
+        {"general.architecture": [1]},
+        {"llama.block_count": 2**31},
+        {"llama.block_count": "32"},
+        {"llama.attention.head_count": [4]},
+        {"llama.embedding_length": 0},
+        {"general.name": [1, 2]},
+    ],
+)
+def test_values_of_the_wrong_type_or_size_are_named_by_their_key(wrong, tmp_path):
+    path = a_file(tmp_path, wrong)
+    if "general.architecture" in wrong:
+        path.write_bytes(path.read_bytes().replace(text("general.architecture"), text("x" * 20), 1))
+    with pytest.raises(VramBudgetError, match=next(iter(wrong))):
+        of_file(path)
+
+
+def test_a_sparse_file_a_pipe_and_a_tensor_of_no_layer_are_errors(tmp_path):
+    sparse, pipe = tmp_path / "s.gguf", tmp_path / "p.gguf"
+    with sparse.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 2**16, 2**16))
+        file.truncate(2**32)
+    os.mkfifo(pipe)
+    table = [("token_embd.weight", (256, 9), 0), ("blk.7.ffn_up.weight", (256, 9), 0)]
+    for path in (sparse, pipe, a_file(tmp_path, tensors=table), tmp_path):
+        with pytest.raises(VramBudgetError):
+            of_file(path)
+
+
+def test_architectures_without_rules_are_refused(tmp_path):
+    with pytest.raises(NotModelledError, match="architecture 'rwkv7'"):
+        of_file(a_file(tmp_path, arch="rwkv7"))
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["llama-3.3-70b:Q4_K_M", "--gpu", "2x24GB", "-c", "16384"], "-ngl 99 -c 16384"),
+        (["qwen3-8b", "--gpu", "12GB"], "Q3_K_M "),
+        (["gpt-oss-120b", "--gpu", "24GB", "--ram", "64GB"], "-ncmoe 2"),
+        (["qwen3-235b-a22b:Q4_K_M", "--gpu", "24GB", "--ram", "128GB"], "-ncmoe"),
+        (["llama-3.3-70b:Q4_K_M", "--gpu", "24GB", "-c", "8192"], "PARAMETER num_gpu 4"),
+        (["qwen3-8b:q4_k_m", "--gpu", "none"], "-ngl 0"),
+        (["qwen3-8b:Q8_0", "--gpu", "8GB", "-ngl", "20", "-ctk", "q8_0"], "-ngl 20 -c "),
+    ],
+)
+def test_the_command_that_starts_it_is_printed(words, printed, capsys):
+    assert main(["run", *words]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("FITS: a context of ")
+    assert printed in text
+
+
+def test_main_memory_is_a_budget_and_so_is_each_gpu(capsys):
+    words = ["run", "qwen3-235b-a22b:Q4_K_M", "--gpu", "24GB"]
+    assert main([*words, "--ram", "64GB"]) == 1
+    assert capsys.readouterr().out.startswith("DOES NOT FIT: main memory is ")
+    assert main(["run", "llama-3.1-8b:F16", "--gpu", "12GB", "-ngl", "99"]) == 1
+    assert "short on a GPU" in capsys.readouterr().out
+
+
+def test_the_longest_context_is_the_longest_that_fits(capsys):
+    run = vrambudget.run("qwen3-8b:Q8_0", gpu="12GB")
+    longest = run.values["longest_context"]
+    assert run.starts
+    assert run.values["context"] == longest
+    options = ["--gpu", "12GB", "-ngl", "99", "--format", "json"]
+    assert main(["run", "qwen3-8b:Q8_0", "-c", str(longest), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["longest_context"] == longest
+    assert main(["run", "qwen3-8b:Q8_0", "-c", str(longest + 2048), *options]) == 1
+    assert "-ngl 3" in vrambudget.run("qwen3-8b:Q8_0", gpu="12GB", context=40960).values["command"]
+
+
+def test_without_a_quantisation_the_best_on_gpus_alone_is_shown():
+    run = vrambudget.run("mixtral-8x7b", gpu="24GB", ram="64GB")
+    kinds = [row["model"].rpartition(":")[2] for row in run.values["choices"]]
+    assert kinds == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M"]
+    assert run.values["model"] == "mixtral-8x7b:Q3_K_M"
+    # where none fits on GPUs alone, it is Q4_K_M
+    assert vrambudget.run("mixtral-8x7b", gpu="12GB").values["model"] == "mixtral-8x7b:Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["llama-3.1-8b:Q4_K_X"], "'Q4_K_X' says"),
+        (["bert-base-uncased:Q8_0"], "GGUF file of bert"),
+        (["gpt-oss-20b:Q4_K_M"], "gpt-oss-20b:MXFP4"),
+        (["llama-3.1-8b:Q4_0", "-ctv", "q4_0", "-fa", "off"], "needs flash_attn"),
+        (["qwen3-8b:Q4_0", "-c", "999999"], "has 1 to 40960 tokens"),
+        (["qwen3-8b:Q4_0", "-c", "0"], "context is 0"),
+        (["qwen3-8b:Q4_0", "--ram", "much"], "is not a size"),
+        (["nobody/nothing-GGUF:Q4_0"], "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_what_cannot_run_is_an_error_with_a_way_out(words, message, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["run", *words, "--gpu", "24GB"]) == 2
+    error = capsys.readouterr().err
+    assert message in error

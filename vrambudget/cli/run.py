@@ -1,0 +1,86 @@
+"""`vrambudget run MODEL --gpu GPU`: which file runs here, how long a context, how to start it.
+
+    vrambudget run llama-3.3-70b:Q4_K_M --gpu 2x24GB --context 32768
+    vrambudget run qwen3-8b --gpu 12GB
+    vrambudget run gpt-oss-120b --gpu 24GB --ram 64GB
+    vrambudget run ./model-00001-of-00005.gguf --gpu auto
+    vrambudget run org/name-GGUF:Q5_K_M --gpu 16GB
+
+Counted by the rules of llama.cpp, whose options it takes. Without a quantisation there is a row
+for each usual one, and the best that runs here is shown.
+"""
+
+import argparse
+from typing import Any
+
+from vrambudget.cli import DOES_NOT_FIT, DONE
+from vrambudget.cli.job_options import add_options
+from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.errors import VramBudgetError
+from vrambudget.integrations import run_here
+from vrambudget.serving.options import LlamaCppOptions
+
+_OWN = {"engine", "ctx_size"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "run",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model", help="a model's name, name:Q4_K_M, a GGUF file, or a hub id org/name-GGUF:Q4_K_M"
+    )
+    parser.add_argument(
+        "--gpu",
+        required=True,
+        metavar="GPU",
+        help="a name, a size, 2x24GB, 24GB,12GB, auto, or none",
+    )
+    parser.add_argument("--ram", metavar="SIZE", help="main memory that is free, as 64GB")
+    parser.add_argument(
+        "--context",
+        "--ctx-size",
+        "-c",
+        type=int,
+        metavar="N",
+        help="tokens of all slots together (default: as many as fit)",
+    )
+    add_options(parser, LlamaCppOptions, without=_OWN, short=LLAMA_CPP_SHORT)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+LLAMA_CPP_SHORT = {
+    "n_gpu_layers": ("-ngl", "--gpu-layers"),
+    "parallel": ("-np",),
+    "kv_unified": ("-kvu",),
+    "batch_size": ("-b",),
+    "ubatch_size": ("-ub",),
+    "split_mode": ("-sm",),
+    "tensor_split": ("-ts",),
+    "main_gpu": ("-mg",),
+    "override_tensor": ("-ot",),
+    "cpu_moe": ("-cmoe",),
+    "n_cpu_moe": ("-ncmoe",),
+    "no_kv_offload": ("-nkvo",),
+    "cache_type_k": ("-ctk",),
+    "cache_type_v": ("-ctv",),
+    "flash_attn": ("-fa",),
+}
+"""llama.cpp's short spellings of its options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what runs. Returns 1 if nothing does."""
+    output = chosen_format(args)
+    if output not in {"json", "table"}:
+        raise VramBudgetError(f"run has no format {output}", hint="table and json are there")
+    fields = LlamaCppOptions.model_fields
+    given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in fields}
+    found = run_here.run(args.model, gpu=args.gpu, ram=args.ram, context=args.context, **given)
+    emit(found.to_json() if output == "json" else str(found), args)
+    return DONE if found.starts else DOES_NOT_FIT

@@ -1,0 +1,144 @@
+"""What runs on this machine, from Python: `vrambudget.run`.
+
+    run = vrambudget.run("qwen3-8b:Q4_K_M", gpu="12GB", context=16384)
+    run.starts, run.values["longest_context"]
+
+A model is a name with a quantisation ("qwen3-8b:Q4_K_M"), a name alone (a table of quantisations,
+and the best that runs), a GGUF file, or a hub's repository of GGUF files ("org/name:Q5_K_M").
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
+from vrambudget.config.model_config import load_config
+from vrambudget.config.source import FoundModel, ModelSource, find_model
+from vrambudget.errors import VramBudgetError
+from vrambudget.integrations.server import Server
+from vrambudget.models import config_class
+from vrambudget.report.run_here import run_report, run_values
+from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
+from vrambudget.serving.gguf_quants import named
+from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.serving.run_here import KINDS, Choice, Machine, best_of
+from vrambudget.units import parse_bytes
+
+GGUF = ".gguf"
+_MXFP4 = "MXFP4_MOE"
+_OLLAMA = re.compile(r"ollama(?:\.com/library)?[:/]", re.IGNORECASE)
+
+
+def gpus_of(text: str | Gpu) -> list[Gpu]:
+    """Return the GPUs that a text means: "24GB", "2x24GB", "rtx-4090,rtx-3060", "none"."""
+    if isinstance(text, Gpu):
+        return [text]
+    if text.strip().lower() in {"none", "cpu"}:
+        return []
+    found: list[Gpu] = []
+    for part in re.split(r"[,+]", text):
+        many, kind = count_of_gpus(part)
+        found += [find_gpu(kind.strip())] * many
+    if len(found) > 16:  # noqa: PLR2004 - GGML_CUDA_MAX_DEVICES
+        raise VramBudgetError(f"gpu names {len(found)} GPUs; llama.cpp takes 16")
+    return found
+
+
+def run(
+    model: ModelSource,
+    *,
+    gpu: str | Gpu,
+    ram: str | int | None = None,
+    context: int | None = None,
+    **options: Any,
+) -> Server:
+    """Return what of `model` runs on GPUs and main memory, and how. Raises VramBudgetError.
+
+    `ram`: main memory that is free; `context`: tokens of all slots together, by default as many as
+    fit; `options`: llama.cpp's own.
+    """
+    if context is not None and context <= 0:
+        raise VramBudgetError(f"context is {context}; it should be 1 token or more")
+    parsed = LlamaCppOptions.parse(options)
+    rows, best = choices(model, gpu=gpu, ram=ram, context=context, options=parsed)
+    text = run_report(best, _on(gpu), rows)
+    return Server("llama.cpp", best.fits, run_values(best, rows), text)
+
+
+def _on(gpu: str | Gpu) -> str:
+    names = [found.name for found in gpus_of(gpu)]
+    counted = ((names.count(name), name) for name in dict.fromkeys(names))
+    return " and ".join(f"{n} x {name}" if n > 1 else name for n, name in counted) or "no GPU"
+
+
+def choices(
+    model: ModelSource,
+    *,
+    gpu: str | Gpu,
+    ram: str | int | None = None,
+    context: int | None = None,
+    options: LlamaCppOptions,
+) -> tuple[list[Choice], Choice]:
+    """Return a choice for each file that the model may mean, and the best. Raises VramBudgetError.
+
+    `ram`: main memory; `context`: tokens, by default as many as fit.
+    """
+    ram_bytes = _ram(ram) if isinstance(ram, str) else ram
+    machine = Machine(gpus_of(gpu), ram_bytes)
+    if "ctx_size" in options.model_fields_set and context is None:
+        context = options.ctx_size or None
+    rows = []
+    for found in _models(model):
+        if context is not None and context > found.positions:
+            raise VramBudgetError(
+                f"context is {context}; {found.name} has 1 to {found.positions} tokens"
+            )
+        rows.append(machine.choice(found, options, context))
+    return rows, best_of(rows)
+
+
+def _ram(text: str) -> int:
+    """Return the bytes of main memory; as it is sold, 64GB are 64 GiB."""
+    return parse_bytes(re.sub(r"(?i)(?<=[\d\s])([kmgt])b?\s*$", r"\1iB", text))
+
+
+def _models(model: ModelSource) -> Iterator[GgufModel]:
+    """Yield the models that the text may mean: one, or a quantisation each."""
+    if isinstance(model, str | Path) and str(model).endswith(GGUF):
+        yield of_file(Path(model))
+        return
+    name, kind = _with_kind(model)
+    found = _found(name, kind)
+    if isinstance(found, GgufModel):
+        yield found
+        return
+    config = load_config(found.values, config_class, where=found.where)
+    is_oss = config.model_type == "gpt_oss"
+    if is_oss and kind is not None and named(kind) not in {_MXFP4, "F16", "BF16"}:
+        raise VramBudgetError(
+            f"gpt-oss is published with its experts in MXFP4; {kind} is a recipe of its publisher",
+            hint=f"{name}:MXFP4, or hand in the file: vrambudget run model.gguf --gpu 24GB",
+        )
+    for each in (_MXFP4,) if is_oss and kind is None else (kind,) if kind else KINDS:
+        yield of_name(config, found.name, each)
+
+
+def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
+    """Return the model without its quantisation, and the quantisation."""
+    if not isinstance(model, str):
+        return model, None
+    name, colon, kind = _OLLAMA.sub("", model).rpartition(":")
+    if not colon or "/" in kind or "\\" in kind:
+        return _OLLAMA.sub("", model), None
+    return name, kind
+
+
+def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
+    """Return a configuration, or a repository's file of that quantisation."""
+    from vrambudget.serving.gguf_hub import hub_header, is_of_files  # noqa: PLC0415
+
+    if isinstance(name, str) and is_of_files(name, kind):
+        header, file = hub_header(name, kind)
+        return of_header(header, f"{name}:{kind}" if kind else name, file)
+    return find_model(name)

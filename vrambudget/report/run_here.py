@@ -1,0 +1,202 @@
+"""What llama.cpp puts where, which file runs here, and the commands that start it.
+
+Sizes of model and cache are exact by llama.cpp's rules; compute buffers are at least so much.
+"""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from vrambudget.report.serving import gib, spread
+from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
+from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.serving.run_here import Choice
+
+_MIB = 2**20
+_SHORT = {
+    "ubatch_size": "-ub",
+    "batch_size": "-b",
+    "cache_type_k": "-ctk",
+    "cache_type_v": "-ctv",
+    "flash_attn": "-fa",
+    "split_mode": "-sm",
+    "tensor_split": "-ts",
+    "main_gpu": "-mg",
+    "override_tensor": "-ot",
+    "n_cpu_moe": "-ncmoe",
+    "cpu_moe": "-cmoe",
+    "no_kv_offload": "-nkvo",
+    "parallel": "-np",
+    "kv_unified": "-kvu",
+    "swa_full": "--swa-full",
+}
+"""Options of the printed command, beside -m, -c and -ngl."""
+
+
+def run_report(choice: Choice, gpus: str, rows: list[Choice]) -> str:
+    """Return the report of a choice; `rows`: what it was chosen from, if more than one."""
+    found = choice.found
+    lines = [_verdict(choice), ""]
+    if len(rows) > 1:
+        lines += [*_table(rows), ""]
+    version = VERSIONS[choice.options.engine_version]
+    lines += [
+        f"{choice.model.name} on {gpus}, by the rules of llama.cpp {version}",
+        "",
+        *_devices(found),
+        "",
+        *_said(choice),
+        "",
+        "start it:",
+        *(f"  {line}" for line in commands(choice)),
+        "",
+        "llama.cpp's log will say:",
+        *(f"  {line}" for line in log_lines(found)),
+    ]
+    return "\n".join(lines)
+
+
+def run_values(choice: Choice, rows: list[Choice]) -> dict[str, Any]:
+    """Return the result for JSON, in bytes."""
+    found = choice.found
+    return {
+        **asdict(found),
+        "engine": f"llama.cpp {VERSIONS[choice.options.engine_version]}",
+        "model": choice.model.name,
+        "starts": choice.fits,
+        "least_bytes": found.least_bytes,
+        "weights_bytes": choice.weights_bytes,
+        "context": choice.options.ctx_size,
+        "longest_context": choice.longest,
+        "command": commands(choice)[0],
+        "choices": [_row_values(row) for row in rows] if len(rows) > 1 else [],
+    }
+
+
+def _row_values(row: Choice) -> dict[str, Any]:
+    return {
+        "model": row.model.name,
+        "weights_bytes": row.weights_bytes,
+        "longest_context": row.longest,
+        "ram_bytes": row.found.host.bytes,
+        "starts": row.fits,
+        "command": commands(row)[0],
+    }
+
+
+def _verdict(choice: Choice) -> str:
+    found, tokens = choice.found, choice.options.ctx_size
+    left, ram = found.left_bytes, found.ram_left_bytes
+    if found.gpus and left < 0:
+        return f"DOES NOT FIT: {gib(-left)} short on a GPU with a context of {tokens:,} tokens"
+    if ram is not None and ram < 0:
+        return (
+            f"DOES NOT FIT: main memory is {gib(-ram)} short of the {gib(found.host.bytes)} that"
+            " stay there"
+        )
+    where = "on GPUs" if choice.is_whole else f"with {gib(found.host.bytes)} in main memory"
+    if not found.gpus:
+        where = f"in {gib(found.host.bytes)} of main memory"
+    return f"FITS: a context of {tokens:,} tokens {where}"
+
+
+def _table(rows: list[Choice]) -> Iterator[str]:
+    yield f"{'file':<12} {'weights':>11} {'context':>9}   {'main memory':>11}"
+    for row in rows:
+        kind = row.model.name.rpartition(":")[2]
+        longest = f"{row.longest:,}" if row.fits else "none"
+        yield (
+            f"{kind:<12} {gib(row.weights_bytes):>11} {longest:>9}   "
+            f"{gib(row.found.host.bytes):>11}{_split_of(row)}"
+        )
+
+
+def _split_of(row: Choice) -> str:
+    options, layers = row.options, row.model.layers
+    if row.is_whole:
+        return ""
+    if options.n_gpu_layers is not None:
+        of_experts = " and all experts" if options.cpu_moe else ""
+        return f"   {layers + 1 - row.found.offloaded} of {layers + 1} layers{of_experts}"
+    many = layers if options.cpu_moe else options.n_cpu_moe
+    return f"   experts of {many} of {layers} layers" if many else "   as given"
+
+
+def _devices(found: LlamaCppServing) -> Iterator[str]:
+    yield f"{'':<12} {'model':>11} {'KV cache':>10} {'compute':>10}   driver's own    of"
+    for held, context, capacity in zip(
+        found.gpus, found.context_bytes, found.capacity_bytes, strict=True
+    ):
+        yield f"{_held(held)}   {spread(*context):<15} {gib(capacity)}"
+    ram = "" if found.ram_bytes is None else f"   {'':<15} {gib(found.ram_bytes)}"
+    yield f"{_held(found.host, 'main memory')}{ram}"
+
+
+def _held(held: Held, name: str = "") -> str:
+    return (
+        f"{name or held.name:<12} {gib(held.model_bytes):>11} {gib(held.cache_bytes):>10}"
+        f" {gib(held.compute_bytes):>10}"
+    )
+
+
+def _said(choice: Choice) -> Iterator[str]:
+    found = choice.found
+    window = f", {found.window_cells:,} in layers with a window" if found.window_cells else ""
+    shared = f"{found.slots} slots" + (" share it" if found.streams < found.slots else "")
+    slots = "1 slot has it" if found.slots == 1 else shared
+    yield f"cache: {found.cells:,} cells{window}; {slots}"
+    if choice.longest:
+        yield f"longest context with this split: {choice.longest:,} tokens"
+    on_gpus, in_ram = found.read_bytes
+    read = f"{gib(on_gpus)} of weights from GPUs and {gib(in_ram)} from main memory"
+    yield f"each token reads {read if in_ram else f'{gib(on_gpus)} of weights, all from GPUs'}"
+    if in_ram:
+        yield "  (main memory sets the speed: its bandwidth over the bytes read from it, at most)"
+    if found.ram_bytes is None and not choice.is_whole:
+        yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
+
+
+def commands(choice: Choice) -> list[str]:
+    """Return the commands and settings that start a choice as it was counted."""
+    options, model = choice.options, choice.model
+    file = model.path or f"{model.name.replace('/', '-').replace(':', '-')}.gguf"
+    layers = "99" if options.n_gpu_layers is None else str(options.n_gpu_layers)
+    context = str(options.ctx_size)
+    words = ["llama-server", "-m", file, "-ngl", layers, "-c", context]
+    defaults = LlamaCppOptions.model_construct()
+    for name, flag in _SHORT.items():
+        value = getattr(options, name)
+        if value != getattr(defaults, name):
+            words += [flag] if value is True else [flag, str(value)]
+    lines = [shlex.join(words)]
+    if options.n_cpu_moe or options.cpu_moe or options.override_tensor:
+        lines += ["Ollama: no setting keeps experts alone in main memory"]
+    else:
+        number = model.layers + 1 if options.n_gpu_layers is None else options.n_gpu_layers
+        lines += [
+            "Ollama's Modelfile:",
+            f"  FROM {file if file.startswith('/') else f'./{file}'}",
+            f"  PARAMETER num_ctx {context}",
+            f"  PARAMETER num_gpu {number}",
+        ]
+    experts = model.layers if options.cpu_moe else options.n_cpu_moe
+    more = f", MoE layers forced onto the CPU {experts}" if experts else ""
+    offload = model.layers if options.n_gpu_layers is None else options.n_gpu_layers
+    on = "off" if options.flash_attn == "off" else "on"
+    offload = min(offload, model.layers)
+    lines.append(
+        f"LM Studio: Context Length {context}, GPU Offload {offload}{more}, Flash Attention {on}"
+    )
+    return lines
+
+
+def log_lines(found: LlamaCppServing) -> Iterator[str]:
+    """Yield the lines that llama.cpp prints as it loads a model."""
+    for held in found.gpus:
+        mib = held.model_bytes / _MIB
+        yield f"load_tensors: {held.name:>12} model buffer size = {mib:8.2f} MiB"
+    for held in (*found.gpus, found.host):
+        if held.cache_bytes:
+            mib = held.cache_bytes / _MIB
+            yield f"llama_kv_cache: {held.name:>10} KV buffer size = {mib:8.2f} MiB"

@@ -1,0 +1,195 @@
+"""Where llama.cpp puts a model's tensors: on a GPU, or in main memory.
+
+    layers     the last ones on GPUs, the output the last of all: --n-gpu-layers 1 offloads it
+               alone; split among GPUs by --tensor-split, by default by the memory that is free
+    output     a model without one has a copy of its table of tokens here
+    others     the table of tokens stays in main memory; factors of rotary tables are wherever
+               layers are; --override-tensor, --cpu-moe and --n-cpu-moe go before all of it
+
+In a buffer, rows of quantised tensors are up to a multiple of 512 elements, and tensors up to one
+of 128 bytes.
+
+Source: llama.cpp 0c1e570 of October 2026: src/llama-model.cpp (load_tensors),
+src/llama-model-loader.cpp (create_tensor), common/arg.cpp, ggml/src/ggml-cuda/ggml-cuda.cu
+(get_alloc_size). Of August 2025 (llama-cpp-python 0.3.16): the same.
+Not modelled: --split-mode row and tensor.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from struct import pack, unpack
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
+from vrambudget.serving.gguf import GgufTensor
+from vrambudget.serving.gguf_model import GgufModel
+from vrambudget.serving.gguf_types import SIZES, row_bytes
+from vrambudget.serving.options import LlamaCppOptions
+
+HOST = -1
+"""The number of main memory among devices."""
+_ALIGNMENT = 128  # of tensors in a buffer
+_ROW_PADDING = 512  # MATRIX_ROW_PADDING: elements
+_INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")
+_EXPERTS = re.compile(r"^blk\.\d+\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where layers and tensors lie: a device's number, or HOST."""
+
+    offloaded: int  # layers, the output among them
+    devices: tuple[int, ...]  # of each layer, the output last
+    model_bytes: Mapping[int, int]
+    read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
+    experts_in_ram: frozenset[int]  # layers whose experts are in main memory
+
+
+def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Placement:
+    """Return where a model's tensors lie. Raises VramBudgetError for options that clash."""
+    offloaded = model.layers + 1 if gpus else 0
+    if options.n_gpu_layers is not None:
+        offloaded = min(options.n_gpu_layers, offloaded)
+    devices = _devices(model, gpus, options, offloaded)
+    placed = _placed(model, options, devices, len(gpus))
+    sizes = dict.fromkeys((HOST, *range(len(gpus))), 0)
+    for tensor, where in placed:
+        sizes[where] += nbytes(tensor) if where == HOST else _in_a_buffer(tensor)
+    return Placement(
+        offloaded=offloaded,
+        devices=tuple(devices),
+        model_bytes=sizes,
+        read_bytes=_read_for_a_token(model, placed),
+        experts_in_ram=frozenset(
+            int(tensor.name.split(".")[1])
+            for tensor, where in placed
+            if where == HOST and is_expert(tensor)
+        ),
+    )
+
+
+def _devices(
+    model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions, offloaded: int
+) -> list[int]:
+    """Return where each layer is, the output last."""
+    first = model.layers + 1 - offloaded
+    if options.split_mode == "none" or len(gpus) < 2:  # noqa: PLR2004 - nothing to split
+        only = options.main_gpu if options.split_mode == "none" else 0
+        if not 0 <= only < max(1, len(gpus)):
+            raise VramBudgetError(f"main_gpu is {only}; there are {len(gpus)} GPUs, counted from 0")
+        return [HOST if layer < first else only for layer in range(model.layers + 1)]
+    parts = [float(gpu.capacity_bytes - gpu.context_range[0]) for gpu in gpus]
+    if options.tensor_split:
+        parts = _parts(options.tensor_split, len(gpus))
+    ends = [_single(sum(parts[: n + 1]) / sum(parts)) for n in range(len(gpus))]
+    found = []
+    for layer in range(model.layers + 1):
+        at = _single((layer - first) / max(1, offloaded))
+        found.append(HOST if layer < first else next(n for n, e in enumerate(ends) if e > at))
+    return found
+
+
+def _parts(text: str, gpus: int) -> list[float]:
+    """Return the part of each GPU: "3,1", "3/1"."""
+    try:
+        found = [float(part) for part in re.split("[,/]", text)]
+    except ValueError:
+        found = []
+    if not 0 < len(found) <= gpus or min(found) < 0 or not 0 < sum(found) < float("inf"):
+        raise VramBudgetError(
+            f"tensor_split is {text!r}; it should be a part for each of {gpus} GPUs, like 3,1"
+        )
+    return [*found, *([0.0] * (gpus - len(found)))]
+
+
+def _single(x: float) -> float:
+    """Return x in float32, in which llama.cpp compares."""
+    rounded: float = unpack("<f", pack("<f", x))[0]
+    return rounded
+
+
+def _placed(
+    model: GgufModel, options: LlamaCppOptions, devices: list[int], gpus: int
+) -> list[tuple[GgufTensor, int]]:
+    """Return every tensor with where it lies; copies are there twice."""
+    tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
+    overrides = _overrides(options, gpus)
+    found = []
+    for tensor in model.tensors:
+        for device in _of_tensor(tensor, devices, tied=tied):
+            where = next((to for rule, to in overrides if rule.search(tensor.name)), device)
+            if _keeps_experts(options, tensor) and where == device:
+                where = HOST
+            found.append((tensor, where))
+    return found
+
+
+def _of_tensor(tensor: GgufTensor, devices: list[int], *, tied: bool) -> list[int]:
+    """Return the devices that have it, before any is overridden."""
+    name = tensor.name
+    if _INPUT.match(name):
+        is_copied = tied and name.startswith("token_embd") and devices[-1] != HOST
+        return [HOST, devices[-1]] if is_copied else [HOST]
+    if name.startswith("blk."):
+        return [devices[int(name.split(".")[1])]]
+    if name.startswith("rope_"):
+        return sorted(set(devices[:-1]))
+    return [devices[-1]]
+
+
+def _overrides(options: LlamaCppOptions, gpus: int) -> list[tuple[re.Pattern[str], int]]:
+    """Return the rules of --override-tensor, in their order."""
+    rules = []
+    for rule in filter(None, options.override_tensor.split(",")):
+        pattern, _, place = rule.rpartition("=")
+        match = re.fullmatch(r"CPU|CUDA_Host|CUDA(\d{1,3})", place)
+        if not pattern or not match or int(match[1] or 0) >= max(gpus, 1):
+            raise VramBudgetError(
+                f"override_tensor has {rule!r}; it should be a regular expression, =, and CPU"
+                " or CUDA0"
+            )
+        try:
+            rules.append((re.compile(pattern), int(match[1]) if match[1] else HOST))
+        except re.error as error:
+            raise VramBudgetError(f"override_tensor has {pattern!r}: {error}") from None
+    return rules
+
+
+def _keeps_experts(options: LlamaCppOptions, tensor: GgufTensor) -> bool:
+    """Return whether --cpu-moe or --n-cpu-moe keep a tensor in main memory."""
+    if not (options.cpu_moe or options.n_cpu_moe) or not is_expert(tensor):
+        return False
+    return options.cpu_moe or int(tensor.name.split(".")[1]) < options.n_cpu_moe
+
+
+def is_expert(tensor: GgufTensor) -> bool:
+    """Return whether a tensor is experts' own."""
+    return _EXPERTS.search(tensor.name) is not None
+
+
+def _read_for_a_token(model: GgufModel, placed: list[tuple[GgufTensor, int]]) -> tuple[int, int]:
+    """Return the bytes of weights that a token reads from GPUs, and from main memory."""
+    read = [0, 0]
+    for tensor, where in placed:
+        if _INPUT.match(tensor.name) and where == HOST:
+            continue  # one row of it
+        part = nbytes(tensor)
+        if is_expert(tensor) and model.experts:
+            part = part * model.experts_used // model.experts
+        read[where == HOST] += part
+    return read[0], read[1]
+
+
+def nbytes(tensor: GgufTensor) -> int:
+    """Return the bytes of a tensor in its file."""
+    width, *rows = tensor.shape
+    return row_bytes(tensor.kind, width) * prod(rows)
+
+
+def _in_a_buffer(tensor: GgufTensor) -> int:
+    size, width = nbytes(tensor), tensor.shape[0]
+    if SIZES[tensor.kind][0] > 1 and width % _ROW_PADDING:
+        size += row_bytes(tensor.kind, _ROW_PADDING - width % _ROW_PADDING)
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

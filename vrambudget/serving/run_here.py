@@ -1,0 +1,164 @@
+"""Which file runs on these GPUs, how long a context it has, and what stays in main memory.
+
+    best_split(...)     everything on GPUs where it fits; else as few experts as possible in main
+                        memory, or of a model without any as few layers
+    longest_context(..) of a split, in steps of 256 tokens
+
+A token reads every weight once, of experts those that it takes, so a split is the faster the fewer
+bytes it reads from main memory, whatever the bandwidths are: `read_bytes` says both.
+
+Source: llama.cpp 0c1e570 of October 2026: common/fit.cpp fills GPUs in the same order (layers,
+then experts of the last layers), with 1 GiB left free on each.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.serving.gguf_model import GgufModel
+from vrambudget.serving.llama_cpp import LlamaCppServing, serve
+from vrambudget.serving.llama_cpp_place import Placement, nbytes, place
+from vrambudget.serving.options import LlamaCppOptions
+
+KINDS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
+"""What a table has a row of, the best first."""
+SHORTEST = 4096
+"""Tokens that a context should have, if it can: what --fit keeps, too."""
+USUAL = 8192
+_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A file with its split: what it holds, and the longest context that this split has."""
+
+    model: GgufModel
+    options: LlamaCppOptions
+    found: LlamaCppServing
+    longest: int  # tokens, with this split; 0: none
+    weights_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with its context."""
+        return self.found.fits and self.longest > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that can be is on GPUs."""
+        return self.found.read_bytes[1] == 0
+
+
+class Machine:
+    """GPUs, and main memory where somebody said how much."""
+
+    def __init__(self, gpus: Sequence[Gpu], ram_bytes: int | None) -> None:
+        self.gpus, self.ram_bytes = tuple(gpus), ram_bytes
+        self._placed: dict[tuple[object, ...], Placement] = {}
+
+    def serve(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppServing:
+        """Return what this machine holds."""
+        key = (model.name, *(getattr(options, name) for name in sorted(_SPLITS)))
+        if key not in self._placed:
+            self._placed[key] = place(model, self.gpus, options)
+        return serve(model, self.gpus, options, self.ram_bytes, self._placed[key])
+
+    def choice(self, model: GgufModel, options: LlamaCppOptions, context: int | None) -> Choice:
+        """Return the fastest split with this context, or with the longest that there is.
+
+        Without `context` all is on GPUs if SHORTEST tokens fit so; else the split is that of USUAL.
+        """
+        length = context or min(USUAL, model.positions)
+        if context is None and not options.model_fields_set & _SPLITS:
+            short = min(SHORTEST, model.positions)
+            if self._longest(model, _with(options, ctx_size=short)) < length:
+                length = short
+        if options.model_fields_set & _SPLITS:
+            chosen = _with(options, ctx_size=length)
+        else:
+            chosen = self.best_split(model, _with(options, ctx_size=length))
+        longest = self._longest(model, chosen)
+        if context is None and longest:
+            chosen = _with(chosen, ctx_size=longest)
+        weights = sum(nbytes(tensor) for tensor in model.tensors)
+        return Choice(model, chosen, self.serve(model, chosen), longest, weights)
+
+    def best_split(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppOptions:
+        """Return the options with as little in main memory as fits on the GPUs."""
+        if not self.gpus:
+            return _with(options, n_gpu_layers=0)
+        if self._has_left(model, options):
+            return options
+        if model.experts and self._has_left(model, _with(options, n_cpu_moe=model.layers)):
+            return _least(
+                lambda n: _with(options, n_cpu_moe=n),
+                lambda chosen: self._has_left(model, chosen),
+                model.layers,
+            )
+        if model.experts:
+            options = _with(options, cpu_moe=True)
+        return _least(
+            lambda n: _with(options, n_gpu_layers=model.layers + 1 - n),
+            lambda chosen: self._has_left(model, chosen),
+            model.layers + 1,
+        )
+
+    def _has_left(self, model: GgufModel, options: LlamaCppOptions) -> bool:
+        """Return whether it fits on the GPUs, with the most that the driver was seen to take."""
+        found = self.serve(model, options)
+        most = max((high - low for low, high in found.context_bytes), default=0)
+        return found.left_bytes >= most
+
+    def _longest(self, model: GgufModel, options: LlamaCppOptions) -> int:
+        """Return the longest context that a split has, 0 if none."""
+
+        def holds(steps: int) -> bool:
+            chosen = _with(options, ctx_size=min(steps * _STEP, model.positions))
+            return self._has_left(model, chosen) and self.serve(model, chosen).fits
+
+        low, high = 0, -(-model.positions // _STEP)
+        if holds(high):
+            return model.positions
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return low * _STEP
+
+
+_SPLITS = frozenset({"n_gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", "tensor_split"}) | {
+    *("split_mode", "no_kv_offload", "main_gpu")
+}
+
+
+def table(
+    machine: Machine,
+    models: Iterator[GgufModel],
+    options: LlamaCppOptions,
+    context: int | None,
+) -> list[Choice]:
+    """Return a row for each file."""
+    return [machine.choice(model, options, context) for model in models]
+
+
+def best_of(rows: list[Choice]) -> Choice:
+    """Return the row to start with: the best that is on GPUs alone, else Q4_K_M, else any."""
+    usual = [row for row in rows if row.fits and row.is_whole and row.longest >= USUAL]
+    whole = usual or [row for row in rows if row.fits and row.is_whole]
+    fitting = [row for row in rows if row.fits]
+    named = [row for row in fitting if row.model.name.endswith(":Q4_K_M")]
+    return (whole or named or fitting or rows[-1:])[0]
+
+
+def _least(
+    of: Callable[[int], LlamaCppOptions], fits: Callable[[LlamaCppOptions], bool], most: int
+) -> LlamaCppOptions:
+    """Return the options of the least number that fits, or of the most."""
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(of(middle)) else (middle, high)
+    return of(high)
+
+
+def _with(options: LlamaCppOptions, **changed: int | bool) -> LlamaCppOptions:
+    return options.model_copy(update=changed)
