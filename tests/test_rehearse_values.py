@@ -4,7 +4,7 @@ What changes a whole process (dispatch keys) runs in one of its own.
 """
 
 import pytest
-from hooked import python
+from hooked import with_torch
 
 # The meta device stands for the card: it has no values of its own either.
 FOLLOW = """
@@ -32,7 +32,7 @@ def filled(*shape):
 
 def follow(code, numbers=("zeros", 0), routing=None):
     pytest.importorskip("torch")
-    return python(f"NUMBERS, ROUTING = {numbers!r}, {routing!r}\n{FOLLOW}{code}")
+    return with_torch(f"NUMBERS, ROUTING = {numbers!r}, {routing!r}\n{FOLLOW}{code}")
 
 
 VALUES = {
