@@ -127,6 +127,7 @@ def walks(monkeypatch):
     return counted
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", model_types())
 def test_the_tape_is_that_of_a_full_walk(name, fields, monkeypatch):

@@ -57,6 +57,7 @@ def peaks(config, scenario):
     return peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "task", "job"), TWINS)
 def test_a_family_equals_its_followed_twin(name, task, job):
     config_of = followed()

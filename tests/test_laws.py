@@ -131,6 +131,7 @@ def test_every_architecture_has_a_tiny_model_here() -> None:
     assert sorted(TINY) == model_types()
 
 
+@pytest.mark.sampled(6)
 @each_kind
 def test_checkpointing_never_adds_what_forward_leaves_alive(name: str, task: str) -> None:
     walked = 0
@@ -151,6 +152,7 @@ def test_checkpointing_never_adds_what_forward_leaves_alive(name: str, task: str
     assert walked >= {"nanogpt": 0, "albert": 0, "mpnet": 0, "titan": 5}.get(name, 10)
 
 
+@pytest.mark.sampled(4)
 @each_kind
 def test_the_peak_never_falls_as_the_batch_grows(name: str, task: str) -> None:
     for precision, mode in product(("fp32", "amp-bf16"), ("train", "eval")):
@@ -163,6 +165,7 @@ def test_the_peak_never_falls_as_the_batch_grows(name: str, task: str) -> None:
         assert peaks == sorted(peaks), (precision, mode)
 
 
+@pytest.mark.sampled(4)
 @each_kind
 def test_the_peak_never_falls_as_the_block_grows(name: str, task: str) -> None:
     if task == "image-cls":
@@ -188,6 +191,7 @@ def test_reserved_holds_allocated_holds_requested_at_every_event(name: str, task
     assert alive == allocator.requested_bytes
 
 
+@pytest.mark.sampled(4)
 @each_kind
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-fp16"])
 def test_a_storage_is_freed_once_after_its_birth(name: str, task: str, precision: str) -> None:

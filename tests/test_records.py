@@ -49,6 +49,7 @@ def check(record: dict[str, Any]) -> Check:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("record", job_records())
 def test_a_prediction_equals_what_pytorch_said(record: dict[str, Any]) -> None:
     found = check(record)

@@ -51,6 +51,7 @@ def test_the_full_suite_has_the_quick_one_and_every_method():
     assert len(names) == len(set(names)) > 150
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("card", ["rtx-2060", "t4", "rtx-4090", "h100-80gb"])
 def test_a_row_leaves_a_tenth_of_any_gpu_free_and_one_does_not_fit(card):
     gpu = find_gpu(card)

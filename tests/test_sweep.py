@@ -46,6 +46,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda n: "-".join(KINDS[n]))
 def test_a_shared_tape_is_at_every_point_the_tape_of_that_point(number):
     try:

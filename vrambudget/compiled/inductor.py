@@ -5,7 +5,8 @@ allocates fake tensors, and kernels are neither built nor launched. Matrix produ
 that Inductor leaves to PyTorch run on fake tensors.
 
 Source: torch/_inductor/codecache.py (PyCodeCache), codegen/wrapper.py (write_header),
-async_compile.py, scheduler.py (create_backend), constant_folding.py, fx_passes/pad_mm.py.
+async_compile.py, scheduler.py (create_backend), torch/_inductor/constant_folding.py,
+fx_passes/pad_mm.py.
 """
 
 import builtins

@@ -6,7 +6,7 @@
     dtype, torch_dtype      what from_pretrained loads weights in; told where the job's are wider
 
 Source: transformers/modeling_utils.py (_backward_compatibility_gradient_checkpointing,
-from_pretrained, whose dtype is "auto" since 5.0), configuration_utils.py.
+from_pretrained, whose dtype is "auto" since 5.0), transformers/configuration_utils.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ def caches(values: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     words of its own, and the compiler that is followed makes no cache, which is told. A record that
     says nothing means off: the reference script turns it off.
 
-    Source: transformers/trainer.py (Trainer._inner_training_loop: config.use_cache), 5.17.
+    Source: transformers/trainer.py (Trainer._inner_training_loop), 5.17: it sets config.use_cache.
     """
     off = told.get("loop") in TRAINERS or told.get("mode") == "generate" or told.get("compile")
     return not off and values.get("use_cache") is not False

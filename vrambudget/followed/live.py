@@ -30,7 +30,7 @@ Loss = Callable[[Any, Any], Any]
 class TorchModule(Module):
     """A module of torch, and what Trainer asks of it.
 
-    Source: transformers/trainer.py (Trainer.__init__, unwrap_peft_model), 5.17.
+    Source: transformers/trainer.py (Trainer.__init__), trainer_utils.py (unwrap_peft_model), 5.17.
     """
 
     _module: Any

@@ -1,7 +1,7 @@
 """What can be read from a live optimizer of torch, bitsandbytes or Trainer, as fields of a job.
 
 Source: bitsandbytes optim/optimizer.py (Optimizer8bit, Optimizer1State), 0.50; transformers
-optimization.py (Adafactor, which Trainer steps without scale_parameter and relative_step), 5.17.
+optimization.py (Adafactor), 5.17; Trainer steps it without scale_parameter and relative_step.
 
 Options that change what it allocates and have no rules here are errors.
 """

@@ -7,7 +7,7 @@
 
 An in-place operation returns a tensor of the same storage: bind it to the same name.
 
-Source: tools/autograd/derivatives.yaml (masked_fill, div, mul), gen_variable_type.py
+Source: tools/autograd/derivatives.yaml (masked_fill, div, mul), tools/autograd/gen_variable_type.py
 (original_self); FunctionsManual.cpp (div_tensor_other_grad).
 """
 

@@ -7,8 +7,8 @@
 `update` is made of the squared gradient, twice as large for a moment, and lives until the next
 parameter's is there, as do float32 copies of a 16-bit gradient and parameter.
 
-Source: transformers/optimization.py (Adafactor.step, _approx_sq_grad), 5.17; trainer.py
-(scale_parameter and relative_step are off).
+Source: transformers/optimization.py (Adafactor.step, _approx_sq_grad), 5.17;
+transformers/trainer_optimizer.py, where scale_parameter and relative_step are off.
 Not modelled: beta1, and scale_parameter, which reads RMS.
 """
 

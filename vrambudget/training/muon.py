@@ -10,7 +10,7 @@ One matrix after another; the last result lives until the next update is made.
 Muon takes matrices only. Its authors and torch's documentation leave the embeddings, the head and
 all vectors to AdamW: `MuonAndAdamW` steps Muon, then AdamW.
 
-Source: torch/optim/_muon.py (torch 2.9 and later; read in 2.11).
+Source: torch/optim/_muon.py; torch 2.9 and later, read in 2.11.
 Not modelled: parameters of more dimensions, reshaped to matrices by some users.
 """
 

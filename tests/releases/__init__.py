@@ -1,0 +1,1 @@
+"""For maintainers: what a new release of a library changes. `python -m tests.releases --help`."""

@@ -1,0 +1,94 @@
+"""Records that depend on a library, rehearsed once more under another version of it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.record import read_records
+from vrambudget.validate import COUNTERS
+
+RECORDS = Path(__file__).parents[1] / "records"
+
+_DEPEND = {
+    "torch": ("reference.jsonl", "attention_kernels.jsonl"),
+    "transformers": ("reference.jsonl", "decoders.jsonl", "encoders.jsonl", "generation.jsonl"),
+    "peft": ("lora.jsonl",),
+    "accelerate": ("loops.jsonl",),
+    "trl": ("loops.jsonl",),
+    "bitsandbytes": ("methods.jsonl",),
+    "deepspeed": ("ranks.jsonl",),
+    "lightning": ("loops.jsonl",),
+}
+_LOOPS = {
+    "accelerate": {"accelerate", "trainer"},
+    "trl": {"sft", "dpo"},
+    "lightning": {"lightning"},
+}
+_MEASURED = {counter: f"peak_{counter}" for counter in COUNTERS}
+
+
+def depending(package: str) -> list[dict[str, Any]]:
+    """Return the virtual records of the baseline that depend on a library."""
+    found = [r for name in _DEPEND[package] for r in read_records(RECORDS / name)]
+    loops = _LOOPS.get(package)
+    found = [r for r in found if r.get("source") == "virtual" and not r.get("parallel")]
+    return [r for r in found if loops is None or r.get("loop") in loops]
+
+
+def rehearse_again(package: str, python: str, most: int) -> int:
+    """Rehearse records under an environment's Python and print what differs; 1 if anything does.
+
+    Of the records that depend on the library, `most` are taken, spread over all of them.
+    """
+    records = depending(package)
+    chosen = records[:: max(1, -(-len(records) // most))]
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "jobs.jsonl", Path(folder) / "made.jsonl"
+        differ = 0
+        for record in chosen:
+            made.unlink(missing_ok=True)
+            differ += _compare(record, _rehearsed(record, python, given, made))
+    print(f"{package}: of {len(chosen)} records of {len(records)}, {differ} differ")
+    return int(differ > 0)
+
+
+def _rehearsed(
+    record: Mapping[str, Any], python: str, given: Path, made: Path
+) -> Mapping[str, Any] | str:
+    """Return what a job counts now, or why it did not run."""
+    given.write_text(json.dumps(record) + "\n")
+    command = [sys.executable, "-m", "vrambudget", "rehearse", "--jobs", str(given)]
+    ended = subprocess.run(
+        [*command, "--gpu", str(record["card"]), "-o", str(made)],
+        env={**os.environ, "VRAMBUDGET_PYTHON": python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not made.exists():
+        return (ended.stderr.strip() or "no record was made").splitlines()[-1]
+    (found,) = read_records(made)
+    measured: Mapping[str, Any] = found["measured"]
+    return measured
+
+
+def _compare(record: Mapping[str, Any], now: Mapping[str, Any] | str) -> bool:
+    """Print a record that counts otherwise now, with the command that shows the first event."""
+    if isinstance(now, str):
+        print(f"{record['id']}: not rehearsed: {now}")
+        return True
+    then = record["measured"]
+    off = [
+        f"{counter} {then[key]:,} then, {now[key]:,} now ({now[key] / then[key] - 1:+.4%})"
+        for counter, key in _MEASURED.items()
+        if key in then and key in now and then[key] != now[key]
+    ]
+    if off:
+        print(f"{record['id']}: {'; '.join(off)}")
+        print("    the first event: vrambudget compare MODEL --events, with the job's options")
+    return bool(off)
