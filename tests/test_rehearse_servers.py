@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import pytest
 from virtual import PYTHON, VIRTUAL_GPU
 
+from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
+from vrambudget.integrations import server_rehearsal
 from vrambudget.rehearse import rehearse
 from vrambudget.rehearse.report import render
-from vrambudget.rehearse.servers.command import prepared, server_of
+from vrambudget.rehearse.servers.command import beside_python, prepared, server_of
 from vrambudget.rehearse.servers.log import ServerLog
 from vrambudget.rehearse.servers.start import start_of
 
@@ -215,6 +217,33 @@ def test_a_server_is_ended_once_it_is_ready_and_leaves_no_process(
     assert "Model loading took 1.0 GiB memory" in text
     assert ("try --max-model-len 4096" in text) == (option == "--too-long")
     assert not alive(engine)
+
+
+@pytest.mark.virtual_gpu
+@VIRTUAL_GPU[1]
+def test_serve_answers_by_the_engines_own_start_once_for_each_version(
+    engine, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("VRAMBUDGET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(server_rehearsal, "_version", lambda *_: "0.33.0")
+    words = ["serve", "llama-3.1-8b", "--gpu", "h100", "--rehearse", "--enforce-eager"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("STARTS: vLLM is ready with 1,024 tokens")
+    engine.unlink()
+    assert main([*words, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["starts"], found["tokens"], found["weights_bytes"]) == (True, 1024, 1 << 30)
+    assert not engine.exists()
+
+
+def test_an_engine_that_is_not_installed_is_an_error_that_says_how(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("VRAMBUDGET_PYTHON", raising=False)
+    with pytest.raises(VramBudgetError, match="no such command: 'vllm'"):
+        rehearse(SERVE, gpu="h100")
+    (tmp_path / "vllm").touch()
+    monkeypatch.setenv("VRAMBUDGET_PYTHON", str(tmp_path / "python"))
+    assert beside_python(SERVE) == (str(tmp_path / "vllm"), *SERVE[1:])
 
 
 def test_a_server_has_no_steps():

@@ -178,6 +178,29 @@ def test_what_has_no_rules_is_answered_by_the_engines_own_start(capsys, words, c
     assert command in error
 
 
+@pytest.mark.parametrize(
+    ("gpu", "shared", "range_of_gib"),
+    [
+        ("h100", 1, (0.24, 0.27)),
+        ("h100", 8, (2.13, 2.21)),
+        ("24GB", 1, (0.05, 0.27)),
+        ("l40s", 4, (0.20, 0.36)),
+        ("a100-80gb", 4, (0.20, 2.21)),
+    ],
+)
+def test_what_no_code_says_is_the_range_that_was_published_of_such_gpus(gpu, shared, range_of_gib):
+    found = served(gpu=gpu, tensor_parallel_size=shared)
+    assert [round(n / 2**30, 2) for n in found.outside_bytes] == list(range_of_gib)
+
+
+def test_rules_answer_for_their_own_version_alone(capsys):
+    words = ["serve", "llama-3.1-8b", "--gpu", "h100", "--engine-version"]
+    assert main([*words, "0.19.1"]) == 0
+    assert "by the rules of vLLM 0.19" in capsys.readouterr().out
+    assert main([*words, "0.33"]) == 2
+    assert "vrambudget rehearse --gpu h100 -- vllm serve" in capsys.readouterr().err
+
+
 def test_models_without_rules_are_refused_by_name():
     with pytest.raises(NotModelledError, match="serving gpt2 is not modelled"):
         config_of("gpt2")

@@ -5,6 +5,7 @@
     vrambudget serve llama-3.1-8b --gpu l4 --engine tgi --max-batch-prefill-tokens 4096
     vrambudget serve llama-3.1-8b:Q4_K_M --gpu 12GB --engine llama.cpp --ctx-size 8192
     vrambudget serve model.gguf --gpu 12GB
+    vrambudget serve gpt-oss-20b --gpu h100 --max-model-len 8192 --rehearse
 
 Each engine has its own options, with its own names and defaults.
 """
@@ -14,6 +15,7 @@ import argparse
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_options
 from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.cli.streams import say
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import serve
 from vrambudget.serving.options import CACHE_DTYPES, OPTIONS
@@ -36,6 +38,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens of a request (default: the longest)"
     )
+    parser.add_argument(
+        "--engine-version",
+        metavar="V",
+        default=None,
+        help="refuse to answer by the rules of another version (the report says which it is)",
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="let the installed engine start on a virtual GPU, and answer with its own figures",
+    )
     known: set[str] = set()
     for options in OPTIONS.values():
         add_options(parser, options, without=known, choices={"kv_cache_dtype": CACHE_DTYPES})
@@ -52,6 +65,15 @@ def run(args: argparse.Namespace) -> int:
     fields = {name for options in OPTIONS.values() for name in options.model_fields}
     given = {name: value for name, value in vars(args).items() if name in fields}
     engine = given.pop("engine", None)
-    server = serve(args.model, gpu=args.gpu, engine=engine, context=args.context, **given)
+    server = serve(
+        args.model,
+        gpu=args.gpu,
+        engine=engine,
+        context=args.context,
+        engine_version=args.engine_version,
+        rehearse=args.rehearse,
+        say=lambda line: say(f"vrambudget: {line}"),
+        **given,
+    )
     emit(server.to_json() if output == "json" else str(server), args)
     return DONE if server.starts else DOES_NOT_FIT

@@ -7,7 +7,7 @@ Options have the engines' own names. A server prints as the command does, and sh
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ from vrambudget.serving.starting import alternatives, rehearsal
 from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
+_VERSIONS = {
+    "vllm": vllm.VERSION,
+    "sglang": sglang.VERSION,
+    "tgi": tgi.VERSION,
+    "llama.cpp": llama_cpp.VERSION,
+}
 _SHARED_BY = "tensor_parallel_size"
 
 
@@ -66,12 +72,17 @@ def serve(
     gpu: str | Gpu,
     engine: str | None = None,
     context: int | None = None,
+    engine_version: str | None = None,
+    rehearse: bool = False,
+    say: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Server:
     """Return what a server of `model` does with a card. Raises VramBudgetError.
 
     `engine`: vllm, sglang, tgi or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
     tokens of a request; `options`: the engine's own. "2xh100" is tensor parallelism over two.
+    `engine_version`: refused unless it is the rules' own; with `rehearse` the installed engine
+    starts on a virtual GPU instead, once for each version, model and options.
     """
     if context is not None and context <= 0:
         raise VramBudgetError(f"context is {context}; a request has 1 token or more")
@@ -84,10 +95,26 @@ def serve(
         return run(model, gpu=gpu, context=context, **given)
     cards, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
     parsed, card = _over(cards, engine, _options(engine, options)), find_gpu(kind)
+    if rehearse:
+        from vrambudget.integrations.server_rehearsal import rehearsed  # noqa: PLC0415 - Linux alone
+
+        return Server(engine, *rehearsed(model, card, engine, parsed, say))
     try:
+        _check_version(engine, engine_version)
         return _by_rules(model, card, engine, parsed, context)
     except NotModelledError as error:
         raise _with_rehearsal(error, rehearsal(model, kind, engine, parsed)) from error
+
+
+def _check_version(engine: str, asked: str | None) -> None:
+    """Raise NotModelledError for a version of which there are no rules."""
+    own = _VERSIONS[engine]
+    if asked is not None and asked != own and not asked.startswith(f"{own}."):
+        raise NotModelledError(
+            f"the rules of {engine} are those of {own}, not of {asked}",
+            where="--engine-version",
+            hint=f"install {engine} {asked} in an environment of its own",
+        )
 
 
 def _with_rehearsal(error: NotModelledError, command: str | None) -> NotModelledError:

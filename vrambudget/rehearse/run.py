@@ -35,7 +35,7 @@ from vrambudget.rehearse.options import RehearsalOptions, check, read_values
 from vrambudget.rehearse.page import page as page_of
 from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
-from vrambudget.rehearse.servers.command import server_of
+from vrambudget.rehearse.servers.command import beside_python, server_of
 from vrambudget.rehearse.servers.run import ServerRun, check_options, of_server
 from vrambudget.rehearse.stand_in import stand_in
 from vrambudget.rehearse.timeline import read_timeline
@@ -122,6 +122,9 @@ def rehearse_command(
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
     inner = placed(command, os.environ)
     serving = server_of(inner.command)
+    if serving is not None:
+        inner = replace(inner, command=beside_python(inner.command))
+        serving = server_of(inner.command)
     if serving is not None:
         check_options(options)
     given = inner.ranks if options.ranks is None else options.ranks

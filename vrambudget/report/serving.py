@@ -10,6 +10,7 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.outside import range_of
 from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.starting import Alternative, typed
 from vrambudget.serving.vllm import VERSION, Serving
@@ -80,7 +81,7 @@ def _parts(
             gib(found.activations_bytes),
             f"a step of {found.max_num_batched_tokens:,} tokens, {found.max_num_seqs:,} sampled",
         ),
-        ("outside PyTorch", spread(*found.outside_bytes), "measured: kernels, libraries"),
+        ("outside PyTorch", spread(*found.outside_bytes), _measured(gpu, options)),
         ("KV cache", spread(low, high), _blocks(options, found)),
         ("may take", *_may_take(options, found)),
         ("CUDA graphs", *_graphs(found)),
@@ -93,18 +94,22 @@ def start_lines(
     others: Iterable[Alternative], model: str, gpu: Gpu, options: ServeOptions
 ) -> Iterator[str]:
     """Yield what would start in its place, with the command; nothing where nothing would."""
-    given = {n: v for n, v in options.model_dump().items() if n in options.model_fields_set}
-    given.pop("engine", None)
     for i, other in enumerate(others):
         if not i:
             yield ""
             yield "what starts:"
         length = min(other.serving.max_model_len, _USUAL_CONTEXT)
         held = between(*other.serving.requests(length))
-        words = typed({**given, **other.change})
-        command = f"vrambudget serve {model} --gpu {shlex.quote(gpu.key or gpu.name)} {words}"
+        words = (model, "--gpu", gpu.key or gpu.name, *typed(options, other.change))
+        command = f"vrambudget serve {shlex.join(words)}"
         made = ", of a checkpoint in AWQ" if other.change.get("quantization") == "awq" else ""
         yield f"  {held} requests of {length:,} tokens{made}: {command}"
+
+
+def _measured(gpu: Gpu, options: ServeOptions) -> str:
+    tp, pp = options.tensor_parallel_size, options.pipeline_parallel_size
+    what = "kernels, libraries" + (", NCCL" if tp > 1 else "")
+    return f"measured on {range_of(gpu, tp, pp).of}: {what}"
 
 
 def _may_take(options: ServeOptions, found: Serving) -> tuple[str, str]:

@@ -3,13 +3,19 @@
 Kernels that libraries load with the first product, and NCCL's buffers. A rehearsal takes the
 `usual`; an estimate shows the range.
 
+A range is that of published starts: on H100s of the version whose rules are followed, on other GPUs
+of any version since 0.6.6, whose log has the figure ("non_torch_memory takes").
+
 Sources: vLLM 0.19.0 (PyTorch 2.10) on H100s, 32 starts with logs of llm-d's planner
 (tests/records/serving): 0.24 to 0.27 GiB on one GPU (Granite 3.1 alone 0.46), 2.06 to 2.21 GiB with
 tensor parallelism, of which 1.02 are the first communicator's, read when a worker begins.
-vLLM 0.11.0 (PyTorch 2.8) on an H100: 0.13 GiB.
+vLLM 0.11.0 (PyTorch 2.8) on an H100: 0.13 GiB. Others, one GPU: a T4 0.05 GiB, a GPU of 47.5 GiB
+0.08, an A100 of 80 GB 0.26. Two RTX 4090 0.25 (vllm-project/vllm#13061), sixteen RTX 3090 0.20
+(#14447), eight A100 of 40 GB over NVLink 2.10.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from vrambudget.config.gpus import Gpu
 
@@ -22,7 +28,45 @@ NVLINK_NCCL = (round(1.02 * _GIB), round(1.81 * _GIB))  # of the first communica
 # 94 MiB in all on four 24 GB GPUs without a link: the first alone.
 PCIE_NCCL = (94 * _MIB, 0)
 GRAPH_NODE_BYTES = 17_000  # of the driver, for each captured kernel: 14 to 18 KB
+_HOPPER = (9, 0)
 _LINKED = ("sxm", "hbm3", "b200", "gb200", "gh200", "h200", "h800", "h20")
+
+
+class Range(NamedTuple):
+    """Hundredths of a GiB, least and most, and of which GPUs they were published."""
+
+    least: int
+    most: int
+    of: str
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return both in bytes."""
+        return self.least * _GIB // 100, self.most * _GIB // 100
+
+
+_ON_H100 = {
+    1: Range(24, 27, "H100s"),
+    2: Range(206, 211, "linked H100s"),
+    4: Range(213, 221, "linked H100s"),
+}
+_ON_H100_IN_GROUPS = Range(7, 7, "H100s")
+_ON_ANY = Range(5, 27, "T4, A100 and H100")
+_IN_GROUPS = Range(5, 27, "one GPU alone")
+_UNLINKED = Range(20, 36, "RTX 3090 and 4090")
+_LINKED_OTHERS = Range(20, 221, "A100s and H100s")
+
+
+def range_of(gpu: Gpu, tp: int, pp: int) -> Range:
+    """Return what is taken between vLLM's two readings, on each of `tp` x `pp` GPUs."""
+    is_h100 = is_linked(gpu) and gpu.compute_capability == _HOPPER
+    if tp == 1 and pp > 1:
+        return _ON_H100_IN_GROUPS if is_h100 else _IN_GROUPS
+    if tp > 1 and not is_linked(gpu):
+        return _UNLINKED
+    if is_h100:
+        return _ON_H100[max(known for known in _ON_H100 if known <= tp)]
+    return _LINKED_OTHERS if tp > 1 else _ON_ANY
 
 
 def is_linked(gpu: Gpu) -> bool:

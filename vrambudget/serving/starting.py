@@ -1,5 +1,6 @@
 """What would start where a vLLM server does not: the same model with one or two options changed."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,10 @@ from vrambudget.serving.quantization_config import quantisation_of
 from vrambudget.serving.vllm import Serving, serve
 
 _USUAL_CONTEXT = 8192
+_PROGRAMS = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
+}
 _FP8 = (8, 9)  # the first compute capability with products in fp8
 _MOST_GPUS = 8
 
@@ -23,21 +28,23 @@ class Alternative(NamedTuple):
     change: Mapping[str, Any]
     serving: Serving
 
-    @property
-    def words(self) -> str:
-        """Return the changed options as they are typed."""
-        return typed(self.change)
 
+def typed(options: Settings, change: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Return the options that were given, or are changed, as they are typed.
 
-def typed(options: Mapping[str, Any]) -> str:
-    """Return options as they are typed; a switch has no value, and one that is off is left out."""
-    words = []
-    for name, value in options.items():
+    A switch has no value, and one that is off is left out.
+    """
+    given = {n: v for n, v in options.model_dump().items() if n in options.model_fields_set}
+    given = {**given, **(change or {})}
+    given.pop("engine", None)
+    words: list[str] = []
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
         if value is True:
-            words.append(f"--{name.replace('_', '-')}")
-        elif value not in (None, False):
-            words.append(f"--{name.replace('_', '-')} {value}")
-    return " ".join(words)
+            words.append(option)
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    return tuple(words)
 
 
 def alternatives(
@@ -84,16 +91,17 @@ def _tried(
     return Alternative(change, serving) if holds else None
 
 
+def server_words(model: str, engine: str, options: Settings) -> tuple[str, ...]:
+    """Return the engine's own command, with the options that were given."""
+    return (*_PROGRAMS[engine], model, *typed(options))
+
+
 def rehearsal(model: object, gpu: object, engine: str, options: Settings) -> str | None:
     """Return the command that rehearses the engine's own start; None: it cannot be written.
 
     `gpu`: a name as typed; the engine's options are those that were given.
     """
-    programs = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path"}
-    if engine not in programs or not isinstance(model, str) or not isinstance(gpu, str):
+    if engine not in _PROGRAMS or not isinstance(model, str) or not isinstance(gpu, str):
         return None
-    given = {n: v for n, v in options.model_dump().items() if n in options.model_fields_set}
-    given.pop("engine", None)
-    words = (programs[engine], model, typed(given))
-    card = f'"{gpu}"' if " " in gpu else gpu
-    return f"vrambudget rehearse --gpu {card} -- {' '.join(filter(None, words))}"
+    words = server_words(model, engine, options)
+    return f"vrambudget rehearse --gpu {shlex.quote(gpu)} -- {shlex.join(words)}"

@@ -31,6 +31,7 @@ from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.latent import workspace_bytes
 from vrambudget.serving.options import ServeOptions
+from vrambudget.serving.outside import range_of
 from vrambudget.serving.quantised import BitsAndBytes, Quantisation
 from vrambudget.serving.weights import (
     kv_heads,
@@ -45,10 +46,6 @@ _GIB = 2**30
 _LARGE_CARD = 70 * _GIB
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
 GRAPHS = (512 * MIB, 1946 * MIB)  # measured: CUDA graphs, on top of all
-# Measured on H100s with vLLM 0.19.0, in hundredths of a GiB: by cards that share each layer, and
-# where layers are in groups.
-_OUTSIDE = {1: (24, 27), 2: (206, 211), 4: (213, 221)}
-_OUTSIDE_IN_GROUPS = 7, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +167,7 @@ def _of_rank(
     )
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
     rest = may_take - weights - activations
-    outside = outside_bytes(tp, options.pipeline_parallel_size)
+    outside = range_of(gpu, tp, options.pipeline_parallel_size).sizes
     cache = rest - outside[1], rest - outside[0]
     if options.kv_cache_memory_bytes is not None:
         cache = options.kv_cache_memory_bytes, options.kv_cache_memory_bytes
@@ -205,15 +202,6 @@ def _of_rank(
         groups=groups,
         graphs_bytes=(0, 0) if options.enforce_eager else GRAPHS,
     )
-
-
-def outside_bytes(tp: int, pp: int) -> tuple[int, int]:
-    """Return what is taken outside PyTorch, least and most."""
-    if tp == 1 and pp > 1:
-        low, high = _OUTSIDE_IN_GROUPS
-    else:
-        low, high = _OUTSIDE[max(known for known in _OUTSIDE if known <= tp)]
-    return low * _GIB // 100, high * _GIB // 100
 
 
 def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int, int]:

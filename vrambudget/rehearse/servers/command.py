@@ -8,6 +8,8 @@ Source: vllm/engine/arg_utils.py (EngineArgs), 0.11 to 0.19; sglang/srt/server_a
 """
 
 import json
+import os
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -90,6 +92,26 @@ def server_of(command: Sequence[str]) -> ServerCommand | None:
             if rest[:1] == ("-m",) and rest[1:2] and rest[1] in engine.module:
                 return _read(engine, words[: len(words) - len(rest) + 2], rest[2:])
     return None
+
+
+def beside_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command whose program is that of VRAMBUDGET_PYTHON where PATH has none.
+
+    Raises VramBudgetError where neither has it.
+    """
+    own = os.environ.get("VRAMBUDGET_PYTHON")
+    if shutil.which(command[0]) is not None:
+        return command
+    if own is not None and command[0] == "python":
+        return (own, *command[1:])
+    beside = Path(shutil.which(own) or own).with_name(command[0]) if own else None
+    if beside is None or not beside.is_file():
+        raise VramBudgetError(
+            f"no such command: {command[0]!r}",
+            hint="install the engine (pip install vllm), or name the Python that has it with"
+            " VRAMBUDGET_PYTHON",
+        )
+    return (str(beside), *command[1:])
 
 
 def _read(engine: _Engine, before: tuple[str, ...], options: tuple[str, ...]) -> ServerCommand:
