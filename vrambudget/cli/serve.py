@@ -42,14 +42,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--engine-version",
         metavar="V",
         default=None,
-        help="refuse to answer by the rules of another version (the report says which it is)",
+        help="whose rules answer (llama.cpp: 2026-10 or 2025-08); others of one version refuse",
     )
     parser.add_argument(
         "--rehearse",
         action="store_true",
         help="let the installed engine start on a virtual GPU, and answer with its own figures",
     )
-    known: set[str] = set()
+    known = {"engine_version"}
     for options in OPTIONS.values():
         add_options(parser, options, without=known, choices={"kv_cache_dtype": CACHE_DTYPES})
         known |= set(options.model_fields)
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     fields = {name for options in OPTIONS.values() for name in options.model_fields}
     given = {name: value for name, value in vars(args).items() if name in fields}
     engine = given.pop("engine", None)
+    given.pop("engine_version", None)
     server = serve(
         args.model,
         gpu=args.gpu,

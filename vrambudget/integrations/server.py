@@ -41,7 +41,6 @@ _VERSIONS = {
     "vllm": vllm.VERSION,
     "sglang": sglang.VERSION,
     "tgi": tgi.VERSION,
-    "llama.cpp": llama_cpp.VERSION,
 }
 _SHARED_BY = "tensor_parallel_size"
 
@@ -81,7 +80,7 @@ def serve(
 
     `engine`: vllm, sglang, tgi or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
     tokens of a request; `options`: the engine's own. "2xh100" is tensor parallelism over two.
-    `engine_version`: refused unless it is the rules' own; with `rehearse` the installed engine
+    `engine_version`: refused where there are no rules of it; with `rehearse` the installed engine
     starts on a virtual GPU instead, once for each version, model and options.
     """
     if context is not None and context <= 0:
@@ -91,6 +90,10 @@ def serve(
     if engine == "llama.cpp":
         from vrambudget.integrations.run_here import run  # noqa: PLC0415 - it makes a Server
 
+        if rehearse:
+            raise VramBudgetError("llama.cpp is not rehearsed", where="--rehearse")
+        if engine_version is not None:
+            options = {**options, "engine_version": engine_version}
         given = _options(engine, options).model_dump(exclude_unset=True)
         return run(model, gpu=gpu, context=context, **given)
     cards, kind = count_of_gpus(gpu) if isinstance(gpu, str) else (1, gpu)
