@@ -165,6 +165,9 @@ def test_progress_is_told_for_the_first_steps_and_then_now_and_then(tmp_path, mo
 # ---- the C code ------------------------------------------------------------------------------
 
 
+RUNTIME = ("addresses", "memory", "outside", "cudart")
+
+
 @LINUX
 @COMPILER
 @pytest.mark.parametrize("cuda", ["12", "13"])
@@ -224,7 +227,7 @@ print("accounts hold")
 @pytest.mark.parametrize("cuda", ["12", "13"])
 def test_the_runtime_accounts_for_each_page_and_reads_zeros(tmp_path, cuda):
     library = tmp_path / "libcudart.so"
-    sources = [stand_in.NATIVE / name for name in ("addresses.c", "memory.c", "cudart.c")]
+    sources = [stand_in.NATIVE / f"{name}.c" for name in RUNTIME]
     numbers = (f"-DCUDA_MAJOR={cuda}", f"-DCUDA_VERSION={cuda}000")
     stand_in.cc(*stand_in.FLAGS, *numbers, "-shared", *sources, "-o", library, "-ldl")
     small = replace(T4, capacity_bytes=10 * 2**20, context_bytes=2 * 2**20)
