@@ -1,6 +1,7 @@
 """`vrambudget.follow(step)`: a step's own code, held against its rehearsal."""
 
 import contextlib
+import math
 import sys
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_report_says_what_was_followed():
     budget = followed("checkpoints", steps=2)
     text = " ".join(str(budget).split())
     assert "2 steps of its own code, bf16, AdamW, torch 2.11" in text
-    assert "the step's own code was followed" in text
+    assert "the step's own code was traced" in text
     assert len(budget.steps) == 2
     assert budget.breakdown["optimizer states"] == 2 * 2 * budget.parameters.total + 4 * len(
         list(step_cases.language_model(None, layers=3).parameters())
@@ -119,10 +120,10 @@ def test_an_operation_that_cannot_be_followed_is_named_with_its_line_and_the_way
     assert "vrambudget rehearse --gpu 12GB" in caught.value.hint
 
 
-DECIDES = "decides what the code does"
 REFUSED = {
-    "a loss that decides": (lambda loss: loss.item() > 1, DECIDES),
-    "a graph that is kept": (lambda loss: loss.backward(retain_graph=True), "retain_graph"),
+    "a loss that decides a size": (lambda loss: range(loss.item()), "as an integer"),
+    "a graph of gradients": (lambda loss: loss.backward(create_graph=True), "create_graph"),
+    "an end of the script": (lambda _loss: sys.exit(), "ended the script"),
     "torch.autograd.grad": (lambda loss: torch.autograd.grad(loss, []), "autograd.grad"),
     "saved tensors on the host": (
         lambda _loss: torch.autograd.graph.save_on_cpu().__enter__(),
@@ -155,6 +156,38 @@ def test_numbers_that_nobody_knows_are_printed_as_such_and_added_up():
 
     vrambudget.follow(step, torch.zeros(2, 4), steps=1)
     assert told == ["unknown"]
+
+
+def stops(_reason):
+    raise AssertionError
+
+
+LEAVES_THE_WAY = {
+    "isfinite": lambda loss: not torch.isfinite(loss),
+    "isnan().any()": lambda loss: torch.isnan(loss).any(),
+    "math.isnan": lambda loss: math.isnan(loss.item()),
+    "float": lambda loss: float(loss) > 100,
+    "a loss to stop at": lambda loss: loss < 0.01,
+    "an accuracy to stop at": lambda loss: (loss > 3).float().mean() > 0.9,
+    "a worse loss than the best": lambda loss: loss.item() > BEST[0],
+    "numpy": lambda loss: loss.detach().cpu().numpy() > 100,
+}
+BEST = [math.inf]
+
+
+@pytest.mark.parametrize("leaves", LEAVES_THE_WAY.values(), ids=LEAVES_THE_WAY)
+def test_a_branch_on_a_number_that_nobody_knows_takes_the_ordinary_way_and_is_named(leaves):
+    model = torch.nn.Linear(4, 4)
+
+    def step(x):
+        loss = model(x).mean()
+        if leaves(loss):
+            stops(loss)
+        loss.backward(retain_graph=True)
+        return [f"{loss:.3f}", (loss > 3).tolist(), loss.item()]
+
+    notes = " ".join(vrambudget.follow(step, torch.zeros(2, 4), steps=1).warnings)
+    assert ("test_follow_step.py, line" in notes) == (leaves is not LEAVES_THE_WAY["math.isnan"])
 
 
 def test_tensors_of_the_host_that_meet_the_cards_are_there_too():

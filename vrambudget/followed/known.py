@@ -17,6 +17,7 @@ import torch
 from vrambudget.errors import NotModelledError
 from vrambudget.followed.counted import REHEARSE, Counted
 from vrambudget.followed.derived import mapped
+from vrambudget.followed.numbers import ordinary
 
 _MOST = 2**22  # elements that are worked out
 
@@ -114,6 +115,20 @@ def _written(func: Any, given: Any, target: Counted, root: Counted, mode: Any) -
 
 def _seen(base: Known | None, shown: Remake | None) -> Known | None:
     return None if base is None or shown is None else Known(lambda: shown(base.value()))
+
+
+def guess(func: Any, given: Any, mode: Any) -> Known:
+    """Return the value of a call's result if unknown arguments hold ordinary numbers."""
+
+    def kept(x: torch.Tensor) -> Any:
+        counted = mode.counted_of(x)
+        if counted is None:
+            return x
+        shape, dtype = tuple(counted.shape), counted.v.dtype
+        return counted.known or counted.guess or Known(lambda: ordinary(shape, dtype))
+
+    args, kwargs = mapped(given, torch.Tensor, kept)
+    return Known(lambda: _worked_out(func, args, kwargs))
 
 
 def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, Any] | None:

@@ -10,16 +10,15 @@ any other                                 the general rule (followed.derived)
 from __future__ import annotations
 
 import functools
-import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from vrambudget.dtypes import int64
+from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
@@ -28,6 +27,7 @@ from vrambudget.followed import casts, known, regions
 from vrambudget.followed.counted import CARD, Counted, counted, dtype_of, no_rule
 from vrambudget.followed.derived import Call, mapped
 from vrambudget.followed.hooks import LeafHooks
+from vrambudget.followed.lines import own_line, stack
 from vrambudget.followed.rules import ATTRIBUTES, RULES, WRITING
 from vrambudget.ops.creation import made
 from vrambudget.tape.events import Purpose
@@ -36,7 +36,6 @@ _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "_
 _INDEXING = {"__getitem__", "__setitem__"}
 _INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
 _MIXES = {"copy_", "to", "type_as", "new_tensor", *_INDEXING}  # of host and card
-_HIDDEN = ("torch/", "vrambudget/")
 
 
 _OF_ITS_TYPE = {
@@ -68,7 +67,7 @@ class Following(TorchFunctionMode):
         try:
             return self._handle(func, args, kwargs or {})
         except NotModelledError as error:
-            error.where = error.where or own_line(_stack())
+            error.where = error.where or own_line(stack())
             raise
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -206,7 +205,7 @@ class _Handled:
         for x in self.written:
             known.write(func, given, x, self.mode)
 
-        def back(v: Tensor, item: Any, number: int | None = None) -> torch.Tensor:
+        def back(v: Tensor, item: Any, number: int | None = None) -> Any:
             x = self.found.get(id(v))
             if x is not None:
                 return self.live.get(id(v), x)
@@ -217,7 +216,10 @@ class _Handled:
             return counted(v, item, x if x.base is None else x.base, remake)
 
         if isinstance(result, Tensor):
-            return back(result, value)
+            shown = back(result, value)
+            if self.mode.is_step and value is None and result.dtype is bool_:
+                shown.guess = known.guess(func, given, self.mode)
+            return shown
         if isinstance(result, tuple | list):
             parts = [known.part(value, i) for i in range(len(result))]
             items = [
@@ -303,20 +305,3 @@ def _off_the_card(value: Any) -> Any:
     """Return a device, or its name, as the one where nothing is computed; other words stay."""
     is_word = isinstance(value, str) and value.partition(":")[0] != CARD.type
     return value if is_word else torch.device("meta")
-
-
-def _stack() -> Iterator[tuple[str, int]]:
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only way to it
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-
-
-def own_line(places: Iterable[tuple[str, int]]) -> str | None:
-    """Return the innermost line that is the model's or the user's code; innermost places first."""
-    for file, line in places:
-        name = file.replace("\\", "/")
-        is_hidden = any(f"/{part}" in name for part in _HIDDEN)
-        if not is_hidden and not (name.startswith("<") and not name.startswith("<ipython")):
-            return f"{name}, line {line}"
-    return None

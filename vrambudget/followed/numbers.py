@@ -1,19 +1,27 @@
-"""Numbers that a step reads back for its log: `loss.item()`.
+"""Numbers that a step reads back, which depend on weights: nobody knows them.
 
-They depend on weights, so nobody knows them. They may be printed, added up and averaged; where one
-would decide what the code does next, that is an error.
+They may be printed, added up and averaged. Where the code branches on one it goes the ordinary way:
+numbers are taken as 0.5: finite, the best loss so far, no accuracy and no loss to stop at.
+Integers count as 0, a class that there is. The report names the lines. A size that such a number
+decides is an error: `Unknown` is no integer.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from vrambudget.errors import NotModelledError
-from vrambudget.followed.counted import REHEARSE
+import torch
 
-_PICKS_A_NUMBER = "_adafactor.py"
-"""torch's Adafactor takes the larger of two numbers: which one, no memory depends on."""
+from vrambudget.dtypes import DType
+from vrambudget.followed.counted import TORCH_DTYPE
+
+NUMBER = 0.5
+_LINES = 3  # that a report names
+
+decided: dict[str, None] = {}
+"""Lines where a number that nobody knows was branched on, or left as one of the host."""
 
 
 class Unknown(float):
@@ -29,21 +37,51 @@ class Unknown(float):
     __hash__ = float.__hash__
 
 
-def _anew(_x: Unknown, *_: Any) -> Unknown:
-    return Unknown(1.0)
+def ordinary(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
+    """Return what an unknown tensor is taken to hold, on the host; it lies in one element."""
+    return torch.full(
+        (), NUMBER if dtype.is_floating_point else 0, dtype=TORCH_DTYPE[dtype]
+    ).expand(shape)
 
 
-def _decides(_x: Unknown, *_: Any) -> bool:
-    if sys._getframe(1).f_code.co_filename.endswith(_PICKS_A_NUMBER):  # noqa: SLF001
-        return True
-    raise NotModelledError(
-        "a number that depends on weights or data decides what the code does", hint=REHEARSE
+def note(places: Iterable[str | None]) -> None:
+    """Note the line that reads a number which decides something, or may."""
+    for line in places:
+        if line:
+            decided[line] = None
+
+
+def notes() -> Iterator[str]:
+    """Yield what a report says of such lines."""
+    if not decided:
+        return
+    first, more = [*decided][:_LINES], len(decided) - _LINES
+    others = f" and {more} more" if more > 0 else ""
+    yield (
+        f"numbers that depend on weights or data are read at {', '.join(first)}{others}: floats"
+        f" are taken as {NUMBER}, others as 0; what the code decides by them may differ"
     )
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "round"):
+def _anew(_x: Unknown, *_: Any) -> Unknown:
+    return Unknown(NUMBER)
+
+
+def _deciding(name: str) -> Callable[..., Any]:
+    compare = getattr(float, name)
+
+    def decides(x: Unknown, *others: Any) -> Any:
+        frame = sys._getframe(1)  # noqa: SLF001 - the only way to it
+        if "/torch/" not in frame.f_code.co_filename:  # its optimizers pick numbers by size
+            note([f"{frame.f_code.co_filename}, line {frame.f_lineno}"])
+        return compare(x, *others)
+
+    return decides
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow"):
     setattr(Unknown, f"__{_name}__", _anew)
-for _name in ("neg", "abs", "pos"):
+for _name in ("neg", "abs", "pos", "round", "floordiv", "rfloordiv", "mod", "rmod"):
     setattr(Unknown, f"__{_name}__", _anew)
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool", "int", "floordiv", "mod"):
-    setattr(Unknown, f"__{_name}__", _decides)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool", "int"):
+    setattr(Unknown, f"__{_name}__", _deciding(f"__{_name}__"))

@@ -19,12 +19,13 @@ from vrambudget.engine.context import Platform, context, made_for, recording
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError, TooLargeError
-from vrambudget.followed import kernels
+from vrambudget.followed import kernels, numbers
 from vrambudget.followed.build import laid_down
 from vrambudget.followed.counted import CARD, REHEARSE, counted, dtype_of
 from vrambudget.followed.found import Found, as_they_were, found_in
 from vrambudget.followed.known import of_tensor
-from vrambudget.followed.mode import Following, own_line
+from vrambudget.followed.lines import own_line
+from vrambudget.followed.mode import Following
 from vrambudget.followed.patches import running
 from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.followed.stepping import stepping
@@ -44,6 +45,7 @@ class Stepped:
     optimizers: tuple[str, ...]
     weights: frozenset[str]  # their types
     doubts: tuple[str, ...]
+    notes: tuple[str, ...]
     unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
 
 
@@ -60,6 +62,7 @@ def stepped(
     `warm`: the process has trained before.
     """
     kernels.unchecked.clear()
+    numbers.decided.clear()
     found = found_in(step, *given)
     if not found.modules:
         raise NotModelledError(
@@ -86,6 +89,7 @@ def stepped(
         tuple(dict.fromkeys(type(x).__name__ for x in found.optimizers)),
         frozenset(dtype_of(p.dtype).name for p in parameters),
         tuple(kernels.doubts()),
+        tuple(numbers.notes()),
         unasked,
     )
 
@@ -101,9 +105,10 @@ def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Follo
         except (NotModelledError, TooLargeError) as error:
             error.where = error.where or _line(error)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            ended = "ended the script" if isinstance(error, SystemExit) else "fails"
             raise NotModelledError(
-                f"{_name(step)} fails when it is followed: {error}",
+                f"{_name(step)} {ended} when it is traced: {type(error).__name__}: {error}",
                 where=_line(error),
                 hint=REHEARSE,
             ) from error
@@ -111,7 +116,7 @@ def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Follo
     return result
 
 
-def _line(error: Exception) -> str | None:
+def _line(error: BaseException) -> str | None:
     """Return the line of the user's code where an error comes from."""
     frames = extract_tb(error.__traceback__)
     return own_line((frame.filename, frame.lineno or 0) for frame in reversed(frames))

@@ -8,8 +8,9 @@ import torch
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
-from vrambudget.followed import hooks, known, regions
+from vrambudget.followed import hooks, known, numbers, regions
 from vrambudget.followed.counted import CARD, REHEARSE, Counted, counted
+from vrambudget.followed.lines import own_line, stack
 from vrambudget.followed.numbers import Unknown
 from vrambudget.followed.rules.table import getter
 
@@ -34,7 +35,7 @@ for _name in (
 for _name in (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "__len__"),
     *("is_floating_point", "is_complex", "element_size", "storage_offset", "__hash__", "is_signed"),
-    *("__repr__", "__format__", "is_conj", "is_neg", "is_inference", "get_device", "__str__"),
+    *("__repr__", "is_conj", "is_neg", "is_inference", "get_device", "__str__"),
 ):
     if hasattr(_torch, _name):
         ATTRIBUTES[getattr(_torch, _name)] = _native(getattr(_torch, _name))
@@ -160,15 +161,16 @@ def backward(  # noqa: PLR0917 - torch's signature
     inputs: Any = None,
 ) -> None:
     """Run the engine's backward pass; checkpoints and functions in it run torch calls again."""
-    for name, given in (("retain_graph", retain_graph), ("create_graph", create_graph)):
-        if given:
-            raise NotModelledError(f"backward({name}=True) is not followed", hint=REHEARSE)
+    if create_graph:
+        raise NotModelledError("backward(create_graph=True) is not traced", hint=REHEARSE)
     if inputs is not None:
-        raise NotModelledError("backward(inputs=...) is not followed", hint=REHEARSE)
+        raise NotModelledError("backward(inputs=...) is not traced", hint=REHEARSE)
     mode.begins("backward")
     with torch.no_grad():
         regions.adopt()
-        run_backward(x.v, None if gradient is None else mode.counted_of(gradient).v)
+        seed = None if gradient is None else mode.counted_of(gradient).v
+        del gradient
+        run_backward(x.v, seed, retain_graph=bool(retain_graph))
     mode.begins("after backward")
 
 
@@ -184,33 +186,60 @@ def deepcopy(_mode: Any, x: Counted, memo: dict[int, Any]) -> Counted:
     return twin
 
 
-def _value(x: Counted, name: str) -> torch.Tensor:
+def _value(mode: Any, x: Counted, name: str) -> torch.Tensor:
+    """Return a tensor's value; in a step one that nobody knows is taken as an ordinary one."""
     value = known.read_back(x)
-    if value is None:
+    if value is not None:
+        return value
+    if not mode.is_step:
         raise NotModelledError(
             f"{name} reads a value back that depends on weights or data",
             hint=REHEARSE,
         )
-    return value
+    numbers.note([own_line(stack())])
+    return numbers.ordinary(tuple(x.shape), x.v.dtype)
 
 
 @answers(_torch.cpu, _torch.numpy)
-def to_host(_mode: Any, x: Counted, *_: Any) -> Any:
+def to_host(mode: Any, x: Counted, *_: Any) -> Any:
     """Return the value on the host."""
-    return _value(x, "cpu")
+    return _value(mode, x, "cpu")
+
+
+def _is_unknown(mode: Any, x: Counted) -> bool:
+    return bool(mode.is_step) and known.read_back(x) is None
 
 
 @answers(_torch.item)
 def item(mode: Any, x: Counted) -> Any:
     """Return a number; in a step one that nobody knows may be printed."""
-    if mode.is_step and x.v.dtype.is_floating_point and known.read_back(x) is None:
-        return Unknown(1.0)
-    return _value(x, "item").item()
+    return Unknown(numbers.NUMBER) if _is_unknown(mode, x) else _value(mode, x, "item").item()
 
 
-for _name in ("tolist", "__bool__", "__int__", "__float__", "__index__"):
+@answers(_torch.tolist)
+def tolist(mode: Any, x: Counted) -> Any:
+    """Return numbers, as `item` does."""
+    return _listed(tuple(x.shape)) if _is_unknown(mode, x) else _value(mode, x, "tolist").tolist()
 
-    def _read(_mode: Any, x: Counted, _name: str = _name) -> Any:
-        return getattr(_value(x, _name), _name)()
+
+def _listed(shape: tuple[int, ...]) -> Any:
+    return [_listed(shape[1:]) for _ in range(shape[0])] if shape else Unknown(numbers.NUMBER)
+
+
+@answers(_torch.__format__)
+def written(mode: Any, x: Counted, spec: str) -> str:
+    """Return a number as a log shows it."""
+    return format(item(mode, x), spec) if not x.dim() else repr(x)
+
+
+for _name in ("__bool__", "__int__", "__float__", "__index__"):
+
+    def _read(mode: Any, x: Counted, _name: str = _name) -> Any:
+        if _name == "__index__" and _is_unknown(mode, x):
+            raise NotModelledError("a size depends on weights or data", hint=REHEARSE)
+        value = x.guess.value() if x.guess is not None and _is_unknown(mode, x) else None
+        if value is not None:
+            numbers.note([own_line(stack())])
+        return getattr(_value(mode, x, _name) if value is None else value, _name)()
 
     ATTRIBUTES[getattr(_torch, _name)] = _read
