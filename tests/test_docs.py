@@ -11,6 +11,7 @@ import tomllib
 
 import pages
 import pytest
+import terminal_picture
 import test_records
 
 import vrambudget
@@ -127,11 +128,18 @@ def test_python_examples_use_names_of_the_api(page):
                 assert {alias.name for alias in node.names} <= set(vrambudget.__all__)
 
 
-def test_every_page_is_linked_from_the_readme():
-    linked = {
-        pages.ROOT / target.partition("#")[0] for target in pages.links(pages.ROOT / "README.md")
-    }
-    assert {page for page in pages.PAGES if page.name != "README.md"} <= linked
+def test_every_page_is_linked_from_the_index_and_stands_in_the_site():
+    index = pages.ROOT / "docs" / "index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in pages.links(index)}
+    assert {page for page in pages.PAGES if page != index} <= linked
+    assert "docs/index.md" in pages.links(pages.ROOT / "README.md")
+    site = pages.text_of(pages.ROOT / "mkdocs.yml")
+    docs = {page.name for page in pages.PAGES if page.parent == index.parent}
+    assert {name for name in docs if name not in site} == set()
+
+
+def test_the_picture_of_a_terminal_shows_what_is_printed():
+    assert pages.text_of(terminal_picture.PICTURE) == terminal_picture.svg(terminal_picture.shown())
 
 
 def test_every_command_has_an_example():
@@ -155,7 +163,7 @@ def test_the_readme_names_the_dependencies():
 
 
 def test_the_readme_stays_short():
-    assert len(pages.text_of(pages.ROOT / "README.md").splitlines()) <= 170
+    assert len(pages.text_of(pages.ROOT / "README.md").splitlines()) <= 130
 
 
 def test_the_readme_counts_the_records():

@@ -160,9 +160,7 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
         choices, left_out = _compiled(scenario, wish, tell)
         gpus, wish = len(choices[:1]), replace(wish, most=1)
     else:
-        gpus, choices, planner = _eager(scenario, wish, tell)
-        if gpus != (wish.gpus or 1):
-            others = _with_less(scenario, wish, tell)
+        gpus, choices, others, planner = _eager(scenario, wish, tell)
     return Plan(
         model=scenario.model,
         gpu=scenario.gpu.name,
@@ -183,11 +181,17 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
 
 def _eager(
     scenario: Scenario, wish: Wish, tell: Callable[[], object]
-) -> tuple[int, list[Choice], Planner | None]:
-    """Return how many GPUs do, what fits them, and who tried layouts."""
+) -> tuple[int, list[Choice], tuple[Alternative, ...], Planner | None]:
+    """Return how many GPUs do, what fits them, what one trains with less, and who tried layouts.
+
+    Where one GPU trains with less, and any goal will do, several are not looked for.
+    """
     alone = _alone(scenario, wish, tell) if wish.gpus is None else []
     if alone:
-        return 1, [of_recipe(scenario, recipe) for recipe in alone], None
+        return 1, [of_recipe(scenario, recipe) for recipe in alone], (), None
+    others = _with_less(scenario, wish, tell) if wish.gpus is None else ()
+    if others and wish.goal == "any":
+        return 0, [], others, None
     planner = Planner(
         scenario,
         wish.goal,
@@ -196,7 +200,10 @@ def _eager(
         per_node=wish.per_node,
         tell=tell,
     )
-    return *_together(planner, wish), planner
+    gpus, choices = _together(planner, wish)
+    if wish.gpus is not None and not choices:
+        others = _with_less(scenario, wish, tell)
+    return gpus, choices, others, planner
 
 
 def _with_less(

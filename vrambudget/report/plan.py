@@ -133,6 +133,8 @@ def _of_several(found: Plan) -> str:
 
 def _nothing(found: Plan) -> str:
     """Return that nothing was found: too large where it was counted, no rule where it was not."""
+    if found.alternatives and not found.counted and found.goal == "any":
+        return f"for {found.block:,} tokens as asked, count your GPUs: --gpu 2x..., or --goal full"
     at = f"{found.model} at {found.block:,} tokens a sequence"
     where = f"{found.most} x {found.gpu}" if found.most > 1 else f"one {found.gpu}"
     if not found.not_considered:

@@ -35,9 +35,21 @@ def plot(drawn: MemoryCurve, unit: str, room_bytes: int | None) -> str:
         f'<figure id="timeline" data-columns="{count}">'
         f'<svg viewBox="0 0 {count} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
         f"{''.join(_areas(drawn, top))}{_reserved(drawn, top)}{_borders(drawn)}</svg>"
-        f'{labels}<div id="cursor"></div></figure>'
+        f'{labels}<div id="cursor"></div></figure>{_legend(drawn)}'
         f'<div id="moment">{_moment(drawn, unit)}</div>'
     )
+
+
+def _legend(drawn: MemoryCurve) -> str:
+    """Return the names of parts that are drawn and not alive at the peak, whose legend is above."""
+    peak = drawn.columns[drawn.peak]
+    shown = [
+        name
+        for n, name in enumerate(drawn.parts)
+        if not peak.parts[n] and any(column.parts[n] for column in drawn.columns)
+    ]
+    items = (f'<li><i style="background:var(--{slug(name)})"></i>{name}</li>' for name in shown)
+    return f'<ul class="legend">{"".join(items)}</ul>' if shown else ""
 
 
 def _top(drawn: MemoryCurve, room_bytes: int | None) -> float:
@@ -119,7 +131,7 @@ def _markers(drawn: MemoryCurve, top: float, unit: str, room_bytes: int | None) 
     text = f"peak {format_bytes(peak.allocated_bytes, unit)}"
     yield _marker("peak", drawn.peak, peak.allocated_bytes / top, text)
     if room_bytes is not None and room_bytes <= top:
-        text = f"room for PyTorch on this GPU: {format_bytes(room_bytes, unit)}"
+        text = f"available to PyTorch on this GPU: {format_bytes(room_bytes, unit)}"
         yield f'<div class="room" style="bottom:{room_bytes / top:.2%}"><b>{text}</b></div>'
     if drawn.out_of_memory is not None and room_bytes is not None:
         yield _marker("full", drawn.out_of_memory, room_bytes / top, "out of memory here")

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vrambudget.config.job import Job
-from vrambudget.report.tools.words import TYPES, arguments, can_be_said, model_id, optim_of
+from vrambudget.report.tools.words import (
+    TYPES,
+    arguments,
+    can_be_said,
+    learning_rate,
+    model_id,
+    optim_of,
+)
 from vrambudget.scenario import Scenario
 
 _YOURS = "  # replace it by yours"
@@ -59,7 +66,9 @@ def _yaml(head: str, lines: Iterable[Line], *, data: str) -> str:
     """Return keys and values as YAML, whose scalars and lists JSON's are."""
     said = [f"# {line}" for line in head.splitlines()]
     for key, value in lines:
-        said.append(f"{key}: {json.dumps(value)}{_YOURS if key == data else ''}")
+        # YAML 1.1 reads 2e-05 as text: a number has a point.
+        text = f"{value:.6f}".rstrip("0") if key == "learning_rate" else json.dumps(value)
+        said.append(f"{key}: {text}{_YOURS if key == data else ''}")
     return "\n".join(said)
 
 
@@ -102,7 +111,7 @@ def _axolotl(scenario: Scenario, job: Job) -> Iterator[Line]:
     yield "gradient_checkpointing", job.checkpointing == "full"
     yield "max_grad_norm", job.clip or 0.0
     yield "optimizer", optim_of(job)
-    yield "learning_rate", 2e-4 if job.lora_rank else 2e-5
+    yield "learning_rate", learning_rate(job)
     yield "num_epochs", 1
     if job.lora_rank is not None:
         yield "adapter", "qlora" if job.quant == "nf4" else "lora"

@@ -36,8 +36,17 @@ def arguments(job: Job) -> Iterator[tuple[str, Any]]:
         yield "gradient_accumulation_steps", job.grad_accum
     yield "gradient_checkpointing", job.checkpointing == "full"
     yield "max_grad_norm", job.clip or 0.0
+    yield "learning_rate", learning_rate(job)
     if job.compile:
         yield "torch_compile", True
+
+
+def learning_rate(job: Job) -> float:
+    """Return what to begin with: adapters take ten times as much as all weights.
+
+    Source: TRL's documentation, "PEFT integration": 2.0e-4, "~10x the full fine-tuning rate".
+    """
+    return 2e-5 if job.lora_rank is None else 2e-4
 
 
 def can_be_said(job: Job) -> bool:
