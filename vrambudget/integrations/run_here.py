@@ -89,7 +89,7 @@ def choices(
     if "ctx_size" in options.model_fields_set and context is None:
         context = options.ctx_size or None
     rows = []
-    for found in _models(model):
+    for found in models_of(model):
         if context is not None and context > found.positions:
             raise VramBudgetError(
                 f"context is {context}; {found.name} has 1 to {found.positions} tokens"
@@ -103,7 +103,7 @@ def _ram(text: str) -> int:
     return parse_bytes(re.sub(r"(?i)(?<=[\d\s])([kmgt])b?\s*$", r"\1iB", text))
 
 
-def _models(model: ModelSource) -> Iterator[GgufModel]:
+def models_of(model: ModelSource) -> Iterator[GgufModel]:
     """Yield the models that the text may mean: one, or a quantisation each."""
     if isinstance(model, str | Path) and str(model).endswith(GGUF):
         yield of_file(Path(model))

@@ -1,7 +1,8 @@
 """Where llama.cpp puts a model's tensors: on a GPU, or in main memory.
 
     layers     the last ones on GPUs, the output the last of all: --n-gpu-layers 1 offloads it
-               alone; split among GPUs by --tensor-split, by default by the memory that is free
+               alone (in 2025-08 it went with all layers only); split among GPUs by
+               --tensor-split, by default by the memory that is free
     output     a model without one has a copy of its table of tokens here
     others     the table of tokens stays in main memory; factors of rotary tables are wherever
                layers are; --override-tensor, --cpu-moe and --n-cpu-moe go before all of it
@@ -11,7 +12,7 @@ of 128 bytes.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-model.cpp (load_tensors),
 src/llama-model-loader.cpp (create_tensor), common/arg.cpp, ggml/src/ggml-cuda/ggml-cuda.cu
-(get_alloc_size). Of August 2025 (llama-cpp-python 0.3.16): the same.
+(get_alloc_size). Of August 2025 (llama-cpp-python 0.3.16): the same files.
 Not modelled: --split-mode row and tensor.
 """
 
@@ -74,12 +75,16 @@ def _devices(
     model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions, offloaded: int
 ) -> list[int]:
     """Return where each layer is, the output last."""
-    first = model.layers + 1 - offloaded
+    whole = model.layers + (options.engine_version != "2025-08")  # did the output count first?
+    first = max(0, whole - offloaded)
     if options.split_mode == "none" or len(gpus) < 2:  # noqa: PLR2004 - nothing to split
         only = options.main_gpu if options.split_mode == "none" else 0
         if not 0 <= only < max(1, len(gpus)):
             raise VramBudgetError(f"main_gpu is {only}; there are {len(gpus)} GPUs, counted from 0")
-        return [HOST if layer < first else only for layer in range(model.layers + 1)]
+        return [
+            only if first <= layer < first + offloaded else HOST
+            for layer in range(model.layers + 1)
+        ]
     parts = [float(gpu.capacity_bytes - gpu.context_range[0]) for gpu in gpus]
     if options.tensor_split:
         parts = _parts(options.tensor_split, len(gpus))
@@ -87,7 +92,8 @@ def _devices(
     found = []
     for layer in range(model.layers + 1):
         at = _single((layer - first) / max(1, offloaded))
-        found.append(HOST if layer < first else next(n for n, e in enumerate(ends) if e > at))
+        is_here = first <= layer < first + offloaded
+        found.append(next(n for n, e in enumerate(ends) if e > at) if is_here else HOST)
     return found
 
 
