@@ -57,6 +57,17 @@ def test_a_model_without_files_is_its_configuration_and_the_port_is_a_free_one(t
     assert "VRAMBUDGET_NCCL" not in found.variables
 
 
+def test_a_checkpoint_is_that_which_the_options_ask_for(tmp_path):
+    words = (*SERVE, "--quantization=awq_marlin")
+    found = prepared(server_of(words), tmp_path, H100, "2.10.0")
+    config = json.loads((Path(found.command[2]) / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "awq"
+    words = ("vllm", "serve", "deepseek-v2-lite")
+    found = prepared(server_of(words), tmp_path, H100, "2.10.0")
+    config = json.loads((Path(found.command[2]) / "config.json").read_text())
+    assert (config["n_group"], config.get("quantization_config")) == (1, None)
+
+
 def test_a_folder_with_a_tokenizer_is_served_as_it_is_and_ranks_speak_over_nvlink(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
@@ -123,6 +134,7 @@ TOO_LONG = (
 )
 TOO_LARGE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 112.00 MiB. GPU 0 has"
 BAD = "vllm: error: unrecognized arguments: --no-such"
+ASSERTION = ("AssertionError", None)
 LAST = "RuntimeError: Engine core initialization failed. See root cause above."
 
 
@@ -132,6 +144,7 @@ LAST = "RuntimeError: Engine core initialization failed. See root cause above."
         (TOO_LONG, TOO_LONG, "--max-model-len 33536"),
         (TOO_LARGE, TOO_LARGE, "--quantization fp8"),
         (BAD, "unrecognized arguments: --no-such", None),
+        ("(EngineCore pid=2) ERROR 11-23 22:39:57 [core.py:1108] AssertionError", *ASSERTION),
     ],
 )
 def test_an_engine_that_ends_says_why_and_what_to_change(tmp_path, line, error, changes):

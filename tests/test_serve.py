@@ -193,6 +193,34 @@ def test_what_no_code_says_is_the_range_that_was_published_of_such_gpus(gpu, sha
     assert [round(n / 2**30, 2) for n in found.outside_bytes] == list(range_of_gib)
 
 
+def test_a_plan_for_serving_ranks_what_starts_by_requests(capsys):
+    assert main(["plan", "llama-3.1-70b", "--serve", "--gpu", "4xh100", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["requests"] for row in rows] == sorted((r["requests"] for r in rows), reverse=True)
+    shared = {(r["engines"], r["tensor_parallel_size"], r["pipeline_parallel_size"]) for r in rows}
+    assert {(1, 4, 1), (1, 1, 4), (1, 2, 2), (2, 2, 1), (4, 1, 1)} <= shared
+    plain = next(
+        r for r in rows if r["weights"] == "as they are" and r["tensor_parallel_size"] == 4
+    )
+    found = served("llama-3.1-70b", tensor_parallel_size=4, max_model_len=8192)
+    assert rows[-1]["requests"] > 0
+    assert plain["weights_bytes"] == found.weights_bytes
+    assert plain["rehearsal"] == f"vrambudget rehearse --gpu h100 -- {plain['command']}"
+
+
+def test_a_plan_for_serving_says_what_it_cannot_do(capsys):
+    words = ["plan", "llama-3.1-70b", "--serve", "--gpu", "24GB"]
+    assert main(words) == 1
+    assert "next: more GPUs (--gpu 2xrtx-4090)" in capsys.readouterr().out
+    assert main([*words, "--batch", "3"]) == 2
+    assert main([*words, "--context", "10000000"]) == 2
+    assert main(["plan", "gpt2", "--gpu", "24GB", "--context", "8"]) == 2
+    capsys.readouterr()
+    assert main(["plan", "gpt-oss-20b", "--serve", "--gpu", "h100"]) == 2
+    command = "vrambudget rehearse --gpu h100 -- vllm serve gpt-oss-20b"
+    assert command in capsys.readouterr().err
+
+
 def test_rules_answer_for_their_own_version_alone(capsys):
     words = ["serve", "llama-3.1-8b", "--gpu", "h100", "--engine-version"]
     assert main([*words, "0.19.1"]) == 0

@@ -6,6 +6,7 @@ For GPUs that are there (--gpu 4x24GB): the layouts that fit them, each with the
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -13,7 +14,7 @@ from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, telling
 from vrambudget.config.fields.ranks import Ranks
-from vrambudget.config.gpus import on_nodes
+from vrambudget.config.gpus import count_of_gpus, find_gpu, on_nodes
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import json_text
 from vrambudget.planning.choices import Choice
@@ -78,6 +79,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--choice", type=int, default=1, metavar="N", help="which recipe to write (default: 1)"
     )
     parser.add_argument("--nodes", type=int, metavar="N", help="machines, of so many GPUs each")
+    parser.add_argument(
+        "--serve", action="store_true", help="which vLLM server holds the most requests, instead"
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens of a request, with --serve (default: 8192)"
+    )
     add_job_options(parser, without=Ranks)
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -86,6 +93,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 1 if no number of GPUs does."""
     fields = job_fields(args)
+    if args.serve:
+        return _serve(args, fields)
+    if args.context is not None:
+        raise VramBudgetError("--context is of --serve", hint="add --serve")
     named = frozenset(fields)
     gpus, per_node, device = counted(on_nodes(args.gpu, args.nodes) or args.gpu)
     wish = Wish(args.goal, args.most, args.offload, named, args.per_step, gpus=gpus)
@@ -112,6 +123,28 @@ def run(args: argparse.Namespace) -> int:
     emit(json_text(asdict(found)) if output == "json" else render_plan(found, output), args)
     shorter = found.alternatives and "block" not in named and gpus is None
     return DONE if found.gpus or shorter else DOES_NOT_FIT
+
+
+def _serve(args: argparse.Namespace, fields: Mapping[str, object]) -> int:
+    """Print which servers start, most requests first. Returns 1 if none does."""
+    from vrambudget.planning.serving import serving_plan  # noqa: PLC0415 - asked for seldom
+    from vrambudget.report.serving_plan import render_serving_plan  # noqa: PLC0415
+
+    if fields:
+        raise VramBudgetError(
+            f"{', '.join(sorted(fields))} with --serve: a server has no such option",
+            hint="`vrambudget serve MODEL --gpu GPU` takes the server's options",
+        )
+    gpus, name = count_of_gpus(args.gpu)
+    gpu = find_gpu(name)
+    rows = serving_plan(args.model, gpu, name, gpus, args.context)
+    output = chosen_format(args)
+    if output == "json":
+        text = json_text([asdict(row) for row in rows])
+    else:
+        text = render_serving_plan(rows, args.model, gpu, gpus, output)
+    emit(text, args)
+    return DONE if rows else DOES_NOT_FIT
 
 
 def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:

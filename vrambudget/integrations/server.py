@@ -33,7 +33,7 @@ from vrambudget.serving.options import (
 )
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
 from vrambudget.serving.sglang_quantised import sglang_quantisation
-from vrambudget.serving.starting import alternatives, rehearsal
+from vrambudget.serving.starting import alternatives, rehearsal, with_rehearsal
 from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
@@ -106,7 +106,7 @@ def serve(
         _check_version(engine, engine_version)
         return _by_rules(model, card, engine, parsed, context)
     except NotModelledError as error:
-        raise _with_rehearsal(error, rehearsal(model, kind, engine, parsed)) from error
+        raise with_rehearsal(error, rehearsal(model, kind, engine, parsed)) from error
 
 
 def _check_version(engine: str, asked: str | None) -> None:
@@ -118,15 +118,6 @@ def _check_version(engine: str, asked: str | None) -> None:
             where="--engine-version",
             hint=f"install {engine} {asked} in an environment of its own",
         )
-
-
-def _with_rehearsal(error: NotModelledError, command: str | None) -> NotModelledError:
-    """Return the error with the command that answers without rules."""
-    if command is None:
-        return error
-    hints = (error.hint, f"the engine's own start answers (Linux, no GPU needed): {command}")
-    hint = "; ".join(filter(None, hints))
-    return NotModelledError(error.message, where=error.where, hint=hint)
 
 
 def _by_rules(

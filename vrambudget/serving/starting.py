@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import Settings
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantised import Quantisation
@@ -105,3 +105,12 @@ def rehearsal(model: object, gpu: object, engine: str, options: Settings) -> str
         return None
     words = server_words(model, engine, options)
     return f"vrambudget rehearse --gpu {shlex.quote(gpu)} -- {shlex.join(words)}"
+
+
+def with_rehearsal(error: NotModelledError, command: str | None) -> NotModelledError:
+    """Return the error with the command that answers without rules."""
+    if command is None:
+        return error
+    hints = (error.hint, f"the engine's own start answers (Linux, no GPU needed): {command}")
+    hint = "; ".join(filter(None, hints))
+    return NotModelledError(error.message, where=error.where, hint=hint)

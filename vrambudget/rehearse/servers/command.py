@@ -22,7 +22,7 @@ from typing import Any
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.rehearse.servers.architectures import with_architecture
+from vrambudget.rehearse.servers.architectures import of_checkpoint, with_architecture
 from vrambudget.serving.outside import environment as outside_of
 
 _PYTHON_S = ("-u", "-O", "-B", "-s", "-I")
@@ -72,6 +72,10 @@ class ServerCommand:
             if long in kinds.devices.values():
                 found[long] = _number(name, value)
         return prod(found.values())
+
+    def value(self, *names: str) -> str | None:
+        """Return the value of the first of these options that is given."""
+        return next((value for name, value in _pairs(self.options) if name in names), None)
 
     def has(self, *names: str) -> bool:
         """Tell whether one of these options is given."""
@@ -227,6 +231,7 @@ def _model(server: ServerCommand, folder: Path) -> tuple[str, bool, str | None]:
         return server.model, any((place / name).is_file() for name in _TOKENIZERS), None
     found = find_model(server.model)
     values: dict[str, Any] = with_architecture(dict(found.values), found.where)
+    values = of_checkpoint(values, server.value("--quantization", "-q"))
     made = folder / "model" / (found.name.replace("/", "--") or "model")
     made.mkdir(parents=True)
     (made / "config.json").write_text(json.dumps(values, indent=1))

@@ -41,8 +41,8 @@ _CONCURRENCY = re.compile(
 _ENGINES = re.compile(r"V1 LLM engine \(v([\w.+]+)\)|vLLM.*? version v?([\w.+]*\d[\w.+]*)")
 _PATTERNS = [(name, re.compile(text), read, join) for name, text, read, join in _LINES]
 _SHOWN = re.compile("|".join([text for _, text, _, _ in _LINES] + [_CONCURRENCY.pattern]))
-_ERROR = re.compile(r"(?:^|\s)((?:torch\.)?[\w.]*(?:Error|Exception): .+)")
-_USAGE = re.compile(r"^\S+.*: error: (.+)$")
+_ERROR = re.compile(r"^(?:.*\s)?((?:torch\.)?[\w.]*(?:Error|Exception): .+)|^(\w*Error)$")
+_USAGE = re.compile(r"^\S+.*: error: ((.+))$")
 _GENERIC = ("Engine core initialization failed", "WorkerProc initialization failed")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?(?:(?:INFO|WARNING|ERROR|DEBUG) \S+ \S+ \[[^\]]*\]\s*)?")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -79,8 +79,9 @@ class ServerLog:
 
     def _read_error(self, text: str) -> None:
         found = _ERROR.search(text) or _USAGE.match(text)
-        if found and not self.ready and found[1] not in self.errors:
-            self.errors.append(found[1])
+        text = (found[1] or found[2]) if found else ""
+        if text and not self.ready and text not in self.errors:
+            self.errors.append(text)
 
     @property
     def error(self) -> str | None:
