@@ -22,6 +22,10 @@ class VramBudgetError(ValueError):
         self.message = message
         self.where = where
         self.hint = hint
+        if where:
+            self.add_note(f"in {escaped(where)}")
+        if hint:  # a traceback ends with it
+            self.add_note(f"tip: {escaped(hint)}")
 
     def render(self) -> str:
         """Return the lines that the command line prints on stderr."""

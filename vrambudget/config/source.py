@@ -146,10 +146,21 @@ def _from_name(name: str) -> FoundModel:
         return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
-    near = near_names(name)
+    raise VramBudgetError(f"there is no model {show(name)}", hint=_doors(name))
+
+
+def _doors(name: str) -> str:
+    """Return where a name may be understood after all: a slip, a server's, a model of no rules."""
+    base, colon, _ = name.partition(":")
+    if colon and card_name(base):
+        served = f"`vrambudget serve {name} --gpu GPU`"
+        return f"4-bit and other GGUF files are a server's: {served}"
     ways = "`vrambudget models` lists the names; a config.json or a hub id org/name works too"
-    raise VramBudgetError(
-        f"there is no model {show(name)}", hint=f"{near} {ways}" if near else ways
+    if near := near_names(name):
+        return f"{near} {ways}"
+    return (
+        f"{ways}; a model of timm, diffusers or your own: vrambudget.preflight(model) in Python,"
+        " or `vrambudget rehearse --gpu GPU -- python train.py`"
     )
 
 

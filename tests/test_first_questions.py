@@ -1,0 +1,137 @@
+"""Fifty first questions, each with the sentence that its answer begins with.
+
+What fits is held against rehearsals by `test_plans_rehearsed.py`; here the first line has to answer
+what was asked: one GPU first, and "does not fit" only of what was counted. One GPU of 8, 12, 16 or
+24 GB, a notebook's T4, several GPUs, two nodes, names that another door takes.
+"""
+
+import re
+import shlex
+
+import pytest
+
+import vrambudget
+from vrambudget.cli import main
+from vrambudget.config.layout import parse_layout
+from vrambudget.errors import VramBudgetError
+
+FITS, NOT = "FITS: ", "DOES NOT FIT: "
+TRAINS = "{} trains on one {}"
+RTX_3060, RTX_4060, RTX_4090 = (f"NVIDIA GeForce RTX {n}" for n in ("3060", "4060", "4090"))
+
+QUESTIONS = {
+    # What one job takes.
+    "gpt2 --batch 8 --block 1024 --gpu 24GB": FITS,
+    "gpt2 --batch 64 --block 1024 --gpu 12GB": NOT,
+    "gpt2 --batch 5 --block 1024 --gpu 12GB": FITS,
+    "gpt2 --batch 8 --block 256 --gpu 8GB": FITS,
+    "gpt2 --batch 4 --block 512 --gpu t4 --precision fp32": FITS,
+    "gpt2-medium --batch 8 --block 512 --precision bf16 --gpu 24GB": FITS,
+    "gpt2-xl --batch 1 --block 256 --gpu 12GB": NOT,
+    "bert-base-uncased --batch 16 --block 128 --gpu 8GB": FITS,
+    "bert-base-uncased --batch 32 --block 512 --gpu 8GB": NOT,
+    "qwen2.5-0.5b --batch 1 --block 512 --gpu 8GB": NOT,
+    "qwen2.5-0.5b --batch 1 --block 512 --lora-rank 16 --precision bf16 --gpu 8GB": FITS,
+    "llama-3.2-1b --batch 1 --block 512 --gpu 12GB": NOT,
+    "llama-3.2-1b --batch 1 --block 512 --precision bf16 --gpu 24GB": FITS,
+    "llama-3.1-8b --block 512 --gpu 24GB": NOT,
+    "llama-3.1-8b --block 512 --qlora --checkpointing full --gpu 12GB": FITS,
+    "llama-3.1-8b --block 512 --qlora --checkpointing full --gpu 24GB": FITS,
+    "gpt2 --batch 8 --block 1024": "PEAK: ",
+    "gpt2 --batch 2 --block 256 --parallel ddp --gpu 2xt4": FITS,
+    "gpt2 --batch 2 --block 256 --parallel ddp --nodes 2 --gpu 2xt4": FITS,
+    "llama-3.1-8b --block 256 --parallel ddp --gpu 4x24GB": NOT,
+    "gpt2 --mode generate --prompt 64 --new 16 --gpu 8GB": FITS,
+    "llama-3.1-8b --mode generate --prompt 64 --new 16 --gpu 12GB": NOT,
+    "llama-3.1-8b --mode generate --prompt 64 --new 16 --gpu 24GB": FITS,
+    # How it can be trained.
+    "plan gpt2 --gpu 8GB --block 256 --batch 1": TRAINS.format("gpt2", RTX_4060),
+    "plan gpt2 --gpu t4 --block 256 --batch 1": TRAINS.format("gpt2", "Tesla T4"),
+    "plan qwen2.5-0.5b --gpu 8GB --block 256 --batch 1": TRAINS.format("qwen2.5-0.5b", RTX_4060),
+    "plan llama-3.2-1b --gpu 12GB --block 256 --batch 1": TRAINS.format("llama-3.2-1b", RTX_3060),
+    "plan llama-3.1-8b --gpu 12GB --block 512 --batch 1 --goal qlora": TRAINS.format(
+        "llama-3.1-8b", RTX_3060
+    ),
+    "plan llama-3.1-8b --gpu 12GB --block 2048 --goal qlora --loop sft --batch 1": TRAINS.format(
+        "llama-3.1-8b", RTX_3060
+    ),
+    "plan qwen3-8b --gpu 12GB --block 512 --goal qlora --loop sft --batch 1": TRAINS.format(
+        "qwen3-8b", RTX_3060
+    ),
+    "plan llama-3.1-8b --gpu 24GB --block 512 --goal lora --batch 1": TRAINS.format(
+        "llama-3.1-8b", RTX_4090
+    ),
+    "plan llama-3.1-8b --gpu 16GB --block 512 --goal qlora --batch 1": TRAINS.format(
+        "llama-3.1-8b", "NVIDIA GeForce RTX 4060 Ti"
+    ),
+    "plan gpt2-xl --gpu 24GB --block 256 --batch 1 --goal full": TRAINS.format("gpt2-xl", RTX_4090),
+    "plan llama-3.1-70b --gpu 12GB --block 512 --most 1": "does not fit on one " + RTX_3060,
+    "plan gpt2 --gpu 2xt4 --block 128 --batch 1 --goal full": "gpt2 trains on 2 x Tesla T4: ",
+    # The largest.
+    "fit gpt2 --block 1024 --gpu 12GB": "largest batch that fits: 5 (",
+    "fit gpt2-xl --block 1024 --gpu 12GB": "not even batch 1 fits on " + RTX_3060,
+    # Another door, or a mistake: the first line of stderr.
+    "resnet50 --gpu 12GB": "error: there is no model 'resnet50'",
+    "llama-3.1-8b:Q4_K_M --gpu 12GB": "error: there is no model 'llama-3.1-8b:Q4_K_M'",
+    "gtp2 --gpu 12GB": "error: there is no model 'gtp2'",
+    "gpt2 --gpu rx-7900": "error: 'rx-7900' is no NVIDIA GPU",
+    "gpt2 --gpu 8xh100": "error: ranks is 8, and nothing says how they share the work",
+    "gpt2 --gpu 8xh100 --ranks 4 --parallel ddp": "error: gpu names 8 GPUs, and ranks is 4",
+    "gpt2 --gpu 2x8xh100 --nodes 2 --parallel ddp": "error: --nodes 2 with --gpu 2x8xh100",
+    "gpt2 --nodes 2": "error: --nodes says how many machines",
+    "llama-3.1-8b --gpu 8xh100 --parallel pp=4": "error: parallel is 'pp=4', which takes 4 ranks",
+    "plan gpt2 --gpu h100 --mode eval": "error: a plan is for training",
+    "plan gpt2 --gpu 2xh100 --per-step 3": "error: per_step is 3, which is no multiple of 2 GPUs",
+    "gpt2 --batch 0 --gpu 12GB": "error: batch is 0",
+    "fit gpt2": "error: the following arguments are required: --gpu",
+}
+
+
+def test_there_are_fifty():
+    assert len(QUESTIONS) == 50
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_answer_begins_with(question, capsys):
+    code = main(shlex.split(question))
+    out, err = capsys.readouterr()
+    first = (out or err.removeprefix("vrambudget: ")).splitlines()[0]
+    assert first.startswith(QUESTIONS[question]), (first, err)
+    if first.startswith("error"):
+        assert code == 2
+    else:
+        assert code == (1 if first.startswith(("DOES NOT FIT", "does not fit", "not even")) else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "door"),
+    [
+        ("resnet50", "`vrambudget rehearse --gpu GPU -- python train.py`"),
+        ("yolov8", "`vrambudget rehearse --gpu GPU -- python train.py`"),
+        ("llama-3.1-8b:Q4_K_M", "`vrambudget serve llama-3.1-8b:Q4_K_M --gpu GPU`"),
+        ("gtp2", "did you mean 'gpt2'?"),
+    ],
+)
+def test_an_unknown_name_says_which_door_is_open(name, door, capsys):
+    assert main([name, "--gpu", "12GB"]) == 2
+    assert door in capsys.readouterr().err
+
+
+def test_a_tip_is_in_the_traceback_too():
+    with pytest.raises(VramBudgetError) as caught:
+        vrambudget.estimate("gtp2")
+    assert any(note.startswith("tip: did you mean 'gpt2'?") for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [(f"{cut}={n}", 8) for cut in ("tp", "pp", "cp", "ep") for n in (2, 4)],
+)
+def test_a_tip_of_a_layout_leads_to_no_refusal(layout, ranks):
+    with pytest.raises(VramBudgetError) as caught:
+        parse_layout(layout, ranks)
+    tip = caught.value.hint
+    words = re.findall(r"(?:fsdp2\+)?[tpce]p=\d", tip)
+    assert words
+    for word in words:
+        assert parse_layout(word, ranks).ranks == ranks
