@@ -73,7 +73,7 @@ def test_evaluation_gives_all_layers_back():
     ("fields", "says"),
     [
         ({"no_sync": True, "grad_accum": 2}, "no_sync"),
-        ({"lora_rank": 4}, "LoRA with FSDP 1"),
+        ({"freeze": "transformer.h.0.mlp"}, "frozen and trained parameters in one layer"),
         ({"reshard_after_forward": True}, "a setting of FSDP2"),
         ({"parallel": "fsdp2", "use_orig_params": True}, "a setting of FSDP 1"),
         ({"parallel": "fsdp1+tp=2"}, "tensor parallelism with fsdp1"),

@@ -102,12 +102,13 @@ def test_optimizers_that_cannot_step_shards_are_refused():
     [
         ({"loop": "lightning"}, "the loop of lightning"),
         ({"optimizer": "sgd", "optimizer_impl": "fused"}, "fused SGD of sharded parameters"),
-        ({"quant": "nf4", "lora_rank": 4, "precision": "bf16"}, "quantised weights in shards"),
+        ({"quant": "int8", "lora_rank": 4, "precision": "bf16"}, "int8 weights in shards"),
+        ({"parallel": "zero3", "quant": "nf4", "lora_rank": 4}, "quantised weights in shards"),
     ],
 )
 def test_what_a_layout_is_not_modelled_with_is_refused(fields, words):
     with pytest.raises(NotModelledError, match=words):
-        estimate("gpt2", ranks=2, parallel="fsdp2", block=32, **fields)
+        estimate("gpt2", ranks=2, block=32, **{"parallel": "fsdp2", **fields})
 
 
 def test_generation_on_ranks_without_rules_is_refused():

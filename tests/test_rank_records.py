@@ -11,6 +11,7 @@ hsdp.jsonl       FSDP2 with as many copies as ranks: a shard group of one
 lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
 offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8
 pipelines.jsonl  stages that are checkpointed under autocast
+qlora.jsonl      4-bit weights in shards: Trainer with PEFT and bitsandbytes over FSDP 1 and 2
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """
 
@@ -30,4 +31,5 @@ RECORDS = [pytest.param(record, id=record["id"]) for file in FILES for record in
 def test_a_rank_takes_what_it_took(record: dict[str, Any]) -> None:
     (found,) = validate([record])
     assert found.problem is None, found.problem
-    assert {counter: found.error(counter) for counter in COUNTERS} == dict.fromkeys(COUNTERS, 0.0)
+    counters = [c for c in COUNTERS if c != "course" or found.error(c) is not None]
+    assert {counter: found.error(counter) for counter in counters} == dict.fromkeys(counters, 0.0)

@@ -26,9 +26,14 @@ def build(config: ModelConfig, job: Job) -> Module:
     _check(config, job)
     assert job.task is not None  # noqa: S101 - resolved by the caller
     if job.quant is not None:
-        from vrambudget.training.kbit import build_quantised  # noqa: PLC0415 - most are not
+        from vrambudget.training.kbit import (  # noqa: PLC0415 - most are not
+            build_in_main_memory,
+            build_quantised,
+        )
 
         build = partial(config.build, job.task)
+        if job.layout.data in {"fsdp1", "fsdp2"}:
+            return build_in_main_memory(build, job.quant, double=job.double_quant)
         prepared = job.mode == "train" and job.loop not in TRL_LOOPS
         return build_quantised(build, job.quant, double=job.double_quant, prepared=prepared)
     if job.load is None:

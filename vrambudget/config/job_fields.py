@@ -243,13 +243,17 @@ class JobFields(TypedDict, total=False):
     replicate: int
     """FSDP2: copies of the shards (HSDP)."""
     cpu_offload: bool
-    """FSDP2: CPUOffloadPolicy; shards, gradients, states on the host."""
+    """FSDP 1 and 2: shards, gradients and states on the host."""
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"]
     """FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward."""
     use_orig_params: bool
     """FSDP 1: the optimizer steps parts of the original parameters."""
     forward_prefetch: bool
     """FSDP 1: gather the next layer before this one computes."""
+    backward_prefetch: Literal["BACKWARD_PRE", "NO_PREFETCH"] | None
+    """FSDP 1: gather the next layer before this one's backward (default: PyTorch's, BACKWARD_PRE;
+    with Trainer and accelerate theirs, NO_PREFETCH).
+    """
     reduce_bucket_size: Literal["auto"] | int
     """DeepSpeed: elements of the buffer that gradients are reduced in; auto: what Trainer makes of
     the hidden size.

@@ -108,6 +108,8 @@ def _of_method(method: object, given: dict[str, Any]) -> dict[str, Any]:
     """Return a job of several GPUs with the loop that its record's method names."""
     if method == "trainer":
         return {"optimizer_impl": "foreach", **given, "loop": "trainer"}  # optim="adamw_torch"
+    if method in {"sft", "dpo"}:
+        return {**given, "loop": method}
     return {**given, "loop": "accelerate"} if method == "accelerate" else given
 
 

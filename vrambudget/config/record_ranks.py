@@ -14,12 +14,12 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 READ_AS_ZERO = {"causal_mask": "built"}
 """How such records read back what decides about masks: rows looked packed, so masks were built."""
 
-_PREPARED = ("trainer", "accelerate")  # loops of libraries
+_PREPARED = ("trainer", "accelerate", "sft", "dpo")  # loops of libraries
 _SAME = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
     *("parameters_as_bucket_view", "no_sync", "replicate"),
     *("sequence_parallel", "loss_parallel", "schedule", "microbatches"),
-    *("use_orig_params", "forward_prefetch"),
+    *("use_orig_params", "forward_prefetch", "backward_prefetch"),
 )
 _RENAMED = {
     "world": "ranks",
@@ -46,10 +46,8 @@ def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"rank": 0, "parallel": _layout(method, world, tp, cp)}
     if method == "fsdp2":
         fields |= _of_fsdp2(values)
-    if method in _PREPARED and values.pop("fsdp", None):
-        fields |= {"parallel": "fsdp2", "reshard_after_forward": values.pop("reshard", True)}
-        if values.pop("fsdp_checkpointing", False):
-            fields["checkpointing"] = "full"
+    if method in _PREPARED:
+        fields |= _of_library(values)
     if method in _PREPARED and "stage" in values:
         method = "zero"
     if method == "zero":
@@ -87,6 +85,19 @@ def _layout(method: object, world: int, tp: int | None, cp: int | None) -> str:
     if not isinstance(method, str) or method not in {"ddp", "zero1", "fsdp1", "fsdp2"}:
         raise NotModelledError(f"parallel.method {method!r} is not modelled")
     return f"{method}+tp={tp}" if tp else method
+
+
+def _of_library(values: dict[str, Any]) -> dict[str, Any]:
+    """Take what accelerate wraps with, if not with DDP: "fsdp": 1, or true for version 2."""
+    version = values.pop("fsdp", None)
+    fields: dict[str, Any] = {}
+    if version:
+        fields = {"parallel": "fsdp2", "reshard_after_forward": values.pop("reshard", True)}
+    if version == 1 and version is not True:
+        fields = {"parallel": "fsdp1"}
+    if version and values.pop("fsdp_checkpointing", False):
+        fields["checkpointing"] = "full"
+    return fields
 
 
 def _of_fsdp2(values: dict[str, Any]) -> dict[str, Any]:

@@ -178,6 +178,11 @@ class SweepFields(TypedDict, total=False):
     )
     use_orig_params: bool | Iterable[bool]
     forward_prefetch: bool | Iterable[bool]
+    backward_prefetch: (
+        Literal["BACKWARD_PRE", "NO_PREFETCH"]
+        | Iterable[Literal["BACKWARD_PRE", "NO_PREFETCH"] | None]
+        | None
+    )
     reduce_bucket_size: Literal["auto"] | int | Iterable[Literal["auto"] | int]
     overlap_comm: bool | Iterable[bool | None] | None
     contiguous_gradients: bool | Iterable[bool]

@@ -19,7 +19,7 @@ Source: bitsandbytes 0.50.2: functional.py (quantize_4bit, dequantize_4bit), bac
 Not modelled: other versions' rules.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vrambudget.dtypes import DType, float32, uint8
 from vrambudget.engine.autograd import record
@@ -79,6 +79,17 @@ def quantise(weight: Tensor, tables: list[Tensor], *, double: bool) -> FourBit:
     del centred, absmax
     nested = (offset, nested_absmax, table)
     return FourBit(weight.shape, weight.dtype, packed, in_bytes, code, nested)
+
+
+def moved(weight: FourBit) -> FourBit:
+    """Return a weight whose scales came to the device; its packed codes come by themselves.
+
+    Source: bitsandbytes/functional.py (QuantState.to).
+    """
+    code = made("to_device", weight.code.shape, float32)
+    absmax = made("to_device", weight.absmax.shape, weight.absmax.dtype)
+    nested = tuple(made("to_device", x.shape, float32) for x in weight.nested)
+    return replace(weight, code=code, absmax=absmax, nested=nested)
 
 
 def linear_4bit(x: Tensor, weight: FourBit, bias: Tensor | None) -> Tensor:

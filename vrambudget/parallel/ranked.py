@@ -40,7 +40,9 @@ from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
 _LIBRARIES = ("trainer", "accelerate")
-_PREPARED = {(loop, data, "train") for loop in _LIBRARIES for data in ("ddp", "fsdp2", *DEEPSPEED)}
+_PREPARED = {
+    (loop, data, "train") for loop in _LIBRARIES for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
+}
 """Loops of libraries that are counted on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -98,7 +100,7 @@ def refuse(job: Job, layout: Layout) -> None:
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
         "quantised weights in shards": job.quant is not None
-        and (layout.data not in {None, "ddp", "zero1"} or cut),
+        and (layout.data not in {None, "ddp", "zero1", "fsdp1", "fsdp2"} or cut),
         "autocast with DeepSpeed, whose bf16 and fp16 are its own (--precision bf16),": zero
         and job.precision.startswith("amp"),
         "evaluation with DeepSpeed": zero and job.mode != "train",
@@ -108,7 +110,6 @@ def refuse(job: Job, layout: Layout) -> None:
         f"a forward pass with {layout}": job.mode == "forward"
         and (layout.data is not None or layout.pp > 1 or layout.cp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
-        "LoRA with FSDP 1": layout.data == "fsdp1" and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "context parallelism's evaluation": layout.cp > 1 and job.mode == "eval",
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
@@ -222,7 +223,7 @@ class _FSDP2(Ranked):
         self.wrapped = FullyShard(root, self.sharding)
         if self.sharding.wrap != "root":
             surround(layers_of(root))
-        if self.has_region:
+        if self.has_region and self.job.quant is None:
             self.wrapped.materialise()
         else:
             self.wrapped.move_and_shard()

@@ -29,6 +29,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import Platform, context, made_for, on_meta, recording
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
+from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.layers import Conv1D, Linear
 from vrambudget.ops import eight_bit, four_bit
 from vrambudget.ops.eight_bit import EightBit
@@ -57,6 +58,14 @@ class QuantisedLinear(Linear):
         """Quantise the weight, `loaded` onto the device; `tables` gets what all layers share."""
         raise NotImplementedError
 
+    def pack(self) -> None:
+        """Quantise the weight in main memory."""
+        raise NotImplementedError
+
+    def move_scales(self) -> None:
+        """Let what belongs to the codes come to the device before them."""
+        raise NotImplementedError
+
     def _cast_bias(self, dtype: DType) -> None:
         """bias.data = bias.data.to(dtype)."""
         if self.bias is not None and self.bias.dtype is not dtype:
@@ -67,6 +76,7 @@ class Linear4bit(QuantisedLinear):
     """bitsandbytes' Linear4bit."""
 
     bits = 4
+    double = True
     quantised: FourBit | None
 
     def quantise(self, loaded: Tensor, tables: list[Tensor], *, double: bool) -> None:
@@ -75,6 +85,18 @@ class Linear4bit(QuantisedLinear):
         self.quantised = four_bit.quantise(loaded, tables, double=double)
         self.weight.storage = self.quantised.packed.storage
         del transposed
+
+    def pack(self) -> None:
+        """Quantise the weight; its codes are elements of its own type (bnb_4bit_quant_storage)."""
+        with on_meta():
+            self.quantised = four_bit.quantise(self.weight, [], double=self.double)
+        self.weight.shape = (self.quantised.packed.numel // self.weight.dtype.itemsize, 1)
+
+    def move_scales(self) -> None:
+        """Move the blocks' scales as they are: no weight shares a table with another."""
+        assert self.quantised is not None  # noqa: S101 - pack did it
+        with made_for(Purpose.WEIGHTS):
+            self.quantised = four_bit.moved(self.quantised)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O], computed in the type that the weight was quantised from."""
@@ -122,6 +144,26 @@ def build_quantised(
         _load(model, double=double)
         if prepared:
             _prepare(model)
+    return model
+
+
+def build_in_main_memory(build: Callable[[], Module], quant: Quant, *, double: bool) -> Module:
+    """Return the model that `build` makes, in main memory: device_map={"": "cpu"}.
+
+    Each weight is quantised there, and comes to the GPU when its layer is sharded (`pack`). Codes
+    are elements of the weights' own type (bnb_4bit_quant_storage), which FSDP shards with the rest.
+    The model is not prepared for k-bit training: FSDP 1 does not flatten float32 norms with codes.
+    """
+    if quant != "nf4":
+        raise NotModelledError(
+            f"{quant} weights in shards are not modelled: FSDP shards floating-point types alone",
+            hint="--quant nf4 has rules: its codes are packed in 16-bit elements",
+        )
+    model = build()
+    for parent, name, child in [*_linear_layers(model)]:
+        layer = Linear4bit(child)
+        layer.double = double
+        setattr(parent, name, layer)
     return model
 
 

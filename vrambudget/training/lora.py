@@ -105,8 +105,8 @@ class LoraLinear8bit(LoraLinear4bit):
 _ADAPTERS = {Linear4bit: LoraLinear4bit, Linear8bit: LoraLinear8bit}
 
 
-class _RequiringGradient(Module):
-    """Embeddings whose output requires a gradient."""
+class RequiringGradient(Module):
+    """Embeddings whose output requires a gradient: in PyTorch a hook, and no module."""
 
     def __init__(self, embeddings: Module) -> None:
         self.embeddings = embeddings
@@ -258,5 +258,5 @@ def make_inputs_require_grads(model: Module, *, of_images: bool = False) -> None
         is_table = is_table if named is None else name == named
         is_patches = of_images and name == "patch_embeddings"
         if isinstance(child, Module) and (is_table or is_patches):
-            setattr(parent, name, _RequiringGradient(child))
+            setattr(parent, name, RequiringGradient(child))
             found = True

@@ -11,6 +11,7 @@ from vrambudget.errors import VramBudgetError
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP"]
+BackwardPrefetch = Literal["BACKWARD_PRE", "NO_PREFETCH"]
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B"]
 RotateMethod = Literal["allgather", "alltoall"]
 FsdpWrap = Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
@@ -29,8 +30,10 @@ AUTO: dict[str, Callable[[int], int]] = {
 trainer_config_finalize; accelerate/accelerator.py, _prepare_deepspeed)."""
 
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
-_OF_FSDP1 = ("sharding_strategy", "use_orig_params", "forward_prefetch")
-_OF_MIXED = ("param_dtype", "reduce_dtype")
+_OF_FSDP1 = ("sharding_strategy", "use_orig_params", "forward_prefetch", "backward_prefetch")
+_LEFT_OUT = ("use_orig_params", "backward_prefetch")
+"""Of FSDP 1, what accelerate leaves out of FSDP2's arguments (utils/dataclasses.py)."""
+_OF_MIXED = ("param_dtype", "reduce_dtype", "cpu_offload")
 _OF_ZERO = (
     *("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter"),
     *("offload_optimizer", "pin_memory", "deepspeed"),
@@ -43,7 +46,7 @@ _OF_ZERO3 = (
 _OF_PIPELINES = ("schedule", "microbatches", "stages_per_rank")
 _OF_CP = ("rotate_method",)
 _OF_TP = ("sequence_parallel", "loss_parallel")
-_OF_FSDP2 = ("reshard_after_forward", "replicate", "cpu_offload", "output_dtype", "fsdp_wrap")
+_OF_FSDP2 = ("reshard_after_forward", "replicate", "output_dtype", "fsdp_wrap")
 
 
 def _reshard(value: Any) -> Any:
@@ -116,7 +119,7 @@ class Ranks(Settings, heading="several GPUs"):
     )
     replicate: Size = Field(1, description="FSDP2: copies of the shards (HSDP)")
     cpu_offload: bool = Field(
-        default=False, description="FSDP2: CPUOffloadPolicy; shards, gradients, states on the host"
+        default=False, description="FSDP 1 and 2: shards, gradients and states on the host"
     )
     sharding_strategy: Strategy = Field(
         "FULL_SHARD", description="FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward"
@@ -126,6 +129,11 @@ class Ranks(Settings, heading="several GPUs"):
     )
     forward_prefetch: bool = Field(
         default=False, description="FSDP 1: gather the next layer before this one computes"
+    )
+    backward_prefetch: BackwardPrefetch | None = Field(
+        None,
+        description="FSDP 1: gather the next layer before this one's backward (default: PyTorch's,"
+        " BACKWARD_PRE; with Trainer and accelerate theirs, NO_PREFETCH)",
     )
     reduce_bucket_size: Auto | Elements = Field(
         500_000_000,
@@ -206,7 +214,9 @@ class Ranks(Settings, heading="several GPUs"):
             yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
         yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})
         yield from self._misplaced(_OF_FSDP2, "FSDP2", belongs=layout.data == "fsdp2")
-        yield from self._misplaced(_OF_FSDP1, "FSDP 1", belongs=layout.data == "fsdp1")
+        dropped = _LEFT_OUT if layout.data == "fsdp2" and self._has_library() else ()
+        names = [name for name in _OF_FSDP1 if name not in dropped]
+        yield from self._misplaced(names, "FSDP 1", belongs=layout.data == "fsdp1")
         shards = layout.data in {"fsdp1", "fsdp2"}
         zero = layout.data in DEEPSPEED
         yield from self._misplaced(_OF_ZERO, "DeepSpeed", belongs=zero)
@@ -215,6 +225,10 @@ class Ranks(Settings, heading="several GPUs"):
         yield from self._misplaced(_OF_PIPELINES, "pipelines", belongs=layout.pp > 1)
         yield from self._misplaced(_OF_CP, "context parallelism", belongs=layout.cp > 1)
         yield from self._misplaced(_OF_TP, "tensor parallelism", belongs=layout.tp > 1)
+
+    def _has_library(self) -> bool:
+        """Whether a library's loop calls FSDP."""
+        return getattr(self, "loop", "plain") != "plain"
 
     def _misplaced(self, names: Iterable[str], what: str, *, belongs: bool) -> Iterable[str]:
         for name in names:

@@ -29,6 +29,10 @@ _STRATEGIES: dict[str, Fields] = {
     "true": {"reshard_after_forward": True},
     "false": {"reshard_after_forward": False},
 }
+_PREFETCHES: dict[str, Fields] = {
+    "backward_pre": {"backward_prefetch": "BACKWARD_PRE"},
+    "no_prefetch": {"backward_prefetch": "NO_PREFETCH"},
+}
 FSDP2: Fields = {"parallel": "fsdp2", "reshard_after_forward": True}
 """fully_shard as accelerate calls it: the root is given what the layers are."""
 
@@ -40,6 +44,8 @@ FSDP: Table = {
             "sharding_strategy": Choice("a sharding strategy", _STRATEGIES),
             "offload_params": Switch({"cpu_offload": True}),
             "cpu_offload": Switch({"cpu_offload": True}),
+            "use_orig_params": Switch({"use_orig_params": True}),
+            "backward_prefetch": Choice("a prefetch in backward", _PREFETCHES),
             "activation_checkpointing": Switch({"checkpointing": "full"}),
             "auto_wrap_policy": Uncounted(
                 "another way to wrap than by layers", ("TRANSFORMER_BASED_WRAP",), flag=False
@@ -49,7 +55,7 @@ FSDP: Table = {
     ),
     **of_ranks(
         "transformer_layer_cls_to_wrap cpu_ram_efficient_loading state_dict_type"
-        " sync_module_states limit_all_gathers use_orig_params forward_prefetch backward_prefetch"
+        " sync_module_states limit_all_gathers forward_prefetch"
     ),
 }
 """Of `fsdp_config`, with or without accelerate's prefix fsdp_."""

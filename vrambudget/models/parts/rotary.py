@@ -58,6 +58,8 @@ class RotaryEmbedding(Module):
         rows, length = position_ids.shape
         with no_grad():
             self._update()
+            # FSDP 1's buffer_dtype made them 16 bit; float() of float32 is no copy
+            frequencies = _cast(self.inv_freq, float32)
             positions = made("to_dtype", (rows, 1, length), float32)
             freqs = made("bmm", (rows, self.dim // 2, length), float32)
             bmm_workspace(inner=1)
@@ -65,7 +67,7 @@ class RotaryEmbedding(Module):
             cos = scaled_table("cos", emb)
             sin = scaled_table("sin", emb)
             result = _cast(cos, dtype), _cast(sin, dtype)
-            del positions, freqs
+            del positions, freqs, frequencies
             return result
 
     def _update(self) -> None:

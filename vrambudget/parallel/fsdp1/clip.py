@@ -13,33 +13,50 @@ from vrambudget.ops.reduce import with_partial_sums
 
 
 class Clip:
-    """Clips the gradients of the rank's parts; keeps a zero from its first call on."""
+    """Clips the gradients of the rank's parts; keeps a zero from its first call on.
 
-    def __init__(self) -> None:
+    `has_others`: the model has parameters besides flat ones, whose norm is that zero. bitsandbytes
+    makes each view of a 4-bit weight one (nn/modules.py, fix_4bit_weight_quant_state_from_module).
+    """
+
+    def __init__(self, *, has_others: bool = False, offload: bool = False) -> None:
         self._zero: Tensor | None = None
+        self._has_others, self._offload = has_others, offload
 
-    def __call__(self, parameters: Sequence[Tensor]) -> None:
-        """Clip the gradients of the rank's parts."""
+    def __call__(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """Clip the gradients of the rank's parts, and return their norm."""
         self._zero = self._zero or made("tensor", (), float32)
         with no_grad():
-            _clip(parameters)
+            if self._offload:  # gradients lie in main memory
+                _total(made("to_device", (), float32), has_others=self._has_others)
+                return None
+            return _clip(parameters, has_others=self._has_others)
 
 
-def _clip(parameters: Sequence[Tensor]) -> None:
+def _clip(parameters: Sequence[Tensor], *, has_others: bool) -> Tensor:
     norms = [_norm(p.grad) for p in parameters if p.grad is not None]
     stacked = made("stack", (len(norms),), float32)
     del norms
     local = _norm(stacked)
     del stacked
-    squared = made("pow", (), float32)
-    total = made("pow", (), float32)
-    del squared
+    total = _total(local, has_others=has_others)
     raised = made("add", (), float32)
     reciprocal = made("reciprocal", (), float32)
     coefficient = made("mul", (), float32)
     del raised, reciprocal
     clamped = made("clamp", (), float32)
-    del clamped, coefficient, total, local
+    del clamped, coefficient
+    return total
+
+
+def _total(local: Tensor, *, has_others: bool) -> Tensor:
+    """Return the norm over all ranks, from this rank's."""
+    squared = made("pow", (), float32)
+    if has_others:
+        made("pow", (), float32)
+    total = made("pow", (), float32)
+    del squared, local
+    return total
 
 
 def _norm(x: Tensor) -> Tensor:

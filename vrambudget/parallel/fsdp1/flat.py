@@ -9,7 +9,11 @@
 
 Source: torch/distributed/fsdp/_flat_param.py (FlatParamHandle); _runtime_utils.py (_reduce_grad,
 _get_reduce_scatter_tensors).
-Not modelled: NO_SHARD, hybrid shards, CPU offload, no_sync, frozen parameters, communication hooks.
+A frozen one is gathered in the same way and has no gradient. From main memory (`device_id`) a
+module's parameters come to the GPU just before they are flattened, and with CPU offload the shard
+goes back: it is copied to the GPU for every gather, and its gradient to main memory.
+
+Not modelled: NO_SHARD, hybrid shards, no_sync, communication hooks.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vrambudget.dtypes import DType
+from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autograd import record_many
-from vrambudget.engine.context import context, made_for, on_stream
+from vrambudget.engine.context import context, made_for, on_meta, on_stream
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like, numel
 from vrambudget.ops.creation import made
@@ -42,6 +46,10 @@ class FlatSettings:
     reshards: bool = True  # FULL_SHARD; else SHARD_GRAD_OP
     use_orig_params: bool = False
     forward_prefetch: bool = False
+    backward_prefetch: bool = True  # BACKWARD_PRE
+    buffer_dtype: DType | None = None
+    offload: bool = False  # CPUOffload(offload_params=True)
+    from_host: bool = False  # device_id and sync_module_states of a model in main memory
 
 
 class FlatParameter:
@@ -54,6 +62,7 @@ class FlatParameter:
         self.originals: list[Parameter] = [getattr(*places[0]) for places in owners]
         self.shapes = [x.shape for x in self.originals]
         self.dtype = self.originals[0].dtype
+        self.requires_grad = self.originals[0].requires_grad
         self.param_dtype = settings.param_dtype or self.dtype
         self.offsets, self.paddings, self.numel = self._laid_out()
         self.shard_numel = self.group.padded(self.numel)
@@ -87,7 +96,10 @@ class FlatParameter:
             if own < self.shard_numel:
                 context.operation = "pad"
                 self.shard = Parameter((self.shard_numel,), self.dtype)
+        self.shard.requires_grad = self.requires_grad
         del flat
+        if self.settings.offload:
+            self.shard.storage = on_host(self.shard)
         self.local = [self._local(*place) for place in zip(self.offsets, self.shapes, strict=True)]
         self.originals.clear()
         self._set(self.local)
@@ -100,7 +112,7 @@ class FlatParameter:
         kind = Parameter if self.settings.use_orig_params else Tensor
         part = kind.__new__(kind)
         Tensor.__init__(part, (max(0, length),), self.dtype, self.shard.storage)
-        part.requires_grad = True
+        part.requires_grad = self.requires_grad
         return part
 
     def _set(self, tensors: Sequence[Tensor]) -> None:
@@ -119,15 +131,17 @@ class FlatParameter:
                 made("full_precision_flat_param", whole, self.dtype)
 
     def unshard(self) -> None:
-        """Gather; a cast shard dies once that is begun."""
+        """Gather; a cast shard dies once that is begun.
+
+        A shard in main memory is copied even if the whole is there (pre_unshard).
+        """
+        if self.is_unsharded and not self.settings.offload:
+            return
+        with on_stream(PRE_UNSHARD), made_for(Purpose.COMMUNICATION):
+            given = self._given_to_gather()
         if self.is_unsharded:
             return
         self.is_unsharded = True
-        cast = None
-        if self.param_dtype is not self.dtype:
-            with on_stream(PRE_UNSHARD), made_for(Purpose.COMMUNICATION):
-                context.operation = "low_precision_shard"
-                cast = empty((self.shard_numel,), self.param_dtype)
         with on_stream(UNSHARD):
             if self.whole is None:
                 nbytes = self.shard_numel * self.group.size * self.param_dtype.itemsize
@@ -136,13 +150,38 @@ class FlatParameter:
                 )
             else:
                 self.whole.fill()
-        del cast
+        del given
+
+    def _given_to_gather(self) -> Tensor | None:
+        """Return what is gathered, if it is not the shard itself (pre_unshard)."""
+        shape = (self.shard_numel,)
+        cast = None
+        if self.param_dtype is not self.dtype:
+            context.operation = "low_precision_shard"
+            cast = empty(shape, self.param_dtype)
+        if not self.settings.offload:
+            return cast
+        copied = made("to_device", shape, self.dtype)
+        return cast or copied
+
+    def upcast(self) -> None:
+        """Make the shard that is trained float32, as accelerate does under mixed precision."""
+        if self.requires_grad and self.dtype is not float32:
+            assert self.shard is not None  # noqa: S101 - flatten made it
+            self.dtype = float32
+            with made_for(Purpose.WEIGHTS):
+                cast = made("to_float32", self.shard.shape, float32)
+            self.shard.storage, self.shard.dtype = cast.storage, float32
+            if self.settings.offload:
+                self.shard.storage = on_host(self.shard)
 
     def use_views(self) -> None:
         """Let the modules compute with views of the whole, of which autograd knows."""
         assert self.whole is not None  # noqa: S101 - it was gathered
-        leaf = Tensor((self.numel,), self.param_dtype, self.whole)
-        leaf.requires_grad = True
+        if self.leaf is None:
+            self.leaf = Tensor((self.numel,), self.param_dtype, self.whole)
+            self.leaf.requires_grad = self.requires_grad
+        leaf = self.leaf  # one for all graphs: a checkpoint's second, too
         views = [leaf.viewed(shape, None) for shape in self.shapes]
 
         def backward(*grads: Tensor | None) -> Tensor:
@@ -156,7 +195,6 @@ class FlatParameter:
         record_many("split", views, inputs=(leaf,), backward=backward)
         if views[0].node is not None:
             views[0].node.adds_on = UNSHARD  # where the node was made, for a tied weight
-        self.leaf = leaf
         self._set(views)
 
     def reshard(self) -> None:
@@ -164,7 +202,8 @@ class FlatParameter:
         if self.is_unsharded and self.whole is not None:
             self.whole.release()
         self.is_unsharded = False
-        self._set(self.local)
+        if self.settings.use_orig_params:  # else modules keep forward's views until the next
+            self._set(self.local)
 
     def reduce(self, leaf: Tensor) -> None:
         """Reduce autograd's gradient, which dies here, and give the shard its part of it."""
@@ -189,7 +228,8 @@ class FlatParameter:
         if self.saved_gradient is None:
             self.saved_gradient = gradient
         del padded, unsharded, computed
-        self._give_gradient()
+        if not self.settings.offload:
+            self._give_gradient()
 
     def _give_gradient(self) -> None:
         gradient = self.saved_gradient
@@ -201,7 +241,18 @@ class FlatParameter:
             if part.numel:
                 part.grad = Tensor(part.shape, self.dtype, gradient.storage)
 
+    def let_gradient_go(self) -> None:
+        """Let a gradient go that was copied to main memory (prepare_gradient_for_optim)."""
+        if self.settings.offload:
+            self.saved_gradient = None
+
     def forget_gradient(self) -> None:
         """Let a gradient go that an optimizer cleared (_reset_flat_param_grad_info_if_needed)."""
         if all(part.grad is None for part in self.local):
             self.saved_gradient = None
+
+
+def on_host(x: Tensor) -> Storage:
+    """Return a storage of this tensor's size that takes nothing of the GPU."""
+    with on_meta():
+        return empty(x.shape, x.dtype).storage

@@ -27,6 +27,7 @@ from vrambudget.parallel.dtensor import (
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import allocated
 from vrambudget.tape.events import Purpose, Storage
+from vrambudget.training.kbit import QuantisedLinear
 
 PLACES = 5
 """Of what a parameter holds besides its shard: `ShardedParameter.held`."""
@@ -118,15 +119,26 @@ class ShardedParameter:
         self.data = self.sharded.storage
 
     def made_whole(self) -> Storage:
-        """Return the memory of the whole parameter, in the original type."""
+        """Return the memory of the whole parameter, in the original type.
+
+        The scales of a 4-bit weight come before its codes, and stay whole.
+        """
+        owner, name = self.owners[0]
+        if isinstance(owner, QuantisedLinear) and name == "weight":
+            owner.move_scales()
         nbytes = numel(self.shape) * self.orig_dtype.itemsize
         content = self.shape, self.orig_dtype
         return Storage(context.tape, nbytes, Purpose.WEIGHTS, "to_device", content)
 
     def shard_from_whole(self) -> None:
-        """Take the rank's shard of a parameter that is whole on the GPU (_init_sharded_param)."""
+        """Take the rank's shard of a parameter that is whole on the GPU (_init_sharded_param).
+
+        With CPU offload it goes to main memory at once.
+        """
         like = _parameter(Parameter, (self.padded_numel,), self.orig_dtype, self.sharded.storage)
-        self.sharded.storage = self.data = allocated(like, "new_zeros")
+        shard = allocated(like, "new_zeros")
+        if not self.offload:
+            self.sharded.storage = self.data = shard
 
     @property
     def gather_dtype(self) -> DType:

@@ -30,6 +30,8 @@ from vrambudget.parallel.fsdp2.parameter import Policies, ShardedParameter
 from vrambudget.parallel.fsdp2.state import State
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.meta import allocated, to_empty
+from vrambudget.training.kbit import QuantisedLinear
+from vrambudget.training.lora import LoraLinear, RequiringGradient
 
 Reshard = bool | int | None
 
@@ -52,6 +54,7 @@ class FullyShard:
         self.sharding = sharding
         self.states: list[State] = []
         self._taken: set[int] = set()  # parameters of inner groups
+        self._ends: tuple[Module, ...] = ()  # the embedding and the head that accelerate looks at
         self._owners: dict[int, list[tuple[Module, str]]] = {}
         for module in model.modules():
             for name, value in module.__dict__.items():
@@ -89,6 +92,7 @@ class FullyShard:
     def _wrap_ends(self, reshard: Reshard) -> None:
         """Wrap the embedding, the last norm and the head as accelerate does."""
         embedding, norm, head = _ends_of_transformers(self.model)
+        self._ends = embedding, head
         is_tied = embedding.weight is head.weight
         if not is_tied:
             self._fully_shard([embedding], reshard=reshard)
@@ -100,6 +104,10 @@ class FullyShard:
         found: dict[int, Parameter] = {}
         for module in modules:
             found |= {id(p): p for p in module.parameters() if id(p) not in self._taken}
+        for key in found:
+            owner, name = self._owners[key][0]
+            if isinstance(owner, QuantisedLinear) and name == "weight":
+                owner.pack()
         self._taken |= found.keys()
         post_forward = _post_forward_group(sharding.shard, reshard)
         group = None
@@ -160,15 +168,19 @@ class FullyShard:
 
     def move_and_shard(self) -> None:
         """Move each group's parameters from main memory to the GPU whole, and shard them there."""
+        held = []  # fsdp2_prepare_model's input_weight and output_weight
         for state in self.states:
             parameters = state.group.parameters if state.group is not None else []
             whole = [p.made_whole() for p in parameters]
+            if state is self.states[-1]:
+                for buffer in buffers_of(self.model):
+                    buffer.storage = allocated(buffer, "buffer")
             for p in parameters:
                 p.shard_from_whole()
+            held += [whole[i] for i, p in enumerate(parameters) if p.owners[0][0] in self._ends]
             while whole:
                 del whole[0]
-        for buffer in buffers_of(self.model):
-            buffer.storage = allocated(buffer, "buffer")
+        del held
 
 
 def _post_forward_group(shard: Group, reshard: Reshard) -> Group | None:
@@ -197,12 +209,17 @@ def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
     base: Any = next((m for m in model.children() if m is not head), None)
     names = ("embed_tokens", "wte", "embed_in")
     embedding = next((getattr(base, name) for name in names if hasattr(base, name)), None)
+    if isinstance(embedding, RequiringGradient):
+        embedding = embedding.embeddings
     if head is None or embedding is None:
         raise NotModelledError(
             "the embedding and the head of this model, which accelerate wraps, are not known here",
             hint="`vrambudget rehearse --ranks N -- python train.py` runs any script",
         )
+    has_adapters = any(isinstance(module, LoraLinear) for module in model.modules())
     norms = [module for module in base.children() if "Norm" in type(module).__name__]
+    if has_adapters:  # of PEFT's model the child is the whole model, which has no norm of its own
+        norms = []
     return embedding, norms[-1] if norms else None, head
 
 

@@ -175,10 +175,10 @@ class Run:
             return optimizer
         return make_optimizer(name, implementation, parameters, outer)
 
-    def clip(self, parameters: Sequence[Parameter]) -> None:
-        """Clip the gradients by their norm."""
+    def clip(self, parameters: Sequence[Parameter]) -> object:
+        """Clip the gradients by their norm, and return it."""
         clip = (self._ranked and self._ranked.clips) or clip_grad_norm
-        clip(parameters)
+        return clip(parameters)
 
     def make_grouped_optimizer(self) -> Optimizer:
         """Return the job's optimizer of two parameter groups, as Trainer and nanoGPT make it."""

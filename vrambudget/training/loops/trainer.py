@@ -26,7 +26,6 @@ from vrambudget.ops.fill import mul_number_
 from vrambudget.ops.reduce import count_true
 from vrambudget.ops.shape import cat
 from vrambudget.training.accelerated import accelerated, backward
-from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.label_smoother import smoothed_loss
 from vrambudget.training.loops.run import Run
 from vrambudget.training.scaler import GradScaler
@@ -91,7 +90,7 @@ def trained(run: Run, kind: Kind) -> dict[str, Any]:
         run.mark("optimizer_step")
         if optimizer is not None:
             scaler.unscale(optimizer)
-            grad_norm = clip_grad_norm(model.parameters())
+            grad_norm = run.clip(model.parameters())
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
