@@ -251,9 +251,7 @@ class JobFields(TypedDict, total=False):
     forward_prefetch: bool
     """FSDP 1: gather the next layer before this one computes."""
     backward_prefetch: Literal["BACKWARD_PRE", "NO_PREFETCH"] | None
-    """FSDP 1: gather the next layer before this one's backward (default: PyTorch's, BACKWARD_PRE;
-    with Trainer and accelerate theirs, NO_PREFETCH).
-    """
+    """FSDP 1: gather ahead in backward (default: BACKWARD_PRE; in Trainer, no)."""
     reduce_bucket_size: Literal["auto"] | int
     """DeepSpeed: elements of the buffer that gradients are reduced in; auto: what Trainer makes of
     the hidden size.

@@ -131,9 +131,7 @@ class Ranks(Settings, heading="several GPUs"):
         default=False, description="FSDP 1: gather the next layer before this one computes"
     )
     backward_prefetch: BackwardPrefetch | None = Field(
-        None,
-        description="FSDP 1: gather the next layer before this one's backward (default: PyTorch's,"
-        " BACKWARD_PRE; with Trainer and accelerate theirs, NO_PREFETCH)",
+        None, description="FSDP 1: gather ahead in backward (default: BACKWARD_PRE; in Trainer, no)"
     )
     reduce_bucket_size: Auto | Elements = Field(
         500_000_000,
