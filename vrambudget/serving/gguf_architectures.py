@@ -23,7 +23,7 @@ PATTERNS: Mapping[str, tuple[int, bool, int | None]] = {
     "mimo2": (0, False, None),
     "olmo2": (4, False, None),
     "plamo3": (8, False, None),
-    "smallthinker": (4, True, 4096),
+    "smallthinker": (4, True, None),
     "step35": (0, False, None),
 }
 """Every so manieth layer sees all tokens (the first of them, or the last; 0: the file says which),

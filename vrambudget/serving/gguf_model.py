@@ -258,6 +258,8 @@ def _windows(sizes: _Sizes, layers: int) -> tuple[int | None, ...]:
     if sizes.architecture not in PATTERNS:
         return none
     every, is_first, default = PATTERNS[sizes.architecture]
+    if sizes.architecture == "exaone4" and layers != 64:  # noqa: PLR2004 - as llama.cpp has it
+        return none
     window = sizes.one("attention.sliding_window", default or 0, least=0)
     if sizes.architecture == "llama4" and window:
         window = 8192  # chunks, whatever the file says

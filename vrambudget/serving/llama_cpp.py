@@ -114,7 +114,7 @@ def serve(
         model,
         options,
         placed.devices,
-        cells=cells.cells,
+        cells=(cells.cells, *([cells.window_cells] if cells.window_cells else [])),
         outputs=options.ubatch_size if is_old else slots,
         flash=uses_flash(options),
     )
