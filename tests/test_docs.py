@@ -29,6 +29,7 @@ NEEDS = {
     "timeline.png": "matplotlib",
     "run.yaml": "yaml",
     "axolotl.yaml": "yaml",
+    "picture": "diffusers",
 }
 """A word of a command: what it imports."""
 OUT_OF_MEMORY = (

@@ -28,6 +28,10 @@ COMMANDS = {
     "compare": ("vrambudget.cli.compare", "compare an estimate with a rehearsal or a measurement"),
     "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
+    "picture": (
+        "vrambudget.cli.picture",
+        "show what FLUX, SDXL or Wan takes, by diffusers' code",
+    ),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
     "page": ("vrambudget.cli.page", "open a live planner in the browser"),
     "doctor": ("vrambudget.cli.doctor", "show which extras are here, and what can be rehearsed"),
@@ -151,13 +155,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         overview().parse_args(argv)
     from vrambudget.cli.job_options import with_files  # noqa: PLC0415 - the overview needs no job
 
-    name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
+    name, words = _command_of(argv)
     program = Parser(prog="vrambudget")
     subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
     import_module(COMMANDS[name][0]).add_parser(subparsers)
     command = subparsers.choices[name]
     args = command.parse_args(_in_own_words(words, command.option_strings))
     return with_files(args) if "config" in args else args
+
+
+def _command_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the command that `argv` means, and its words: a pipeline has a command of its own."""
+    if argv[0] in COMMANDS:
+        return argv[0], argv[1:]
+    from vrambudget.pictures.cards import picture_name  # noqa: PLC0415 - commands need none
+
+    return ("picture" if picture_name(argv[0]) else DEFAULT), argv
 
 
 def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:

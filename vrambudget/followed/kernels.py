@@ -75,7 +75,8 @@ _NOTHING = {
     *("expand_copy", "split_with_sizes_copy", "fill", "one_hot"),
 }
 _NORMS = {"linalg_vector_norm", "norm"}
-_REDUCTIONS = {"sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
+_PLACES = {"argmax", "argmin"}
+_REDUCTIONS = {*_PLACES, "sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
 _PRODUCTS = {"mm", "addmm", "addmv", "mv", "dot", "baddbmm", "addbmm"}
 
 unchecked: set[str] = set()

@@ -177,3 +177,16 @@ def read_back(x: Counted) -> torch.Tensor | None:
         return None
     value: torch.Tensor = x.known.value()
     return value
+
+
+def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
+    """Return what `.cpu()` and `.to("cpu")` give of a tensor whose value the host knows."""
+    args, kwargs = given
+    if func is torch.Tensor.to:
+        named = [*args[1:], *(kwargs[name] for name in ("device",) if name in kwargs)]
+        places = [place for place in named if isinstance(place, torch.device | str)]
+        goes = any(torch.device(place).type == "cpu" for place in places)
+    else:
+        goes = func is torch.Tensor.cpu
+    x = mode.counted_of(args[0]) if goes else None
+    return None if x is None else read_back(x)

@@ -56,10 +56,11 @@ def stepped(
     steps: int,
     platform: Platform,
     warm: bool = False,
+    prepare: Callable[[Following], None] = lambda _mode: None,
 ) -> Stepped:
     """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError.
 
-    `warm`: the process has trained before.
+    `warm`: the process has trained before. `prepare` is called once all lies on the card.
     """
     kernels.unchecked.clear()
     numbers.decided.clear()
@@ -75,6 +76,7 @@ def stepped(
         mode = Following()
         mode.is_step = True
         parameters = _laid_down(found, given, mode)
+        prepare(mode)
         tape.mark(0, Phase.FORWARD, resets_allocator=True)
         held = _run(step, given, steps, mode)
         tape.close()

@@ -1,0 +1,82 @@
+"""The budget of a generation or a training of a pipeline, with the peak of each phase."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vrambudget.budget import Budget, Parameters
+from vrambudget.config.gpus import Gpu
+from vrambudget.config.versions import default_version
+from vrambudget.errors import NotModelledError
+from vrambudget.estimator import on_card
+from vrambudget.pictures.job import PictureJob
+from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
+from vrambudget.scenario import platform_of
+from vrambudget.tape.replay import replay
+
+
+@dataclass(frozen=True, slots=True)
+class PictureBudget:
+    """What a job takes, and the most bytes that are allocated in each of its phases."""
+
+    budget: Budget
+    phases: dict[str, int]
+
+
+def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -> PictureBudget:
+    """Return what a job of a pipeline takes, by diffusers' own code.
+
+    Raises NotModelledError where the libraries are missing, or cannot be traced.
+    """
+    try:
+        from vrambudget.pictures.generation import generated  # noqa: PLC0415 - they import torch
+        from vrambudget.pictures.phases import phase_peaks  # noqa: PLC0415
+        from vrambudget.pictures.training import trained  # noqa: PLC0415
+    except ImportError as error:
+        raise NotModelledError(
+            f"pipelines are traced by diffusers' own code, which needs PyTorch ({error})",
+            hint="pip install torch diffusers transformers peft (the CPU build of torch will do)",
+        ) from error
+    version = torch or default_version("torch")
+    left = (trained if job.train else generated)(job, platform_of(gpu, version))
+    replayed = replay(left.tape)
+    device, out_of_memory = on_card(gpu, left.tape, replayed)
+    budget = Budget(
+        model=job.card["title"],
+        job=_described(job, version, left.optimizers, len(replayed.steps)),
+        parameters=Parameters(left.parameters, left.trainable),
+        peak=replayed.peak,
+        breakdown=replayed.breakdown,
+        steps=replayed.steps,
+        device=device,
+        out_of_memory=out_of_memory,
+        not_modelled=left.doubts,
+        warnings=(
+            *_notes(job),
+            *remarks_on_convolutions(left.tape, left.unasked_bytes),
+            *remarks_on_choice(gpu),
+        ),
+    )
+    phases = phase_peaks(left.tape)
+    if not job.train:
+        phases = {"load" if name == "forward" else name: n for name, n in phases.items()}
+    return PictureBudget(budget, phases)
+
+
+def _notes(job: PictureJob) -> Iterator[str]:
+    yield "diffusers' own code was traced; no weights were read"
+    if job.train:
+        yield "latents and text embeddings are cached: VAE and text encoders are not on the GPU"
+
+
+def _described(
+    job: PictureJob, version: str, optimizers: tuple[str, ...], steps: int
+) -> dict[str, Any]:
+    return {
+        "mode": "step",
+        "steps": steps,
+        "precision": job.precision,
+        "optimizer": " and ".join(optimizers) or "no optimizer",
+        "checkpointing": "full" if job.checkpointing else "none",
+        "torch": version,
+    }

@@ -1,0 +1,62 @@
+"""Well-known pipelines: one TOML file for each in `model_cards/pictures`.
+
+A card has these keys; TOML has no null, in a component it is written "null".
+
+    name = "wan2.1-14b"
+    source = "https://..."                where the configurations were published
+    extends = "..."                       another card, of which this one says what differs
+    pipeline = "WanPipeline"              diffusers' class
+    precision = "bf16"                    of its weights
+    multiple = 16                         height and width are multiples of it
+    resolution = [480, 832]               if none is named: height, width
+    frames = 81, frames_step = 4          if none are named; they are 4 n + 1
+    tokens = [512]                        of a prompt, by tokenizer
+    lora_targets = [...]                  what diffusers' training script adapts
+
+    [components.NAME]                     class = "diffusers.X", and its configuration
+    [options]                             of the pipeline's class
+"""
+
+import tomllib
+from functools import cache
+from typing import Any
+
+from vrambudget.config.cards import cards_folder
+from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.files import read_file
+
+_MOST_BYTES = 2**20
+_USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}
+
+
+@cache
+def picture_names() -> tuple[str, ...]:
+    """Return the names of all pipelines' cards, sorted."""
+    return tuple(sorted(path.stem for path in (cards_folder() / "pictures").glob("*.toml")))
+
+
+def picture_name(word: str) -> str | None:
+    """Return the card that a name or a hub id means, None if it means none."""
+    plain = word.lower().replace("_", "-")
+    known = picture_names()
+    if plain in known:
+        return plain
+    if "/" not in word:
+        return None
+    return next((n for n in known if plain in map(str.lower, card(n)["repositories"])), None)
+
+
+@cache
+def card(name: str) -> dict[str, Any]:
+    """Return a card, with what it says by another one. Raises VramBudgetError."""
+    path = cards_folder() / "pictures" / f"{name}.toml"
+    if name not in picture_names():
+        raise VramBudgetError(
+            f"no pipeline is known as {name!r}", hint=did_you_mean(name, picture_names())
+        )
+    own: dict[str, Any] = tomllib.loads(read_file(path, "model card", _MOST_BYTES).decode())
+    base = card(own["extends"]) if "extends" in own else _USUAL
+    components = dict(base.get("components", {}))
+    for part, keys in own.get("components", {}).items():
+        components[part] = components.get(part, {}) | keys
+    return {**base, **own, "components": components}
