@@ -80,7 +80,7 @@ MESSAGES = [
     pytest.param(
         "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
         " `cublasCreate(handle)`",
-        *("PyTorch", "Most often the card is full", "CUDA_LAUNCH_BLOCKING=1"),
+        *("PyTorch", "Most often the GPU is full", "CUDA_LAUNCH_BLOCKING=1"),
         id="no handle",
     ),
     pytest.param(

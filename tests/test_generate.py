@@ -327,7 +327,7 @@ def test_a_report_says_when_the_card_is_full():
     assert budget.full_at.is_exact
     longest = longest_answer(resolve(WIDE, new=20, **options))
     assert budget.full_at.tokens == 60 + longest
-    assert f"the card is full at {60 + longest:,} tokens of a row" in str(budget)
+    assert f"the GPU is full at {60 + longest:,} tokens of a row" in str(budget)
     assert Budget.from_json(budget.to_json()) == budget
     too_long = vrambudget.estimate(WIDE, new=longest + 50, **options)
     assert not too_long.fits
@@ -339,7 +339,7 @@ def test_a_card_that_is_full_far_off_is_said_to_be_so_at_the_latest(capsys):
     far = vrambudget.estimate(WIDE, gpu="a100-80gb", mode="generate", new=9)
     assert "tokens of a row at the latest" in str(far)
     assert main(words) == 0
-    assert "the card is full" not in capsys.readouterr().out  # its positions end before
+    assert "the GPU is full" not in capsys.readouterr().out  # its positions end before
 
 
 def test_how_long_an_answer_may_be_is_a_command(capsys):

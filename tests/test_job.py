@@ -85,7 +85,7 @@ def test_a_block_may_be_spelled_as_trainers_spell_it(spelling):
         pytest.param({"rows": "packed", "task": "seq-cls"}, "for causal-lm", id="packed task"),
         pytest.param({"block": "1024:128"}, "is more than the block", id="falling lengths"),
         pytest.param({"shortest": 8}, "no block says", id="shortest alone"),
-        pytest.param({"draw": 1}, "all batches are alike", id="draw of one length"),
+        pytest.param({"draw": 1}, "all batches have one length", id="draw of one length"),
         pytest.param({"block": "8:16", "mode": "generate"}, "mode 'generate'", id="generated"),
         pytest.param({"block": "8:16", "compile": True}, "compiles anew", id="compiled lengths"),
         pytest.param({"block": "8:16", "parallel": "ddp", "ranks": 2}, "several ranks", id="ranks"),

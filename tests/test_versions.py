@@ -52,7 +52,7 @@ def test_a_version_follows_the_rules_of_its_nearest_checked_relative(package, as
 
 def test_an_estimate_says_whose_rules_it_follows_where_the_version_was_not_checked():
     budget = estimate(TINY, torch="2.10", transformers="5.17")
-    assert "torch 2.10 was not checked: the rules followed are those of 2.8" in budget.warnings
+    assert "torch 2.10 was not checked: the rules are those of 2.8" in budget.warnings
     assert budget.peak == estimate(TINY, torch="2.8", transformers="5.17").peak
 
 
@@ -67,7 +67,7 @@ def test_a_family_whose_older_modelling_code_is_not_followed_says_so():
     }
     fields = {"block": 16, "torch": "2.8"}
     older = estimate(t5, transformers="4.57", **fields)
-    note = "transformers 4.57 was not checked: the rules followed are those of 5.17"
+    note = "transformers 4.57 was not checked: the rules are those of 5.17"
     assert note in older.warnings
     assert older.peak == estimate(t5, transformers="5.17", **fields).peak
 
@@ -87,7 +87,7 @@ def test_the_report_names_the_versions_whose_rules_it_follows():
 
 def test_the_rules_of_other_versions_are_no_lower_bound():
     text = str(estimate(TINY, torch="2.10"))
-    assert "note: torch 2.10 was not checked: the rules followed are those of 2.8" in text
+    assert "note: torch 2.10 was not checked: the rules are those of 2.8" in text
     assert "lower bound" not in text
     assert "at least" not in text
 
@@ -120,7 +120,7 @@ def test_a_build_for_another_cuda_is_named_and_has_its_temporary_storage():
 
 def test_a_build_for_a_cuda_that_was_not_checked_says_so():
     notes = estimate(TINY, torch="2.8.0+cu129").warnings
-    assert "CUDA 12.9 was not checked: the rules followed are those of 12.8" in notes
+    assert "CUDA 12.9 was not checked: the rules are those of 12.8" in notes
 
 
 BERT = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 96, "vocab_size": 99}

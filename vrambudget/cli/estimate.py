@@ -161,5 +161,5 @@ def _next_of_generation(scenario: Scenario, budget: Budget) -> str:
             " that grows by a token in each step leaves behind; --cache static leaves none, either"
         )
     if budget.full_at is not None and not budget.full_at.is_exact:
-        return "`vrambudget fit --longest-new` with the same options finds when the card is full"
+        return "`vrambudget fit --longest-new` with the same options finds when the GPU is full"
     return "`vrambudget fit` with the same options finds the largest batch, or the longest prompt"

@@ -66,7 +66,7 @@ RTX_3060 = CudaContext(
     225 * _MIB,
     480 * _MIB,
     "virtual",
-    "the records' virtual card",
+    "assumed; not measured on this GPU",
 )
 # Of a message "this process has X memory in use" the context is X less what PyTorch has reserved,
 # to 10 MiB or so.

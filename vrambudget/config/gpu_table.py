@@ -190,7 +190,7 @@ ROWS: tuple[GpuRow, ...] = (
            _OF_A_SIBLING + "RTX 3070, the least of those with 8 GB, " + _TORCH + "7753MiB"),
     GpuRow("rtx-3060", "NVIDIA GeForce RTX 3060",
            "3060", "", 12, 12_552_044_544, RTX_3060, (8, 6), 28, 9 * _MIB // 4,
-           _OOM + "11.69 GiB; its bytes are those of the records' virtual card"),
+           _OOM + "11.69 GiB; its bytes are those of the records' virtual GPU"),
     GpuRow("rtx-3060-ti", "NVIDIA GeForce RTX 3060 Ti",
            "3060 ti", "", 8, 7_833 * _MIB, like(RTX_3060), (8, 6), 38, 4 * _MIB,
            _TORCH + "7833MiB"),

@@ -144,8 +144,8 @@ class JobFields(TypedDict, total=False):
     .to('cuda').half() (default: made there, and what is cached is given back).
     """
     compile: bool
-    """The model runs under torch.compile: PyTorch's own compiler is followed, which needs torch
-    (pip install 'vrambudget[torch]').
+    """The model runs under torch.compile: PyTorch's own compiler traces it, which needs torch (pip
+    install 'vrambudget[torch]').
     """
     compile_mode: Literal[
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
@@ -281,7 +281,7 @@ class JobFields(TypedDict, total=False):
     pin_memory: bool
     """DeepSpeed's offload: main memory that the GPU reads by itself."""
     deepspeed: Literal["0.18", "0.19"]
-    """The version of DeepSpeed whose rules are followed."""
+    """The version of DeepSpeed whose rules are mirrored."""
     sequence_parallel: bool
     """Tensor parallel: norms and residuals are cut along the sequence."""
     loss_parallel: bool
@@ -309,11 +309,11 @@ class JobFields(TypedDict, total=False):
     memory before the model does.
     """
     torch: str
-    """The version of PyTorch whose rules are followed; name the CUDA of a build that is not PyPI's:
+    """The version of PyTorch whose rules are mirrored; name the CUDA of a build that is not PyPI's:
     2.11+cu128.
     """
     transformers: str
-    """The version of transformers whose modelling code is followed."""
+    """The version of transformers whose modelling code is mirrored."""
     batch_size: int
     """Batch, as other tools call it."""
     seq_len: int | None

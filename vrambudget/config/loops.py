@@ -203,7 +203,7 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
     if job.layout.records_streams:
         yield (
             "blocks that other streams use (record_stream) come back when their work is over, here"
-            " at once: on a real card reserved may be more"
+            " at once: on a real GPU reserved may be more"
         )
 
 

@@ -140,4 +140,4 @@ def remarks_on_versions(torch: str, transformers: str, followed_in: Sequence[str
     for package, version, checked in asked:
         followed = followed_version(version, checked)
         if as_numbers(version) != as_numbers(followed):
-            yield f"{package} {version} was not checked: the rules followed are those of {followed}"
+            yield f"{package} {version} was not checked: the rules are those of {followed}"

@@ -1,7 +1,7 @@
 """Messages of libraries and of other backends than CUDA.
 
 PyTorch     CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED, "MPS backend out of memory";
-            CUBLAS_STATUS_NOT_INITIALIZED of cublasCreate, which a full card gives, too
+            CUBLAS_STATUS_NOT_INITIALIZED of cublasCreate, which a full GPU gives, too
 JAX         RESOURCE_EXHAUSTED
 """
 
@@ -15,7 +15,7 @@ def _cublas(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     library = "cuDNN" if hit[0].upper().startswith("CUDNN") else "cuBLAS"
     return (
         (
-            f"The card is full: {library} allocates its handle and workspace from the driver,"
+            f"The GPU is full: {library} allocates its handle and workspace from the driver,"
             " outside PyTorch's allocator, and got nothing. It happens at the first product or"
             " convolution, where PyTorch's cache has taken the rest."
         ),
@@ -30,12 +30,12 @@ def _no_handle(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     del hit
     return (
         (
-            "cuBLAS could not make its handle. Most often the card is full: the handle's memory"
+            "cuBLAS could not make its handle. Most often the GPU is full: the handle's memory"
             " comes from the driver, outside PyTorch's allocator, and is asked for at the first"
             " product. An earlier kernel that failed gives the same message."
         ),
         (
-            "if the card is nearly full: a smaller batch or shorter sequences",
+            "if the GPU is nearly full: a smaller batch or shorter sequences",
             "`vrambudget MODEL --gpu GPU` counts the job",
             "else look for an index out of range: run once with CUDA_LAUNCH_BLOCKING=1",
         ),
@@ -49,10 +49,10 @@ def _jax(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     return (
         (
             f"XLA asked for {asked}. JAX takes 75 % of a GPU when it starts, and another process on"
-            " the card, or a second framework in this one, has less than it sees."
+            " the GPU, or a second framework in this one, has less than it sees."
         ),
         (
-            "if something else runs on the card: XLA_PYTHON_CLIENT_PREALLOCATE=false",
+            "if something else runs on the GPU: XLA_PYTHON_CLIENT_PREALLOCATE=false",
             "or give it more: XLA_PYTHON_CLIENT_MEM_FRACTION=.90",
             "a smaller batch, or jax.checkpoint; donate what is not needed (donate_argnums)",
         ),

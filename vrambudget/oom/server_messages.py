@@ -15,7 +15,7 @@ from vrambudget.units import format_bytes
 
 _LESS_CACHE = (
     "lower --max-model-len, --max-num-seqs or --max-num-batched-tokens",
-    "raise --gpu-memory-utilization, if nothing else runs on the card",
+    "raise --gpu-memory-utilization, if nothing else runs on the GPU",
     "spread the weights: --tensor-parallel-size; or take fewer bits: --quantization",
     "`vrambudget serve MODEL --gpu GPU` counts weights, activations and cache",
 )
@@ -26,7 +26,7 @@ def _no_blocks(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     return (
         (
             "Weights and the profiled step alone take what the server may take, which is"
-            " --gpu-memory-utilization times the card. Nothing is left for keys and values."
+            " --gpu-memory-utilization times the GPU. Nothing is left for keys and values."
         ),
         _LESS_CACHE,
     )
@@ -76,7 +76,7 @@ def _sglang(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     del hit
     return (
         (
-            "After loading, the part of the card that --mem-fraction-static gives to weights and"
+            "After loading, the part of the GPU that --mem-fraction-static gives to weights and"
             " cache leaves no room for keys and values."
         ),
         (
@@ -89,12 +89,12 @@ def _sglang(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
 def _tgi(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     return (
         (
-            f"TGI warms up with a prefill of {hit['tokens']} tokens, and the card has no room for"
+            f"TGI warms up with a prefill of {hit['tokens']} tokens, and the GPU has no room for"
             " it beside the weights. What the warm-up leaves becomes the cache."
         ),
         (
             "lower --max-batch-prefill-tokens: longer prompts come in pieces",
-            "more cards: --num-shard; or fewer bits: --quantize",
+            "more GPUs: --num-shard; or fewer bits: --quantize",
             "`vrambudget serve MODEL --gpu GPU --engine tgi` counts weights, warm-up and cache",
         ),
     )
@@ -106,12 +106,12 @@ def _llama_buffer(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         asked = format_bytes(int(hit["size"]))
     return (
         (
-            f"llama.cpp asked the driver for {asked} in one piece, and the card has less. Weights"
-            " of the layers on the card, keys and values for the whole context, and a compute"
+            f"llama.cpp asked the driver for {asked} in one piece, and the GPU has less. Weights"
+            " of the layers on the GPU, keys and values for the whole context, and a compute"
             " buffer are each allocated at once when the model is loaded."
         ),
         (
-            "put fewer layers on the card: -ngl",
+            "put fewer layers on the GPU: -ngl",
             "shorten the context: -c; keys and values take the same for every token of it",
             "keys and values in 8 bit: -ctk q8_0 -ctv q8_0 (with -fa)",
             "a smaller compute buffer: -ub",

@@ -35,9 +35,9 @@ def sglang_report(
             "DOES NOT START: Not enough memory. Please try to increase --mem-fraction-static."
             f" Current value: {found.fraction}"
         )
-    default = "SGLang's default for the card" if found.is_default else "as given"
+    default = "SGLang's default for the GPU" if found.is_default else "as given"
     parts = [
-        ("free before", spread(*found.before_bytes), "the card without the driver's context"),
+        ("free before", spread(*found.before_bytes), "the GPU without the driver's context"),
         ("weights", gib(found.weights_bytes), quantised.description if quantised else _SEGMENTS),
         ("outside PyTorch", spread(*OUTSIDE), "measured: as weights are loaded"),
         ("token pool", spread(*found.pool_bytes), f"{found.cell_bytes:,} bytes a token"),

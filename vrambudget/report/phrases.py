@@ -155,7 +155,7 @@ def moments(budget: Budget) -> Iterator[str]:
         )
     if budget.full_at is not None:
         by = "" if budget.full_at.is_exact else " at the latest"
-        yield f"the card is full at {budget.full_at.tokens:,} tokens of a row{by}"
+        yield f"the GPU is full at {budget.full_at.tokens:,} tokens of a row{by}"
 
 
 def _step(budget: Budget, step: int, of: str = "") -> str:

@@ -186,7 +186,7 @@ class Storage:
                 self.events, self.index = [], 0
                 raise TooLargeError(
                     f"{operation} would make one tensor of {format_bytes(nbytes)}: "
-                    f"more than {format_bytes(_LARGEST)} is no job for any card"
+                    f"more than {format_bytes(_LARGEST)} is no job for any GPU"
                 )
             tape = Tape()  # the allocator is not asked for nothing
         sizes = tape.sizes

@@ -90,7 +90,7 @@ class Batches(Settings, heading="batches"):
     def _problems_of_lengths(self) -> Iterable[str]:
         if self.shortest is None:
             if self.draw is not None:
-                yield f"draw is {self.draw}, but all batches are alike; say --block 128:1024"
+                yield f"draw is {self.draw}, but all batches have one length; say --block 128:1024"
         elif self.block is None:
             yield f"shortest is {self.shortest}, and no block says how long the longest batch is"
         elif self.shortest > self.block:

@@ -46,7 +46,7 @@ class Modules(Settings, heading="model"):
     )
     compile: bool = Field(
         default=False,
-        description="the model runs under torch.compile: PyTorch's own compiler is followed, which"
+        description="the model runs under torch.compile: PyTorch's own compiler traces it, which"
         " needs torch (pip install 'vrambudget[torch]')",
     )
     compile_mode: CompileMode = Field(

@@ -177,7 +177,7 @@ class Ranks(Settings, heading="several GPUs"):
         default=True, description="DeepSpeed's offload: main memory that the GPU reads by itself"
     )
     deepspeed: DeepSpeedVersion = Field(
-        "0.19", description="the version of DeepSpeed whose rules are followed"
+        "0.19", description="the version of DeepSpeed whose rules are mirrored"
     )
     sequence_parallel: bool = Field(
         default=False, description="tensor parallel: norms and residuals are cut along the sequence"

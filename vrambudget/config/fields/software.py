@@ -43,10 +43,10 @@ class Software(Settings, heading="allocator and versions"):
     )
     torch: Version = Field(
         default_factory=partial(default_version, "torch"),
-        description="the version of PyTorch whose rules are followed; name the CUDA of a build that"
+        description="the version of PyTorch whose rules are mirrored; name the CUDA of a build that"
         " is not PyPI's: 2.11+cu128",
     )
     transformers: Version = Field(
         default_factory=partial(default_version, "transformers"),
-        description="the version of transformers whose modelling code is followed",
+        description="the version of transformers whose modelling code is mirrored",
     )

@@ -118,7 +118,7 @@ class Gemma3Config(Gemma3TextConfig):
     def notes(self) -> Iterator[str]:
         """Yield how the model is counted."""
         yield (
-            "a batch of text: the vision tower's weights lie on the card and do nothing;"
+            "a batch of text: the vision tower's weights lie on the GPU and do nothing;"
             " Gemma3ForCausalLM, which has none, is counted from text_config alone"
         )
         if self.use_cache:

@@ -1,0 +1,59 @@
+"""The reader's words: what is printed, and the pages that readers start with, keep to the glossary.
+
+docs/glossary.md has the words; those that are retired here are a workshop's, which no reader knows.
+"""
+
+import contextlib
+import re
+
+import pages
+import pytest
+
+from vrambudget.cli import main
+from vrambudget.cli.examples import COMMON
+
+RETIRED = re.compile(
+    r"(?<!model )\bcards?\b|\b(told|walked|laid down|births|unasked|ways out|at first sight"
+    r"|stand-in|barely|doubts?|surroundings|no known change)\b",
+    re.IGNORECASE,
+)
+ANSWERS = [
+    "gpt2 --batch 64 --block 1024 --gpu 12GB",
+    "gpt2 --batch 2 --block 64 --parallel ddp --gpu 2xt4",
+    "gpt2 --mode generate --prompt 64 --new 16 --gpu 8GB",
+    "plan gpt2 --gpu 8GB --block 256 --batch 1",
+    "plan gpt2-xl --gpu 1GiB --block 64 --most 2",
+    "fit gpt2 --block 64 --gpu 1GiB",
+    *(f"{command} --help" for command in COMMON if command not in {"serve", "rehearse"}),
+]
+
+
+def retired(text: str) -> list[str]:
+    return [found[0] for found in RETIRED.finditer(text)]
+
+
+@pytest.mark.parametrize("command", ANSWERS)
+def test_what_is_printed_has_no_retired_word(command, capsys):
+    with contextlib.suppress(SystemExit):  # --help ends so
+        main(command.split())
+    printed = capsys.readouterr()
+    assert retired(printed.out + printed.err) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/index.md", "docs/glossary.md", "docs/limits.md"]
+)
+def test_the_first_pages_have_no_retired_word(name):
+    text = pages.prose(pages.ROOT / name)
+    assert retired(re.sub(r"`[^`]+`", "", text)) == []
+
+
+def test_the_glossary_has_the_words_of_a_verdict():
+    glossary = pages.text_of(pages.ROOT / "docs" / "glossary.md")
+    for word in (
+        "fits only if nothing else uses the GPU",
+        "does not fit",
+        "not considered",
+        "tight",
+    ):
+        assert word in glossary
