@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import json
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +11,8 @@ from typing import Any
 
 import vrambudget
 from fuzz import cases
+from fuzz.checks import CLASS, OF_PYTORCH, strict, told
+from fuzz.doors import DOORS
 from vrambudget import VramBudgetError
 from vrambudget.cli import main
 from vrambudget.config.record import read_records
@@ -23,27 +23,6 @@ from vrambudget.oom.message import parse_oom
 from vrambudget.validate import summarise, validate
 
 _QUICK = 3  # seconds of CPU time
-_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
-_OF_PYTORCH = {"OutOfMemoryError", "CheckpointError"}
-
-
-def strict(text: str) -> Any:
-    """Return what strict JSON means: without NaN and Infinity."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} in JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def told(error: VramBudgetError, where: str = "") -> None:
-    """Hold an error against what a reader needs: few words, its place, no exception of Python's."""
-    assert where in (error.where or "")
-    text = error.render()
-    assert error.message.strip()
-    assert not set(_CLASS.findall(text)) - _OF_PYTORCH, text
-    assert all(c.isprintable() or c == "\n" for c in text), text
-    assert len(text) < 20_000
 
 
 def estimated(rng: Random) -> str:
@@ -106,7 +85,7 @@ def validated(rng: Random) -> str:
             return "refused"
     checks = list(validate(records))
     for check in checks:
-        assert check.problem is None or not _CLASS.search(check.problem), check.problem
+        assert check.problem is None or not CLASS.search(check.problem), check.problem
     for summary in summarise(checks):
         assert abs(summary.worst) < float("inf")
     return "compared" if checks[0].problem is None else "not compared"
@@ -145,7 +124,7 @@ def commanded(rng: Random) -> str:
     assert code in {0, 1, 2}, words
     if code == 2:
         assert err.getvalue().startswith("error: "), words
-        assert not set(_CLASS.findall(err.getvalue())) - _OF_PYTORCH, err.getvalue()
+        assert not set(CLASS.findall(err.getvalue())) - OF_PYTORCH, err.getvalue()
     else:
         assert out.getvalue() or "wrote" in err.getvalue(), words
     return f"exit code {code}"
@@ -158,5 +137,6 @@ LAWS = {
     "validate": validated,
     "API": called,
     "command line": commanded,
+    **DOORS,
 }
 """What is held: the law of a kind of input, which returns what came of a case."""
