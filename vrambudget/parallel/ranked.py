@@ -201,6 +201,7 @@ class _FSDP2(Ranked):
         shard = layout.shards // job.replicate
         rank = (job.rank or 0) // (layout.tp * layout.pp)
         self.has_region = job.loop == "plain"
+        self.keeps_cache = job.quant is not None
         self.sharding = Sharding(
             shard=Group(shard, rank % shard),
             replicate=Group(job.replicate, rank // shard) if job.replicate > 1 else None,

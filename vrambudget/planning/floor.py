@@ -56,7 +56,9 @@ def least_bytes(job: Job, parameters: int, trainable: int) -> int:
     layout, stored = job.layout, ITEM_BYTES[job.weight_dtype]
     if job.quant is not None or job.cpu_offload:
         least = parameters if job.quant == "int8" else parameters // 2
-        return least if job.quant is not None and layout.data != "fsdp2" else 0
+        if job.quant is None or job.cpu_offload:
+            return 0
+        return least // layout.shards if layout.data in {"fsdp1", "fsdp2"} else least
     if layout.data in DEEPSPEED:
         return _least_of_zero(job, parameters, trainable)
     # Of ranks that differ the fullest has no less than its share; those of experts have more.

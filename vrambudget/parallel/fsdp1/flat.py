@@ -101,8 +101,9 @@ class FlatParameter:
         if self.settings.offload:
             self.shard.storage = on_host(self.shard)
         self.local = [self._local(*place) for place in zip(self.offsets, self.shapes, strict=True)]
-        self.originals.clear()
         self._set(self.local)
+        while self.originals:  # the last dies first
+            self.originals.pop()
 
     def _local(self, offset: int, shape: tuple[int, ...]) -> Tensor:
         """Return the part of an original parameter that the rank has."""

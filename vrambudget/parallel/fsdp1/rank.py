@@ -52,6 +52,7 @@ class FSDP1(Ranked):
             offload=job.cpu_offload,
             from_host=self.is_library or job.quant is not None,
         )
+        self.keeps_cache = self.settings.from_host
         self.clips = Clip(has_others=job.quant is not None, offload=job.cpu_offload)
         self.states = STATES[job.optimizer]
         self.flats: list[FlatParameter] = []

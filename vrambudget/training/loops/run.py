@@ -236,8 +236,13 @@ class Run:
         return self.settings.task == "causal-lm" and named
 
     def train_begins(self) -> None:
-        """Begin to count, where a model was wrapped for several GPUs: on_train_begin."""
-        if self.has_ranks:
+        """Begin to count, where a model was wrapped for several GPUs: on_train_begin.
+
+        What sharding from main memory leaves in the cache is there when training begins.
+        """
+        if self._ranked is not None and self._ranked.keeps_cache:
+            context.tape.mark(0, Phase.FORWARD)
+        elif self.has_ranks:
             context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
 
     def frees_memory(self) -> None:
