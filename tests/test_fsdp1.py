@@ -83,3 +83,13 @@ def test_evaluation_gives_all_layers_back():
 def test_what_is_not_modelled_or_misplaced_is_refused_by_name(fields, says):
     with pytest.raises(VramBudgetError, match=says):
         estimate(SMALL, gpu="a100-80gb", block=32, **{"parallel": "fsdp1", "ranks": 4, **fields})
+
+
+@pytest.mark.parametrize("parallel", ["fsdp1", "fsdp2"])
+def test_4_bit_codes_are_shared_their_scales_are_not_and_loading_is_said(parallel):
+    told = {"quant": "nf4", "lora_rank": 4, "precision": "bf16", "parallel": parallel}
+    two, four = (small(ranks=ranks, **told) for ranks in (2, 4))
+    parts = [budget.breakdown["weights"] for budget in (two, four)]
+    assert parts[1] < parts[0] < 2 * parts[1]
+    assert any("device_map" in warning for warning in two.warnings)
+    assert small(ranks=4, cpu_offload=True, **told).breakdown["weights"] < parts[1]
