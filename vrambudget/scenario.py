@@ -5,6 +5,7 @@ name or path  ->  config  ->  job  ->  scenario
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vrambudget.compiled.asked import compiler_defaults, compiling, original
@@ -13,7 +14,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.said_by_config import caches
 from vrambudget.config.settings import show
-from vrambudget.config.source import Files, FoundModel, find_model, of_files
+from vrambudget.config.source import PROGRAM, Files, FoundModel, find_model, of_files
 from vrambudget.config.unread import unread
 from vrambudget.config.versions import CHECKED, CHECKED_CUDA, as_numbers, cuda_of, followed_version
 from vrambudget.engine import context as engine
@@ -117,10 +118,25 @@ def _of_module(
 
 
 def _config_of(found: FoundModel) -> ModelConfig:
-    """Return a model's configuration: a family's, or one whose own code is followed."""
+    """Return a model's configuration: a family's, a program's, or one whose own code is traced."""
+    if PROGRAM in found.values:
+        from vrambudget.program.catalog import config_of_file  # noqa: PLC0415 - few name one
+
+        return config_of_file(Path(found.values[PROGRAM]))
     try:
         return load_config(found.values, config_class, where=found.where)
     except NotModelledError as error:
-        from vrambudget.followed.config import followed_config  # noqa: PLC0415 - most are known
+        from vrambudget.program.catalog import program_config  # noqa: PLC0415 - most are known
 
-        return followed_config(found, error)
+        try:
+            played = program_config(found, error)
+        except NotModelledError as refusal:
+            return _traced(found, refusal)
+        return _traced(found, error) if played is None else played
+
+
+def _traced(found: FoundModel, error: NotModelledError) -> ModelConfig:
+    """Return the configuration of a model whose own code is traced. Raises `error` without."""
+    from vrambudget.followed.config import followed_config  # noqa: PLC0415 - most are known
+
+    return followed_config(found, error)

@@ -40,6 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "measure": ("vrambudget measure gpt2 --batch 2 --block 256 -o measured.jsonl",),
     "compare": ("vrambudget compare gpt2 --batch 2 --block 256 --gpu t4 --events",),
+    "record": ("vrambudget record path/to/config.json -o team.program",),
     "rehearse": (
         'vrambudget rehearse --gpu "RTX 3060" -- python train.py --batch_size=64',
         "vrambudget rehearse --gpu 12GB gpt2 --batch 8",

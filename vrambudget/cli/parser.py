@@ -26,6 +26,7 @@ COMMANDS = {
     "explain": ("vrambudget.cli.explain", "explain an out-of-memory message"),
     "measure": ("vrambudget.cli.measure", "run a job on this machine's GPU and record its memory"),
     "compare": ("vrambudget.cli.compare", "compare an estimate with a rehearsal or a measurement"),
+    "record": ("vrambudget.cli.record", "record a model as a program that needs no torch"),
     "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
     "picture": (

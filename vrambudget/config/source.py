@@ -45,6 +45,9 @@ ModelSource = str | Path | Mapping[str, Any] | Run
 """What names a model."""
 
 
+PROGRAM = ".program"
+"""How the name of a recorded program's file ends; of a found model: the key with its path."""
+
 Files = str | Path | Sequence[str | Path]
 """One file, or several."""
 
@@ -166,7 +169,7 @@ def _doors(name: str) -> str:
 
 def _is_path(name: str) -> bool:
     """Return whether this is a path, not a name or an org/name: if in doubt, whether it exists."""
-    if name.startswith((".", "/", "~")) or name.endswith(SUFFIXES) or "\\" in name:
+    if name.startswith((".", "/", "~")) or name.endswith((*SUFFIXES, PROGRAM)) or "\\" in name:
         return True
     try:
         return bool(name) and Path(name).exists()
@@ -179,6 +182,9 @@ def _from_card(card: ModelCard) -> FoundModel:
 
 
 def _from_path(path: Path) -> FoundModel:
+    if path.suffix == PROGRAM:  # vrambudget.program reads it
+        values = {"model_type": path.stem, PROGRAM: str(path)}
+        return FoundModel(escaped(path.stem), str(path), values, path=str(path))
     values, file = read_config(path)
     named = file.parent.resolve().name if file.name == CONFIG_NAME else file.stem
     return FoundModel(escaped(named or str(path)), str(file), values, path=str(path))

@@ -1,0 +1,116 @@
+"""Recorded programs: each equals its rehearsal, refuses other branches; a bad file is an error."""
+
+import json
+
+import pytest
+from rehearsed import assert_equal, each, records_of
+
+from vrambudget.cli import DONE, main
+from vrambudget.config.gpus import find_gpu
+from vrambudget.config.record import job_of_record
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.program.catalog import RECORDED, of_programs, program_at
+from vrambudget.program.expressions import value
+from vrambudget.program.form import read, written
+from vrambudget.scenario import platform_of
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
+
+PROGRAMS = {path.stem: path for path in RECORDED.glob("*.program")}
+RECORDS = [
+    record
+    for record in records_of("model_types.jsonl")
+    if record["model"]["model_type"] in PROGRAMS
+    and not (record.get("lora_rank") and "moe" in record["id"])  # experts take no LoRA here
+]
+WINDOW = {
+    "model_type": "mistral",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 320,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 64,
+    "max_position_embeddings": 4096,
+}
+
+
+def _peak(config, job):
+    platform = platform_of(find_gpu("a100-80gb"), job.torch)
+    return replay(simulate(config.for_job(job), job, platform).tape).peak
+
+
+@each(RECORDS)
+def test_a_program_equals_its_models_rehearsal(record):
+    """Widths, depth, batch, length, precision and options that were not recorded."""
+    config = of_programs(record["model"], [program_at(PROGRAMS[record["model"]["model_type"]])])
+    job = job_of_record(record).model_copy(update={"torch": "2.11"}).resolve(config)
+    assert_equal(_peak(config, job), record)
+
+
+def test_a_configuration_without_rules_is_answered_without_torch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vrambudget.followed.config.NEEDED", ("no_torch_here",))
+    values = {"model_type": "arcee", "hidden_size": 1024, "num_hidden_layers": 7, "head_dim": 64}
+    values |= {"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 1000}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    assert main([str(file), "--batch", "2", "--block", "128", "--gpu", "24GB"]) == DONE
+    assert "FITS" in capsys.readouterr().out
+    file.write_text(json.dumps({**values, "hidden_act": "gelu"}))
+    assert main([str(file), "--gpu", "24GB"]) != DONE
+    assert "hidden_act is 'gelu'; it was recorded as 'relu2'" in capsys.readouterr().err
+
+
+def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
+    """Mistral's mask is another one from its window on: what was recorded below says so."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5.17")
+    file, program = tmp_path / "config.json", tmp_path / "window.program"
+    file.write_text(json.dumps(WINDOW))
+    assert main(["record", str(file), "-o", str(program)]) == DONE
+    monkeypatch.setattr("vrambudget.followed.config.NEEDED", ("no_torch_here",))
+    assert main([str(program), "--batch", "2", "--block", "63", "--gpu", "24GB"]) == DONE
+    config = of_programs(WINDOW, [program_at(program)])
+    for block in (64, 65, 512):
+        job = job_of_record({"model": WINDOW, "batch": 2, "block": block, "use_cache": True})
+        with pytest.raises(NotModelledError, match="length >= sliding_window is false"):
+            config.model_copy(update={"job": job.resolve(config)}).build("causal-lm")
+
+
+TEXT = PROGRAMS["ernie"].read_text(encoding="utf-8")
+
+
+def test_a_program_is_read_as_it_was_written():
+    assert written(read(TEXT, "x")) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "cut off"),
+        (lambda text: text.replace("vrambudget-program 1", "vrambudget-program 7", 1), "form"),
+        (lambda text: text.replace('"=batch"', '"=10**30"', 1), "expression"),
+        (lambda text: text.replace('"=batch"', "1" + 30 * "0", 1), "larger than any size"),
+        (lambda text: text.replace('"=batch"', '"=__import__(1)"', 1), "no expression"),
+        (lambda text: text.replace("\nop ", "\nrun ", 1), "no word"),
+        (lambda text: text.replace('op ["', 'op ["os.', 1), "no operation"),
+    ],
+)
+def test_a_program_that_is_wrong_is_an_error(change, message):
+    with pytest.raises(VramBudgetError, match=message):
+        _play(change(TEXT))
+
+
+def _play(text):
+    config = of_programs({"model_type": "ernie"}, [read(text, "x")])
+    job = job_of_record(RECORDS[0]).resolve(config)
+    _peak(config, job.model_copy(update={"task": "masked-lm"}))
+
+
+def test_a_size_is_bounded():
+    assert value("-(-batch//2)*3+length", {"batch": 5, "length": 1}) == 10
+    for text in ("batch**9", "batch**8", "unknown", "batch//0", "9" * 40, "(" * 400):
+        with pytest.raises(VramBudgetError):
+            value(text, {"batch": 10**4})

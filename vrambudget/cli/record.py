@@ -1,0 +1,59 @@
+"""`vrambudget record`: write down what a model's own code does, as a file that needs no torch.
+
+The file answers on any plain install: `vrambudget my.program --batch 4 --gpu 24GB`. A configuration
+leaves widths, depth, batch and length free as far as its model's code does; a module of one's own
+leaves free what its factory's arguments say.
+"""
+
+import argparse
+from pathlib import Path
+
+from vrambudget.cli import DONE
+from vrambudget.cli.streams import put
+from vrambudget.errors import VramBudgetError
+from vrambudget.files import write_file
+from vrambudget.program.form import written
+
+_NEEDED = "pip install 'vrambudget[torch]' brings what runs the model's code"
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("record", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "model",
+        help="a config.json, a model's name, or module:factory, which returns (module, inputs)",
+    )
+    parser.add_argument("-o", "--output", type=Path, help="the file (default: the name + .program)")
+    parser.add_argument("--task", help="the head (default: the model's own)")
+    parser.add_argument(
+        "--block", type=int, help="tokens of the recording, where a window decides (default: 40)"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="as Trainer runs it: use_cache off")
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="of module:factory: an argument that is a free size, and its usual value",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record the model and write its file."""
+    try:
+        from vrambudget.recording.command import recorded  # noqa: PLC0415 - it imports torch
+    except ImportError as error:
+        raise VramBudgetError(f"recording runs the model's code: {error}", hint=_NEEDED) from None
+    name, found = recorded(
+        args.model, args.task, args.size, block=args.block, cache=not args.no_cache
+    )
+    path = args.output or Path(f"{name}.program")
+    write_file(path, written(found.program).encode(), "program")
+    put(f"{path}: {found.program.source['class']}\n")
+    put(f"  free: {', '.join(found.free)}\n")
+    if found.fixed:
+        put(f"  as recorded: {', '.join(found.fixed)}\n")
+    put(f"  equal to the traced model at {found.checked} sizes that were not recorded\n")
+    return DONE

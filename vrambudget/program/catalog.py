@@ -1,0 +1,98 @@
+"""The programs that come with the package, by `model_type`, and those that a user's file is.
+
+A type may have several: with and without a cache, with tied weights; the first whose conditions
+hold is played.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vrambudget.config.source import FoundModel
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.files import read_file
+from vrambudget.program.config import ProgramConfig, bound_keys
+from vrambudget.program.form import HEAD, Program, read
+
+RECORDED = Path(__file__).parent / "recorded"
+SUFFIX = ".program"
+_MOST_BYTES = 20 * 2**20
+
+
+def recorded_types() -> list[str]:
+    """Return the model types that a program comes with the package for."""
+    return sorted({path.name.partition(".")[0] for path in RECORDED.glob(f"*{SUFFIX}")})
+
+
+def is_program(path: Path) -> bool:
+    """Return whether a path is a program's: by its name, or by how the file begins."""
+    return path.suffix == SUFFIX
+
+
+@lru_cache(maxsize=32)
+def program_at(path: Path) -> Program:
+    """Return the program in a file. Raises VramBudgetError with the line."""
+    data = read_file(path, "program", _MOST_BYTES)
+    try:
+        return read(data.decode(), str(path))
+    except UnicodeDecodeError:
+        raise VramBudgetError("this is no text", where=str(path)) from None
+
+
+def program_config(found: FoundModel, error: NotModelledError) -> ProgramConfig | None:
+    """Return the configuration of a model that has programs; None where it has none.
+
+    Raises NotModelledError where it has some, but of other models of its type.
+    """
+    model_type = found.values.get("model_type")
+    if not isinstance(model_type, str) or "/" in model_type or model_type not in recorded_types():
+        return None
+    paths = sorted(RECORDED.glob(f"{model_type}{SUFFIX}")) + sorted(
+        RECORDED.glob(f"{model_type}.*{SUFFIX}")
+    )
+    try:
+        return of_programs(found.values, [program_at(path) for path in paths])
+    except NotModelledError as refusal:
+        refusal.hint = error.hint or refusal.hint
+        raise
+
+
+def of_programs(keys: Mapping[str, Any], programs: list[Program]) -> ProgramConfig:
+    """Return the configuration with the programs whose conditions it keeps.
+
+    Raises the first one's refusal where it keeps none's.
+    """
+    fitting: list[Program] = []
+    refusal: NotModelledError | None = None
+    for program in programs:
+        try:
+            bound_keys(program, keys)
+            fitting.append(program)
+        except NotModelledError as error:
+            refusal = refusal or error
+    if not fitting:
+        assert refusal is not None  # noqa: S101 - there was a program
+        raise refusal
+    own = str(keys.get("model_type", fitting[0].source.get("model_type", "model")))
+    return ProgramConfig.model_construct(model_type=own, keys=dict(keys), programs=tuple(fitting))
+
+
+def config_of_file(path: Path) -> ProgramConfig:
+    """Return the configuration that a program's file is: of the model that was recorded."""
+    program = program_at(path)
+    own = program.source.get("sizes")
+    if not isinstance(own, dict):
+        raise VramBudgetError("the program does not say for which sizes it is", where=str(path))
+    name = str(program.source.get("model_type", path.stem))
+    return of_programs({"model_type": name, **own}, [program])
+
+
+__all__ = [
+    "HEAD",
+    "config_of_file",
+    "is_program",
+    "of_programs",
+    "program_config",
+    "recorded_types",
+]

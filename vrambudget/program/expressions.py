@@ -1,0 +1,87 @@
+"""Sizes as expressions of a program's free sizes: "3*batch*length", "hidden_size//heads".
+
+An expression is read once, into functions of checked operators; no text is ever run. Numbers and
+results are bounded, so that a file from somebody else cannot hang who reads it.
+"""
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from vrambudget.errors import VramBudgetError
+
+LARGEST = 10**18
+"""Of any number in a program: bytes and elements stay far below."""
+
+_LONGEST = 500
+_MOST_POWER = 8
+Sizes = Mapping[str, int]
+Formula = Callable[[Sizes], int]
+
+
+@lru_cache(maxsize=4096)
+def formula(text: str) -> Formula:
+    """Return the function of an expression. Raises VramBudgetError for anything else."""
+    if len(text) > _LONGEST:
+        raise VramBudgetError(f"an expression of {len(text):,} characters")
+    try:
+        tree = ast.parse(text, mode="eval").body
+        return _formula(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise VramBudgetError(f"{text[:60]!r} is no expression of sizes") from None
+
+
+def value(text: str, sizes: Sizes) -> int:
+    """Return what an expression is at these sizes. Raises VramBudgetError where it is none."""
+    try:
+        found = formula(text)(sizes)
+    except KeyError as error:
+        raise VramBudgetError(f"{text!r} names {error}, which is no size of the program") from None
+    except ZeroDivisionError:
+        raise VramBudgetError(f"{text!r} divides by zero") from None
+    if abs(found) > LARGEST:
+        raise VramBudgetError(f"{text!r} is larger than {LARGEST:.0e}")
+    return found
+
+
+def _formula(node: ast.expr) -> Formula:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return _number(node.value)
+    if isinstance(node, ast.Name):
+        name = node.id
+        return lambda sizes: sizes[name]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _formula(node.operand)
+        return lambda sizes: -inner(sizes)
+    if isinstance(node, ast.BinOp):
+        return _of_two(node)
+    raise ValueError
+
+
+def _number(number: int) -> Formula:
+    if abs(number) > LARGEST:
+        raise VramBudgetError(f"{str(number)[:30]}… is larger than any size")
+    return lambda _sizes: number
+
+
+def _of_two(node: ast.BinOp) -> Formula:
+    left, right = _formula(node.left), _formula(node.right)
+    if isinstance(node.op, ast.Add):
+        return lambda sizes: left(sizes) + right(sizes)
+    if isinstance(node.op, ast.Sub):
+        return lambda sizes: left(sizes) - right(sizes)
+    if isinstance(node.op, ast.Mult):
+        return lambda sizes: _bounded(left(sizes) * right(sizes))
+    if isinstance(node.op, ast.FloorDiv):
+        return lambda sizes: left(sizes) // right(sizes)
+    if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
+        power = node.right.value
+        if isinstance(power, int) and 0 < power <= _MOST_POWER:
+            return lambda sizes: _bounded(left(sizes) ** power)
+    raise ValueError
+
+
+def _bounded(number: int) -> int:
+    if abs(number) > LARGEST:
+        raise VramBudgetError(f"a size is larger than {LARGEST:.0e}")
+    return number

@@ -1,0 +1,52 @@
+"""What a program holds a job's sizes against: each branch that its model's code took.
+
+A comparison that comes out otherwise than while it was recorded means other operations: the program
+refuses, and names tracing.
+"""
+
+import re
+from collections.abc import Callable
+
+from vrambudget.errors import NotModelledError
+from vrambudget.program.expressions import value
+from vrambudget.program.form import Program
+
+
+def derive(program: Program, sizes: dict[str, int]) -> None:
+    """Add the sizes that others decide."""
+    for name, text in program.sizes.items():
+        if text is not None and name not in sizes and all_known(text, sizes):
+            sizes[name] = value(text, sizes)
+
+
+def all_known(text: str, sizes: dict[str, int]) -> bool:
+    """Return whether an expression's sizes are known."""
+    return all(name in sizes for name in re.findall(r"[a-zA-Z_]\w*", text))
+
+
+_SIGNS: dict[str, Callable[[int, int], bool]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "%": lambda a, b: a % b == 0,
+}
+
+
+def check_guards(program: Program, sizes: dict[str, int]) -> None:
+    """Raise NotModelledError where the model's code would take another branch than recorded."""
+    for left, sign, right, outcome, place in program.guards:
+        if not (all_known(left, sizes) and all_known(right, sizes)):
+            continue
+        a, b = value(left, sizes), value(right, sizes)
+        if _SIGNS[sign](a, b) != outcome:
+            raise NotModelledError(
+                f"the program was recorded where {left} {sign} {right} is"
+                f" {'true' if outcome else 'false'}; here they are {a} and {b}, and the model's"
+                f" code takes another branch ({place})",
+                hint="its own code is traced if torch and transformers are installed:"
+                " pip install 'vrambudget[torch]'; `vrambudget record` makes a program for such"
+                " sizes",
+            )

@@ -1,0 +1,196 @@
+"""The instructions of a program at a depth: repeated layers, as often as the depth says.
+
+A `repeat` holds a cycle of layers as they were recorded, first layer `first`, `period` of them. In
+each further round the tensors that it makes get names of their own ("t30.2"), its layers their
+numbers, and what it took from before it is what the round before made (`carry`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.program.form import Program, Row, is_tensor
+
+MOST_LAYERS = 2**11
+
+
+class Stack:
+    """A list of layers: how many there are, and which of them were recorded."""
+
+    def __init__(self, row: Any, depths: Mapping[str, int], where: str) -> None:
+        self.path, self.key, self.first, self.period, self.recorded = row
+        self.layers = self.recorded if self.key is None else depths[self.key]
+        self.rounds = 1
+        if self.period is None:
+            if self.layers != self.recorded:
+                raise VramBudgetError(
+                    f"{self.key} is {self.layers}; the program is of {self.recorded}", where=where
+                )
+            return
+        self.rounds, rest = divmod(self.layers - self.first - 1, self.period)
+        if rest or self.rounds < 0 or self.layers > MOST_LAYERS:
+            raise VramBudgetError(
+                f"{self.key} is {self.layers}; the program is of"
+                f" {self.first + 1} layers, {self.first + 1 + self.period}, ...",
+                where=where,
+            )
+
+    def renamed(self, path: str, at: int) -> str:
+        """Return a path or parameter's name in round `at` of the cycle; the last layer is last."""
+        if not path.startswith(self.path + "."):
+            return path
+        head, _, rest = path[len(self.path) + 1 :].partition(".")
+        if not head.isdigit():
+            return path
+        number = int(head)
+        if number == self.recorded - 1:
+            number = self.layers - 1
+        elif self.first <= number < self.first + (self.period or 0):
+            number += at * self.period
+        return f"{self.path}.{number}" + (f".{rest}" if rest else "")
+
+
+class Unfolded:
+    """A program's rows at given depths."""
+
+    def __init__(self, program: Program, depths: Mapping[str, int]) -> None:
+        self.program = program
+        self.stacks = [Stack(row, depths, program.where) for row in program.stacks]
+        self.each: dict[str, list[str]] = {}  # the names of a cycle's tensor, round by round
+        self.built = list(self._built(program.built))
+        self.code = list(self._code(program.code))
+
+    def _renamed(self, text: str, at: int = 0) -> str:
+        for stack in self.stacks:
+            if stack.period is not None:
+                text = stack.renamed(text, at)
+        return text
+
+    def _within(self, path: str) -> Stack | None:
+        """Return the stack of whose cycle a path is a layer."""
+        for stack in self.stacks:
+            if stack.period is not None and path.startswith(stack.path + "."):
+                head = path[len(stack.path) + 1 :].partition(".")[0]
+                if head.isdigit() and stack.first <= int(head) < stack.first + stack.period:
+                    return stack
+        return None
+
+    def _built(self, rows: list[Row]) -> Iterator[Row]:
+        """Yield how the model is built; neighbouring rows of a cycle are repeated together."""
+        block: list[Row] = []
+        inside: Stack | None = None
+        for word, value in rows:
+            found = self._within(value if isinstance(value, str) else value[0])
+            if found is not inside or found is None:
+                yield from self._rounds(block, inside)
+                block, inside = [], found
+            block.append((word, value))
+        yield from self._rounds(block, inside)
+
+    def _rounds(self, block: list[Row], stack: Stack | None) -> Iterator[Row]:
+        for at in range(stack.rounds if stack else 1):
+            for word, value in block:
+                if isinstance(value, str):
+                    yield word, self._renamed(value, at)
+                    continue
+                named = [self._renamed(x, at) if isinstance(x, str) else x for x in value[:2]]
+                yield word, [*named, *value[2:]]
+
+    def _code(self, rows: list[Row]) -> Iterator[Row]:
+        at = 0
+        names: dict[str, str] = {}
+        while at < len(rows):
+            word, value = rows[at]
+            if word != "repeat":
+                yield from self._plain(word, value, names)
+                at += 1
+                continue
+            end = next(i for i in range(at, len(rows)) if rows[i][0] == "next")
+            stack = next(s for s in self.stacks if s.path == value[0])
+            yield from self._cycle(rows[at + 1 : end], stack, value[1], names)
+            at = end + 1
+
+    def _cycle(
+        self, body: list[Row], stack: Stack, carry: list[list[str]], names: dict[str, str]
+    ) -> Iterator[Row]:
+        made = [name for row in body for name in makes(*row)]
+        for name in made:
+            own = [name, *(f"{name}.{i}" for i in range(1, stack.rounds))]
+            self.each[name] = own[: stack.rounds]
+        for at in range(stack.rounds):
+            now = dict(names)
+            now |= {name: self.each[name][at] for name in made}
+            if at:
+                now |= {before: self.each[after][at - 1] for before, after in carry}
+            for word, value in body:
+                yield word, self._row(word, value, now, at)
+        if stack.rounds:
+            names |= {name: self.each[name][-1] for name in made}
+        else:
+            names |= {after: before for before, after in carry}
+
+    def _plain(self, word: str, value: Any, names: dict[str, str]) -> Iterator[Row]:
+        if word == "del" and isinstance(value, dict):
+            for name in self.each.get(value["each"], [value["each"]]):
+                yield word, name
+        else:
+            yield word, self._row(word, value, names, 0)
+
+    def _row(self, word: str, value: Any, names: Mapping[str, str], at: int) -> Any:
+        if word == "at":
+            return [self._renamed(value[0], at), *value[1:]]
+        return self._named(value, names, at)
+
+    def _named(self, value: Any, names: Mapping[str, str], at: int) -> Any:
+        if isinstance(value, str):
+            if value[:1] == "@":
+                return "@" + self._renamed(value[1:], at)
+            return names.get(value, value)
+        if isinstance(value, list):
+            return [self._named(x, names, at) for x in value]
+        if isinstance(value, dict):
+            return {key: self._named(x, names, at) for key, x in value.items()}
+        return value
+
+    def held(self, values: list[Any]) -> list[str]:
+        """Return the names in a result, those of a cycle round by round."""
+        found: list[str] = []
+        for value in values:
+            if isinstance(value, dict):
+                found += self.each.get(value["each"], [value["each"]])
+            elif value is not None:
+                found.append(self.each.get(value, [value])[-1])
+        return found
+
+
+def makes(word: str, value: Any) -> list[str]:
+    """Return the tensors that an instruction makes."""
+    if word == "op":
+        return tensors(value[1])
+    if word == "call":
+        return tensors(value[2])
+    return [value[0]] if word in {"alias", "detach"} else []
+
+
+def reads(word: str, value: Any) -> list[str]:
+    """Return the tensors that an instruction reads."""
+    if word == "op":
+        return [*tensors(value[2]), *tensors(value[3])]
+    if word == "call":
+        return tensors(value[1])
+    if word == "enter":
+        return tensors(value)
+    if word == "write":
+        return tensors(value)
+    return [value[1]] if word in {"alias", "detach"} else []
+
+
+def tensors(value: Any) -> list[str]:
+    """Return the names of tensors in a value."""
+    if isinstance(value, str):
+        return [value] if is_tensor(value) else []
+    if isinstance(value, list):
+        return [name for x in value for name in tensors(x)]
+    if isinstance(value, dict):
+        return [name for x in value.values() for name in tensors(x)]
+    return []

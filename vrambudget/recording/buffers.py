@@ -1,0 +1,67 @@
+"""What kernels of general calls allocate besides results, written down by their rule's name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vrambudget.engine.context import context
+from vrambudget.followed import derived, kernels
+from vrambudget.followed.counted import dtype_of
+from vrambudget.recording.listener import Phase
+from vrambudget.recording.raw import Layout
+
+Patch = tuple[Any, str, Any]
+
+
+def patches() -> Iterator[Patch]:
+    """Yield what is replaced while the listener listens: (owner, name, replacement)."""
+    rule, dispatch = kernels.temporaries, derived._Tracer.__torch_dispatch__  # noqa: SLF001
+    running: list[Phase] = []
+
+    def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
+        if not running:
+            rule(func, name, args, result)
+            return
+        start = len(context.tape.events)
+        rule(func, name, args, result)
+        kind, given = _kernel(name, args)
+        if kind is not None and len(context.tape.events) >= start:
+            operands = [_layout(x) for x in given]
+            running[-1].explained(start, ("kernel", kind, operands, _layout(result)))
+
+    def dispatched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = getattr(self, "call", None)
+        if call is None or not call.heard:
+            return dispatch(self, func, types, args, kwargs)
+        running.append(call.phase)
+        try:
+            return dispatch(self, func, types, args, kwargs)
+        finally:
+            running.pop()
+
+    yield kernels, "temporaries", temporaries
+    yield derived._Tracer, "__torch_dispatch__", dispatched  # noqa: SLF001
+
+
+def _kernel(name: str, args: Any) -> tuple[str | None, tuple[Any, ...]]:
+    """Return which rule of `program.kernels` says what a kernel allocates, and what it is given."""
+    if name in kernels._RULES:  # noqa: SLF001 - the same rules, on layouts
+        return name, tuple(x for x in args if not isinstance(x, torch.dtype))
+    if name == "pow" and not isinstance(args[0], torch.Tensor):
+        return "pow", ()
+    if name in kernels._REDUCTIONS:  # noqa: SLF001
+        given = (args[0], *args[2:]) if name in kernels._NORMS else args  # noqa: SLF001
+        dims = given[1] if len(given) > 1 and isinstance(given[1], list | tuple | int) else []
+        return "reduced", (given[0], [dims] if isinstance(dims, int) else list(dims))
+    if name in kernels._PRODUCTS:  # noqa: SLF001
+        return "product", (name == "addmm",)
+    return None, ()
+
+
+def _layout(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return Layout(tuple(x.shape), dtype_of(x.dtype), tuple(x.stride()))
+    if isinstance(x, list | tuple):
+        return [_layout(item) for item in x]
+    return x if isinstance(x, bool | int | float | str) or x is None else None

@@ -1,0 +1,117 @@
+"""Keys of a configuration: what they may be instead, and what holds where one is not named."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import transformers
+
+Values = dict[str, Any]
+
+
+def flattened(values: Values, prefix: str = "") -> Values:
+    """Return values with the keys of objects in them as "outer.inner"."""
+    found: Values = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value and all(isinstance(k, str) for k in value):
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def nested(values: Values, changed: Values) -> Values:
+    """Return what `changed`, with keys like "outer.inner", makes of values: whole objects."""
+    found: Values = {}
+    for path, value in changed.items():
+        key, _, inner = path.partition(".")
+        if inner:
+            outer = found.get(key, values[key])
+            found[key] = {**outer, **nested(outer, {inner: value})}
+        else:
+            found[key] = value
+    return found
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Yield what a key's value may be instead."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        for other in (2 * value, value + value // 2, value // 2, value + 1):
+            if other > 0 and other != value:
+                yield other
+    elif isinstance(value, float):
+        yield value * 1.5 if value else 0.125
+
+
+class Defaults:
+    """What transformers makes of a key that a configuration does not name."""
+
+    def __init__(self, short: Values, free: list[str]) -> None:
+        self._type, self._free = short["model_type"], free
+        self._cases = self._made(short)
+
+    def _made(self, short: Values) -> list[tuple[Values, Any]]:
+        found = []
+        base = transformers.AutoConfig.for_model(self._type)
+        own = {k: getattr(base, k) for k in self._free if type(getattr(base, k, None)) is int}
+        del short
+        for scale in (None, *own):
+            values = {k: v * (2 if k == scale else 1) for k, v in own.items()}
+            found.append((values, own))
+        return found
+
+    def of(self, key: str) -> Values:
+        """Return {"default": value}, an expression "=..." where others decide it, or {}."""
+        probes, values = [], []
+        for case, _ in self._cases:
+            given = {k: v for k, v in case.items() if k != key}
+            try:
+                made = transformers.AutoConfig.for_model(self._type, **given)
+            except Exception:  # noqa: BLE001, S112 - a configuration's own checks raise what they like
+                continue
+            probes.append(given)
+            values.append(_at(made, key))
+        if not values:
+            return {}
+        if all(v == values[0] for v in values):
+            return {"default": values[0]} if _is_plain(values[0]) else {}
+        if all(type(v) is int for v in values) and len(probes) > 1:
+            names = sorted(set.intersection(*(set(p) for p in probes)))
+            found = _derived([{n: p[n] for n in names} for p in probes], values)
+            if found is not None:
+                return {"default": "=" + found}
+        return {}
+
+
+def _at(config: Any, path: str) -> Any:
+    """Return a configuration's value by a key like "outer.inner"."""
+    found = config
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else getattr(found, key, None)
+    return found
+
+
+def _derived(probes: list[dict[str, int]], values: list[int]) -> str | None:
+    """Return a size as another one, a quotient of two, or a multiple; None for anything else."""
+    names = list(probes[0])
+    for a in names:
+        if all(p[a] == v for p, v in zip(probes, values, strict=True)):
+            return a
+    for a in names:
+        for b in names:
+            if a != b and all(p[a] // p[b] == v for p, v in zip(probes, values, strict=True)):
+                return f"{a}//{b}"
+    for a in names:
+        factor = values[0] // probes[0][a] if probes[0][a] else 0
+        if factor and all(factor * p[a] == v for p, v in zip(probes, values, strict=True)):
+            return f"{factor}*{a}"
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_plain(x) for x in value)
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(x) for k, x in value.items())
+    return value is None or isinstance(value, bool | int | float | str)

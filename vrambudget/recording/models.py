@@ -1,0 +1,149 @@
+"""The model that is recorded: how it was built, what it is called with and what it returns."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.followed import build, counted, live, module
+from vrambudget.recording.listener import Listener
+from vrambudget.recording.raw import Name
+
+Patch = tuple[Any, str, Any]
+_KINDS = ("Linear", "Embedding", "Conv1D", "Dropout")
+
+
+def patches(listener: Listener) -> Iterator[Patch]:
+    """Yield what is replaced while the listener listens: (owner, name, replacement)."""
+    from_config, from_module = build.live_model, module.ModuleConfig.build
+    forward, called, tensors_in = live.Live.forward, live.Live._called, live.tensors_in  # noqa: SLF001
+
+    def built(config: Any, task: Any) -> Any:
+        start = len(context.tape.events)
+        found = from_config(config, task)
+        _note_model(listener, found, start)
+        return found
+
+    def built_of_module(self: Any, task: Any) -> Any:
+        start = len(context.tape.events)
+        found = from_module(self, task)
+        _note_model(listener, found, start)
+        return found
+
+    def forwarded(self: Any, **batch: Tensor) -> Any:
+        if listener.rows or context.thread == "autograd":
+            return forward(self, **batch)
+        _note_inputs(listener, self, batch)
+        listener.is_on = True
+        try:
+            return forward(self, **batch)
+        finally:
+            listener.is_on = False
+
+    def calling(self: Any, given: Any) -> Any:
+        outputs, loss = called(self, given)
+        if listener.is_on:
+            listener.facts["loss"] = getattr(loss, "named", None)
+        return outputs, loss
+
+    def found_in(value: Any, kind: Any) -> Any:
+        found = tensors_in(value, kind)
+        if listener.is_on:
+            listener.facts["outputs"] = [getattr(x, "named", None) for x in found]
+            listener.is_on = False  # what is freed from here on is the caller's
+        return found
+
+    yield build, "live_model", built
+    yield module.ModuleConfig, "build", built_of_module
+    yield live.Live, "forward", forwarded
+    yield live.Live, "_called", calling
+    yield live, "tensors_in", found_in
+
+
+def _note_inputs(listener: Listener, model: Any, batch: dict[str, Tensor]) -> None:
+    for name, p in model.named_parameters().items():
+        listener.parameters[id(p)] = Name(f"@{name}")
+    for name, b in model._module.named_buffers():  # noqa: SLF001 - the tracer's own
+        c = model._mode.counted_of(b)  # noqa: SLF001
+        if c is not None:
+            listener.parameters.setdefault(id(c.v), Name(f"@{name}"))
+    for name, x in batch.items():
+        listener.inputs[name] = listener.fresh()
+        listener.temporaries[id(x)] = (listener.inputs[name], x)
+    listener.facts["inputs"] = {name: [list(x.shape), x.dtype] for name, x in batch.items()}
+
+
+def _note_model(listener: Listener, model: Any, start: int) -> None:
+    """Note how a model was built: allocations, parameters, buffers, modules."""
+    if "build" in listener.facts:
+        return
+    tape, numbers, events = context.tape, dict[int, int](), list[Any]()
+    for event in tape.events[start:]:
+        if event >= 0:
+            numbers[event] = len(numbers)
+            shape, dtype = tape.contents[event] or ((tape.sizes[event],), None)
+            row = ["new", numbers[event], list(shape), dtype, tape.operations[event]]
+            events.append(row)
+        elif ~event in numbers:
+            events.append(["free", numbers[~event]])
+
+    def place(v: Tensor) -> int | None:
+        return numbers.get(v.storage.index) if v.storage.tape is tape else None
+
+    torch_module = model._module  # noqa: SLF001 - the tracer's own
+    named = [
+        (prefix + name, v)
+        for prefix, shadow in model.named_modules()
+        for name, v in vars(shadow).items()
+        if isinstance(v, Parameter)
+    ]
+    buffers = [
+        (name, c.v)
+        for name, b in torch_module.named_buffers()
+        if (c := model._mode.counted_of(b)) is not None  # noqa: SLF001
+    ]
+    listener.facts |= {
+        "build": events,
+        "parameters": [[n, place(p), list(p.shape), p.dtype, p.requires_grad] for n, p in named],
+        "buffers": [[n, place(v), list(v.shape), v.dtype] for n, v in buffers],
+        "modules": {
+            n: type(m).__name__
+            for n, m in torch_module.named_modules()
+            if type(m).__name__ in _KINDS
+        },
+        "stacks": {
+            n: len(m)
+            for n, m in torch_module.named_modules()
+            if isinstance(m, torch.nn.ModuleList) and len(m)
+        },
+        "class": type(torch_module).__name__,
+        "accepts_loss_kwargs": model.accepts_loss_kwargs,
+        "is_named_for_causal_lm": model.is_named_for_causal_lm,
+    }
+    for stack in listener.facts["stacks"]:
+        for layer in torch_module.get_submodule(stack):
+            layer.register_forward_pre_hook(functools.partial(_entered, listener), with_kwargs=True)
+
+
+def _entered(listener: Listener, _module: Any, args: Any, kwargs: Any) -> None:
+    """Note what a layer is called with: a checkpoint holds all of it, read or not."""
+    if not listener.is_on:
+        return
+    names: list[Name] = []
+
+    def walk(value: Any) -> None:
+        if type(value) is counted.Counted and hasattr(value, "named"):
+            names.append(value.named)
+        elif isinstance(value, list | tuple):
+            for x in value:
+                walk(x)
+        elif isinstance(value, dict):
+            for x in value.values():
+                walk(x)
+
+    walk(args)
+    walk(kwargs)
+    listener.emit("enter", names)

@@ -1,0 +1,78 @@
+"""One recording of a configuration's model, in one job."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from vrambudget.config.job import Job
+from vrambudget.config.said_by_config import caches
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.followed import build, kernels
+from vrambudget.followed.config import FollowedConfig
+from vrambudget.recording.keys import Values
+from vrambudget.recording.listener import Listener
+from vrambudget.recording.sized import Size
+from vrambudget.recording.tracing import listening
+from vrambudget.scenario import platform_of
+from vrambudget.simulate import simulate
+
+BATCH, LENGTH = 3, 40
+"""What is recorded, where a job names no other length."""
+
+
+def traced(values: Values, **fields: Any) -> tuple[FollowedConfig, Job]:
+    """Return the traced configuration of a job, and the job resolved."""
+    fields = {"batch": BATCH, "block": LENGTH, "precision": "bf16", "steps": 1, **fields}
+    known = FollowedConfig.model_construct(model_type=values["model_type"], keys=dict(values))
+    cached = known.keeps_cache and caches(values, fields)
+    job = Job.with_defaults(fields, {**known.job_defaults, "use_cache": cached})
+    resolved = job.resolve(known.for_job(job))
+    return known.for_job(resolved), resolved
+
+
+def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -> Listener:
+    """Return what a configuration's model does in a job; keys in `sizes` report comparisons."""
+    config, resolved = traced(values, **job)
+    listener = Listener()
+    configuration = build.configuration
+
+    def made(keys: Mapping[str, Any], job: Any) -> Any:
+        own = configuration(keys, job)
+        for key in sizes:
+            if type(getattr(own, key, None)) is int:
+                vars(own)[key] = Size(getattr(own, key))
+        return own
+
+    with (
+        listening(listener),
+        _reading(listener),
+        patch.object(build, "configuration", made),
+    ):
+        try:
+            simulate(config, resolved, platform_of(None, resolved.torch))
+        except VramBudgetError:
+            raise
+        except Exception as error:  # what a configuration's own checks raise
+            raise NotModelledError(f"{type(error).__name__}: {error}") from error
+    if kernels.unchecked:
+        names = ", ".join(sorted(kernels.unchecked))
+        listener.problem(f"what the kernels of {names} allocate besides their results is not known")
+    return listener
+
+
+@contextlib.contextmanager
+def _reading(listener: Listener) -> Iterator[None]:
+    """Note the keys of configurations that are read while a model is built and run."""
+    get = PreTrainedConfig.__getattribute__
+
+    def reading(self: Any, key: str) -> Any:
+        found = get(self, key)
+        if not key.startswith("_") and not callable(found):
+            listener.read.add((type(self).__name__, get(self, "attribute_map").get(key, key)))
+        return found
+
+    with patch.object(PreTrainedConfig, "__getattribute__", reading):
+        yield

@@ -1,0 +1,272 @@
+"""What listens around the tracer (vrambudget.followed) while a model is recorded."""
+
+import functools
+import importlib
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from vrambudget.engine.autocast import to
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor
+from vrambudget.followed import (
+    counted,
+    functions,
+    live,
+    mode,
+    patches,
+    rules,
+)
+from vrambudget.followed.rules import arithmetic, attributes
+from vrambudget.followed.rules.table import getter
+from vrambudget.recording import general, models
+from vrambudget.recording.listener import Listener
+from vrambudget.recording.sized import Size, report_to
+
+Patch = tuple[Any, str, Any]
+_OPS = "vrambudget.ops."
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Let the next model that is traced inside be written down."""
+    with ExitStack() as stack:
+        for owner, name, new in (
+            *general.patches(listener),
+            *_of_operations(listener),
+            *_of_wrappers(listener),
+            *models.patches(listener),
+        ):
+            stack.enter_context(patch.object(owner, name, new))
+        stack.enter_context(patch.dict(attributes.ATTRIBUTES, dict(_answers(listener))))
+        stack.enter_context(patch.dict(rules.RULES, {torch.Tensor.type: _typed}))
+        report_to(lambda found: listener.comparisons.append(found) if listener.is_on else None)
+        try:
+            yield
+        finally:
+            report_to(None)
+
+
+def _typed(x: Any, dtype: Any = None, **options: Any) -> Any:
+    """Cast as `x.type(dtype)` does: like any other cast, which may be none."""
+    if isinstance(dtype, torch.dtype) and not options:
+        return arithmetic.convert(x, dtype)
+    return NotImplemented
+
+
+class _Operation:
+    """A function of `ops` as a rule calls it: written down where it is the outermost."""
+
+    def __init__(self, listener: Listener, name: str, function: Callable[..., Any]) -> None:
+        self._listener, self._name, self._function = listener, name, function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        listener = self._listener
+        if not listener.is_on or listener.depth or listener.effects is not None:
+            return self._function(*args, **kwargs)
+        listener.depth += 1
+        try:
+            result = self._function(*args, **kwargs)
+        finally:
+            listener.depth -= 1
+        if result is not NotImplemented:
+            listener.called(self._name, args, kwargs, result)
+        return result
+
+
+class _Operations:
+    """A module of `ops` as a rule sees it."""
+
+    def __init__(self, listener: Listener, home: types.ModuleType) -> None:
+        self._listener, self._home = listener, home
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._home, name)
+        if _is_operation(value) and name != "broadcast":
+            value = _Operation(self._listener, _name_of(value), value)
+        setattr(self, name, value)
+        return value
+
+
+def _is_operation(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and (
+        value.__module__.startswith(_OPS) or value is to
+    )
+
+
+def _name_of(function: Any) -> str:
+    """Return what a program calls an operation."""
+    return (
+        f"{function.__module__.removeprefix(_OPS).removeprefix('vrambudget.')}.{function.__name__}"
+    )
+
+
+def _of_operations(listener: Listener) -> Iterator[Patch]:
+    for found in pkgutil.iter_modules(rules.__path__):
+        importlib.import_module(f"{rules.__name__}.{found.name}")
+    homes = [m for name, m in sys.modules.items() if name.startswith(rules.__name__ + ".")]
+    for home in (*homes, mode):
+        for name, value in list(vars(home).items()):
+            if isinstance(value, types.ModuleType) and value.__name__.startswith(_OPS):
+                yield home, name, _Operations(listener, value)
+            elif _is_operation(value):
+                yield home, name, _Operation(listener, _name_of(value), value)
+            elif home is mode and name == "empty":
+                yield home, name, _Operation(listener, "creation.empty", value)
+
+
+def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
+    listener: Listener,
+) -> Iterator[Patch]:
+    make, call, handle = counted.counted, mode.Following._call, mode.Following._handle  # noqa: SLF001
+    handled = mode._Handled  # noqa: SLF001
+    taken, handed, wrote = handled.taken, handled.handed, handled.wrote
+
+    def wrapper(v: Tensor, known: Any = None, base: Any = None, remake: Any = None) -> Any:
+        if listener.is_on and v.dtype.is_floating_point:
+            base = remake = None  # a base's wrapper is nobody's name
+        x = make(v, known, base, remake)
+        if listener.is_on and context.thread != "autograd":
+            listener.wrapped(x, v)
+        return x
+
+    def called(self: Any, *given: Any) -> Any:
+        result = call(self, *given)
+        if listener.is_on:
+            listener.end_call()
+        return result
+
+    def handling(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        listener.given = {}
+        try:
+            return handle(self, func, args, kwargs)
+        finally:
+            listener.given = {}
+
+    def taking(self: Any, value: Any) -> Any:
+        if type(value) is Size:
+            return int(value)
+        v = taken(self, value)
+        if listener.is_on and isinstance(v, Tensor):
+            name = getattr(value, "named", None) if type(value) is counted.Counted else None
+            if name is not None:
+                listener.given[id(v)] = name
+            else:
+                listener.given.pop(id(v), None)
+        return v
+
+    def handing(self: Any, func: Any, result: Any, given: Any) -> Any:
+        """Hand a result over; an argument that came back gets a wrapper of its own."""
+        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
+        if listener.is_on and isinstance(result, Tensor) and not self.written and not in_place:
+            x = self.found.get(id(result))
+            if x is not None:
+                name = listener.same.pop(id(result), None)
+                if name is None:
+                    name = listener.fresh()
+                    listener.emit("alias", name, listener.of(result))
+                y = make(result, x.known, x.base, x.remake)
+                listener.hold(y, result, name)
+                return y
+        return handed(self, func, result, given)
+
+    def writing(self: Any, v: Tensor, new: Tensor) -> None:
+        if listener.is_on and new is not v:
+            old = listener.temporaries.pop(id(new), None)
+            name = listener.rewritten(self.found[id(v)], v, new)
+            if old is not None and old[0] != name:
+                listener.emit("write", name, old[0])
+        wrote(self, v, new)
+
+    apply = functions.apply_function
+
+    def applied(following: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        if listener.is_on:
+            listener.problem(f"{function.__name__}, an autograd.Function, was applied")
+        return apply(following, function, args, kwargs)
+
+    for home in (mode, live, attributes, functions, patches):
+        yield home, "counted", wrapper
+    yield mode.Following, "_call", called
+    yield mode.Following, "_handle", handling
+    yield handled, "taken", taking
+    yield handled, "handed", handing
+    yield handled, "wrote", writing
+    yield patches, "apply_function", applied
+
+
+_OF_POSITIONS = {"transformers.masking_utils"}
+"""Modules that ask whether rows are packed: positions of unpacked rows answer the same always."""
+
+
+def _caller() -> str:
+    """Return the module whose code called torch."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - the only way to it
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(("vrambudget.", "torch.", "unittest")):
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def _answers(  # noqa: C901 - small functions side by side
+    listener: Listener,
+) -> Iterator[tuple[Any, Any]]:
+    """Yield attributes that answer with sizes, or name what they return."""
+    T = torch.Tensor
+
+    def shape(_mode: Any, x: Any) -> Any:
+        found = getter("shape")(x)
+        return torch.Size(map(Size, found)) if listener.is_on else found
+
+    def size(_mode: Any, x: Any, dim: int | None = None) -> Any:
+        found = T.size(x) if dim is None else T.size(x, dim)
+        if not listener.is_on:
+            return found
+        return Size(found) if isinstance(found, int) else torch.Size(map(Size, found))
+
+    def sized(function: Any) -> Any:
+        def answer(_mode: Any, x: Any, *args: Any) -> Any:
+            return Size(function(x, *args)) if listener.is_on else function(x, *args)
+
+        return answer
+
+    def detach(_mode: Any, x: Any) -> Any:
+        v = x.v.detach()
+        if listener.is_on:
+            name = listener.fresh()
+            listener.emit("detach", name, listener.of(x.v))
+            listener.temporaries[id(v)] = (name, v)
+        if v.dtype.is_floating_point:
+            return attributes.counted(v, x.known)
+        base = x if x.base is None else x.base
+        return attributes.counted(v, x.known, base, x.remake or (lambda value: value))
+
+    def read_back(name: str, answer: Any) -> Any:
+        def answered(following: Any, x: Any, *args: Any) -> Any:
+            found = answer(following, x, *args)
+            if listener.is_on and isinstance(found, int) and not isinstance(found, bool):
+                return Size(found)
+            if listener.is_on and (place := _caller()) not in _OF_POSITIONS:
+                listener.problem(f"{name} reads a value back in {place}: a branch may depend on it")
+            return found
+
+        return answered
+
+    yield getter("shape"), shape
+    yield T.size, size
+    for function in (T.numel, T.nelement, torch.numel):
+        yield function, sized(function)
+    for function in (getter("data"), T.detach, torch.detach):
+        yield function, detach
+    for name in ("item", "__int__", "__bool__"):
+        function = getattr(T, name)
+        yield function, read_back(name, attributes.ATTRIBUTES[function])
