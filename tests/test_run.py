@@ -345,6 +345,8 @@ def test_architectures_without_rules_are_refused(tmp_path):
         (["qwen3-235b-a22b:Q4_K_M", "--gpu", "24GB", "--ram", "128GB"], "-ncmoe"),
         (["llama-3.3-70b:Q4_K_M", "--gpu", "24GB", "-c", "8192"], "PARAMETER num_gpu 4"),
         (["qwen3-8b:q4_k_m", "--gpu", "none"], "-ngl 0"),
+        (["llama3.1:8b", "--gpu", "12GB"], "IQ4_XS"),
+        (["ollama/qwen2.5:7b-instruct-q4_K_M", "--gpu", "8GB"], "4168.09 MiB"),
         (["qwen3-8b:Q8_0", "--gpu", "8GB", "-ngl", "20", "-ctk", "q8_0"], "-ngl 20 -c "),
     ],
 )
@@ -353,6 +355,13 @@ def test_the_command_that_starts_it_is_printed(words, printed, capsys):
     text = capsys.readouterr().out
     assert text.startswith("FITS: a context of ")
     assert printed in text
+
+
+def test_other_commands_name_the_one_that_reads_a_quantisation(capsys):
+    assert main(["llama-3.1-8b:Q4_K_M", "--gpu", "24GB"]) == 2
+    error = capsys.readouterr().err
+    assert "vrambudget run llama-3.1-8b:Q4_K_M --gpu GPU" in error
+    assert "there is no model" not in error
 
 
 def test_main_memory_is_a_budget_and_so_is_each_gpu(capsys):

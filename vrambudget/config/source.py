@@ -149,15 +149,17 @@ def _from_name(name: str) -> FoundModel:
         return _from_card(load_card(name))
     if REPOSITORY.fullmatch(name):
         return _from_hub(name)
+    base, colon, _ = name.partition(":")
+    if colon and card_name(base):
+        raise VramBudgetError(
+            f"{show(name)} is a GGUF file's name: llama.cpp and Ollama run it",
+            hint=f"`vrambudget run {name} --gpu GPU` counts it; training is of {card_name(base)}",
+        )
     raise VramBudgetError(f"there is no model {show(name)}", hint=_doors(name))
 
 
 def _doors(name: str) -> str:
-    """Return where a name may be understood after all: a slip, a server's, a model of no rules."""
-    base, colon, _ = name.partition(":")
-    if colon and card_name(base):
-        served = f"`vrambudget serve {name} --gpu GPU`"
-        return f"4-bit and other GGUF files are a server's: {served}"
+    """Return where a name may be understood after all: a slip, or a model of no rules."""
     ways = "`vrambudget models` lists the names; a config.json or a hub id org/name works too"
     if near := near_names(name):
         return f"{near} {ways}"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vrambudget.config.cards import card_name
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import load_config
 from vrambudget.config.source import FoundModel, ModelSource, find_model
@@ -27,6 +28,9 @@ from vrambudget.units import parse_bytes
 
 GGUF = ".gguf"
 _MXFP4 = "MXFP4_MOE"
+_TAG = re.compile(
+    r"(e?\d+(?:\.\d+)?[bm](?:-[a-z]+)*?)(?:-(i?q\d\w*|f16|bf16|fp16))?", re.IGNORECASE
+)
 _OLLAMA = re.compile(r"ollama(?:\.com/library)?[:/]", re.IGNORECASE)
 
 
@@ -125,12 +129,19 @@ def models_of(model: ModelSource) -> Iterator[GgufModel]:
 
 
 def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
-    """Return the model without its quantisation, and the quantisation."""
+    """Return the model without its quantisation, and the quantisation.
+
+    A tag of Ollama's may name a size, and a quantisation after it: "llama3.1:8b-q4_K_M".
+    """
     if not isinstance(model, str):
         return model, None
-    name, colon, kind = _OLLAMA.sub("", model).rpartition(":")
+    text = _OLLAMA.sub("", model)
+    name, colon, kind = text.rpartition(":")
     if not colon or "/" in kind or "\\" in kind:
-        return _OLLAMA.sub("", model), None
+        return text, None
+    if match := _TAG.fullmatch(kind):
+        known = card_name(f"{name}-{match[1]}")
+        return (known, match[2]) if known else (name, kind)
     return name, kind
 
 

@@ -45,7 +45,13 @@ _DEFAULTS: Mapping[str, str] = {
     "MXFP4_MOE": "MXFP4",
 }
 """What each name gives to the tensors that it says nothing else of."""
-_SPELLED = {"MXFP4": "MXFP4_MOE", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+_SPELLED = {
+    "MXFP4": "MXFP4_MOE",
+    "FP16": "F16",
+    "Q3_K": "Q3_K_M",
+    "Q4_K": "Q4_K_M",
+    "Q5_K": "Q5_K_M",
+}
 _SIMPLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _UNQUANTISED = frozenset({"F32", "F16", "BF16"})
 _LOWEST = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})

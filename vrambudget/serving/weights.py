@@ -53,7 +53,9 @@ def decoder_of(config: object) -> DecoderConfig:
     model_type = getattr(config, "model_type", "?")
     if model_type not in _FAMILIES or not isinstance(config, DecoderConfig):
         raise NotModelledError(
-            f"serving {model_type} is not modelled", hint=f"there is {', '.join(sorted(_FAMILIES))}"
+            f"serving {model_type} is not modelled",
+            hint=f"there is {', '.join(sorted(_FAMILIES))}; its GGUF file with llama.cpp:"
+            " `vrambudget run MODEL --gpu GPU`",
         )
     return config
 
