@@ -62,7 +62,7 @@ def _runs(command: str) -> bool:
     ]
     own = all(word == "path/to/config.json" or (pages.ROOT / word).exists() for word in files)
     slow = NEEDS_CUDA_TORCH | SERVES
-    return words[0] not in slow and not {"auto", COMPILES} & set(words) and own
+    return words[0] not in slow and not {"auto", COMPILES, "--rehearse"} & set(words) and own
 
 
 def _outputs() -> list[object]:

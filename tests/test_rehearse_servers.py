@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,9 +162,13 @@ def test_an_engine_that_ends_says_why_and_what_to_change(tmp_path, line, error, 
 
 ENGINE = """#!PYTHON
 import multiprocessing, os, signal, sys, time
+from multiprocessing import resource_tracker, shared_memory
 import torch
 
 def core():
+    held = shared_memory.SharedMemory(create=True, size=1 << 20)
+    print(held.name, file=open(os.environ["PIDS"] + ".shared", "w"), flush=True)
+    resource_tracker.unregister(held._name, "shared_memory")  # which else removes it
     weights = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     print("INFO 11-23 21:58:40 [runner.py:44] Model loading took 1.0 GiB memory", flush=True)
     if "--too-long" in sys.argv:
@@ -230,6 +235,8 @@ def test_a_server_is_ended_once_it_is_ready_and_leaves_no_process(
     assert "Model loading took 1.0 GiB memory" in text
     assert ("try --max-model-len 4096" in text) == (option == "--too-long")
     assert not alive(engine)
+    shared = Path(f"{engine}.shared").read_text().strip()
+    assert not (Path("/dev/shm") / shared).exists()  # noqa: S108 - where Linux keeps it
 
 
 @pytest.mark.virtual_gpu
@@ -315,3 +322,25 @@ def test_undefined_tensors_of_a_foreign_operation_are_given_back_as_empty_ones()
     keys = SimpleNamespace(remove=lambda _key: None)
     made = Followed()._operation(keys, None)  # noqa: SLF001 - what PyTorch's dispatcher calls
     assert [list(tensor.shape) for tensor in made] == [[2], [0]]
+
+
+def _without_vllm():
+    """Return why vLLM itself cannot be rehearsed here, or None."""
+    code = "import importlib.metadata as m; print(m.version('vllm'))"
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=False)
+    return f"{PYTHON} has no vLLM 0.19" if not done.stdout.startswith("0.19.") else None
+
+
+@pytest.mark.virtual_gpu
+@pytest.mark.skipif(_without_vllm() is not None, reason=str(_without_vllm()))
+def test_vllm_itself_starts_with_what_a_published_log_prints():
+    # the first record of tests/records/serving/vllm-0.19.0.jsonl, without CUDA graphs
+    flags = "--max-model-len 8192 --gpu-memory-utilization 0.95 --enforce-eager"
+    result = rehearse([*SERVE, *flags.split()], gpu="h100", quiet=True)
+    found = result.server
+    assert result.exit_code == 0
+    assert found.version == "0.19.0"
+    assert round(found.weights_bytes / 2**30, 2) == 14.99
+    assert round(found.activations_bytes / 2**30, 2) == 1.89
+    assert abs(found.tokens / 476_016 - 1) < 0.0005
+    assert "sampl" in found.peak.line

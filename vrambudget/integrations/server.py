@@ -8,7 +8,7 @@ Options have the engines' own names. A server prints as the command does, and sh
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,15 @@ def serve(
         from vrambudget.integrations.server_rehearsal import rehearsed  # noqa: PLC0415 - Linux alone
 
         return Server(engine, *rehearsed(model, card, engine, parsed, say))
+    command = rehearsal(model, kind, engine, parsed)
     try:
         _check_version(engine, engine_version)
-        return _by_rules(model, card, engine, parsed, context)
+        server = _by_rules(model, card, engine, parsed, context)
     except NotModelledError as error:
-        raise with_rehearsal(error, rehearsal(model, kind, engine, parsed)) from error
+        raise with_rehearsal(error, command) from error
+    if command is None or engine != "vllm":
+        return server
+    return replace(server, text=f"{server.text}\n\ncheck it by vLLM's own start: {command}")
 
 
 def _check_version(engine: str, asked: str | None) -> None:

@@ -15,6 +15,7 @@ from vrambudget.files import RESULT_BYTES, read_file
 from vrambudget.rehearse.hook.vrambudget_hook.endings import END_SIGNAL
 from vrambudget.units import format_bytes
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps it
 _QUIET_SECONDS = 5.0  # between two lines of progress, after the first steps
 _FIRST_STEPS = 3
 
@@ -55,6 +56,13 @@ def ask_for_records(folder: Path) -> None:
             with suppress(OSError):
                 os.kill(pid, END_SIGNAL)
                 os.kill(pid, signal.SIGCONT)
+
+
+def remove_shared_memory(folder: Path) -> None:
+    """Remove shared memory that the command's processes made and left (hook/servers.py)."""
+    for path in folder.glob("shared-*"):
+        with suppress(OSError):
+            (_SHARED_MEMORY / path.name.removeprefix("shared-")).unlink()
 
 
 def unrecorded(folder: Path, records: Sequence[Mapping[str, Any]]) -> str | None:

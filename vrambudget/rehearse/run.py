@@ -30,7 +30,13 @@ from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
 from vrambudget.rehearse.curve import curve_of
 from vrambudget.rehearse.launchers import launched, launcher_of
-from vrambudget.rehearse.left import Progress, keep_snapshot, read_records, unrecorded
+from vrambudget.rehearse.left import (
+    Progress,
+    keep_snapshot,
+    read_records,
+    remove_shared_memory,
+    unrecorded,
+)
 from vrambudget.rehearse.options import RehearsalOptions, check, read_values
 from vrambudget.rehearse.page import page as page_of
 from vrambudget.rehearse.placing import placed
@@ -169,6 +175,7 @@ def rehearse_command(
             base=variables,
             lines=server.log.read if server else None,
         )
+        remove_shared_memory(folder)
         records = read_records(folder)
         start = server.start() if server else None
         unseen = unrecorded(folder, records)

@@ -17,7 +17,7 @@ from typing import Any
 
 from .agreeing import CHECKS, agree
 from .recorder import Recorder
-from .servers import JIT, WORKERS, compile_nothing, watch
+from .servers import JIT, SHARED, WORKERS, compile_nothing, note_shared, watch
 
 
 class ModuleFinder(importlib.abc.MetaPathFinder):
@@ -61,5 +61,6 @@ def install(plan: str) -> None:
     sys.meta_path.insert(0, ModuleFinder("torch", recorder.torch_imported))
     sys.meta_path.insert(0, ModuleFinder(CHECKS, agree))
     sys.meta_path.insert(0, ModuleFinder(JIT, compile_nothing))
+    sys.meta_path.insert(0, ModuleFinder(SHARED, lambda module: note_shared(module, recorder)))
     for name in WORKERS:
         sys.meta_path.insert(0, ModuleFinder(name, lambda module: watch(module, recorder)))

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 JIT = "flashinfer.jit.core"
+SHARED = "multiprocessing.shared_memory"
 WORKERS = ("vllm.v1.worker.gpu_worker",)
 PROFILE = "profiled step"  # the phase's name in the report
 
@@ -47,6 +48,20 @@ def compile_nothing(module: ModuleType) -> None:
     """Let FlashInfer not compile its kernels with nvcc, which nobody runs."""
     module.JitSpec.build_and_load = lambda spec, *_, **__: _Module(spec.name)
     module.JitSpec.build = lambda *_, **__: None
+
+
+def note_shared(module: ModuleType, recorder: Any) -> None:
+    """Note the shared memory that this process makes: it outlives a process that is ended."""
+    owner: Any = module.SharedMemory
+    make = owner.__init__
+
+    @functools.wraps(make)
+    def noted(own: Any, name: Any = None, create: bool = False, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, FBT002 - as Python has it
+        make(own, name, create, *args, **kwargs)
+        if create:
+            (recorder.folder / f"shared-{own.name}").touch()
+
+    owner.__init__ = noted
 
 
 def watch(module: ModuleType, recorder: Any) -> None:
