@@ -66,3 +66,17 @@ def test_a_convolution_by_a_weight_in_channels_last_copies_the_image(monkeypatch
     image, weight = 64 * 16 * 16 * 2, 64 * 64 * 9 * 2
     assert peak_of(conv, 1, 64, 16, 16) == weight + 2 * image
     assert peak_of(conv.to(memory_format=torch.channels_last), 1, 64, 16, 16) == weight + 3 * image
+
+
+def test_a_schedulers_table_on_the_host_is_read_at_a_time_that_lies_on_the_card():
+    norm, table = torch.nn.GroupNorm(8, 64), torch.arange(4.0)
+    read = []
+
+    def step(x):
+        times = torch.arange(3, device="cuda")
+        read.append(float(table[times[1]]))
+        with torch.no_grad():
+            return norm(x)
+
+    vrambudget.follow(step, torch.empty(2, 64, 8, 8), gpu="a100-80gb", steps=1)
+    assert read == [1.0]

@@ -260,6 +260,7 @@ _RULES: dict[str, Callable[[Any, Any], None]] = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     "upsample_nearest2d": _upsample,
+    "_upsample_nearest_exact2d": _upsample,
     "bmm": _batched_product,
     "cumsum": _running_sum,
     "index_put": _index_put,

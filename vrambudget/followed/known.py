@@ -180,8 +180,16 @@ def read_back(x: Counted) -> torch.Tensor | None:
 
 
 def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
-    """Return what `.cpu()` and `.to("cpu")` give of a tensor whose value the host knows."""
+    """Return what `.cpu()` and `.to("cpu")` give of a tensor whose value the host knows.
+
+    A scalar on the card that picks from a tensor of the host is read back, too.
+    """
     args, kwargs = given
+    if func is torch.Tensor.__getitem__:
+        place = mode.counted_of(args[1]) if isinstance(args[1], torch.Tensor) else None
+        of_host = place is not None and not place.dim() and mode.counted_of(args[0]) is None
+        value = read_back(place) if place is not None and of_host and args[0].is_cpu else None
+        return None if value is None else args[0][value]
     if func is torch.Tensor.to:
         named = [*args[1:], *(kwargs[name] for name in ("device",) if name in kwargs)]
         places = [place for place in named if isinstance(place, torch.device | str)]
