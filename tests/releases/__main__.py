@@ -4,12 +4,12 @@
     python -m tests.releases cited transformers 5.23.0 --write  # read, accepted: keep it
     python -m tests.releases cited torch 2.13.0 --site VENV/lib/python3.11/site-packages
     python -m tests.releases newest  # what the newest release of each library changes
-    python -m tests.releases records transformers --python VENV/bin/python
+    python -m tests.releases records transformers --python NEW/bin/python --baseline OLD/bin/python
 
 `cited` needs no installation: the wheel is downloaded and its Python files are read, unless --site
 names a folder that has them. Not checked by machine: sources in C++ and CUDA, which no wheel has.
-`records` rehearses the records that depend on a library under an environment's versions, and
-compares what was counted then and now. Exit codes: 0 nothing changed, 1 something did.
+`records` rehearses the jobs of records that depend on a library under two environments, and
+compares what PyTorch counts in each. Exit codes: 0 nothing changed, 1 something did.
 """
 
 import argparse
@@ -135,13 +135,14 @@ def main() -> int:
     other = commands.add_parser("records", help="rehearse what depends on a library once more")
     other.add_argument("package", choices=sorted(BASELINE))
     other.add_argument("--python", required=True, help="of an environment with the new release")
+    other.add_argument("--baseline", required=True, help="Python of one with the baseline")
     other.add_argument("--most", type=int, default=20, help="records; the default is %(default)s")
     given = parser.parse_args()
     if given.command == "cited":
         return cited(given.package, given.version, site=given.site, write=given.write)
     if given.command == "newest":
         return newest()
-    return rehearse_again(given.package, given.python, given.most)
+    return rehearse_again(given.package, given.python, given.baseline, given.most)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def depending(package: str) -> list[dict[str, Any]]:
     return [r for r in found if loops is None or r.get("loop") in loops]
 
 
-def rehearse_again(package: str, python: str, most: int) -> int:
-    """Rehearse records under an environment's Python and print what differs; 1 if anything does.
+def rehearse_again(package: str, python: str, baseline: str, most: int) -> int:
+    """Rehearse records' jobs under two environments and print what differs; 1 if anything does.
 
     Of the records that depend on the library, `most` are taken, spread over all of them.
     """
@@ -51,8 +51,8 @@ def rehearse_again(package: str, python: str, most: int) -> int:
         given, made = Path(folder) / "jobs.jsonl", Path(folder) / "made.jsonl"
         differ = 0
         for record in chosen:
-            made.unlink(missing_ok=True)
-            differ += _compare(record, _rehearsed(record, python, given, made))
+            then, now = (_rehearsed(record, each, given, made) for each in (baseline, python))
+            differ += _compare(record["id"], then, now)
     print(f"{package}: of {len(chosen)} records of {len(records)}, {differ} differ")
     return int(differ > 0)
 
@@ -62,6 +62,7 @@ def _rehearsed(
 ) -> Mapping[str, Any] | str:
     """Return what a job counts now, or why it did not run."""
     given.write_text(json.dumps(record) + "\n")
+    made.unlink(missing_ok=True)
     command = [sys.executable, "-m", "vrambudget", "rehearse", "--jobs", str(given)]
     ended = subprocess.run(
         [*command, "--gpu", str(record["card"]), "-o", str(made)],
@@ -77,18 +78,17 @@ def _rehearsed(
     return measured
 
 
-def _compare(record: Mapping[str, Any], now: Mapping[str, Any] | str) -> bool:
-    """Print a record that counts otherwise now, with the command that shows the first event."""
-    if isinstance(now, str):
-        print(f"{record['id']}: not rehearsed: {now}")
+def _compare(name: str, then: Mapping[str, Any] | str, now: Mapping[str, Any] | str) -> bool:
+    """Print a job that counts otherwise now, with the command that shows the first event."""
+    if isinstance(then, str) or isinstance(now, str):
+        print(f"{name}: not rehearsed: {then if isinstance(then, str) else now}")
         return True
-    then = record["measured"]
     off = [
         f"{counter} {then[key]:,} then, {now[key]:,} now ({now[key] / then[key] - 1:+.4%})"
         for counter, key in _MEASURED.items()
         if key in then and key in now and then[key] != now[key]
     ]
     if off:
-        print(f"{record['id']}: {'; '.join(off)}")
+        print(f"{name}: {'; '.join(off)}")
         print("    the first event: vrambudget compare MODEL --events, with the job's options")
     return bool(off)

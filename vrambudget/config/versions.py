@@ -23,7 +23,7 @@ from vrambudget.errors import VramBudgetError
 
 CHECKED = {
     "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
-    "transformers": ("4.57", "5.17"),
+    "transformers": ("4.57", "5.17", "5.23"),
 }
 """Versions whose rules were compared with events, the oldest first."""
 

@@ -206,7 +206,7 @@ class RobertaConfig(RobertaLike):
     model_type: Literal["roberta"] = "roberta"
     vocab_size: Size = 50265
 
-    followed_in = ("4.57", "5.17")
+    followed_in = ("4.57", "5.17", "5.23")
 
 
 class XLMRobertaConfig(RobertaLike):

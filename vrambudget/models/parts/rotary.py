@@ -60,9 +60,13 @@ class RotaryEmbedding(Module):
             self._update()
             # FSDP 1's buffer_dtype made them 16 bit; float() of float32 is no copy
             frequencies = _cast(self.inv_freq, float32)
-            positions = made("to_dtype", (rows, 1, length), float32)
-            freqs = made("bmm", (rows, self.dim // 2, length), float32)
-            bmm_workspace(inner=1)
+            positions: Tensor | None = made("to_dtype", (rows, 1, length), float32)
+            if transformers_since(5, 19):  # positions * inv_freq, without a product's workspace
+                freqs = made("mul", (rows, length, self.dim // 2), float32)
+                positions = None
+            else:
+                freqs = made("bmm", (rows, self.dim // 2, length), float32)
+                bmm_workspace(inner=1)
             emb = made("cat", (rows, length, self.dim), float32)
             cos = scaled_table("cos", emb)
             sin = scaled_table("sin", emb)
