@@ -20,6 +20,8 @@ ELSEWHERE = {
     "vrambudget/models/parts/masks_v4.py": "transformers 4.57",
     "vrambudget/models/parts/quantized_cache.py": "optimum-quanto",
     "vrambudget/parallel/": "torchtitan",
+    "vrambudget/pictures/training.py": "examples of diffusers",
+    "vrambudget/rehearse/": "vLLM, SGLang, FlashInfer",
     "vrambudget/report/tools/": "Axolotl, LLaMA-Factory",
     "vrambudget/serving/": "vLLM, SGLang, TGI, llama.cpp",
     "vrambudget/training/loops/": "nanoGPT, examples of transformers",

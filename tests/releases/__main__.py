@@ -35,6 +35,7 @@ BASELINE = {
     "bitsandbytes": "0.50.2",
     "deepspeed": "0.19.8",
     "lightning": "2.6.6",
+    "diffusers": "0.42.0",
 }
 """The libraries whose Python sources are cited, and the version that rules were written from."""
 

@@ -34,7 +34,7 @@ _MEASURED = {counter: f"peak_{counter}" for counter in COUNTERS}
 
 def depending(package: str) -> list[dict[str, Any]]:
     """Return the virtual records of the baseline that depend on a library."""
-    found = [r for name in _DEPEND[package] for r in read_records(RECORDS / name)]
+    found = [r for name in _DEPEND.get(package, ()) for r in read_records(RECORDS / name)]
     loops = _LOOPS.get(package)
     found = [r for r in found if r.get("source") == "virtual" and not r.get("parallel")]
     return [r for r in found if loops is None or r.get("loop") in loops]
@@ -46,6 +46,9 @@ def rehearse_again(package: str, python: str, baseline: str, most: int) -> int:
     Of the records that depend on the library, `most` are taken, spread over all of them.
     """
     records = depending(package)
+    if not records:
+        print(f"{package}: no record depends on it")
+        return 0
     chosen = records[:: max(1, -(-len(records) // most))]
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "jobs.jsonl", Path(folder) / "made.jsonl"
