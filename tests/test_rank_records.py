@@ -11,7 +11,8 @@ hsdp.jsonl       FSDP2 with as many copies as ranks: a shard group of one
 lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
 offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8
 pipelines.jsonl  stages that are checkpointed under autocast
-qlora.jsonl      4-bit weights in shards: Trainer with PEFT and bitsandbytes over FSDP 1 and 2
+qlora.jsonl      4-bit weights in shards: Trainer and SFTTrainer with PEFT and
+                 bitsandbytes over FSDP 1 and 2
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """
 

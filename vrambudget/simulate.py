@@ -14,7 +14,7 @@ from vrambudget.build import adapt, build
 from vrambudget.config.fields.generation import INFERENCE
 from vrambudget.config.fields.modules import ROUTINGS
 from vrambudget.config.job import Job
-from vrambudget.config.loops import METRICS, TRL_LOOPS
+from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.engine.alike import stack_layers
@@ -203,7 +203,7 @@ def _run(
             context.tape.mark(0, _begins(job), resets_allocator=True)
         return run_script(model, config, job, settings, in_full=in_full)
     in_full = in_full or (ranked is not None and ranked.in_full)
-    if ranked is not None and job.loop == "trainer":  # accelerator.free_memory(), then prepare()
+    if ranked is not None and job.loop in TRAINERS:  # accelerator.free_memory(), then prepare()
         context.tape.mark(0, Phase.BUILD, resets_allocator=True)
     run = Run(
         _patched(model, job),
@@ -212,7 +212,7 @@ def _run(
         ranked=ranked,
         build_reference=partial(_reference, config, job, in_full=in_full),
     )
-    if ranked is not None and job.loop != "trainer":
+    if ranked is not None and job.loop not in TRAINERS:
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
     loop = (ranked and ranked.loop) or counted_loop(job.loop)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)

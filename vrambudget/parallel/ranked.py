@@ -43,6 +43,7 @@ _LIBRARIES = ("trainer", "accelerate")
 _PREPARED = {
     (loop, data, "train") for loop in _LIBRARIES for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
 }
+_PREPARED |= {("sft", "fsdp1", "train")}
 """Loops of libraries that are counted on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -263,7 +264,7 @@ def _cut(model: Module, job: Job, group: Group) -> None:
 
 def _policies(job: Job) -> Policies:
     """Return what fully_shard is given; accelerate gives the mixed precision's type for all."""
-    mixed = job.autocast_dtype if job.loop in _LIBRARIES else None
+    mixed = job.autocast_dtype if job.loop != "plain" else None
     return Policies(
         param_dtype=_dtype(mixed or job.param_dtype),
         reduce_dtype=_dtype(mixed or job.reduce_dtype),

@@ -185,8 +185,26 @@ def fused(
     boundaries = inputs.get("cu_seq_lens_q")
     sequences = 0 if boundaries is None else boundaries.shape[0] - 1
     counted = counted_labels(run.settings, *inputs["labels"].shape, sequences=sequences)
+    if run.has_ranks and model is run.model:  # what wraps the model wraps the region, too
+        prepared: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
+        return prepared
+    return _in_region(run, model, {**inputs, "counted": counted, "adapters": adapters})
+
+
+class FusedPrepared(Module):
+    """A patched model whose forward accelerate replaced, before it is wrapped for several GPUs."""
+
+    def __init__(self, run: Run, model: Module) -> None:
+        self._run, self._model = run, model
+
+    def forward(self, **inputs: Any) -> FusedOutputs:
+        """Run the model in its region, and make its loss."""
+        return _in_region(self._run, self._model, inputs)
+
+
+def _in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
     with run.autocast():
-        outputs: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
+        outputs: FusedOutputs = model(**inputs)
         negative = neg(sum_all(outputs.log_probs))
         outputs.loss = div_by_constant(negative, _at_least_one(outputs.label_mask))
         outputs.backbone_outputs = None

@@ -173,6 +173,8 @@ class FlatParameter:
             with made_for(Purpose.WEIGHTS):
                 cast = made("to_float32", self.shard.shape, float32)
             self.shard.storage, self.shard.dtype = cast.storage, float32
+            for part in self.local:
+                part.storage, part.dtype = cast.storage, float32
             if self.settings.offload:
                 self.shard.storage = on_host(self.shard)
 

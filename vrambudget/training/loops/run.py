@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vrambudget import dtypes
 from vrambudget.config.job import EVALUATED_BEFORE, Job
+from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import autocast, to
 from vrambudget.engine.context import context, made_for
@@ -86,6 +87,10 @@ class Run:
         """Return what is wrapped: the model, or one whose forward accelerate replaced before."""
         if self.settings.loop == "plain" or not (self._ranked and self._ranked.has_region):
             return self._walked
+        if self.settings.loop in TRL_LOOPS:
+            from vrambudget.training.fused_head import FusedPrepared  # noqa: PLC0415 - the same
+
+            return FusedPrepared(self, self._walked)
         from vrambudget.training.accelerated import Prepared  # noqa: PLC0415 - few jobs have ranks
 
         return Prepared(self, self._walked)

@@ -10,6 +10,7 @@ Not modelled: rows that packing leaves unfilled, label smoothing, loss_type "dft
 activation offloading, images.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from vrambudget.dtypes import bool_, float32, int64
@@ -49,11 +50,11 @@ def _compute_loss(
     del total
     if num_items_in_batch is not None:
         loss = mul_scalar(loss)  # by the number of processes
-    metrics = _metrics(outputs)
+    metrics = _metrics(run, outputs)
     if run.model.training:
         mask = inputs.get("attention_mask")
         tokens = made("to_device", (), int64) if mask is None else _sum(mask)
-        gathered = made("sum", (), int64)
+        gathered = _gathers(run)(run, tokens)
         del tokens, gathered
     logits: Outputs | None = None
     if return_outputs:
@@ -63,13 +64,13 @@ def _compute_loss(
     return loss, logits
 
 
-def _metrics(outputs: FusedOutputs) -> tuple[Tensor, ...]:
+def _metrics(run: Run, outputs: FusedOutputs) -> tuple[Tensor, ...]:
     """Return what entropy and accuracy are made of: sums, and one number read back of each."""
     assert outputs.entropy is not None  # noqa: S101 - this trainer asks for both
     assert outputs.is_top1 is not None  # noqa: S101
-    num_valid = _gathered(count_true(outputs.label_mask))
-    entropy_sum = _gathered(sum_all(outputs.entropy.detach()))
-    num_correct = _gathered(count_true(outputs.is_top1))
+    num_valid = _gathers(run)(run, count_true(outputs.label_mask))
+    entropy_sum = _gathers(run)(run, sum_all(outputs.entropy.detach()))
+    num_correct = _gathers(run)(run, count_true(outputs.is_top1))
     for _ in (entropy_sum, num_correct):
         is_positive = made("gt", (), bool_)
         del is_positive
@@ -77,8 +78,12 @@ def _metrics(outputs: FusedOutputs) -> tuple[Tensor, ...]:
     return num_valid, entropy_sum, num_correct
 
 
-def _gathered(scalar: Tensor) -> Tensor:
-    """gather_for_metrics(scalar).sum(), of one process."""
+def _gathers(run: Run) -> Callable[[Run, Tensor], Tensor]:
+    """Return gather_for_metrics(scalar).sum(): of one process the scalar itself is summed."""
+    return trainer.over_ranks if run.has_ranks else _summed
+
+
+def _summed(_run: Run, scalar: Tensor) -> Tensor:
     return made("sum", (), scalar.dtype)
 
 

@@ -123,10 +123,10 @@ def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
         num_items_in_batch = made("add", (), int64)  # sum() begins with 0
         del count
     assert num_items_in_batch is not None  # noqa: S101 - there is a batch
-    return _over_ranks(run, num_items_in_batch) if run.has_ranks else num_items_in_batch
+    return over_ranks(run, num_items_in_batch) if run.has_ranks else num_items_in_batch
 
 
-def _over_ranks(run: Run, count: Tensor) -> Tensor:
+def over_ranks(run: Run, count: Tensor) -> Tensor:
     """Return the sum of all ranks' counts (average_tokens_across_devices): gathered, then added."""
     own = made("clone", count.shape, count.dtype)
     counts = made("gather", (run.settings.layout.ranks,), count.dtype)
