@@ -3,6 +3,7 @@
 Each is drawn nearly right, then broken: cut off, spliced, with other bytes, with too much of it.
 """
 
+import atexit
 import contextlib
 import io
 import json
@@ -10,7 +11,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -200,17 +201,18 @@ def logged(rng: Random) -> str:
 
 
 @cache
-def _page() -> tuple[str, Iterator[str]]:
+def _page() -> str:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-page-"))
     (folder / "index.html").write_text("<p>page</p>")
     (folder / "evil").mkdir()
     page = contextlib.ExitStack()
-    return page.enter_context(serving(folder)), page  # type: ignore[return-value] - kept alive
+    atexit.register(page.close)
+    return page.enter_context(serving(folder))
 
 
 def asked(rng: Random) -> str:
     """Hold a request against the page's server: an answer, no redirect, and nothing on stderr."""
-    address, _ = _page()
+    address = _page()
     host, _, token = address.removeprefix("http://").rstrip("/").partition("/")
     name, port = host.split(":")
     err = io.StringIO()

@@ -1,0 +1,45 @@
+"""Where POSIX ends: every module of the plain install is imported as Windows would."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import vrambudget
+
+PACKAGE = Path(vrambudget.__file__).parent
+CODE = """
+import importlib, os, signal, sys
+import pydantic, tabulate, asyncio, http.server, subprocess, tempfile, zipfile  # not ours to hide from
+EXTRAS = ("torch transformers numpy peft accelerate lightning pandas matplotlib huggingface_hub"
+          " IPython yaml pynvml deepspeed trl triton bitsandbytes").split()
+POSIX = "fcntl resource pwd grp termios tty posix curses readline pty".split()
+for name in (*EXTRAS, *POSIX):
+    sys.modules[name] = None
+for name in dir(signal):
+    if name.startswith(("SIG", "pthread", "sig", "setitimer", "alarm")) and name not in (
+        "SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIG_DFL", "SIG_IGN",
+        "Signals", "Handlers", "Sigmasks", "signal",
+    ):
+        delattr(signal, name)
+for name in ("fork", "killpg", "geteuid", "getuid", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC",
+             "register_at_fork", "setsid", "WNOHANG", "sched_getaffinity", "mkfifo"):
+    vars(os).pop(name, None)
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            sys.exit(f"{module}: {error!r}")
+"""
+
+
+def test_every_module_is_imported_without_what_only_posix_has():
+    modules = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "hook" not in path.parts and path.name != "__main__.py"
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", CODE, *modules], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
