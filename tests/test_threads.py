@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import signal
 import sys
 import threading
 import tracemalloc
@@ -11,6 +12,7 @@ import pytest
 
 from vrambudget import estimate
 from vrambudget.engine.context import Platform, recording
+from vrambudget.errors import VramBudgetError
 
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100}
 
@@ -70,3 +72,25 @@ def test_memory_does_not_grow_with_the_number_of_jobs():
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 100_000
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers of POSIX")
+def test_an_estimate_in_a_signal_handler_is_right_or_an_error():
+    alone, inside = peak(1), []
+
+    def handle(*_):
+        try:
+            inside.append(peak(1) == alone)
+        except VramBudgetError as error:
+            inside.append("signal handler" in error.message)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.011)
+    try:
+        outside = [peak(1) == alone for _ in range(60)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert all(outside)
+    assert inside
+    assert all(inside)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.architectures import limits_of
 from vrambudget.dtypes import DType, float32
+from vrambudget.errors import VramBudgetError
 from vrambudget.tape.events import Purpose, Storage, Tape
 
 if TYPE_CHECKING:
@@ -127,12 +128,13 @@ class Context:
 
 context = Context()
 _turn = threading.RLock()
+_recording = False  # whether the thread that has the turn records: a signal may interrupt it
 
 
 def _new_turn() -> None:
     """Let a forked process begin with nobody's turn: other threads were not forked."""
-    global _turn  # noqa: PLW0603 - a lock cannot be taken back otherwise
-    _turn = threading.RLock()
+    global _turn, _recording
+    _turn, _recording = threading.RLock(), False
 
 
 if hasattr(os, "register_at_fork"):
@@ -144,9 +146,17 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
     """Record what runs inside on a fresh tape.
 
     Python's cycle collector is paused: storages die by reference counting alone, as in PyTorch,
-    and a collection would only cost time.
+    and a collection would only cost time. Raises VramBudgetError in a signal handler that
+    interrupts another recording.
     """
+    global _recording  # noqa: PLW0603 - of the thread that has the turn
     with _turn:
+        if _recording:
+            raise VramBudgetError(
+                "an estimate of this thread is not over: a signal handler cannot make another",
+                hint="make it when the first one is over, or in a thread or process of its own",
+            )
+        _recording = True
         tape = Tape()
         collecting = gc.isenabled()
         gc.disable()
@@ -155,6 +165,7 @@ def recording(platform: Platform, options: ModelOptions = ModelOptions()) -> Ite
             yield tape
         finally:
             context.reset(Tape(), platform, options)
+            _recording = False
             if collecting:
                 gc.enable()
 
