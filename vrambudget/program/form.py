@@ -67,6 +67,7 @@ class Program:
     code: list[Row] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     where: str = "a program"
+    unfolded: dict[Any, Any] = field(default_factory=dict)  # by depths, once played
 
 
 def written(program: Program) -> str:

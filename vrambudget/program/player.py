@@ -21,7 +21,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.program.bound import Bound, Env, Step, Values, names_read
 from vrambudget.program.form import Program, Row
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.unfold import Unfolded
+from vrambudget.program.unfold import unfolded
 from vrambudget.tape.events import Purpose, Storage
 
 _KINDS: dict[str, type[Module]] = {
@@ -58,7 +58,7 @@ class Played(Module):
 
     def __init__(self, program: Program, sizes: dict[str, int], job: Job | None) -> None:
         self._program, self._given, self._job = program, sizes, job
-        self._rows = Unfolded(program, sizes)
+        self._rows = unfolded(program, sizes)
         self._held = _Held()
         self._named: _Held = _Held()
         self._bound: dict[Any, list[_Segment]] = {}

@@ -50,6 +50,15 @@ class Stack:
         return f"{self.path}.{number}" + (f".{rest}" if rest else "")
 
 
+def unfolded(program: Program, sizes: Mapping[str, int]) -> "Unfolded":
+    """Return a program's rows at these depths, made once for each."""
+    key = tuple(sizes[row[1]] for row in program.stacks if row[1] is not None)
+    if key not in program.unfolded:
+        program.unfolded[key] = Unfolded(program, sizes)
+    found: Unfolded = program.unfolded[key]
+    return found
+
+
 class Unfolded:
     """A program's rows at given depths."""
 

@@ -5,6 +5,7 @@ as `batch`, `height`, `frames`. It is called at sizes of its own, so it should b
 the meta device is.
 """
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -99,8 +100,7 @@ def _equal(factory: Factory, program: Program, sizes: Mapping[str, int]) -> bool
     config, job = job_of(factory, sizes)
     expected = peaks(config, job)
     own = {**program.source, "sizes": dict(sizes)}
-    at = Program(**{n: getattr(program, n) for n in Program.__slots__})
-    at.source = own
+    at = dataclasses.replace(program, source=own)
     actual = peaks(of_programs(dict(sizes), [at]).model_copy(update={"job": job}), job)
     if actual != expected:
         raise UnequalError(
