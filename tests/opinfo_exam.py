@@ -200,7 +200,7 @@ def on_card_in_detail(op, args, kwargs):
     finally:
         for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
             if entry["action"] in {"alloc", "free_completed"}:
-                made = [f["name"] for f in entry["frames"] if "::" in f["name"]]
+                made = [f["name"] for f in entry["frames"] if "at::native" in f["name"]]
                 print(f"  {entry['action'][:5]} {entry['size']} {made[:1]}")
         torch.cuda.memory._record_memory_history(enabled=None)
         print("  --")

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
     cross_entropy,
+    fold,
     kl_div,
     log_softmax,
     normalize,
     scaled_dot_product_attention,
     softmax,
+    unfold,
 )
 from torch.utils.checkpoint import checkpoint
 
@@ -302,6 +305,33 @@ def policy(device):
     return step, (tokens(device, rows=4),)
 
 
+def columns(device):
+    """Patches by unfold and fold, a loss of weighted classes, scores sorted and ranked, moments."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(2))
+    model = model.append(torch.nn.Linear(4096, 96)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best = [float("inf")]
+
+    def step(x, wanted, positive):
+        shape = x.shape[-2:]
+        patches = unfold(x, 5, padding=2)
+        made = model(fold(patches * 0.5, shape, 5, padding=2)).flatten(1)
+        loss = binary_cross_entropy_with_logits(made, wanted, pos_weight=positive)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scores = x.flatten(1)
+        order = scores.argsort()
+        ranked = scores.flatten().sort(stable=True).values
+        spread = scores.var(), ranked.std(), scores.argmax(1)
+        if not torch.isfinite(loss) or loss.item() > best[0]:
+            return None
+        return order, spread
+
+    images, wanted = torch.ones(4, 3, 64, 64, device=device), torch.ones(4, 288, device=device)
+    return step, (images, wanted, torch.ones(288, device=device))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -315,6 +345,7 @@ CASES = {
         teacher,
         contrastive,
         policy,
+        columns,
     )
 }
 

@@ -52,11 +52,15 @@ VALUES = {
     "sent(0, 1, 0).argmax()": 1,
     "sent(1, 0).to(torch.int32).data": [1, 0],
     "sent(1, 0, 0, 0).float().mean() * 4": 1.0,
-    "torch.ones(2).to('meta')": None,  # floating point is not followed
-    "filled(1, 2)": [[1.0, 1.0]],  # but for what may be a mask
+    "torch.ones(2).to('meta')": [1.0, 1.0],  # batch indices, lengths, boxes
+    "torch.nn.Parameter(torch.ones(2)).to('meta')": None,  # a weight is not followed
+    "torch.ones(65_537).to('meta').sum()": None,
+    "filled(1, 2)": [[1.0, 1.0]],  # may be a mask
     "(1 - filled(1, 2)).bool().any()": False,
     "torch.nn.Parameter(filled(1, 2))": [[1.0, 1.0]],
     "filled(2)": None,
+    "torch.empty((), device='meta').zero_() + 1": 1.0,  # may count something
+    "torch.empty(17, device='meta').zero_()": None,
     "filled(1, 65_537)": None,
     "torch.rand(3, device='meta').argmax()": None,
     "sent(1, 2).new_empty(2)": None,

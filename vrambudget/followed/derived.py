@@ -24,7 +24,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.followed import kernels
 from vrambudget.followed.counted import dtype_of, meta_of, no_rule
-from vrambudget.followed.several_kernels import kernel_by_kernel
+from vrambudget.followed.several_kernels import formula, kernel_by_kernel
 from vrambudget.tape.events import Storage
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
@@ -66,7 +66,7 @@ class _Tracer(TorchDispatchMode):
         made = False
         for meta in _tensors(result):
             if meta.device.type == "meta" and self.storage_of(meta) is None:
-                nbytes = kernels.result_bytes(packet, args)
+                nbytes = kernels.result_bytes(packet, args, meta)
                 self.bind(meta, self._into(packet, args) or self.made(packet, meta, nbytes))
                 made = True
         if made or packet in kernels.WITHOUT_RESULT:
@@ -226,7 +226,7 @@ class Call:
         tracer.runs_formula = True
         try:
             with torch.no_grad(), hooks, tracer:
-                result = function(*metas)
+                result = formula(function)(*metas)
         except (NotImplementedError, RuntimeError) as error:
             raise no_rule(function.name(), error) from error
         outgoing = result if isinstance(result, tuple) else (result,)

@@ -24,11 +24,12 @@ import torch
 
 from vrambudget.dtypes import DType, float32, float64, int64
 from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.followed import orders
 from vrambudget.followed.counted import dtype_of
+from vrambudget.followed.examined import EXAMINED
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed
-from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
+from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.indexing import accumulating_buffers
-from vrambudget.ops.ordering import MOST_SORTED_IN_PLACE
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
@@ -68,7 +69,7 @@ _NOTHING = {
     *("upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d"),
     *("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"),
     *("_log_softmax", "_log_softmax_backward_data", "_softmax", "nll_loss_forward"),
-    *("nll_loss_backward", "glu", "glu_backward", "im2col", "col2im", "pixel_shuffle", "polar"),
+    *("nll_loss_backward", "glu", "glu_backward", "col2im", "pixel_shuffle", "polar"),
     *("complex", "view_as_complex", "view_as_real", "grid_sampler_2d", "where", "masked_fill"),
     *("mse_loss_backward", "index_put", "_index_put_impl", "unfold"),
     *("floor_divide", "softplus_backward", "histc", "gelu_backward", "silu_backward"),
@@ -89,12 +90,16 @@ def doubts() -> Iterator[str]:
         yield f"what the kernels of {', '.join(sorted(unchecked))} allocate besides their results"
 
 
-def result_bytes(name: str, args: Any) -> int | None:
+def result_bytes(name: str, args: Any, result: Any) -> int | None:
     """Return how large a result's storage is where its shape does not tell.
 
     A loss of differences is made as large as they are, then resized to the one number that stays
-    in it (aten/src/ATen/native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss).
+    in it (aten/src/ATen/native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss). What
+    unfold and fold return begins as large as their input and never shrinks
+    (native/cuda/Im2Col.cu, Col2Im.cu).
     """
+    if name in _COLUMNS:
+        return int(max(args[0].numel(), result.numel()) * result.element_size())
     if name not in _LOSSES or _reduction(args) == _NO_REDUCTION:
         return None
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
@@ -102,6 +107,7 @@ def result_bytes(name: str, args: Any) -> int | None:
     return nbytes
 
 
+_COLUMNS = {"im2col", "col2im"}
 _LOSSES = {"mse_loss", "smooth_l1_loss"}
 _NO_REDUCTION, _MEAN = 0, 1
 
@@ -125,6 +131,9 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
     rule = _RULES.get(name)
     if rule is not None:
         rule(args, result)
+    elif name in orders.RULES:
+        if not orders.RULES[name](args, result):
+            unchecked.add(name)
     elif name == "pow" and not isinstance(args[0], torch.Tensor):
         empty_bytes(float64.itemsize)  # the number that is raised, on the device; freed at once
     elif name in _REDUCTIONS:
@@ -137,7 +146,7 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
 
 def _allocates_no_more(func: Any, name: str) -> bool:
     """Whether kernels need nothing but their results; those for lists are pointwise, but norms."""
-    if torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in _NOTHING:
+    if torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in _NOTHING | EXAMINED:
         return True
     return name.startswith("_foreach_") and name != "_foreach_norm"
 
@@ -200,12 +209,17 @@ def _kind(meta: torch.Tensor) -> DType:
     return dtype_of(meta.dtype)
 
 
-def _sort(args: Any, result: Any) -> None:
+def _columns(args: Any, result: Any) -> None:
+    """Resize the result, which began as large as the input, while both are there."""
+    if result.numel() > args[0].numel():
+        began = empty(tuple(args[0].shape), _kind(args[0]))
+        del began
+
+
+def _batch_norm_backward(args: Any, result: Any) -> None:
     del result
-    positions = empty(tuple(args[0].shape), int64)  # 0, 1, 2, ...
-    if args[0].shape[-1] > MOST_SORTED_IN_PLACE:
-        empty_bytes(sort_pairs_bytes(args[0].numel()))  # freed at once: nobody holds it
-    del positions
+    if not args[7] or args[2] is None:  # in eval mode, or without a weight
+        unchecked.add("native_batch_norm_backward")
 
 
 def _nothing(args: Any, result: Any) -> None:
@@ -264,7 +278,8 @@ _RULES: dict[str, Callable[[Any, Any], None]] = {
     "bmm": _batched_product,
     "cumsum": _running_sum,
     "index_put": _index_put,
-    "sort": _sort,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "im2col": _columns,
     "topk": _nothing,
     "mse_loss": _loss,
     "smooth_l1_loss": _loss,

@@ -1,9 +1,13 @@
-"""Operations that CUDA has a kernel for only in a simpler form: PyTorch calls it several times.
+"""Operations that CUDA runs as several kernels, or by others than the meta device does.
 
-    roll    one dimension of a contiguous tensor; without dimensions, of all elements in a row
+    roll           one dimension of a contiguous tensor at a time; without dimensions, of all
+                   elements in a row
+    binary_cross_entropy_with_logits    log-sigmoid, the loss of each element, its mean
+    log_sigmoid    without the buffer that CPUs keep for backward
 
 Source: aten/src/ATen/native/cuda/TensorTransformations.cu (roll_cuda), TensorTransformations.h
-(roll_common).
+(roll_common); native/Loss.cpp (binary_cross_entropy_with_logits);
+native/cuda/Activation.cpp (log_sigmoid_forward_out_cuda).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +17,10 @@ from typing import Any
 import torch
 
 
-def kernel_by_kernel(name: str, args: Any) -> Callable[[], torch.Tensor] | None:
+def kernel_by_kernel(name: str, args: Any) -> Callable[[], Any] | None:
     """Return what runs an aten operation as its kernels do, None where it is one kernel."""
+    if name in _COMPOSED:
+        return partial(_COMPOSED[name], *args)
     if name != "roll":
         return None
     x, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()  # noqa: PLR2004 - its places
@@ -29,3 +35,60 @@ def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torc
     for shift, dim in zip(shifts, dims, strict=True):
         x = torch.roll(x.contiguous(), [shift], [dim])
     return x
+
+
+def _bce_with_logits(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    log_sigmoid = torch.empty_like(x)
+    if pos_weight is not None:
+        log_weight = (pos_weight - 1).mul(target).add_(1)
+        log_sigmoid.mul_(log_weight)
+        del log_weight
+    loss = (1 - target).mul_(x).sub_(log_sigmoid)
+    if weight is not None:
+        loss.mul_(weight)
+    if not reduction:
+        return loss
+    return loss.mean() if reduction == 1 else loss.sum()
+
+
+def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), x.new_empty(0)
+
+
+_COMPOSED: dict[str, Callable[..., Any]] = {
+    "binary_cross_entropy_with_logits": _bce_with_logits,
+    "log_sigmoid_forward": _log_sigmoid,
+}
+
+
+def _bce_with_logits_backward(function: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """FunctionsManual.cpp (binary_cross_entropy_with_logits_backward): it writes in place."""
+    x, target = function._saved_self, function._saved_target  # noqa: SLF001 - autograd's names
+    weight, positive = function._saved_weight, function._saved_pos_weight  # noqa: SLF001
+    if positive is None:
+        result = x.sigmoid().sub_(target)
+    else:
+        weighted = positive.mul(target)
+        result = weighted.add(1).sub_(target).mul_(x.sigmoid()).sub_(weighted)
+    result.mul_(gradient)
+    if weight is not None:
+        result.mul_(weight)
+    return (result.div_(1), *[None] * (len(function.next_functions) - 1))
+
+
+def formula(function: Any) -> Callable[..., Any]:
+    """Return what runs a node of autograd's graph: on the card some write where no mode lets them.
+
+    Under a dispatch mode a tensor may be a subclass's (areAnyTensorSubclassLike).
+    """
+    wants = [following is not None for following, _ in function.next_functions]
+    if function.name().startswith("BinaryCrossEntropyWithLogits") and wants == [True, False]:
+        return partial(_bce_with_logits_backward, function)
+    run: Callable[..., Any] = function
+    return run

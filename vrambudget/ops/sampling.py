@@ -16,10 +16,12 @@ CUB's tile for float32 keys was read off requests for compute capability 8.0.
 Not modelled: rows of a million and more; topk of more than 4096 values.
 """
 
-from vrambudget.dtypes import bool_, float32, int64
+import math
+
+from vrambudget.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.context import context
 from vrambudget.engine.sizes import pure
-from vrambudget.engine.tensor import Tensor, empty, empty_bytes
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.ops.creation import made
 from vrambudget.ops.cub import (
     scan_by_key_bytes,
@@ -81,25 +83,33 @@ def _blocks_of_a_row(multiprocessors: int, B: int, V: int) -> int:
 
 def sort_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x [B, V] with its rows sorted, and where each element was."""
-    B, V = x.shape
-    n = B * V
     context.operation = "sort"
     values, indices = empty(x.shape, x.dtype), empty(x.shape, int64)
+    sort_buffers(x.shape, x.dtype)
+    return values, indices
+
+
+def sort_buffers(shape: Shape, dtype: DType) -> None:
+    """Allocate and free what sorting rows [..., V] needs besides values and indices."""
+    V = shape[-1]
     if V <= _SORTED_IN_PLACE:
-        return values, indices
-    positions = empty(x.shape, int64)  # with each element's row; alone, or where it was
-    if B == 1:
-        empty_bytes(sort_floats_bytes(n))  # freed at once: nobody holds it
-    elif B < _SEGMENTED_FROM:  # by value, then by row
-        sorted_positions, keys = empty(x.shape, int64), empty(x.shape, x.dtype)
-        empty_bytes(sort_floats_bytes(n))
+        places = empty((V,), int64)  # 0, 1, 2, ..., copied into each row of indices
+        del places
+        return
+    n = math.prod(shape)
+    by_key = sort_pairs_bytes if dtype.itemsize == int64.itemsize else sort_floats_bytes
+    positions = empty(shape, int64)  # with each element's row; alone, or where it was
+    if n == V:
+        empty_bytes(by_key(n))  # freed at once: nobody holds it
+    elif n // V < _SEGMENTED_FROM:  # by value, then by row
+        sorted_positions, keys = empty(shape, int64), empty(shape, dtype)
+        empty_bytes(by_key(n))
         del keys
         empty_bytes(sort_pairs_bytes(n, passes=1))
         del sorted_positions
     else:
         empty_bytes(segmented_sort_bytes(n))
     del positions
-    return values, indices
 
 
 def multinomial(probs: Tensor, samples: int = 1) -> Tensor:

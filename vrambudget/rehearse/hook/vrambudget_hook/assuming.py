@@ -34,6 +34,7 @@ from .values import Arguments, Unknown
 _FINITE = {"isfinite": 1, "isnan": 0, "isinf": 0}  # and what finite numbers answer
 _CHECKED = ("normal.Tensor_Tensor", "normal.float_Tensor")  # they read whether std >= 0
 _WRITING = ("bincount", "unfold_backward")  # their kernels write into zeros that they made before
+_DIFFERENT = ("_unique", "_unique2", "unique_consecutive", "unique_dim")
 _ROUTES = "aten::topk"
 _COMPARING = ("gt", "ge", "lt", "le", "eq", "ne")
 _DECIDING = (
@@ -74,6 +75,7 @@ class Assuming:
         yield from ((name, self._agreeing) for name in _FINITE)
         yield from ((name, self._trusting) for name in _CHECKED)
         yield from ((name, self._writing) for name in _WRITING)
+        yield from ((name, self._one_at_least) for name in _DIFFERENT)
         if self.kind != ZEROS:
             yield from ((name, self._deciding) for name in _DECIDING)
             yield from ((_FOUND, self._finite), (_NUMBER, self._number), (_COPY, self._copied))
@@ -147,6 +149,17 @@ class Assuming:
             if value is not None and not keys.has(self.follower.followed):
                 self.values.lose(value)
             return out
+
+        return kernel
+
+    def _one_at_least(self, op: Any) -> Callable[..., Any]:
+        """Let unknown elements be all the same: where there are some, one of them differs."""
+
+        def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            if not (self.values.on_card(source) and source.numel()):
+                return self._below(op, keys, (source, *args), kwargs)
+            with self.follower.answering(1, true=False):
+                return self._below(op, keys, (source, *args), kwargs)
 
         return kernel
 

@@ -11,7 +11,7 @@ Autograd's threads inherit the keys.
 
 Runs in the user's Python, 3.9 or later.
 
-Not modelled: floating point, but for tensors of up to 65,536 numbers; what copy_ brings from the
+Not modelled: floating point of more than 65,536 numbers, and weights; what copy_ brings from the
 host to memory of which nothing is known; writes by kernels that PyTorch's dispatcher does not see
 (compiled by Triton or NVRTC).
 """
@@ -107,7 +107,7 @@ class Follower:
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             target = kwargs.get("out", args[0])
-            if isinstance(target, self.torch.Tensor) and not self.values.is_worth(target):
+            if isinstance(target, self.torch.Tensor) and not self.values.is_worth(target, op):
                 with self.torch._C._ExcludeDispatchKeyGuard(filling):  # zero_ calls fill_
                     return op._handle.redispatch_boxed(keys.remove(self.brings), *args, **kwargs)
             return self._operation(keys.remove(self.brings), op, *args, **kwargs)
@@ -127,7 +127,8 @@ class Follower:
         def kernel(keys: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             call = op._handle.redispatch_boxed
             out = call(keys.remove(self.brings), source, *args, **kwargs)
-            comes = not (source.is_floating_point() or self.values.on_card(source))
+            is_data = not source.is_floating_point() or self.values.is_data(source)
+            comes = is_data and not self.values.on_card(source)
             if source.layout is self.sparse.layout:
                 self.sparse.moved(source, out)
             elif comes and self.values.eligible(out):

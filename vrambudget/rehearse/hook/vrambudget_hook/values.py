@@ -28,6 +28,7 @@ FILLED = 1 << 20  # bytes of a storage that is filled on the card: larger ones a
 WIDE = 128 << 20  # the same where experts' rows are counted: one_hot [N, k, E] in int64
 FLOATS = 65_536  # numbers of a floating-point tensor: a mask [B, T], which may be made as such
 _MASK = 2  # dimensions
+_FEW = 16  # numbers of a tensor that may count something
 _INT64 = 8  # bytes
 
 
@@ -69,11 +70,11 @@ class Values:
         value = self.known.get(self.storages.of(tensor))
         return value if value is not None and value() is tensor.untyped_storage() else None
 
-    def is_worth(self, tensor: Any) -> bool:
+    def is_worth(self, tensor: Any, op: Any) -> bool:
         """Tell whether a tensor that is filled is one whose values may decide something."""
         if type(tensor) not in self.plain or not self.on_card(tensor):
             return False
-        if tensor.is_floating_point() and not self._may_be_mask(tensor):
+        if tensor.is_floating_point() and not self._may_decide(tensor, op):
             return False
         return self.storages.nbytes(tensor) <= self.most_filled
 
@@ -81,11 +82,19 @@ class Values:
         """Know larger storages from now on."""
         self.limit = self.most_filled = WIDE
 
-    def _may_be_mask(self, tensor: Any) -> bool:
-        """Tell whether numbers may be a mask [B, T]; no weights, no gradients."""
-        is_small = tensor.ndim == _MASK and tensor.numel() <= FLOATS
+    def _may_decide(self, tensor: Any, op: Any) -> bool:
+        """Tell whether numbers may be a mask [B, T], or count from zero, as an optimizer's steps.
+
+        A gradient's first one is filled, too, and those that follow from it are no data.
+        """
+        is_counter = op is self.aten.zero_.default and tensor.numel() <= _FEW
+        return (is_counter or tensor.ndim == _MASK) and self.is_data(tensor)
+
+    def is_data(self, tensor: Any) -> bool:
+        """Tell whether few numbers are data: neither weights nor gradients."""
         is_tensor = type(tensor) is self.torch.Tensor and not tensor.requires_grad
-        return bool(is_small and is_tensor and self.torch._C._current_graph_task_id() == -1)
+        is_data = is_tensor and self.torch._C._current_graph_task_id() == -1
+        return bool(is_data and tensor.numel() <= FLOATS)
 
     def eligible(self, tensor: Any) -> bool:
         """Tell whether a tensor is of a kind that can be known."""
