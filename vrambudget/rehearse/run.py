@@ -178,6 +178,7 @@ def rehearse_command(
         remove_shared_memory(folder)
         records = read_records(folder)
         start = server.start() if server else None
+        records = server.records(records) if server else records
         unseen = unrecorded(folder, records)
         if options.snapshot is not None:
             keep_snapshot(folder, options.snapshot)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
@@ -10,7 +11,7 @@ from vrambudget.rehearse.process import Plan
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.servers.command import ServerCommand, prepared
 from vrambudget.rehearse.servers.log import ServerLog
-from vrambudget.rehearse.servers.start import ServerStart, start_of
+from vrambudget.rehearse.servers.start import ServerStart, start_of, whole_records
 
 _FAILED, _NOT_READY = 1, 2
 
@@ -41,6 +42,10 @@ class ServerRun:
             devices=self.prepared.devices,
             variables=self.prepared.variables,
         )
+
+    def records(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the processes' records, whole ones first."""
+        return whole_records(records, self.folder)
 
     def start(self) -> ServerStart:
         """Return what is known once it has ended."""

@@ -76,6 +76,13 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
+def whole_records(records: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Return the records, after those of profiled steps where their process was killed since."""
+    if records and records[0].get("versions"):
+        return records
+    return [_read(path) for path in sorted(folder.glob("profile-*.json"))] + records
+
+
 def _peak(folder: Path) -> Moment | None:
     """Return the highest of the ranks' peaks in the profiled step."""
     records = [_read(path) for path in folder.glob("profile-*.json")]
