@@ -79,6 +79,7 @@ def test_a_component_without_a_class_is_an_error_that_names_it():
 @pytest.mark.parametrize(
     "record", [*map(json.loads, RECORDS.read_text().splitlines())], ids=lambda r: r["id"]
 )
+@pytest.mark.filterwarnings("default")  # diffusers has warnings of its own
 def test_a_pipelines_peak_is_that_of_a_rehearsal(record, capsys):
     """Within 0.07 % and what the record was rounded by; cuDNN says workspaces."""
     pytest.importorskip("diffusers")
