@@ -32,7 +32,7 @@ def operation(name: str) -> Callable[..., Any]:
     if _MODULE.fullmatch(name):
         home, _, own = name.rpartition(".")
         try:
-            found = getattr(import_module(f"vrambudget.ops.{home}"), own, None)
+            found: Any = getattr(import_module(f"vrambudget.ops.{home}"), own, None)
         except ImportError:
             found = None
         if isinstance(found, FunctionType) and found.__module__ == f"vrambudget.ops.{home}":
@@ -111,7 +111,7 @@ class Bound:
         if word == "at":
             return _at(*value)
         if word == "del":
-            return lambda env, _run: env.pop(value, None) and None
+            return _free(value)
         if word == "alias":
             return _alias(*value)
         if word == "detach":
@@ -200,7 +200,8 @@ def _thing(kind: str, fields: list[Any]) -> Any:
     if kind == "Geometry":
         from vrambudget.ops.convolution_kernels import Geometry  # noqa: PLC0415 - few have them
 
-        return Geometry(*(tuple(x) if isinstance(x, list) else x for x in fields))
+        parts: Any = [tuple(x) if isinstance(x, list) else x for x in fields]
+        return Geometry(*parts)
     raise VramBudgetError(f"{kind[:30]!r} is no argument of an operation")
 
 
@@ -278,6 +279,13 @@ def _at(path: str, is_output: bool, grad: bool, autocast: bool) -> Step:  # noqa
         context.purpose = Purpose.LOGITS_AND_LOSS if is_output else run.purpose
         context.grad_enabled = run.grad if grad else False
         context.autocast = run.autocast if autocast else None
+
+    return step
+
+
+def _free(name: str) -> Step:
+    def step(env: Env, _run: Any) -> None:
+        env.pop(name, None)
 
     return step
 

@@ -94,7 +94,7 @@ class General:
             if found is None:
                 raise NotModelledError(f"the backward of {self.name} was not recorded")
             events, outgoing = found
-            kept = [None] * (max(held, default=-1) + 1)
+            kept: list[Any] = [None] * (max(held, default=-1) + 1)
             for slot, saved in held.items():
                 kept[slot] = saved.storage if isinstance(saved, Holder) else saved
             given = [None if g is None else g.storage for g in dy]

@@ -10,9 +10,8 @@ from typing import Any
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
-from vrambudget.engine.autocast import Autocast
 from vrambudget.engine.checkpoint import CheckpointFrame
-from vrambudget.engine.context import context, made_for
+from vrambudget.engine.context import Autocast, context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, numel
 from vrambudget.errors import NotModelledError, VramBudgetError

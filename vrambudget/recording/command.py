@@ -7,7 +7,8 @@ from typing import Any
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.recording.checking import check
-from vrambudget.recording.configurations import Recorded, Values, record
+from vrambudget.recording.configurations import Recorded, record
+from vrambudget.recording.keys import Values
 
 
 def recorded(

@@ -139,7 +139,7 @@ class _Recorder:
                 continue
             verdict, changed, found = self._changed(key, value, sizes)
             if verdict == "free":
-                base_sizes[key] = value
+                base_sizes[key] = int(value)
                 free[key] = Probe({key: changed}, "bf16", found)
             elif verdict == "fixed":
                 conditions[key] = value
@@ -156,7 +156,7 @@ class _Recorder:
         """Return the width of a head as a size, where the configuration has no key for it."""
         if "head_dim" in used:
             return {}
-        found = {}
+        found: dict[str, str] = {}
         for width, heads in _HEADS:
             if width in used and heads in used and self._full[width] % self._full[heads] == 0:
                 found[f"{width}_per_head" if found else "head_size"] = f"{width}//{heads}"

@@ -23,6 +23,7 @@ Patch = tuple[Any, str, Any]
 
 class _Kept(derived._Kept):  # noqa: SLF001 - with room for its slot
     __slots__ = ("slot",)
+    slot: int
 
 
 def patches(listener: Listener) -> Iterator[Patch]:
