@@ -21,22 +21,29 @@ from vrambudget.tape.events import Purpose
 Env = dict[str, Tensor]
 Step = Callable[[Env, Any], None]
 _MODULE = re.compile(r"[a-z_]+(\.[a-z_]+)*\.[a-z]\w*")
-_BESIDE = {"engine.autocast.to": to, "creation.empty": empty}
+_BESIDE: dict[str, Any] = {"engine.autocast.to": to, "creation.empty": empty}
+
+
+def operation_of(found: Any) -> Callable[..., Any]:
+    """Return what is known to be called."""
+    called: Callable[..., Any] = found
+    return called
 
 
 @cache
 def operation(name: str) -> Callable[..., Any]:
     """Return an operation of `ops` by its name. Raises VramBudgetError where there is none."""
+    found: Any
     if name in _BESIDE:
-        return _BESIDE[name]
+        return operation_of(_BESIDE[name])
     if _MODULE.fullmatch(name):
         home, _, own = name.rpartition(".")
         try:
-            found: Any = getattr(import_module(f"vrambudget.ops.{home}"), own, None)
+            found = getattr(import_module(f"vrambudget.ops.{home}"), own, None)
         except ImportError:
             found = None
         if isinstance(found, FunctionType) and found.__module__ == f"vrambudget.ops.{home}":
-            return found
+            return operation_of(found)
     raise VramBudgetError(f"{name[:60]!r} is no operation of this version")
 
 

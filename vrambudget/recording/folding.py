@@ -163,7 +163,7 @@ class Folded:
             if word != "del" and middle & set(tensors(value)):
                 raise UnfitError(f"a tensor of each layer is read after them, by {word} {value[0]}")
             if word == "del" and (value in names or value in made):
-                own = names.get(value, value)
+                own: str = names.get(value) or value
                 if last.get(own) != value and value != own:
                     continue  # of a round in between
                 if own == value:  # the first round's goes, and with it all others'

@@ -25,7 +25,7 @@ def nested(values: Values, changed: Values) -> Values:
     for path, value in changed.items():
         key, _, inner = path.partition(".")
         if inner:
-            outer = found.get(key, values[key])
+            outer: Values = found[key] if key in found else values[key]
             found[key] = {**outer, **nested(outer, {inner: value})}
         else:
             found[key] = value

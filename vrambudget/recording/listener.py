@@ -106,7 +106,7 @@ class Listener:
             self._held.append(new)
             self.parameters[id(new)] = self.parameters[id(old)]
             return self.parameters[id(old)]
-        name = getattr(x, "named", None)
+        name: Name | None = getattr(x, "named", None)
         if name is None:
             self.problem("a write into a tensor without a name")
             return Name("t0")

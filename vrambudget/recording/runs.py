@@ -66,7 +66,7 @@ def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -
 @contextlib.contextmanager
 def _reading(listener: Listener) -> Iterator[None]:
     """Note the keys of configurations that are read while a model is built and run."""
-    get = PreTrainedConfig.__getattribute__
+    get: Any = PreTrainedConfig.__getattribute__
 
     def reading(self: Any, key: str) -> Any:
         found = get(self, key)

@@ -239,6 +239,8 @@ def _answers(  # noqa: C901 - small functions side by side
 
         return answer
 
+    again: Any = attributes
+
     def detach(_mode: Any, x: Any) -> Any:
         v = x.v.detach()
         if listener.is_on:
@@ -246,9 +248,9 @@ def _answers(  # noqa: C901 - small functions side by side
             listener.emit("detach", name, listener.of(x.v))
             listener.temporaries[id(v)] = (name, v)
         if v.dtype.is_floating_point:
-            return attributes.counted(v, x.known)
+            return again.counted(v, x.known)
         base = x if x.base is None else x.base
-        return attributes.counted(v, x.known, base, x.remake or (lambda value: value))
+        return again.counted(v, x.known, base, x.remake or (lambda value: value))
 
     def read_back(name: str, answer: Any) -> Any:
         def answered(following: Any, x: Any, *args: Any) -> Any:
@@ -263,6 +265,7 @@ def _answers(  # noqa: C901 - small functions side by side
 
     yield getter("shape"), shape
     yield T.size, size
+    function: Any
     for function in (T.numel, T.nelement, torch.numel):
         yield function, sized(function)
     for function in (getter("data"), T.detach, torch.detach):
