@@ -15,7 +15,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.program.effects import General
 from vrambudget.program.expressions import value as size_of
 from vrambudget.program.form import TYPES, Program, Row, is_tensor
-from vrambudget.program.unfold import tensors
+from vrambudget.program.unfold import makes, reads
 from vrambudget.tape.events import Purpose
 
 Env = dict[str, Tensor]
@@ -320,8 +320,6 @@ def _write(name: str, of: str) -> Step:
 
 def names_read(rows: list[Row]) -> list[str]:
     """Return the tensors that a run of instructions takes from around it, each once."""
-    from vrambudget.program.unfold import makes, reads  # noqa: PLC0415 - beside each other
-
     made, found = set[str](), dict[str, None]()
     for word, value in rows:
         for name in reads(word, value):
@@ -329,6 +327,3 @@ def names_read(rows: list[Row]) -> list[str]:
                 found[name] = None
         made.update(makes(word, value))
     return list(found)
-
-
-__all__ = ["Bound", "Env", "Step", "Values", "names_read", "operation", "tensors"]
