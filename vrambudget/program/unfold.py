@@ -5,7 +5,7 @@ each further round the tensors that it makes get names of their own ("t30.2"), i
 numbers, and what it took from before it is what the round before made (`carry`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vrambudget.errors import VramBudgetError
@@ -151,15 +151,7 @@ class Unfolded:
         return self._named(value, names, at)
 
     def _named(self, value: Any, names: Mapping[str, str], at: int) -> Any:
-        if isinstance(value, str):
-            if value[:1] == "@":
-                return "@" + self._renamed(value[1:], at)
-            return names.get(value, value)
-        if isinstance(value, list):
-            return [self._named(x, names, at) for x in value]
-        if isinstance(value, dict):
-            return {key: self._named(x, names, at) for key, x in value.items()}
-        return value
+        return renamed(value, names, lambda path: self._renamed(path, at))
 
     def held(self, values: list[Any]) -> list[str]:
         """Return the names in a result, those of a cycle round by round."""
@@ -203,3 +195,14 @@ def tensors(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [name for x in value.values() for name in tensors(x)]
     return []
+
+
+def renamed(value: Any, names: Mapping[str, str], path: Callable[[str], str]) -> Any:
+    """Return an instruction's value with other names; a module is `@` and its path."""
+    if isinstance(value, str):
+        return "@" + path(value[1:]) if value[:1] == "@" else names.get(value, value)
+    if isinstance(value, list):
+        return [renamed(x, names, path) for x in value]
+    if isinstance(value, dict):
+        return {key: renamed(x, names, path) for key, x in value.items()}
+    return value

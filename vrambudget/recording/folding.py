@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vrambudget.program.form import Row
-from vrambudget.program.unfold import makes, reads, tensors
+from vrambudget.program.unfold import makes, reads, renamed, tensors
 from vrambudget.recording.merging import UnfitError
 
 _PERIODS = (1, 2, 3, 4, 5, 6, 8)
@@ -112,15 +112,7 @@ class Folded:
         return path.replace(layer, "#", 1) if (path + ".").startswith(layer + ".") else path
 
     def _named(self, value: Any, names: dict[str, str], at: int) -> Any:
-        if isinstance(value, str):
-            if value[:1] == "@":
-                return "@" + self._plain(value[1:], at)
-            return names.get(value, value)
-        if isinstance(value, list):
-            return [self._named(x, names, at) for x in value]
-        if isinstance(value, dict):
-            return {key: self._named(x, names, at) for key, x in value.items()}
-        return value
+        return renamed(value, names, lambda path: self._plain(path, at))
 
     def rows(self, held: list[Any]) -> tuple[list[Instruction], list[Any]]:
         """Return the code with the cycle once, and the result's names accordingly."""
