@@ -176,11 +176,15 @@ OF_OTHERS = {
     "--quantize",  # TGI's
     "--bs",  # of a script that is rehearsed
     "--version-script",  # the linker's
-    "--cases",  # the fuzzers' of tests/fuzz
+    *("--cases", "--only"),  # the fuzzers' of tests/fuzz
+    *("--nightly", "--baseline", "--python", "--write"),  # pytest's here, those of tests/releases
+    "--check-hash-based-pycs",  # Python's
     *("--abi", "--dest", "--disable-pip-version-check", "--implementation", "--no-deps"),  # pip's
     *("--only-binary", "--platform", "--python-version", "--quiet"),
-    "--quantization",  # vLLM's
-    "--override-tensor",  # llama.cpp's
+    *("--quantization", "--load-format", "--skip-tokenizer-init", "--tokenizer"),  # vLLM's
+    *("--host", "--uds"),
+    *("--override-tensor", "--fit", "--mmproj", "--tensor-type"),  # llama.cpp's
+    *("--model-path", "--pp-size", "--skip-server-warmup", "--tokenizer-path", "--tp-size"),
     *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's
 }
 
