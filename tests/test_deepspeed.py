@@ -195,5 +195,5 @@ def test_trainer_gives_deepspeed_two_groups_of_parameters():
 
 
 def test_a_library_s_loop_over_fsdp_1_is_refused_by_name():
-    with pytest.raises(NotModelledError, match="the loop of accelerate with fsdp1"):
-        peaks(parallel="fsdp1", loop="accelerate", precision="fp32")
+    with pytest.raises(NotModelledError, match="the loop of lightning with fsdp1"):
+        peaks(parallel="fsdp1", loop="lightning", precision="fp32")

@@ -25,7 +25,6 @@ KNOWN: dict[str, tuple[float, str]] = {
     "small-mixtral-4090-window torch 2.15": (0.0011, _EMPTY_GROUPS),
     "ds-zero3-hfllama1b-8-ckpt": (0.0032, _ACTIVATIONS),
     "fsdp1-drawn-qwen2-5-accum": (0.0054, _ANOTHER_STREAM),
-    "fsdp1-drawn-llama-16-autocast": (0.0021, _ANOTHER_STREAM),
 }
 """name: (largest relative error, first event that differs)."""
 

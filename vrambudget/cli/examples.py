@@ -29,6 +29,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "vrambudget run llama-3.3-70b:Q4_K_M --gpu 2x24GB --context 16384",
         "vrambudget run gpt-oss-120b --gpu 24GB --ram 64GB",
     ),
+    "picture": (
+        "vrambudget flux-dev --train lora --rank 16 --resolution 1024 --gpu 24GB",
+        "vrambudget sdxl --batch 4 --offload model --gpu 12GB",
+        "vrambudget wan2.1-1.3b --frames 81 --resolution 480x832 --gpu 16GB",
+    ),
     "serve": ("vrambudget serve llama-3.1-8b --gpu h100 --context 8192",),
     "sweep": (
         "vrambudget sweep gpt2 --batch 1:64:x2 --precision fp32,amp-bf16 --gpu 12GB 24GB",

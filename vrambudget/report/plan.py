@@ -115,7 +115,7 @@ def _one(found: Plan, choice: Choice) -> str:
     tokens = choice.fields.get("block", found.block)
     each = f"batch {choice.fields.get('batch', 1)}, {tokens:,} tokens a sequence"
     room = format_bytes(found.capacity_bytes)
-    return f"{found.model} trains on one {found.gpu} ({room}): {choice.layout}; {each}"
+    return f"{found.model} trains on {_one_gpu(found.gpu)} ({room}): {choice.layout}; {each}"
 
 
 def _of_several(found: Plan) -> str:
@@ -136,12 +136,17 @@ def _nothing(found: Plan) -> str:
     if found.alternatives and not found.counted and found.goal == "any":
         return f"for {found.block:,} tokens as asked, count your GPUs: --gpu 2x..., or --goal full"
     at = f"{found.model} at {found.block:,} tokens a sequence"
-    where = f"{found.most} x {found.gpu}" if found.most > 1 else f"one {found.gpu}"
+    where = f"{found.most} x {found.gpu}" if found.most > 1 else _one_gpu(found.gpu)
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
     if not found.was_counted:
         return f"no layout of {found.model} on {where} has rules: whether it fits is not known"
     return f"no layout that was counted fits {at} on {where}; others were not considered"
+
+
+def _one_gpu(gpu: str) -> str:
+    """Return "one NVIDIA H100"; a GPU of a size has its article."""
+    return gpu if gpu.startswith("a ") else f"one {gpu}"
 
 
 def _not_considered(found: Plan) -> list[str]:
