@@ -67,7 +67,7 @@ def test_what_is_named_stays_and_a_step_is_divided(compiled):
 def test_where_nothing_fits_one_gpu_the_plan_says_what_it_did_not_try(compiled, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(LAYERS))
     words = ["plan", str(tmp_path), "--gpu", "360MiB", "--batch", "64", "--block", "1024"]
-    assert main([*words, "--compile"]) == 1
+    assert main([*words, "--compile", "--margin", "0MiB"]) == 1
     told = capsys.readouterr().out
     assert "does not fit on a GPU with 360MiB: " in told
     assert f"left out:\n  {QUANT}\n  several GPUs: a plan without compile looks for them" in told
