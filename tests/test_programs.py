@@ -42,6 +42,7 @@ def _peak(config, job):
     return replay(simulate(config.for_job(job), job, platform).tape).peak
 
 
+@pytest.mark.sampled(2)
 @each(RECORDS)
 def test_a_program_equals_its_models_rehearsal(record):
     """Widths, depth, batch, length, precision and options that were not recorded."""

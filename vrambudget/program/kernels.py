@@ -8,10 +8,10 @@ from typing import Any
 
 from vrambudget.dtypes import DType, bool_, float64, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
-from vrambudget.ops.cub import inclusive_sum_bytes, sort_pairs_bytes
+from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.indexing import accumulating_buffers
-from vrambudget.ops.ordering import MOST_SORTED_IN_PLACE
 from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.sampling import sort_buffers
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
 
 Lying = tuple[Shape, DType, Shape | None]
@@ -63,10 +63,7 @@ def _index_put(args: Any, _result: Lying) -> None:
 
 
 def _sort(args: Any, _result: Lying) -> None:
-    positions = empty(args[0][0], int64)
-    if args[0][0][-1] > MOST_SORTED_IN_PLACE:
-        empty_bytes(sort_pairs_bytes(numel(args[0][0])))
-    del positions
+    sort_buffers(args[0][0], args[0][1])
 
 
 def _loss(args: Any, result: Lying) -> None:

@@ -46,7 +46,7 @@ def patches() -> Iterator[Patch]:
 
 def _kernel(name: str, args: Any) -> tuple[str | None, tuple[Any, ...]]:
     """Return which rule of `program.kernels` says what a kernel allocates, and what it is given."""
-    if name in kernels._RULES:  # noqa: SLF001 - the same rules, on layouts
+    if name in {*kernels._RULES, "sort"}:  # noqa: SLF001 - the same rules, on layouts
         return name, tuple(x for x in args if not isinstance(x, torch.dtype))
     if name == "pow" and not isinstance(args[0], torch.Tensor):
         return "pow", ()
