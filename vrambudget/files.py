@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -72,6 +72,28 @@ def write_file(path: Path, data: bytes, what: str = "result") -> None:
         raise _failed("write", what, path, error) from None
 
 
+def read_kept(path: Path, most_bytes: int) -> bytes | None:
+    """Return what a file of a cache holds; None unless it is there, regular, and this user's own.
+
+    A link in its place, a file of somebody else and one that cannot be read are as none.
+    """
+    with suppress(OSError, ValueError):
+        handle = os.open(path, _READ | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            is_own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+            if stat.S_ISREG(status.st_mode) and is_own and status.st_size <= most_bytes:
+                return file.read(most_bytes)
+    return None
+
+
+def write_kept(path: Path, data: bytes) -> None:
+    """Keep a file in a cache, whole; keep nothing where it cannot be. A link is replaced."""
+    with suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace_whole(path, data)
+
+
 def append_line(path: Path, line: str, what: str = "record") -> None:
     """Add a line at the end of a file, in one write. Raises VramBudgetError where it cannot be."""
     try:
@@ -111,12 +133,16 @@ def cache_folder() -> Path:
 def _replace(target: Path, data: bytes) -> None:
     if target.exists() and not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, "it is read-only")
+    _replace_whole(target, data, stat.S_IMODE(target.stat().st_mode) if target.exists() else None)
+
+
+def _replace_whole(target: Path, data: bytes, mode: int | None = None) -> None:
     draft = target.with_name(f".vrambudget-{os.urandom(8).hex()}")
     try:
         with draft.open("xb") as file:
             file.write(data)
-        if target.exists():
-            draft.chmod(stat.S_IMODE(target.stat().st_mode))
+        if mode is not None:
+            draft.chmod(mode)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, add_options, job_fields
-from vrambudget.cli.output import add_output_options, chosen_format, emit
+from vrambudget.cli.output import add_output_options, chosen_format, emit, working_on
 from vrambudget.config.gpus import count_of_gpus, find_gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
@@ -110,7 +110,8 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
     """Print how many new tokens there is room for."""
     from vrambudget.planning.longest import longest_answer  # noqa: PLC0415 - asked for seldom
 
-    new = longest_answer(scenario, margin_bytes=margin_bytes(args.margin, scenario.gpu))
+    with working_on("replaying the answer token by token (a minute for 60,000 tokens)"):
+        new = longest_answer(scenario, margin_bytes=margin_bytes(args.margin, scenario.gpu))
     job, output = scenario.job, chosen_format(args)
     values = {"batch": job.batch, "prompt": job.prompt, "new": new}
     if output == "json":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 from vrambudget.cli.streams import put, say
 from vrambudget.config.config_file import CONFIG_NAME
@@ -112,6 +113,19 @@ def telling(what: str) -> Iterator[Callable[[], None]]:
         if shown:
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
+
+
+@contextmanager
+def working_on(what: str) -> Iterator[None]:
+    """Show `what` on a terminal if what is inside takes long, which need not call anything."""
+    with telling(what) as tell:
+        timer = Timer(1.1 * _PATIENCE, tell)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 def show_progress() -> None:

@@ -2,8 +2,8 @@
 
 A file is named by a digest of all that decides: the model's keys, the job, the platform, the
 installed versions of torch and transformers, and this package's own code. It holds a tape and what
-the compiler told, as JSON. A file that cannot be read is as none; a folder that cannot be written
-to keeps nothing.
+the compiler told, as JSON. A file that cannot be read, or is somebody else's, is as none; a folder
+that cannot be written to keeps nothing.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.versions import installed_version
 from vrambudget.engine.context import Platform
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import cache_folder, read_file, write_file
+from vrambudget.files import cache_folder, read_kept, write_kept
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark
 
@@ -59,18 +59,17 @@ def _own_code() -> str:
 
 def kept(place: Path) -> tuple[Tape, dict[str, int]] | None:
     """Return the tape and the numbers that a file holds, and let `findings` be what it tells."""
-    if not place.exists():
+    text = read_kept(place, _MOST_BYTES)
+    if text is None:
         return None
-    with suppress(VramBudgetError, ValueError, KeyError, TypeError):
-        return read(read_file(place, "kept tape", _MOST_BYTES))
+    with suppress(VramBudgetError, ValueError, LookupError, TypeError, RecursionError):
+        return read(text)
     return None
 
 
 def keep(place: Path, found: bytes) -> None:
     """Keep what `written` returned."""
-    with suppress(VramBudgetError, OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, found, "kept tape")
+    write_kept(place, found)
 
 
 def written(tape: Tape, numbers: Mapping[str, int]) -> bytes:

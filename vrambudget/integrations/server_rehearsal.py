@@ -8,6 +8,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.files import RESULT_BYTES, cache_folder, read_file, write_file
+from vrambudget.files import RESULT_BYTES, cache_folder, read_kept, write_kept
 from vrambudget.rehearse.options import RehearsalOptions
 from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import rehearse_command
@@ -38,19 +39,26 @@ def rehearsed(
         )
     command = beside_python(server_words(model, engine, options))
     kept = _place(command, model, gpu, engine)
-    if kept.exists():
+    if (before := kept_start(kept)) is not None:
         say(f"rehearsed before: {kept}")
-        found: dict[str, Any] = json.loads(read_file(kept, "rehearsal", RESULT_BYTES))
-        return found["starts"], found["values"], found["text"]
+        return before
     result = rehearse_command(command, gpu, RehearsalOptions(quiet=True, say=say))
     start = result.server
     assert start is not None  # noqa: S101 - the command is a server's
     values = {**asdict(start), "starts": start.ready, "engine": f"{engine} {start.version}"}
-    found = {"starts": start.ready, "values": values, "text": render(result)}
+    found: dict[str, Any] = {"starts": start.ready, "values": values, "text": render(result)}
     if result.ended in _KEPT:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_file(kept, json.dumps(found).encode())
+        write_kept(kept, json.dumps(found).encode())
     return start.ready, values, found["text"]
+
+
+def kept_start(place: Path) -> tuple[bool, dict[str, Any], str] | None:
+    """Return what was rehearsed before; None where that is not there, or is broken."""
+    with suppress(ValueError, RecursionError):
+        match json.loads(read_kept(place, RESULT_BYTES) or "null"):
+            case {"starts": bool(starts), "values": dict(values), "text": str(text)}:
+                return starts, values, str(text)
+    return None
 
 
 def _place(command: tuple[str, ...], model: str, gpu: Gpu, engine: str) -> Path:

@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vrambudget.errors import VramBudgetError
@@ -22,12 +24,19 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 def make_private(folder: Path) -> None:
     """Make a folder, and its parents, that only this user can write to. Raises VramBudgetError."""
-    try:
+    with usable(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(folder)
         mode = folder.stat().st_mode
         if mode & _OTHERS_WRITE:
             folder.chmod(stat.S_IMODE(mode) & ~_OTHERS_WRITE)
+
+
+@contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Let an OSError (read-only, full, not a folder) be a VramBudgetError that names the cache."""
+    try:
+        yield
     except OSError as error:
         raise VramBudgetError(
             f"the cache cannot be used: {error.strerror}",

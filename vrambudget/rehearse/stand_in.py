@@ -24,7 +24,7 @@ from pathlib import Path
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import cache_folder
 from vrambudget.rehearse.elf import c_names, read_library
-from vrambudget.rehearse.private_cache import is_whole, make_private, seal
+from vrambudget.rehearse.private_cache import is_whole, make_private, seal, usable
 from vrambudget.rehearse.torch_build import TorchBuild
 
 NATIVE = Path(__file__).parent / "native"
@@ -92,7 +92,8 @@ def _fingerprint(build: TorchBuild) -> str:
 
 
 def _build_into(folder: Path, build: TorchBuild) -> None:
-    work = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    with usable(folder.parent):
+        work = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         for part in _parts(build):
             _compile(part, work, _definitions(build))
