@@ -1,0 +1,52 @@
+"""Hold every recorded program of the package against its trace, at two sizes that were no probes.
+
+python tests/programs_exam.py [NAME ...]     each program, or those of some model types
+
+Prints a line per program, and ends with 1 if one is unequal. Takes about a second a program, and
+needs torch and transformers.
+"""
+
+# ruff: noqa: T201, E402 - a command, that finds its modules first
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from rehearsed import records_of
+
+from vrambudget.errors import VramBudgetError
+from vrambudget.program.catalog import RECORDED, program_at
+from vrambudget.recording.checking import check
+
+FEWEST_LAYERS = 4  # of a program whose first layers differ; some records have fewer
+
+
+def examined(path, values):
+    """Return at how many sizes a program equals its trace."""
+    program = program_at(path)
+    said = {key: program.source[key] for key in ("task", "use_cache") if key in program.source}
+    depths = [1 + first + (period or 0) for _, _, first, period, _ in program.stacks]
+    if values.get("num_hidden_layers", FEWEST_LAYERS) < max(depths, default=0):
+        values = {**values, "num_hidden_layers": FEWEST_LAYERS}
+    return check(program, values, **said)
+
+
+def main(names):
+    """Examine the programs of some model types, all without names."""
+    models = {r["model"]["model_type"]: r["model"] for r in records_of("model_types.jsonl")}
+    unequal = 0
+    for path in sorted(RECORDED.glob("*.program")):
+        model_type = path.name.partition(".")[0]
+        if names and model_type not in names:
+            continue
+        try:
+            print(f"{path.stem}: equal at {examined(path, models[model_type])} sizes", flush=True)
+        except VramBudgetError as error:
+            unequal += 1
+            print(f"{path.stem}: {error}", flush=True)
+    return int(unequal > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
