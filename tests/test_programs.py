@@ -16,7 +16,7 @@ from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
-DEEPER = {"glm4_moe"}  # programs of three layers and more: their records have two
+DEEPER = {"glm4_moe", "hy_v3", "glm4_moe_lite"}  # their records have two layers
 PROGRAMS = {path.stem: path for path in RECORDED.glob("*.program")}
 RECORDS = [
     record
