@@ -110,7 +110,7 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
     """Print how many new tokens there is room for."""
     from vrambudget.planning.longest import longest_answer  # noqa: PLC0415 - asked for seldom
 
-    with working_on("replaying the answer token by token (a minute for 60,000 tokens)"):
+    with working_on("replaying the answer token by token"):
         new = longest_answer(scenario, margin_bytes=margin_bytes(args.margin, scenario.gpu))
     job, output = scenario.job, chosen_format(args)
     values = {"batch": job.batch, "prompt": job.prompt, "new": new}
