@@ -26,8 +26,8 @@ def examined(path, values):
     """Return at how many sizes a program equals its trace."""
     program = program_at(path)
     said = {key: program.source[key] for key in ("task", "use_cache") if key in program.source}
-    depths = [1 + first + (period or 0) for _, _, first, period, _ in program.stacks]
-    if values.get("num_hidden_layers", FEWEST_LAYERS) < max(depths, default=0):
+    fewest = max((first for *_, first, _, _ in program.stacks), default=0) + 1
+    if values.get("num_hidden_layers", FEWEST_LAYERS) < fewest:
         values = {**values, "num_hidden_layers": FEWEST_LAYERS}
     return check(program, values, **said)
 
