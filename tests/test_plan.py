@@ -391,6 +391,6 @@ def test_what_one_gpu_does_with_is_told_as_commands_that_find_recipes(model, fie
         again["block"] = int(again["block"])
         assert vrambudget.plan(model, gpu="800MiB", margin=0, **again).gpus == 1
     text = str(found)
-    one = f"{found.model} trains on one a GPU with 800MiB (800.00 MiB): lora, "
-    assert text.startswith(one if ways else "does not fit on one a GPU with 800MiB: gpt2-xl at 64")
+    one = f"{found.model} trains on a GPU with 800MiB (800.00 MiB): lora, "
+    assert text.startswith(one if ways else "does not fit on a GPU with 800MiB: gpt2-xl at 64")
     assert all(way.choice.command in text for way in found.alternatives)
