@@ -149,12 +149,12 @@ def on_card(op, args, kwargs):
 def counted_side(log):
     from vrambudget.engine.context import Platform, recording
     from vrambudget.engine.tensor import Tensor, empty_bytes
-    from vrambudget.followed import kernels
-    from vrambudget.followed.counted import counted, dtype_of
-    from vrambudget.followed.known import of_tensor
-    from vrambudget.followed.mode import Following
-    from vrambudget.followed.patches import running
-    from vrambudget.followed.stepping import stepping
+    from vrambudget.traced import kernels
+    from vrambudget.traced.counted import counted, dtype_of
+    from vrambudget.traced.known import of_tensor
+    from vrambudget.traced.mode import Following
+    from vrambudget.traced.patches import running
+    from vrambudget.traced.stepping import stepping
 
     version = tuple(int(n) for n in torch.__version__.split(".")[:2])
 

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 def records_of(name):
     """Return the records of a file of followed jobs."""
-    lines = (HERE / "records" / "followed" / name).read_text(encoding="utf-8").splitlines()
+    lines = (HERE / "records" / "traced" / name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -15,7 +15,7 @@ from vrambudget.planning import forked
 from vrambudget.planning.advice import advise_on
 from vrambudget.planning.advised import Advice, Option
 from vrambudget.planning.changes import CHANGES, Cost
-from vrambudget.planning.floor import Floor
+from vrambudget.planning.lower_bound import Floor
 from vrambudget.report.advice import next_step, render_advice
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate

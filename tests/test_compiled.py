@@ -195,7 +195,7 @@ def test_a_batch_that_the_compiler_left_in_a_cycle_is_given_back_after_backward(
         import torch  # noqa: PLC0415
 
         from vrambudget.compiled.model import Graph  # noqa: PLC0415 - it imports torch
-        from vrambudget.followed.shadows import as_parameter  # noqa: PLC0415
+        from vrambudget.traced.shadows import as_parameter  # noqa: PLC0415
 
         weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
         loss = weight.sum()
@@ -234,7 +234,7 @@ def test_a_gradient_of_a_later_layer_is_in_grad_before_an_earlier_one_is_made():
         import torch  # noqa: PLC0415
 
         from vrambudget.compiled.model import Graph  # noqa: PLC0415 - it imports torch
-        from vrambudget.followed.shadows import as_parameter  # noqa: PLC0415
+        from vrambudget.traced.shadows import as_parameter  # noqa: PLC0415
 
         weights = [torch.nn.Parameter(torch.empty(100, device="cuda")) for _ in range(3)]
         ours = [as_parameter(mode.tensor_of(w)) for w in weights]

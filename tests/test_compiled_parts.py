@@ -20,7 +20,7 @@ def test_a_loss_lives_no_longer_than_its_loop_holds_it():
 
     from vrambudget.compiled.births import CardMode  # noqa: PLC0415 - it imports torch
     from vrambudget.compiled.model import Graph, on_card  # noqa: PLC0415
-    from vrambudget.followed.shadows import as_parameter  # noqa: PLC0415
+    from vrambudget.traced.shadows import as_parameter  # noqa: PLC0415
 
     with recording(Platform()):
         mode = CardMode()

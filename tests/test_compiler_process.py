@@ -17,8 +17,8 @@ from vrambudget.compiled import process
 from vrambudget.compiled.config import compiled_config
 from vrambudget.compiled.process import elsewhere
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.followed.config import FollowedConfig
 from vrambudget.scenario import resolve
+from vrambudget.traced.config import TracedConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it compiles on Linux alone")
 
@@ -141,7 +141,7 @@ def test_a_compiled_configuration_is_pickled_by_what_makes_it():
 
 
 def test_a_configuration_without_rules_is_there_what_it_is_here():
-    plain = FollowedConfig.model_construct(model_type="codegen", keys={"n_layer": 1})
+    plain = TracedConfig.model_construct(model_type="codegen", keys={"n_layer": 1})
     config = compiled_config(plain, plain.keys)
     assert elsewhere(attrgetter("followed_in"), config) == config.followed_in
 

@@ -13,8 +13,8 @@ import pytest
 
 from vrambudget.cli import main
 from vrambudget.errors import VramBudgetError
-from vrambudget.oom.card_ledger import CardLedger
 from vrambudget.oom.explain import explain, phase_of, render_explanation
+from vrambudget.oom.gpu_ledger import GpuLedger
 from vrambudget.oom.message import Printed, parse_oom
 from vrambudget.oom.request_match import Request, match_request, segment_bytes
 
@@ -176,8 +176,8 @@ def test_memory_outside_the_allocator_and_in_graphs_is_told():
 def test_drivers_that_do_not_know_the_process_are_not_believed():
     (zero,) = parse_oom(next(r for r in RECORDS if "sagemaker" in r["source"])["text"])
     assert zero.this_process.bytes == 0
-    assert CardLedger.of(zero).this_process is None
-    assert CardLedger.of(zero).unnamed is not None
+    assert GpuLedger.of(zero).this_process is None
+    assert GpuLedger.of(zero).unnamed is not None
 
 
 def parts_of(rows, i):
@@ -194,7 +194,7 @@ def test_every_ledger_adds_up_and_every_explanation_fits_80_columns(record):
     assert max(map(len, render_explanation(explanation).splitlines())) <= 80
     for i, row in enumerate(explanation.ledger):
         parts = parts_of(explanation.ledger, i)
-        if len(parts) > 1 and not CardLedger.of(explanation.message).spilled:
+        if len(parts) > 1 and not GpuLedger.of(explanation.message).spilled:
             assert sum(parts) == row.bytes
 
 

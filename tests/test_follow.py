@@ -47,9 +47,9 @@ TWINS = [
 def followed():
     pytest.importorskip("torch")
     pytest.importorskip("transformers", minversion="5.17")
-    from vrambudget.followed.config import followed_config  # noqa: PLC0415
+    from vrambudget.traced.config import traced_config  # noqa: PLC0415
 
-    return followed_config
+    return traced_config
 
 
 def peaks(config, scenario):
@@ -130,7 +130,7 @@ def test_a_model_that_reads_images_too_is_trained_on_text():
 @pytest.mark.parametrize(("name", "order"), [("linalg_vector_norm", [2]), ("sum", [])])
 def test_a_norm_is_split_over_the_dimensions_that_it_reduces(name, order, monkeypatch):
     followed()
-    from vrambudget.followed import kernels  # noqa: PLC0415 - it imports torch
+    from vrambudget.traced import kernels  # noqa: PLC0415 - it imports torch
 
     reduced = []
     monkeypatch.setattr(
@@ -171,7 +171,7 @@ def test_a_model_type_that_nobody_knows_is_refused():
 
 def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text(json.dumps(BLOOM))
-    monkeypatch.setattr("vrambudget.followed.config.NEEDED", ("torch_that_is_not_here",))
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("torch_that_is_not_here",))
 
     assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
     error = capsys.readouterr().err

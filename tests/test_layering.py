@@ -23,7 +23,7 @@ LAYERS = [
     {"ops"},
     {"models"},
     {"parallel", "training", "inference", "serving"},
-    {"followed"},
+    {"traced"},
     {"program"},
     {"compiled"},
     {"scenario"},
@@ -40,7 +40,7 @@ LAYERS = [
 # nanoGPT in torch is the one that is measured; it imports nothing of this package.
 EXCEPTIONS = {("budget.py", "report"), ("compiled/build.py", "measure")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
-MAY_BE_HEAVY = {"followed", "recording", "compiled", "measure", "rehearse", "pictures"}
+MAY_BE_HEAVY = {"traced", "recording", "compiled", "measure", "rehearse", "pictures"}
 # A sweep's vector of sizes is an array; only a sweep imports it.
 MAY_IMPORT = {
     f"planning/{name}.py": {"numpy"} for name in ("size_vector", "shared_tape", "sweep_points")

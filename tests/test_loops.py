@@ -17,8 +17,8 @@ from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
 from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.cached_trace import WalkedOnce
 from vrambudget.engine.context import no_grad
-from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate
 from vrambudget.measure.record import record_of, runnable

@@ -18,8 +18,8 @@ from vrambudget.planning.layouts import (
     seconds_per_sequence,
     traffic,
 )
+from vrambudget.planning.multi_gpu import fewest
 from vrambudget.planning.plan import Wish, plan_for
-from vrambudget.planning.several import fewest
 from vrambudget.scenario import resolve
 
 LAYERS = {"model_type": "gpt2", "n_layer": 2, "n_embd": 512, "n_head": 8, "vocab_size": 8000}

@@ -11,7 +11,7 @@ import vrambudget
 from vrambudget.auto_classes import class_for
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
-from vrambudget.integrations import live_card
+from vrambudget.integrations import live_gpu as live_card
 from vrambudget.integrations.live_optimizer import read_optimizer
 from vrambudget.integrations.preflight import predict
 from vrambudget.integrations.rehearsal import rehearsal_command

@@ -53,7 +53,7 @@ def test_a_program_equals_its_models_rehearsal(record):
 
 
 def test_a_configuration_without_rules_is_answered_without_torch(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vrambudget.followed.config.NEEDED", ("no_torch_here",))
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
     values = {"model_type": "arcee", "hidden_size": 1024, "num_hidden_layers": 7, "head_dim": 64}
     values |= {"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 1000}
     file = tmp_path / "config.json"
@@ -72,7 +72,7 @@ def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
     file, program = tmp_path / "config.json", tmp_path / "window.program"
     file.write_text(json.dumps(WINDOW))
     assert main(["record", str(file), "-o", str(program)]) == DONE
-    monkeypatch.setattr("vrambudget.followed.config.NEEDED", ("no_torch_here",))
+    monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("no_torch_here",))
     assert main([str(program), "--batch", "2", "--block", "63", "--gpu", "24GB"]) == DONE
     config = of_programs(WINDOW, [program_at(program)])
     for block in (64, 65, 512):

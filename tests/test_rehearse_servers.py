@@ -309,7 +309,7 @@ def test_undefined_tensors_of_a_foreign_operation_are_given_back_as_empty_ones()
     torch = pytest.importorskip("torch")
     following = pytest.importorskip("vrambudget.rehearse.hook.vrambudget_hook.following")
 
-    class Followed(following.Follower):
+    class Traced(following.Follower):
         def __init__(self):
             self.torch, self.followed = torch, None
 
@@ -320,7 +320,7 @@ def test_undefined_tensors_of_a_foreign_operation_are_given_back_as_empty_ones()
             return [torch.ones(2), None]
 
     keys = SimpleNamespace(remove=lambda _key: None)
-    made = Followed()._operation(keys, None)  # noqa: SLF001 - what PyTorch's dispatcher calls
+    made = Traced()._operation(keys, None)  # noqa: SLF001 - what PyTorch's dispatcher calls
     assert [list(tensor.shape) for tensor in made] == [[2], [0]]
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from vrambudget.config import Job, card_names, load_card
-from vrambudget.config.judged import judged
-from vrambudget.config.plain import Before, UnclearError, taken
+from vrambudget.config.fast_path import Before, UnclearError, taken
 from vrambudget.config.settings import Field, Settings
+from vrambudget.config.validated import judged
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import config_class
 from vrambudget.serving.options import OPTIONS
@@ -124,6 +124,6 @@ def test_a_model_card_needs_no_judging(name, monkeypatch):
     def refuse(*_):
         raise AssertionError(f"{name} was judged")
 
-    monkeypatch.setattr("vrambudget.config.judged.judged", refuse)
+    monkeypatch.setattr("vrambudget.config.validated.judged", refuse)
     card = load_card(name)
     config_class(card.config["model_type"]).parse(card.config)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class Traced:
     """A scenario that was simulated, with what a picture of it needs."""
 
     scenario: Scenario
@@ -60,7 +60,7 @@ def estimate_scenario(scenario: Scenario) -> Budget:
     return follow(scenario).budget
 
 
-def follow(scenario: Scenario, *, settles: bool = True) -> Followed:
+def follow(scenario: Scenario, *, settles: bool = True) -> Traced:
     """Return the budget of a resolved scenario with the tape that it was made of, for pictures.
 
     Near the GPU's limit steps go on until memory `settles`; without, the first ones answer sooner.
@@ -93,7 +93,7 @@ def follow(scenario: Scenario, *, settles: bool = True) -> Followed:
         several=several,
         full_at=_full_at(scenario, recording.tape, out_of_memory),
     )
-    return Followed(
+    return Traced(
         scenario, recording.tape, budget, replayed.peak_event, is_settled=replayed.is_settled
     )
 

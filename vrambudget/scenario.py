@@ -108,7 +108,7 @@ def _of_module(
     module: Any, *, gpu: str | Gpu | None, inputs: Any = None, loss: Any = None, **fields: Any
 ) -> Scenario:
     """Return the scenario of a live module."""
-    from vrambudget.followed.module import module_config  # noqa: PLC0415 - it imports torch
+    from vrambudget.traced.module import module_config  # noqa: PLC0415 - it imports torch
 
     known: ModelConfig = module_config(module, inputs, loss)
     job = Job.with_defaults(fields, {**known.job_defaults, **compiler_defaults(fields)})
@@ -137,6 +137,6 @@ def _config_of(found: FoundModel) -> ModelConfig:
 
 def _traced(found: FoundModel, error: NotModelledError) -> ModelConfig:
     """Return the configuration of a model whose own code is traced. Raises `error` without."""
-    from vrambudget.followed.config import followed_config  # noqa: PLC0415 - most are known
+    from vrambudget.traced.config import traced_config  # noqa: PLC0415 - most are known
 
-    return followed_config(found, error)
+    return traced_config(found, error)

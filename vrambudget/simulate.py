@@ -17,8 +17,8 @@ from vrambudget.config.job import Job
 from vrambudget.config.loops import METRICS, TRAINERS, TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.versions import as_numbers, followed_version
-from vrambudget.engine.alike import stack_layers
 from vrambudget.engine.context import ModelOptions, Platform, context, recording
+from vrambudget.engine.identical_layers import stack_layers
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter

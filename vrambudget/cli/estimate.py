@@ -21,7 +21,7 @@ from vrambudget.cli.streams import say
 from vrambudget.config.gpus import on_nodes
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import json_text
-from vrambudget.estimator import Followed, follow
+from vrambudget.estimator import Traced, follow
 from vrambudget.report import render
 from vrambudget.report.pictures import SUFFIXES, is_picture, save
 from vrambudget.report.table import render_next
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return DOES_NOT_FIT if followed.budget.fits is False else DONE
 
 
-def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
+def _parts(followed: Traced, args: argparse.Namespace) -> Iterator[str]:
     """Yield the result in parts, what is known first."""
     budget, output = followed.budget, chosen_format(args, drawn=SUFFIXES)
     if output in ("table", "markdown"):
@@ -87,7 +87,7 @@ def _parts(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
         yield render(budget, output)
 
 
-def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
+def _report(followed: Traced, args: argparse.Namespace) -> Iterator[str]:
     """Yield what people read: the budget, then what to do next."""
     scenario, budget = followed.scenario, followed.budget
     output = chosen_format(args)
@@ -106,7 +106,7 @@ def _report(followed: Followed, args: argparse.Namespace) -> Iterator[str]:
     yield f"\n{render_advice(advice, markdown=output == 'markdown')}"
 
 
-def _advice(followed: Followed) -> "Advice":
+def _advice(followed: Traced) -> "Advice":
     """Return what would help; on a terminal a line says that it is being worked out."""
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - needed last
 
@@ -126,7 +126,7 @@ def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
     return DOES_NOT_FIT if followed.budget.fits is False else DONE
 
 
-def _next_step(followed: Followed) -> str:
+def _next_step(followed: Traced) -> str:
     """Return the next thing to try with a job that fits."""
     scenario, budget = followed.scenario, followed.budget
     if budget.device is None:

@@ -14,8 +14,8 @@ import torch
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.followed.counted import dtype_of
 from vrambudget.ops.attention import select_kernel
+from vrambudget.traced.counted import dtype_of
 
 _ALIGNMENT = 8
 aten = torch.ops.aten

@@ -22,8 +22,8 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import buffers, copied, on_host
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.followed.counted import DTYPE, TORCH_DTYPE, dtype_of
 from vrambudget.tape.events import Storage
+from vrambudget.traced.counted import DTYPE, TORCH_DTYPE, dtype_of
 
 _HOST = torch.device("cpu")
 _COPY = torch.ops.aten._to_copy.default

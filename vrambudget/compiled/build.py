@@ -11,12 +11,12 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.model import Compiled, on_card
 from vrambudget.config.job import Job
 from vrambudget.engine.context import context, made_for
-from vrambudget.followed import kernels
-from vrambudget.followed.build import configuration, unbuilt
-from vrambudget.followed.counted import TORCH_DTYPE
-from vrambudget.followed.live import Loss, loss_of_outputs
-from vrambudget.followed.module import copied
 from vrambudget.tape.events import Purpose
+from vrambudget.traced import kernels
+from vrambudget.traced.build import configuration, unbuilt
+from vrambudget.traced.counted import TORCH_DTYPE
+from vrambudget.traced.live import Loss, loss_of_outputs
+from vrambudget.traced.module import copied
 
 
 def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled:

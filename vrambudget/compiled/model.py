@@ -17,10 +17,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.utils import graph_break_reasons
 
 from vrambudget.compiled.births import CardMode
-from vrambudget.compiled.card import named
 from vrambudget.compiled.config import REHEARSE
 from vrambudget.compiled.dispatch import told_of_the_card
 from vrambudget.compiled.findings import findings
+from vrambudget.compiled.gpu import named
 from vrambudget.compiled.inductor import without_kernels
 from vrambudget.compiled.prepared import eagerly, prepare
 from vrambudget.compiled.python_ops import in_python
@@ -30,11 +30,11 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
-from vrambudget.followed.counted import TORCH_DTYPE
-from vrambudget.followed.live import Loss, TorchModule, as_given, loss_in, outputs_of, tensors_in
-from vrambudget.followed.shadows import as_parameter, shadow
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
+from vrambudget.traced.counted import TORCH_DTYPE
+from vrambudget.traced.live import Loss, TorchModule, as_given, loss_in, outputs_of, tensors_in
+from vrambudget.traced.shadows import as_parameter, shadow
 from vrambudget.training.freeze import freeze
 
 _LOG = logging.getLogger("vrambudget")
@@ -108,7 +108,7 @@ class Compiled(TorchModule):
             self._evaluates_eagerly = job.mode == "train"
 
     def _put_adapters_in(self, job: Job) -> None:
-        from vrambudget.followed.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
+        from vrambudget.traced.adapters import with_lora  # noqa: PLC0415 - few jobs need PEFT
 
         with on_card(self._mode), made_for(Purpose.WEIGHTS), _new_parameters():
             self._module = with_lora(self._module, job)

@@ -15,8 +15,8 @@ from typing import Any
 
 from vrambudget.compiled.depths import UnevenError, deeper
 from vrambudget.config.job import Job
-from vrambudget.engine.alike import kinds_of
 from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
+from vrambudget.engine.identical_layers import kinds_of
 from vrambudget.engine.module import Module
 
 _LOG = logging.getLogger("vrambudget")

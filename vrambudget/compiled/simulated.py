@@ -57,7 +57,7 @@ def _written(
 def _compiled(config: Any, job: Job, simulated: Callable[[Any], Any]) -> Any:
     findings.begin(installed_torch(), job.torch)
     plain = simulated(config)
-    from vrambudget.followed import kernels  # noqa: PLC0415 - torch is imported by now
+    from vrambudget.traced import kernels  # noqa: PLC0415 - torch is imported by now
 
     findings.doubts = list(kernels.doubts())
     if config.pads is not None or not findings.asked:

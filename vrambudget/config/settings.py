@@ -19,7 +19,7 @@ from operator import index
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_origin
 
-from vrambudget.config.plain import Before, Declared, UnclearError, taken
+from vrambudget.config.fast_path import Before, Declared, UnclearError, taken
 from vrambudget.errors import VramBudgetError
 
 LARGEST = 2**31
@@ -221,7 +221,7 @@ class Settings:
             found = None
         if found is not None and all(n in found or f.has_default for n, f in fields.items()):
             return found
-        from vrambudget.config.judged import judged  # noqa: PLC0415 - it imports pydantic
+        from vrambudget.config.validated import judged  # noqa: PLC0415 - it imports pydantic
 
         return judged(cls, values, written, where)
 

@@ -8,7 +8,7 @@ last of them.
 
 Source: torch/utils/checkpoint.py (_CheckpointFrame, _checkpoint_hook, _recomputation_hook);
 torch/amp/autocast_mode.py (autocast.__exit__), aten/src/ATen/autocast_mode.cpp (nesting).
-Not modelled: nested checkpoints (of followed modules: vrambudget.followed.patches).
+Not modelled: nested checkpoints (of followed modules: vrambudget.traced.patches).
 """
 
 from __future__ import annotations

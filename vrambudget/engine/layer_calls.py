@@ -13,8 +13,8 @@ from typing import Any
 from vrambudget.engine.autograd import Node
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
+from vrambudget.engine.hook_state import NOTHING, Around, Surroundings
 from vrambudget.engine.layer_state import Left, Like
-from vrambudget.engine.surroundings import NOTHING, Around, Surroundings
 from vrambudget.engine.tensor import Parameter, Tensor
 
 

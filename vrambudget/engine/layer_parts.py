@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vrambudget.engine.context import context
+from vrambudget.engine.hook_state import Value, likeness, storage_of
 from vrambudget.engine.layer_calls import Call, Moment
 from vrambudget.engine.layer_events import FORWARD, GRADIENT, HELD, INPUT, NamedEvents
 from vrambudget.engine.layer_state import Like
 from vrambudget.engine.passes import CannotRepeatError
-from vrambudget.engine.surroundings import Value, likeness, storage_of
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
 from vrambudget.tape.packing import died_in

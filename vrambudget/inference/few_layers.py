@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vrambudget.engine.alike import Layer
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.inference.skipping import Walked
 from vrambudget.tape.steps import Pattern

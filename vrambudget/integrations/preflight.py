@@ -23,7 +23,7 @@ from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.engine.context import recording
 from vrambudget.errors import DoesNotFit, NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate_scenario
-from vrambudget.integrations.live_card import card_now
+from vrambudget.integrations.live_gpu import card_now
 from vrambudget.integrations.live_model import (
     LiveModel,
     is_live,

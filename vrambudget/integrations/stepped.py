@@ -24,7 +24,7 @@ from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay
 
 if TYPE_CHECKING:
-    from vrambudget.followed.step import Stepped
+    from vrambudget.traced.step import Stepped
 
 _MOST_STEPS = 100
 
@@ -53,7 +53,7 @@ def follow(
         )
     if type(steps) is not int or not 1 <= steps <= _MOST_STEPS:
         raise VramBudgetError(f"steps is {steps!r}; it should be from 1 to {_MOST_STEPS}")
-    from vrambudget.followed.step import stepped  # noqa: PLC0415 - it imports torch
+    from vrambudget.traced.step import stepped  # noqa: PLC0415 - it imports torch
 
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
     version = torch or default_version("torch")

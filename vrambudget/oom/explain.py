@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.oom import card_detectors as card
+from vrambudget.oom import gpu_detectors as card
 from vrambudget.oom import job_detectors as job
-from vrambudget.oom.card_ledger import CardLedger, CardLedgerRow
+from vrambudget.oom.gpu_ledger import CardLedgerRow, GpuLedger
 from vrambudget.oom.log_lines import TracebackFrame
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
@@ -93,7 +93,7 @@ def explain(
     where = _users_frame(message.frames)
     scene = Scene(
         message=message,
-        ledger=CardLedger.of(message),
+        ledger=GpuLedger.of(message),
         phase=phase_of(message.frames),
         history=_history(messages, message),
         matches=match_request(message.asked, budget_events) if message.asked else (),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vrambudget.oom.card_ledger import CardLedger
+from vrambudget.oom.gpu_ledger import GpuLedger
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Match, Request
 
@@ -27,7 +27,7 @@ class Scene:
     """Everything that a detector may read; `resident_bytes` is what the job always holds."""
 
     message: OomMessage
-    ledger: CardLedger
+    ledger: GpuLedger
     phase: str | None = None
     history: tuple[int, ...] = ()  # allocated bytes, as the log shows them, oldest first
     matches: tuple[Match, ...] = ()

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vrambudget.estimator import follow
-from vrambudget.oom.card_ledger import CardLedger
 from vrambudget.oom.explain import Explanation, explain
+from vrambudget.oom.gpu_ledger import GpuLedger
 from vrambudget.oom.message import OomMessage
 from vrambudget.oom.request_match import Request, match_request
 from vrambudget.oom.scene import Finding
@@ -144,7 +144,7 @@ def _resident_bytes(tape: Tape, asking: _Asking, scenario: Scenario) -> int:
 
 def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
     """Report what would have made the job fit into the memory that this process had."""
-    ledger = CardLedger.of(message)
+    ledger = GpuLedger.of(message)
     mine = ledger.reserved or ledger.allocated
     if scenario.gpu is None or mine is None or ledger.free is None:
         return None

@@ -28,7 +28,7 @@ from vrambudget.parallel.ddp import DdpSettings, DistributedDataParallel
 from vrambudget.parallel.deepspeed.rank import DeepSpeed
 from vrambudget.parallel.expert.rank import ExpertParallel
 from vrambudget.parallel.fsdp1.rank import FSDP1
-from vrambudget.parallel.fsdp2.around_layers import surround
+from vrambudget.parallel.fsdp2.layer_hooks import surround
 from vrambudget.parallel.fsdp2.parameter import Policies
 from vrambudget.parallel.fsdp2.state import set_requires_gradient_sync
 from vrambudget.parallel.fsdp2.wrap import FullyShard, Sharding, layers_of

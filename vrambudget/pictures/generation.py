@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from vrambudget.engine.context import Platform
-from vrambudget.followed.mode import Following
-from vrambudget.followed.step import Stepped, stepped
 from vrambudget.pictures.components import pipeline
 from vrambudget.pictures.four_bit import in_four_bit
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.phases import Schedule
+from vrambudget.traced.mode import Following
+from vrambudget.traced.step import Stepped, stepped
 
 _STEPS = 2  # of the scheduler; a second expert has a step of its own
 _LARGE = 2**30  # parameters of a text encoder from which on people put it in 4 bits

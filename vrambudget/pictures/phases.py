@@ -20,12 +20,12 @@ import torch
 
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty
-from vrambudget.followed.counted import counted, dtype_of
-from vrambudget.followed.mode import Following
 from vrambudget.pictures.job import Offload
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.steady import run
+from vrambudget.traced.counted import counted, dtype_of
+from vrambudget.traced.mode import Following
 
 _CALLS = ("forward", "encode", "decode")
 

@@ -19,11 +19,11 @@ import torch
 
 from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError
-from vrambudget.followed.step import Stepped, stepped
 from vrambudget.pictures.components import TYPES, component
 from vrambudget.pictures.four_bit import in_four_bit
 from vrambudget.pictures.inputs import inputs_for
 from vrambudget.pictures.job import PictureJob
+from vrambudget.traced.step import Stepped, stepped
 
 _STEPS = 3
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -26,7 +26,7 @@ from vrambudget.config.gpus import all_gpus
 from vrambudget.config.job import GROUPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import escape
-from vrambudget.estimator import Followed, follow
+from vrambudget.estimator import Traced, follow
 from vrambudget.planner.commands import command_line, python_call
 from vrambudget.report.html import advice_section, plot_of, sections
 from vrambudget.report.ledger import ledger
@@ -88,7 +88,7 @@ def _first(question: Question) -> dict[str, Any]:
     return told
 
 
-def _told(question: Question, followed: Followed) -> dict[str, Any]:
+def _told(question: Question, followed: Traced) -> dict[str, Any]:
     model, gpu, fields = (question[key] for key in ("model", "gpu", "fields"))
     budget = followed.budget
     word, sentence = verdict(budget, ledger(budget))
@@ -111,7 +111,7 @@ def _drawing(question: Question) -> dict[str, Any]:
     return {"plotted": plotted, "curve": json.loads(curve)}
 
 
-def _followed(question: Question) -> Followed:
+def _followed(question: Question) -> Traced:
     return _settled(_asked(question))
 
 
@@ -120,14 +120,14 @@ def _asked(question: Question) -> str:
 
 
 @lru_cache(maxsize=1)
-def _first_steps(asked: str) -> Followed:
+def _first_steps(asked: str) -> Traced:
     """Return the job after its first steps, once for all questions about it."""
     model, gpu, fields = json.loads(asked)
     return follow(resolve(model, gpu=gpu or None, **fields), settles=False)
 
 
 @lru_cache(maxsize=1)
-def _settled(asked: str) -> Followed:
+def _settled(asked: str) -> Traced:
     """Return the job once its memory has settled, likewise."""
     first = _first_steps(asked)
     return first if first.is_settled else follow(first.scenario)

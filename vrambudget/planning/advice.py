@@ -21,12 +21,12 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, follow
+from vrambudget.estimator import Traced, follow
 from vrambudget.planning import alternatives
 from vrambudget.planning.advised import Advice, Option, plan_of
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
-from vrambudget.planning.floor import Floor
 from vrambudget.planning.forked import forked
+from vrambudget.planning.lower_bound import Floor
 from vrambudget.planning.plan import Wish
 from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
@@ -67,7 +67,7 @@ def advise(
 
 
 def advise_on(
-    followed: Followed, tell: Callable[[], object] = lambda: None, *, forks: bool = False
+    followed: Traced, tell: Callable[[], object] = lambda: None, *, forks: bool = False
 ) -> Advice:
     """Return what would help a scenario that was followed; `tell` is called before each try.
 
@@ -114,7 +114,7 @@ class _Result(NamedTuple):
 class _Trial:
     """A scenario and its variants; each is replayed once."""
 
-    def __init__(self, followed: Followed, tell: Callable[[], object], *, forks: bool) -> None:
+    def __init__(self, followed: Traced, tell: Callable[[], object], *, forks: bool) -> None:
         self.tell, self.forks = tell, forks
         self.scenario, self.tape = followed.scenario, followed.tape
         self.room = followed.room_bytes

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED
-from vrambudget.planning.floor import ITEM_BYTES
+from vrambudget.planning.lower_bound import ITEM_BYTES
 from vrambudget.planning.recipes import LORA_RANK, Trained
 
 Goal = Literal["full", "lora", "qlora", "any"]

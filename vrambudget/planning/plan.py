@@ -24,8 +24,8 @@ from vrambudget.planning.alternatives import Alternative, alternatives
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
 from vrambudget.planning.layouts import GOALS, MACHINE, Goal
+from vrambudget.planning.multi_gpu import Planner, fewest
 from vrambudget.planning.recipes import Recipe, Trained, recipes
-from vrambudget.planning.several import Planner, fewest
 from vrambudget.scenario import Scenario, resolve
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.changes import Cost, divisors
-from vrambudget.planning.floor import count_parameters, least_bytes
 from vrambudget.planning.forked import forked
 from vrambudget.planning.guess import Guide
+from vrambudget.planning.lower_bound import count_parameters, least_bytes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario

@@ -7,7 +7,7 @@ changes. A prompt is what a generation's block holds besides its new tokens.
 from dataclasses import replace
 from typing import Any
 
-from vrambudget.estimator import Followed
+from vrambudget.estimator import Traced
 from vrambudget.scenario import Scenario
 
 
@@ -24,7 +24,7 @@ def variant(scenario: Scenario, **fields: Any) -> Scenario:
     return replace(scenario, job=job.resolve(scenario.config.for_job(job)))
 
 
-def as_counted(followed: Followed) -> Scenario:
+def as_counted(followed: Traced) -> Scenario:
     """Return the scenario with the draw that was counted, where lengths change from batch to batch.
 
     Trying every draw of every change would take five times as long.

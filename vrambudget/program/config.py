@@ -71,10 +71,10 @@ class ProgramConfig(ModelConfig):
     def _traced(self, job: Job) -> Any:
         """Return the configuration of the model's own code, None where torch is not here."""
         from vrambudget.config.source import find_model  # noqa: PLC0415 - few jobs need it
-        from vrambudget.followed.config import followed_config  # noqa: PLC0415 - it asks for torch
+        from vrambudget.traced.config import traced_config  # noqa: PLC0415 - it asks for torch
 
         try:
-            return followed_config(find_model(self.keys), NotModelledError("")).for_job(job)
+            return traced_config(find_model(self.keys), NotModelledError("")).for_job(job)
         except NotModelledError:
             return None
 

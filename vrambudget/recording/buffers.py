@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from vrambudget.engine.context import context
-from vrambudget.followed import derived, kernels
-from vrambudget.followed.counted import dtype_of
 from vrambudget.recording.listener import Phase
 from vrambudget.recording.raw import Layout
+from vrambudget.traced import derived, kernels
+from vrambudget.traced.counted import dtype_of
 
 Patch = tuple[Any, str, Any]
 

@@ -11,12 +11,12 @@ import torch
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, _dense_strides
-from vrambudget.followed import casts, derived
-from vrambudget.followed.counted import dtype_of
 from vrambudget.recording import buffers
 from vrambudget.recording.listener import Listener, Phase
 from vrambudget.recording.raw import Effects, Lies
 from vrambudget.tape.events import Storage
+from vrambudget.traced import casts, derived
+from vrambudget.traced.counted import dtype_of
 
 Patch = tuple[Any, str, Any]
 

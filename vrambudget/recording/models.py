@@ -8,9 +8,9 @@ import torch
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.followed import build, counted, live, module
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.raw import Name
+from vrambudget.traced import build, counted, live, module
 
 Patch = tuple[Any, str, Any]
 _KINDS = ("Linear", "Embedding", "Conv1D", "Dropout")

@@ -15,8 +15,6 @@ from typing import Any
 from vrambudget.config.job import Job
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.followed import kernels
-from vrambudget.followed.module import ModuleConfig, module_config
 from vrambudget.program.catalog import of_programs
 from vrambudget.program.form import Program
 from vrambudget.recording.checking import UnequalError, peaks
@@ -26,6 +24,8 @@ from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.tracing import listening
 from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
+from vrambudget.traced import kernels
+from vrambudget.traced.module import ModuleConfig, module_config
 
 Factory = Callable[..., Any]
 

@@ -10,23 +10,23 @@ from transformers.configuration_utils import PreTrainedConfig
 from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import caches
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.followed import build, kernels
-from vrambudget.followed.config import FollowedConfig
 from vrambudget.recording.keys import Values
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.sized import Size
 from vrambudget.recording.tracing import listening
 from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
+from vrambudget.traced import build, kernels
+from vrambudget.traced.config import TracedConfig
 
 BATCH, LENGTH = 3, 40
 """What is recorded, where a job names no other length."""
 
 
-def traced(values: Values, **fields: Any) -> tuple[FollowedConfig, Job]:
+def traced(values: Values, **fields: Any) -> tuple[TracedConfig, Job]:
     """Return the traced configuration of a job, and the job resolved."""
     fields = {"batch": BATCH, "block": LENGTH, "precision": "bf16", "steps": 1, **fields}
-    known = FollowedConfig.model_construct(model_type=values["model_type"], keys=dict(values))
+    known = TracedConfig.model_construct(model_type=values["model_type"], keys=dict(values))
     cached = known.keeps_cache and caches(values, fields)
     job = Job.with_defaults(fields, {**known.job_defaults, "use_cache": cached})
     resolved = job.resolve(known.for_job(job))

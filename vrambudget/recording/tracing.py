@@ -1,4 +1,4 @@
-"""What listens around the tracer (vrambudget.followed) while a model is recorded."""
+"""What listens around the tracer (vrambudget.traced) while a model is recorded."""
 
 import functools
 import importlib
@@ -15,7 +15,10 @@ import torch
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
-from vrambudget.followed import (
+from vrambudget.recording import general, models
+from vrambudget.recording.listener import Listener
+from vrambudget.recording.sized import Size, report_to
+from vrambudget.traced import (
     counted,
     functions,
     live,
@@ -23,11 +26,8 @@ from vrambudget.followed import (
     patches,
     rules,
 )
-from vrambudget.followed.rules import arithmetic, attributes
-from vrambudget.followed.rules.table import getter
-from vrambudget.recording import general, models
-from vrambudget.recording.listener import Listener
-from vrambudget.recording.sized import Size, report_to
+from vrambudget.traced.rules import arithmetic, attributes
+from vrambudget.traced.rules.table import getter
 
 Patch = tuple[Any, str, Any]
 _OPS = "vrambudget.ops."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vrambudget import __version__
 from vrambudget.budget import Budget
 from vrambudget.escaping import escape
-from vrambudget.estimator import Followed
+from vrambudget.estimator import Traced
 from vrambudget.report.bar import Piece, bar, pieces
 from vrambudget.report.colours import COLOURS, OTHERS, css, slug, stacked
 from vrambudget.report.ledger import Ledger, ledger
@@ -46,7 +46,7 @@ if (curve) timeline(curve);</script>
 """
 
 
-def page(followed: Followed) -> str:
+def page(followed: Traced) -> str:
     """Return the page."""
     budget = followed.budget
     plotted, data = plot_of(followed)
@@ -72,7 +72,7 @@ def sections(budget: Budget, plotted: str = "") -> str:
     return "\n".join(_sections(budget, ledger(budget), plotted))
 
 
-def plot_of(followed: Followed) -> tuple[str, str]:
+def plot_of(followed: Traced) -> tuple[str, str]:
     """Return the timeline of the steps, and what its script shows of each moment, as JSON."""
     unit = ledger(followed.budget).amounts.unit
     room_bytes = followed.room_bytes if followed.budget.out_of_memory else None
@@ -129,7 +129,7 @@ def _table(lines: Ledger) -> str:
     )
 
 
-def _advice(followed: Followed) -> str:
+def _advice(followed: Traced) -> str:
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - most pages have none
 
     return advice_section(advise_on(followed))

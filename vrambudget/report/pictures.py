@@ -13,7 +13,7 @@ from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed, follow
+from vrambudget.estimator import Traced, follow
 from vrambudget.files import write_file
 from vrambudget.scenario import resolve
 
@@ -46,7 +46,7 @@ def is_picture(path: Path | None) -> bool:
     return path is not None and path.suffix.lower() in SUFFIXES
 
 
-def save(followed: Followed, path: Path) -> None:
+def save(followed: Traced, path: Path) -> None:
     """Write the picture that `path` names."""
     _check(path)
     write_file(path, _picture(followed, path.suffix.lower()), "picture")
@@ -61,7 +61,7 @@ def _check(path: Path) -> None:
         )
 
 
-def _picture(followed: Followed, suffix: str) -> bytes:
+def _picture(followed: Traced, suffix: str) -> bytes:
     if suffix == ".html":
         from vrambudget.report.html import page  # noqa: PLC0415 - each kind needs its own
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from vrambudget.estimator import Followed
+from vrambudget.estimator import Traced
 from vrambudget.tape.events import Tape
 from vrambudget.tape.replay import moment
 from vrambudget.tape.trace import Action, Trace, trace
@@ -38,12 +38,12 @@ _FREES = {
 Entry = dict[str, Any]
 
 
-def snapshot_bytes(followed: Followed) -> bytes:
+def snapshot_bytes(followed: Traced) -> bytes:
     """Return the pickled snapshot."""
     return pickle.dumps(snapshot(followed), protocol=_PROTOCOL)
 
 
-def snapshot(followed: Followed) -> dict[str, Any]:
+def snapshot(followed: Traced) -> dict[str, Any]:
     """Return the snapshot at the end of the job, or where its card is full."""
     tape = followed.tape
     traced = trace(tape)

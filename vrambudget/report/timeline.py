@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Followed
+from vrambudget.estimator import Traced
 from vrambudget.report.colours import COLOURS
 from vrambudget.report.ledger import ledger
 from vrambudget.report.memory_curve import PARTS, MemoryCurve, memory_curve
@@ -22,7 +22,7 @@ _INK, _QUIET, _BAD = "#1c2128", "#5a6472", "#b3261e"
 _WIDE = 0.055  # share of the width that a phase needs for its name
 
 
-def timeline(followed: Followed, kind: Kind) -> bytes:
+def timeline(followed: Traced, kind: Kind) -> bytes:
     """Return the picture. Raises VramBudgetError if matplotlib is missing."""
     budget = followed.budget
     lines = ledger(budget)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.plain import Before
+from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Probability, Settings, Size
 
 Quant = Literal["nf4", "int8"]

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
+from vrambudget.config.fast_path import Before
 from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
-from vrambudget.config.plain import Before
 from vrambudget.config.settings import Field, Settings, Size
 from vrambudget.config.versions import plain_version
 from vrambudget.errors import VramBudgetError

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.plain import Before
+from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Settings
 from vrambudget.config.versions import default_version, plain_version
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.plain import Before
+from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Settings, Size
 
 Mode = Literal["train", "eval", "generate", "forward"]

@@ -12,8 +12,8 @@ from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
-from vrambudget.engine.alike import Layer
 from vrambudget.engine.context import made_for
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError

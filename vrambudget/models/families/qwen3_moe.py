@@ -8,7 +8,7 @@ Not modelled: RoPE scaling (it changes values, not sizes).
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from vrambudget.config.plain import Before
+from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to

@@ -5,7 +5,7 @@ Llama whose every fourth layer has no rotary positions, and with `use_sliding_wi
 
 from typing import Annotated, Literal
 
-from vrambudget.config.plain import Before
+from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.decoder import LayerType

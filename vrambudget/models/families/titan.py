@@ -16,10 +16,10 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import complex64, float32
-from vrambudget.engine.alike import Layer
 from vrambudget.engine.autocast import to
 from vrambudget.engine.checkpoint import checkpoint
 from vrambudget.engine.context import context, made_for
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty
 from vrambudget.errors import NotModelledError

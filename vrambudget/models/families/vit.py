@@ -9,10 +9,10 @@ Not modelled: interpolated positions, masked patches, the pooler.
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
+from vrambudget.config.fast_path import Before
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
-from vrambudget.config.plain import Before
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module

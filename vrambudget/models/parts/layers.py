@@ -6,9 +6,9 @@ in memory, and in which order an optimizer makes its states.
 
 from typing import Any
 
-from vrambudget.engine.alike import Layer
 from vrambudget.engine.checkpoint import checkpoint
 from vrambudget.engine.context import context
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.ops.dropout import dropout

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vrambudget.engine.alike import Layer
 from vrambudget.engine.autograd import Hook
 from vrambudget.engine.context import context, made_for
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError

@@ -1,7 +1,7 @@
 """What a counted loop gets: the model, batches, marks, and iterators over steps.
 
 A loop uses it as a script uses its libraries, and need not know what makes it fast: a model that is
-walked once (`vrambudget.engine.walked_once`), and iterators that notice when a step, or a
+walked once (`vrambudget.engine.cached_trace`), and iterators that notice when a step, or a
 micro-batch, did what the one before it did.
 """
 
@@ -16,10 +16,10 @@ from vrambudget.config.job import EVALUATED_BEFORE, Job
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import autocast, to
+from vrambudget.engine.cached_trace import WalkedOnce
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.engine.walked_once import WalkedOnce
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.elementwise import pow_scalar
 from vrambudget.ops.loss import smoothed_cross_entropy

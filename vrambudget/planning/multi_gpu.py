@@ -1,0 +1,246 @@
+"""The fewest GPUs for a job, and the layouts that fit them.
+
+Their number is doubled until the most frugal layout fits, then whole machines are tried between. A
+layout whose weights, gradients and states alone are too much is not traced at all, nor one whose
+few layers are. One that `estimate` refuses has no rule: it was not considered, which is not "does
+not fit".
+
+A layout fits if PyTorch runs it on the GPU with NCCL's buffers at their largest beside it. Those
+that do are sorted by what they train, then by the time that a token takes beyond the arithmetic
+that all share (`planning.layouts.seconds_per_sequence`).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vrambudget.budget import Budget
+from vrambudget.config.job import Job
+from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.estimator import follow
+from vrambudget.planning.changes import Cost, divisors
+from vrambudget.planning.choices import Choice, command, fields_of
+from vrambudget.planning.few_layers import FewLayers
+from vrambudget.planning.layouts import (
+    GOALS,
+    MACHINE,
+    Goal,
+    Layout,
+    Sizes,
+    Traffic,
+    global_batch,
+    layouts,
+    seconds_per_sequence,
+    traffic,
+)
+from vrambudget.planning.lower_bound import count_and_rows, least_bytes
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, FOLLOWED, MOST_SEQUENCES
+from vrambudget.planning.search import Try, largest_that_fits, model_bytes
+from vrambudget.planning.variants import variant
+from vrambudget.scenario import Scenario
+
+
+def fewest(planner: "Planner", most: int) -> int:
+    """Return the fewest GPUs that do, 0 for none, where one does not.
+
+    Their number is doubled until they do, then whole machines are tried. What does not fit one
+    machine's GPUs is tried on the most, which no layout takes more on.
+    """
+    fewer, gpus, machine = 1, 2, planner.per_node
+    if most == 1:
+        return 0
+    while not planner.can(gpus):
+        if gpus == most or (gpus >= machine > fewer and not planner.can(most)):
+            return 0
+        fewer, gpus = gpus, min(2 * gpus, most)
+    between = range(fewer + machine, gpus, machine) if gpus > 2 * machine else range(0)
+    while between:
+        middle = len(between) // 2
+        if planner.can(between[middle]):
+            gpus, between = between[middle], between[:middle]
+        else:
+            between = between[middle + 1 :]
+    return gpus
+
+
+class Planner:
+    """Tries the layouts of one job on GPUs of one kind."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        goal: Goal,
+        *,
+        offload: bool,
+        margin_bytes: int = 0,
+        per_node: int = MACHINE,
+        tell: Callable[[], object] = lambda: None,
+    ) -> None:
+        assert scenario.gpu is not None  # noqa: S101 - the caller looked
+        self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
+        self.offload, self.margin_bytes, self.tell = offload, margin_bytes, tell
+        self.room, self.per_node = self.gpu.room_bytes - margin_bytes, per_node
+        self.tried: dict[tuple[str, int], Choice | None] = {}
+        self.refused = Counter[str]()  # by reason: layouts that have no rule
+        self.counted_layouts = set[str]()
+        self.parameters, self.rows = count_and_rows(scenario)
+        self.few_layers = FewLayers(scenario)
+
+    def can(self, gpus: int) -> bool:
+        """Return whether any layout fits so many GPUs; of several, the most frugal are tried."""
+        ways = self._ways(gpus)
+        frugal = [layout for layout in ways if layout.is_most_frugal]
+        return any(self._choice(layout) is not None for layout in frugal or reversed(ways))
+
+    def choices(self, gpus: int) -> list[Choice]:
+        """Return the layouts that fit so many GPUs, the cheapest first."""
+        found = (self._choice(layout) for layout in self._ways(gpus))
+        return sorted((choice for choice in found if choice is not None), key=self._cost)
+
+    def not_considered(self) -> tuple[str, ...]:
+        """Return why layouts were not considered, the most frequent reason first."""
+        return tuple(reason for reason, _ in self.refused.most_common())
+
+    def largest(self, gpus: int, each: int | None) -> list[Choice]:
+        """Return them with the largest batch that fits, of `each` sequences a rank has in a step.
+
+        A pipeline keeps its batch: it has the sequences of all ranks.
+        """
+        found = (self._largest(layout, each) for layout in self._ways(gpus))
+        return sorted((choice for choice in found if choice is not None), key=self._cost)
+
+    def _largest(self, layout: Layout, each: int | None) -> Choice | None:
+        choice = self._choice(layout)
+        if choice is None or "microbatches" in layout.fields:
+            return choice
+        job, tried = self._job(layout), dict[int, tuple[Job, Budget]]()
+
+        def attempt(batch: int) -> Try:
+            times = job.grad_accum if each is None else each // batch
+            base = variant(replace(self.scenario, job=job), batch=batch)
+            budget = self._budget(variant(base, grad_accum=min(times, FOLLOWED)).job)
+            tried[batch] = variant(base, grad_accum=times).job, budget
+            return Try(
+                budget.peak.reserved_bytes, model_bytes(budget.breakdown), self._fits(budget)
+            )
+
+        sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
+        batch = largest_that_fits(sizes, attempt, start=sizes[0], room=self.room)
+        # Where shards are uneven, another rank may reserve more than the first.
+        for smaller in sorted((n for n in tried if n <= (batch or 0)), reverse=True):
+            if choice := self._of_all_ranks(layout, *tried[smaller]):
+                return choice
+        return None
+
+    def _of_all_ranks(self, layout: Layout, job: Job, budget: Budget) -> Choice | None:
+        """Return a layout that fits the first rank, if it fits all; where all are even it does."""
+        shards = job.layout.shards // job.replicate
+        if job.rank is not None and any(rows % shards for rows in self.rows):
+            job = job.model_copy(update={"rank": None})
+            budget = self._budget(
+                job.model_copy(update={"grad_accum": min(job.grad_accum, FOLLOWED)})
+            )
+        return self._of(layout, job, budget) if self._fits(budget) else None
+
+    def _ways(self, gpus: int) -> list[Layout]:
+        has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
+        job, per_node = self.scenario.job, self.per_node
+        ways = layouts(job, gpus, self.goal, has_bfloat16=has_bfloat16, per_node=per_node)
+        return [way for way in ways if self.offload or not way.fields.get("cpu_offload")]
+
+    def _choice(self, layout: Layout) -> Choice | None:
+        """Return a layout that fits, None for one that does not or cannot be: tried once."""
+        key = layout.name, layout.gpus
+        if key not in self.tried:
+            try:
+                self.tried[key] = self._tried(layout)
+            except VramBudgetError as error:  # this model or this job cannot be run so
+                self.tried[key] = None
+                if isinstance(error, NotModelledError):
+                    self.refused[error.message] += 1
+        return self.tried[key]
+
+    def _bound(self, layout: Layout) -> int:
+        try:
+            job = self._job(layout)
+        except VramBudgetError:
+            return 0
+        trainable = self.parameters if job.lora_rank is None else 0
+        return least_bytes(job, self.parameters, trainable)
+
+    def _job(self, layout: Layout) -> Job:
+        ranks: dict[str, Any] = {"ranks": layout.gpus}
+        if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed3")):
+            ranks["rank"] = 0  # of even shards no other has more
+        changed = self.scenario.job.changed({**layout.fields, **ranks})
+        return changed.resolve(self.scenario.config.for_job(self.scenario.job))
+
+    def _tried(self, layout: Layout) -> Choice | None:
+        """Return a layout that fits, None for one that does not."""
+        self.tell()
+        if self._bound(layout) > self.room:
+            self.counted_layouts.add(layout.name)
+            return None
+        job = self._job(layout)
+        if self.few_layers.least_bytes(job) > self.room:
+            self.counted_layouts.add(layout.name)
+            return None
+        budget = self._budget(job)
+        self.counted_layouts.add(layout.name)
+        return self._of_all_ranks(layout, job, budget) if self._fits(budget) else None
+
+    def _budget(self, job: Job) -> Budget:
+        self.tell()
+        return follow(replace(self.scenario, job=job)).budget
+
+    def _fits(self, budget: Budget) -> bool:
+        """Whether PyTorch runs it with NCCL's buffers and the margin beside it."""
+        device = budget.device
+        assert device is not None  # noqa: S101 - a GPU was named
+        return device.fits and device.headroom_bytes >= _nccl_bytes(budget) + self.margin_bytes
+
+    def _of(self, layout: Layout, job: Job, budget: Budget) -> Choice:
+        device, several, nccl = budget.device, budget.several, _nccl_bytes(budget)
+        assert device is not None  # noqa: S101 - a GPU was named
+        moved = traffic(job, self._sizes(budget))
+        slower = job.checkpointing != "none" or job.cpu_offload
+        return Choice(
+            layout=layout.name,
+            gpus=layout.gpus,
+            trains=layout.trains,
+            costs=(Cost.SPEED,) * slower + (Cost.NUMERICS,) * (layout.trains != "full"),
+            peak_bytes=device.peak_bytes,
+            left_bytes=device.headroom_bytes - nccl,
+            nccl_bytes=nccl,
+            global_batch=global_batch(job),
+            network_bytes=moved.network_bytes,
+            sent_per_sequence_bytes=moved.network_bytes // global_batch(job),
+            host_bytes=several.host_bytes if several else 0,
+            copied_bytes=moved.host_bytes,
+            recomputes=job.checkpointing != "none",
+            fields=fields_of(self.scenario, job),
+            command=command(self.scenario, job, layout.gpus),
+        )
+
+    def _cost(self, choice: Choice) -> tuple[object, ...]:
+        """Order by what is trained, then by the time of a token, then by memory."""
+        tokens = (self.scenario.job.block or 1) * 2 * self.parameters
+        again_flops = tokens / choice.gpus if choice.recomputes else 0
+        moved = Traffic(choice.network_bytes, choice.copied_bytes).per(choice.global_batch)
+        seconds = seconds_per_sequence(self.gpu.key, moved, again_flops)
+        return GOALS["any"].index(choice.trains), seconds, choice.peak_bytes
+
+    def _sizes(self, budget: Budget) -> Sizes:
+        """Return what of the model decides what is sent; only cut ones have to have it."""
+        config = self.scenario.config
+        names = ("num_hidden_layers", "hidden_size", "vocab_size")
+        if config.model_type == "titan":
+            names = ("n_layers", "dim", "vocab_size")
+        found = (getattr(config, name, 0) for name in names)
+        return Sizes(budget.parameters.total, budget.parameters.trainable, *found)
+
+
+def _nccl_bytes(budget: Budget) -> int:
+    """Return NCCL's buffers at their largest."""
+    return budget.several.nccl_bytes[1] if budget.several else 0

@@ -1,0 +1,151 @@
+"""A model on the tape: built from its configuration as on the card, or taken as it stands.
+
+From a configuration transformers' own code makes it, tensor by tensor, in `torch.device("cuda")`. A
+live module's parameters and buffers are laid down in the order in which `module.to("cuda")` moves
+them: children first, then a module's own parameters, then its buffers.
+
+Source: torch/nn/modules/module.py (_apply).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import configuration_auto
+
+from vrambudget.auto_classes import built, class_for, image_shape_of, sound_shape_of
+from vrambudget.config.fields.batches import Task
+from vrambudget.config.job import Job
+from vrambudget.config.model_config import DROPOUT_FIELDS
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.errors import NotModelledError
+from vrambudget.tape.events import Purpose
+from vrambudget.traced import kernels
+from vrambudget.traced.config import TracedConfig
+from vrambudget.traced.counted import CARD, TORCH_DTYPE, counted, dtype_of
+from vrambudget.traced.known import Known, of_tensor
+from vrambudget.traced.live import Live, loss_of_outputs
+from vrambudget.traced.mode import Following
+from vrambudget.traced.patches import running
+from vrambudget.training.inputs import Input, inputs_for
+
+
+def knows(model_type: str) -> bool:
+    """Return whether transformers has a configuration of this type."""
+    return model_type in vars(configuration_auto)["CONFIG_MAPPING_NAMES"]
+
+
+def image_shape(config: TracedConfig) -> tuple[int, int, int]:
+    """Return channels, height and width of the images that the model reads."""
+    assert config.job is not None  # noqa: S101 - the caller saw it
+    return image_shape_of(configuration(config.keys, config.job))
+
+
+def sound_shape(config: TracedConfig) -> tuple[int, int] | None:
+    """Return bins of mel and frames of what the model hears, None for one that hears nothing."""
+    assert config.job is not None  # noqa: S101 - the caller saw it
+    return sound_shape_of(configuration(config.keys, config.job))
+
+
+def layers_at_random(config: TracedConfig) -> list[str]:
+    """Return the keys by which the model would skip layers at random (LayerDrop)."""
+    return _layer_drops(transformers.AutoConfig.for_model(**config.keys))
+
+
+def _layer_drops(own: Any) -> list[str]:
+    return [name for name, value in vars(own).items() if name.endswith("layerdrop") and value]
+
+
+def live_model(config: TracedConfig, task: Task) -> Live:
+    """Return the model that a configuration makes, on the tape."""
+    job = config.job
+    assert job is not None  # noqa: S101 - a model is built for a job
+    transformers.logging.set_verbosity_error()
+    kernels.unchecked.clear()
+    own = configuration(config.keys, job)
+    make = class_for(transformers, task, own).from_config
+    dtype = TORCH_DTYPE[context.options.dtype]
+    mode = Following()
+    with running(mode), made_for(Purpose.WEIGHTS):
+        try:
+            with torch.device(CARD):
+                module = built(make, own, attention=job.attention, dtype=dtype)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise unbuilt(config.model_type, task, error) from error
+    module.config.use_cache = job.use_cache
+    if job.checkpointing == "full":
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Live(module, mode, values_of(job, inputs_for(config, job)), loss_of_outputs)
+
+
+def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
+    """Return the error for a model that transformers does not build."""
+    first = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    return NotModelledError(
+        f"transformers builds no {model_type} for {task}: {first}",
+        hint="another --task may be what it is for",
+    )
+
+
+def configuration(keys: Mapping[str, Any], job: Job) -> Any:
+    """Return transformers' configuration of a job's model."""
+    own = transformers.AutoConfig.for_model(**keys)
+    if own.model_type == "t5":  # its configuration names neither
+        own.decoder_start_token_id, own.pad_token_id = 0, 0
+    if job.dropout is not None:
+        for name in filter(lambda name: hasattr(own, name), DROPOUT_FIELDS):
+            setattr(own, name, job.dropout)
+    for name in _layer_drops(own):  # a step that skips no layer takes most
+        setattr(own, name, 0.0)
+    if job.image_size:
+        own.image_size = job.image_size
+    if job.experts == "eager":
+        own._experts_implementation = "eager"  # noqa: SLF001 - transformers' own name for it
+    return own
+
+
+def values_of(job: Job, inputs: Mapping[str, Input]) -> dict[str, Known]:
+    """Return what a loop's batch holds, as far as models read it back (measure.loops.run)."""
+    values: dict[str, Known] = {}
+    for name, given in inputs.items():
+        if given.dtype.is_floating_point:
+            continue
+        value = torch.ones(given.shape, dtype=torch.long)
+        if name == "labels" and job.task in {"seq-cls", "image-cls"}:
+            value.zero_()
+        if name == "position_ids":
+            assert job.block is not None  # noqa: S101 - resolved by the caller
+            value = (torch.arange(job.block) % -(-job.block // 2)).expand(given.shape)
+        if name == "attention_mask" and job.rows == "padded":
+            value[:, -1] = 0
+        values[name] = of_tensor(value)
+    return values
+
+
+def laid_down(module: torch.nn.Module, mode: Following) -> None:
+    """Lay a live module's parameters and buffers down as `module.to("cuda")` does."""
+    with made_for(Purpose.WEIGHTS):
+        _lay(module, mode)
+
+
+def _lay(module: torch.nn.Module, mode: Following) -> None:
+    for child in module.children():
+        _lay(child, mode)
+    own = (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001 - shared ones too
+    for x in own:
+        if x is None or mode.counted_of(x) is not None:
+            continue
+        context.operation = "parameter" if isinstance(x, torch.nn.Parameter) else "buffer"
+        v: Tensor = empty(tuple(x.shape), dtype_of(x.dtype), _strides_of(x))
+        v.requires_grad = bool(x.requires_grad)
+        mode.weights[id(x)] = counted(v)
+        mode.leaf_hooks.adopt(x, v)
+
+
+def _strides_of(x: torch.Tensor) -> tuple[int, ...] | None:
+    """Return how a weight lies, None for the usual order: `to(memory_format=)` changes it."""
+    no_storage: Any = None  # never read
+    own = Tensor(tuple(x.shape), dtype_of(x.dtype), no_storage, tuple(x.stride()))
+    return own.strides if own.is_dense and not own.is_contiguous else None

@@ -1,0 +1,200 @@
+"""Values that the host knows: of integers, masks and positions that it made itself.
+
+A value is worked out when something reads it back (`.item()`, `if mask.all()`), by torch on the
+CPU, from how it was made. What depends on weights or activations is not known.
+
+A view knows how it is made of its base (`remake`): where one of them is written into, the base's
+value is written into on the CPU, and what all views show of it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vrambudget.errors import NotModelledError
+from vrambudget.traced.counted import REHEARSE, Counted
+from vrambudget.traced.derived import mapped
+from vrambudget.traced.numbers import ordinary
+
+_MOST = 2**22  # elements that are worked out
+
+
+class Known:
+    """How a value was made, and the value once it was asked for."""
+
+    __slots__ = ("_made", "_value")
+
+    def __init__(self, made: Callable[[], Any]) -> None:
+        self._made: Callable[[], Any] | None = made
+        self._value: Any = None
+
+    def value(self) -> Any:
+        """Return the value, worked out at the first call."""
+        if self._made is not None:
+            self._value, self._made = self._made(), None
+        return self._value
+
+
+def of_tensor(x: torch.Tensor) -> Known:
+    """Return the value of a tensor on the CPU."""
+    return Known(lambda: x)
+
+
+def of(func: Any, given: Any, mode: Any) -> Known | None:
+    """Return the value of a call's result, if those of all its arguments are known."""
+    found = _arguments(given, mode, {})
+    return None if found is None else Known(lambda: _worked_out(func, *found))
+
+
+Remake = Callable[[torch.Tensor], torch.Tensor]
+"""From a base's value to what a view shows of it."""
+
+
+class _Place(Known):
+    """Where a base's value is put when a view of it is made again."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+    def put(self, value: Any) -> None:
+        """Let it be this value."""
+        self._value, self._made = value, None
+
+
+def remake(func: Any, given: Any, x: Counted, number: int | None, mode: Any) -> Remake | None:
+    """Return how a view that a call made of `x` is made of the base of `x`; None if not known.
+
+    `number`: which of several results the view is.
+    """
+    before, place = x.remake, _Place()
+    found = _arguments(given, mode, {id(x): place})
+    if found is None or (x.base is not None and before is None):
+        return None
+
+    def again(base: torch.Tensor) -> torch.Tensor:
+        place.put(base if before is None else before(base))
+        result = _worked_out(func, *found)
+        shown: torch.Tensor = result if number is None else result[number]
+        return shown
+
+    return again
+
+
+def write(func: Any, given: Any, target: Counted, mode: Any) -> None:
+    """Let a tensor that a call wrote into have its new value, and so its base and all views."""
+    root = target if target.base is None else target.base
+    root.known = _written(func, given, target, root, mode)
+    for view in [view() for view in root.views]:
+        if view is not None:
+            view.known = _seen(root.known, view.remake)
+
+
+def _written(func: Any, given: Any, target: Counted, root: Counted, mode: Any) -> Known | None:
+    """Return the base's value with what a call writes into one of its views, or into itself."""
+    before, shown, place = root.known, target.remake, _Place()
+    found = _arguments(given, mode, {id(target): place})
+    if before is None or found is None or (target is not root and shown is None):
+        return None
+
+    def value() -> torch.Tensor:
+        base: torch.Tensor = before.value().clone()
+        view = base if shown is None else shown(base)
+        if view.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
+            raise NotModelledError("a write through this view is not followed", hint=REHEARSE)
+        place.put(view)
+        _worked_out(func, *found)
+        return base
+
+    return Known(value)
+
+
+def _seen(base: Known | None, shown: Remake | None) -> Known | None:
+    return None if base is None or shown is None else Known(lambda: shown(base.value()))
+
+
+def guess(func: Any, given: Any, mode: Any) -> Known:
+    """Return the value of a call's result if unknown arguments hold ordinary numbers."""
+
+    def kept(x: torch.Tensor) -> Any:
+        counted = mode.counted_of(x)
+        if counted is None:
+            return x
+        shape, dtype = tuple(counted.shape), counted.v.dtype
+        return counted.known or counted.guess or Known(lambda: ordinary(shape, dtype))
+
+    args, kwargs = mapped(given, torch.Tensor, kept)
+    return Known(lambda: _worked_out(func, args, kwargs))
+
+
+def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, Any] | None:
+    """Return a call's arguments with values in the place of tensors, None if one is not known.
+
+    `instead` has those of some, by their tensors' ids.
+    """
+    missing = False
+
+    def kept(x: torch.Tensor) -> Any:
+        nonlocal missing
+        counted = mode.counted_of(x)
+        if counted is None:
+            return x
+        value = instead.get(id(counted), counted.known)
+        missing = missing or value is None or counted.numel() > _MOST
+        return value
+
+    args, kwargs = mapped(given, torch.Tensor, kept)
+    return None if missing else (args, kwargs)
+
+
+def made(func: Any, given: Any) -> Known:
+    """Return the value of what a call makes out of nothing, or of tensors on the CPU."""
+    args, kwargs = given
+    return Known(lambda: _worked_out(func, args, kwargs))
+
+
+def part(value: Known | None, i: int) -> Known | None:
+    """Return the value of one of several results."""
+    return None if value is None else Known(lambda: value.value()[i])
+
+
+def _worked_out(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = mapped((args, kwargs), Known, lambda known: known.value())
+    args, kwargs = mapped((args, kwargs), torch.device, lambda _: torch.device("cpu"))
+    if "device" in kwargs:
+        kwargs["device"] = "cpu"
+    with torch.no_grad():
+        return func(*args, **kwargs)
+
+
+def read_back(x: Counted) -> torch.Tensor | None:
+    """Return the value of a counted tensor, None if the host does not know it."""
+    if x.known is None or x.numel() > _MOST:
+        return None
+    value: torch.Tensor = x.known.value()
+    return value
+
+
+def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
+    """Return what `.cpu()` and `.to("cpu")` give of a tensor whose value the host knows.
+
+    A scalar on the card that picks from a tensor of the host is read back, too.
+    """
+    args, kwargs = given
+    if func is torch.Tensor.__getitem__:
+        place = mode.counted_of(args[1]) if isinstance(args[1], torch.Tensor) else None
+        of_host = place is not None and not place.dim() and mode.counted_of(args[0]) is None
+        value = read_back(place) if place is not None and of_host and args[0].is_cpu else None
+        return None if value is None else args[0][value]
+    if func is torch.Tensor.to:
+        named = [*args[1:], *(kwargs[name] for name in ("device",) if name in kwargs)]
+        places = [place for place in named if isinstance(place, torch.device | str)]
+        goes = any(torch.device(place).type == "cpu" for place in places)
+    else:
+        goes = func is torch.Tensor.cpu
+    x = mode.counted_of(args[0]) if goes else None
+    return None if x is None else read_back(x)

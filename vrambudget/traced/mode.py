@@ -1,0 +1,310 @@
+"""Where each call of torch arrives while a model is followed, and which way it goes.
+
+no counted tensor, nothing on the card    torch itself, on the CPU
+an attribute                              answered
+a call that `followed.rules` knows          the operation in `ops`
+a function written in Python              its body, call by call
+any other                                 the general rule (followed.derived)
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from vrambudget.dtypes import bool_, int64
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.errors import NotModelledError
+from vrambudget.ops.creation import made
+from vrambudget.tape.events import Purpose
+from vrambudget.traced import casts, known, regions
+from vrambudget.traced.counted import CARD, Counted, counted, dtype_of, no_rule
+from vrambudget.traced.derived import Call, mapped
+from vrambudget.traced.hooks import LeafHooks
+from vrambudget.traced.lines import own_line, stack
+from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
+
+_WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
+_INDEXING = {"__getitem__", "__setitem__"}
+_INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
+_MIXES = {"copy_", "to", "type_as", "new_tensor", *_INDEXING}  # of host and card
+
+
+_OF_ITS_TYPE = {
+    *(torch.Tensor.new_tensor, torch.Tensor.new_empty, torch.Tensor.new_full),
+    *(torch.Tensor.new_zeros, torch.Tensor.new_ones),
+}
+"""What makes a tensor of another's type: with `device="cpu"` it is no tensor of the card."""
+
+
+class Following(TorchFunctionMode):
+    """Hands calls to rules; `weights` are live tensors, by id, that count as ours.
+
+    `shadows` are what the tape knows live modules by, by their ids; `begins` hears of phases.
+    `is_step`: it is a training step of one's own that runs.
+    """
+
+    def __init__(self, weights: dict[int, Counted] | None = None) -> None:
+        super().__init__()
+        self.weights = {} if weights is None else weights
+        self.shadows: dict[int, Module] = {}
+        self.head = 0  # the id of the module that makes logits
+        self.leaf_hooks = LeafHooks(self)
+        self.begins: Callable[[str], None] = lambda _phase: None
+        self.is_step = False
+        self._held: list[torch.Tensor] = []
+        self._bodies: list[Any] = []  # of the functions of torch that run now
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._handle(func, args, kwargs or {})
+        except NotModelledError as error:
+            error.where = error.where or own_line(stack())
+            raise
+
+    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        answer = ATTRIBUTES.get(func)
+        if answer is not None:
+            x = self.counted_of(args[0])
+            return func(*args, **kwargs) if x is None else answer(self, x, *args[1:], **kwargs)
+        if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or CARD).type == "cpu":
+            return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
+        call = _Handled(self)
+        ours = call.taken(args), call.taken(kwargs)
+        if call.on_host and call.found and self.is_step and func.__name__ not in _MIXES:
+            call.moves = True
+            ours = call.taken(args), call.taken(kwargs)
+        if not call.found and not _is_made_on_card(func, args, kwargs):
+            return func(*args, **kwargs)
+        regions.adopt()
+        return self._call(call, func, ours, (args, kwargs))
+
+    def _call(self, call: _Handled, func: Any, ours: Any, given: Any) -> Any:
+        value = known.brought_to_host(func, given, self)
+        if value is not None:
+            return value
+        rule = RULES.get(func)
+        if rule is not None:
+            result = rule(*ours[0], **ours[1])
+            if result is not NotImplemented:
+                if func in WRITING:
+                    call.wrote(ours[0][0], result)
+                return call.handed(func, result, given)
+        if isinstance(func, types.FunctionType):
+            if func.__module__ in _INITIALISERS:
+                return given[0][0] if given[0] else given[1]["tensor"]
+            if func not in self._bodies:  # else a helper of its body looked for overrides for it
+                del ours
+                return self._run_body(func, *given)
+        return call.handed(func, call.derived(func, *ours), given)
+
+    def adopted(self, x: torch.Tensor) -> Counted | None:
+        """Count a live tensor that no module has as its own; None for one on the CPU."""
+        if x.device.type not in (CARD.type, "meta"):
+            return None
+        context.operation = "attribute"
+        found = self.weights[id(x)] = counted(empty(tuple(x.shape), dtype_of(x.dtype)))
+        self._held.append(x)  # its id stays its own
+        return found
+
+    def moved(self, x: torch.Tensor) -> Counted:
+        """Return a tensor of the host as on the card, where code let it meet tensors there."""
+        with made_for(Purpose.INPUTS):
+            context.operation = "to_device"
+            found = counted(empty(tuple(x.shape), dtype_of(x.dtype)), known.of_tensor(x))
+        self.weights[id(x)] = found
+        weakref.finalize(x, self.weights.pop, id(x), None).atexit = False
+        return found
+
+    def _run_body(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._bodies.append(func)
+        try:
+            with self:
+                return body_of(func)(*args, **kwargs)
+        finally:
+            self._bodies.pop()
+
+    def counted_of(self, x: Any) -> Counted | None:
+        """Return x as a counted tensor, None for what is on the CPU."""
+        return x if type(x) is Counted else self.weights.get(id(x))
+
+
+class _Handled:
+    """One call: its counted arguments, and the way back from the engine's tensors to them."""
+
+    def __init__(self, mode: Following) -> None:
+        self.mode = mode
+        self.on_host = self.moves = False  # tensors there, and whether they go to the card
+        self.found: dict[int, Counted] = {}
+        self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as counted
+        self.written: list[Counted] = []
+
+    def taken(self, value: Any) -> Any:
+        """Return arguments with the engine's tensors in the place of counted ones."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self.taken(item) for item in value])
+        if kind is dict:
+            return {key: self.taken(item) for key, item in value.items()}
+        if kind is Counted:
+            x = value
+        elif isinstance(value, torch.Tensor):
+            x = self.mode.weights.get(id(value))
+            x = self.mode.adopted(value) if x is None else x
+            if x is None and value.dim():
+                self.on_host = True
+                x = self.mode.moved(value) if self.moves else None
+            if x is None:
+                return value
+            self.live[id(x.v)] = value
+        else:
+            return value
+        self.found[id(x.v)] = x
+        return x.v
+
+    def derived(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result by the general rule."""
+        name = func.__name__
+        args, kwargs = casts.autocast_arguments(name, args, kwargs)
+        in_place = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+        if name == "__setitem__" and isinstance(args[2], int | float):
+            args = (*args[:2], torch.tensor(args[2]))  # a number stays on the host
+        if name in _INDEXING:
+            args = (args[0], _index_on_card(args[1]), *args[2:])
+        if name == "cuda":
+            func, args, kwargs = torch.Tensor.to, (args[0], CARD), {}
+        call = Call(in_place=in_place)
+        metas = mapped((args, kwargs), Tensor, call.meta)
+        if "device" in metas[1] or any(_names_a_device(name, a) for a in metas[0]):
+            metas = mapped(metas, (torch.device, str), _off_the_card)
+            metas[1].update({"device": "meta"} if "device" in metas[1] else {})
+        try:
+            result = call.run(func, *metas)
+        except (NotImplementedError, RuntimeError) as error:
+            raise no_rule(name, error) from error
+        ours, written = call.finish(result)
+        for v, new in written.items():
+            if v in self.found:
+                self.wrote(self.found[v].v, new)
+        return mapped(result, torch.Tensor, lambda meta: ours.get(id(meta), meta))
+
+    def wrote(self, v: Tensor, new: Tensor) -> None:
+        """Let the counted tensor that was written into be the engine's `new` from now on."""
+        x = self.found[id(new)] = self.found[id(v)]
+        x.v = new
+        self.written.append(x)
+
+    def handed(self, func: Any, result: Any, given: Any) -> Any:
+        """Return a rule's result as modelling code sees it."""
+        value = known.of(func, given, self.mode) if self.found else known.made(func, given)
+        for x in self.written:
+            known.write(func, given, x, self.mode)
+
+        def back(v: Tensor, item: Any, number: int | None = None) -> Any:
+            x = self.found.get(id(v))
+            if x is not None:
+                return self.live.get(id(v), x)
+            x = next((x for x in self.found.values() if x.v.storage is v.storage), None)
+            if x is None:
+                return counted(v, item)
+            remake = known.remake(func, given, x, number, self.mode)
+            return counted(v, item, x if x.base is None else x.base, remake)
+
+        if isinstance(result, Tensor):
+            shown = back(result, value)
+            if self.mode.is_step and value is None and result.dtype is bool_:
+                shown.guess = known.guess(func, given, self.mode)
+            return shown
+        if isinstance(result, tuple | list):
+            parts = [known.part(value, i) for i in range(len(result))]
+            items = [
+                back(v, part, number) if isinstance(v, Tensor) else v
+                for number, (v, part) in enumerate(zip(result, parts, strict=True))
+            ]
+            kind: Any = type(result)
+            return kind(*items) if hasattr(result, "_fields") else kind(items)
+        return result
+
+
+class _WithoutOverrides:
+    """The module torch to a function that looks for overrides: there are none."""
+
+    class overrides:  # noqa: N801 - torch's name
+        """torch.overrides, as far as functions of torch ask it."""
+
+        has_torch_function = staticmethod(lambda *_: False)
+        has_torch_function_unary = staticmethod(lambda *_: False)
+        has_torch_function_variadic = staticmethod(lambda *_: False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@functools.cache
+def body_of(function: types.FunctionType) -> Callable[..., Any]:
+    """Return a function of torch's without its look for overrides, which would lead here again."""
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        function = wrapped
+    if not isinstance(function, types.FunctionType):  # a method of C++ behind a decorator
+        return function
+    used = function.__code__.co_names
+    names: dict[str, Any] = {
+        name: (lambda *_: False) for name in used if name.startswith("has_torch_function")
+    }
+    if "overrides" in used:
+        names["torch"] = _WithoutOverrides()
+    if not names:
+        return function
+    body = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _index_on_card(index: Any) -> Any:
+    """Return an index with lists of numbers as tensors that were moved to the card.
+
+    Source: torch/csrc/autograd/python_variable_indexing.cpp (sequenceToVariable), then
+    aten/src/ATen/TensorIndexing.h (typeConvertIndices: to the tensor's device).
+    """
+    if isinstance(index, tuple):
+        return tuple(_index_on_card(part) for part in index)
+    if isinstance(index, list) and index and all(type(n) is int for n in index):
+        return made("to_device", (len(index),), int64)
+    if isinstance(index, torch.Tensor) and index.dim() and index.dtype is torch.long:
+        return made("to_device", tuple(index.shape), int64)
+    return index
+
+
+def _is_made_on_card(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call without counted tensors makes one: torch.arange(n, device="cuda")."""
+    device = kwargs.get("device")
+    if device is None and func in (torch.Tensor.to, torch.Tensor.cuda):
+        if func is torch.Tensor.cuda:
+            return True
+        device = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
+    return device is not None and torch.device(device).type == CARD.type
+
+
+def _names_a_device(name: str, value: Any) -> bool:
+    return isinstance(value, torch.device) or (name == "to" and isinstance(value, str))
+
+
+def _off_the_card(value: Any) -> Any:
+    """Return a device, or its name, as the one where nothing is computed; other words stay."""
+    is_word = isinstance(value, str) and value.partition(":")[0] != CARD.type
+    return value if is_word else torch.device("meta")

@@ -1,0 +1,22 @@
+"""Calls of torch that `ops` has an operation for, by what is called.
+
+A rule takes the engine's tensors in the place of torch's and returns theirs; NotImplemented leaves
+the call to the general rule (followed.derived), which knows all that autograd knows.
+"""
+
+from vrambudget.traced.rules import (
+    arithmetic,
+    attention,
+    convolutions,
+    fills,
+    losses,
+    norms,
+    products,
+    shapes,
+)
+from vrambudget.traced.rules.attributes import ATTRIBUTES
+from vrambudget.traced.rules.table import RULES, WRITING
+
+__all__ = ["ATTRIBUTES", "RULES", "WRITING"]
+_FILLED = arithmetic, attention, convolutions, fills, losses, norms, products, shapes
+"""Each fills the table as it is imported."""

@@ -1,0 +1,245 @@
+"""What tensors answer without an operation: shapes, flags, gradients; and values read back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.tensor import empty_like
+from vrambudget.errors import NotModelledError
+from vrambudget.traced import hooks, known, numbers, regions
+from vrambudget.traced.counted import CARD, REHEARSE, Counted, counted
+from vrambudget.traced.lines import own_line, stack
+from vrambudget.traced.numbers import Unknown
+from vrambudget.traced.rules.table import getter
+
+Answer = Callable[..., Any]
+ATTRIBUTES: dict[Any, Answer] = {}
+"""By what is called: answer(mode, x, *args)."""
+
+_torch = torch.Tensor
+
+
+def _native(function: Any) -> Answer:
+    return lambda _mode, x, *args, **options: function(x, *args, **options)
+
+
+for _name in (
+    *("shape", "dtype", "ndim", "layout", "itemsize", "nbytes", "is_sparse", "is_quantized"),
+    *("is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_xla", "names", "is_cpu", "is_meta"),
+    *("is_sparse_csr", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "output_nr"),
+):
+    if hasattr(_torch, _name):
+        ATTRIBUTES[getter(_name)] = _native(getter(_name))
+for _name in (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "__len__"),
+    *("is_floating_point", "is_complex", "element_size", "storage_offset", "__hash__", "is_signed"),
+    *("__repr__", "is_conj", "is_neg", "is_inference", "get_device", "__str__"),
+):
+    if hasattr(_torch, _name):
+        ATTRIBUTES[getattr(_torch, _name)] = _native(getattr(_torch, _name))
+for _name in ("is_floating_point", "is_complex", "numel", "is_conj", "is_neg"):
+    ATTRIBUTES[getattr(torch, _name)] = _native(getattr(torch, _name))
+
+
+def answers(*functions: Any) -> Callable[[Answer], Answer]:
+    """Make a function the answer to calls of `functions`."""
+
+    def registered(answer: Answer) -> Answer:
+        for function in functions:
+            ATTRIBUTES[function] = answer
+        return answer
+
+    return registered
+
+
+@answers(getter("device"))
+def device(_mode: Any, _x: Counted) -> torch.device:
+    """Return where modelling code finds it."""
+    return CARD
+
+
+@answers(getter("is_cuda"))
+def is_cuda(_mode: Any, _x: Counted) -> bool:
+    """Return whether it is on the card: it is."""
+    return True
+
+
+@answers(getter("requires_grad"))
+def requires_grad(_mode: Any, x: Counted) -> bool:
+    """Return whether it wants a gradient."""
+    return x.v.requires_grad
+
+
+@answers(torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+def set_flag(_mode: Any, x: Counted, value: bool) -> None:  # noqa: FBT001 - torch's signature
+    """Let it want a gradient, or none; torch never frees what a setter returns."""
+    x.v.requires_grad = value
+
+
+@answers(torch.Tensor.requires_grad_)
+def set_requires_grad(_mode: Any, x: Counted, value: bool = True) -> Counted:  # noqa: FBT001, FBT002
+    """Let it want a gradient, or none."""
+    x.v.requires_grad = value
+    return x
+
+
+@answers(getter("grad_fn"))
+def grad_fn(mode: Any, x: Counted) -> Any:
+    """Return the node that made it."""
+    return None if x.v.node is None else hooks.GradFn(mode, x.v.node)
+
+
+ATTRIBUTES[_torch.register_hook] = hooks.register_hook
+
+
+@answers(_torch.register_post_accumulate_grad_hook)
+def register_post_accumulate_grad_hook(mode: Any, x: Counted, hook: Any) -> Any:
+    """Call a hook each time that the leaf's gradient is there."""
+    return hooks.added(mode.leaf_hooks.of(x, x.v)[1], hook)
+
+
+@answers(getter("is_leaf"))
+def is_leaf(_mode: Any, x: Counted) -> bool:
+    """Return whether autograd did not make it."""
+    return x.v.node is None
+
+
+@answers(getter("_version"))
+def version(_mode: Any, _x: Counted) -> int:
+    """Return how often it was written into: nobody compares it here."""
+    return 0
+
+
+@answers(getter("_base"))
+def base(_mode: Any, x: Counted) -> Counted | None:
+    """Return what it is a view of."""
+    return x.base
+
+
+@answers(getter("grad"))
+def grad(_mode: Any, x: Counted) -> Counted | None:
+    """Return its gradient."""
+    return None if x.v.grad is None else counted(x.v.grad)
+
+
+@answers(torch.Tensor.grad.__set__)  # type: ignore[union-attr]
+def set_grad(mode: Any, x: Counted, value: Any) -> None:
+    """Replace its gradient."""
+    gradient = mode.counted_of(value)
+    x.v.grad = None if gradient is None else gradient.v
+
+
+@answers(getter("data"), torch.Tensor.detach, torch.detach)
+def detach(_mode: Any, x: Counted) -> Counted:
+    """Return the same storage, unknown to autograd; of integers, whose values count, a view."""
+    if x.v.dtype.is_floating_point:
+        return counted(x.v.detach(), x.known)
+    base = x if x.base is None else x.base
+    return counted(x.v.detach(), x.known, base, x.remake or (lambda value: value))
+
+
+@answers(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+def set_data(mode: Any, x: Counted, value: Any) -> None:
+    """Take another's storage, layout and type."""
+    other = mode.counted_of(value)
+    if other is None:
+        raise NotModelledError("x.data = a tensor on the CPU is not followed")
+    x.v.shape, x.v.dtype = other.v.shape, other.v.dtype
+    x.v.storage, x.v.strides = other.v.storage, other.v.strides
+    _torch.data.__set__(x, counted(other.v))  # type: ignore[attr-defined]
+
+
+@answers(torch.Tensor.backward)
+def backward(  # noqa: PLR0917 - torch's signature
+    mode: Any,
+    x: Counted,
+    gradient: Any = None,
+    retain_graph: bool | None = None,  # noqa: FBT001
+    create_graph: bool = False,  # noqa: FBT001, FBT002
+    inputs: Any = None,
+) -> None:
+    """Run the engine's backward pass; checkpoints and functions in it run torch calls again."""
+    if create_graph:
+        raise NotModelledError("backward(create_graph=True) is not traced", hint=REHEARSE)
+    if inputs is not None:
+        raise NotModelledError("backward(inputs=...) is not traced", hint=REHEARSE)
+    mode.begins("backward")
+    with torch.no_grad():
+        regions.adopt()
+        seed = None if gradient is None else mode.counted_of(gradient).v
+        del gradient
+        run_backward(x.v, seed, retain_graph=bool(retain_graph))
+    mode.begins("after backward")
+
+
+@answers(torch.Tensor.__deepcopy__)
+def deepcopy(_mode: Any, x: Counted, memo: dict[int, Any]) -> Counted:
+    """Return a copy with a storage of its own."""
+    if id(x) not in memo:
+        v = empty_like(x.v)
+        v.requires_grad = x.v.requires_grad
+        copied = memo[id(x)] = counted(v, x.known)
+        copied._is_param = getattr(x, "_is_param", False)  # noqa: SLF001 - what nn.Parameter is
+    twin: Counted = memo[id(x)]
+    return twin
+
+
+def _value(mode: Any, x: Counted, name: str) -> torch.Tensor:
+    """Return a tensor's value; in a step one that nobody knows is taken as an ordinary one."""
+    value = known.read_back(x)
+    if value is not None:
+        return value
+    if not mode.is_step:
+        raise NotModelledError(
+            f"{name} reads a value back that depends on weights or data",
+            hint=REHEARSE,
+        )
+    numbers.note([own_line(stack())])
+    return numbers.ordinary(tuple(x.shape), x.v.dtype)
+
+
+@answers(_torch.cpu, _torch.numpy)
+def to_host(mode: Any, x: Counted, *_: Any) -> Any:
+    """Return the value on the host."""
+    return _value(mode, x, "cpu")
+
+
+def _is_unknown(mode: Any, x: Counted) -> bool:
+    return bool(mode.is_step) and known.read_back(x) is None
+
+
+@answers(_torch.item)
+def item(mode: Any, x: Counted) -> Any:
+    """Return a number; in a step one that nobody knows may be printed."""
+    return Unknown(numbers.NUMBER) if _is_unknown(mode, x) else _value(mode, x, "item").item()
+
+
+@answers(_torch.tolist)
+def tolist(mode: Any, x: Counted) -> Any:
+    """Return numbers, as `item` does."""
+    return _listed(tuple(x.shape)) if _is_unknown(mode, x) else _value(mode, x, "tolist").tolist()
+
+
+def _listed(shape: tuple[int, ...]) -> Any:
+    return [_listed(shape[1:]) for _ in range(shape[0])] if shape else Unknown(numbers.NUMBER)
+
+
+@answers(_torch.__format__)
+def written(mode: Any, x: Counted, spec: str) -> str:
+    """Return a number as a log shows it."""
+    return format(item(mode, x), spec) if not x.dim() else repr(x)
+
+
+for _name in ("__bool__", "__int__", "__float__", "__index__"):
+
+    def _read(mode: Any, x: Counted, _name: str = _name) -> Any:
+        if _name == "__index__" and _is_unknown(mode, x):
+            raise NotModelledError("a size depends on weights or data", hint=REHEARSE)
+        value = x.guess.value() if x.guess is not None and _is_unknown(mode, x) else None
+        if value is not None:
+            numbers.note([own_line(stack())])
+        return getattr(_value(mode, x, _name) if value is None else value, _name)()
+
+    ATTRIBUTES[getattr(_torch, _name)] = _read

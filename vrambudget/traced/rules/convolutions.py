@@ -1,0 +1,36 @@
+"""Convolutions: conv1d, conv2d and conv3d; transposed ones take the general rule."""
+
+from typing import Any
+
+from vrambudget.ops.convolution import convolution
+from vrambudget.ops.convolution_kernels import Geometry
+from vrambudget.traced.rules.table import on
+
+
+@on("conv1d", "conv2d", "conv3d")
+def convolve(  # noqa: PLR0917 - torch's signature
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """Convolve a batch of lines, images or volumes."""
+    dims = weight.ndim - 2
+    if x.ndim != weight.ndim:  # without a batch
+        return NotImplemented
+    stride, dilation = _each(stride, dims), _each(dilation, dims)
+    if padding == "same":
+        around = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        if any(n % 2 for n in around):  # padded on one side first
+            return NotImplemented
+        padding = [n // 2 for n in around]
+    padding = _each(0 if padding == "valid" else padding, dims)
+    return convolution(x, weight, bias, Geometry(stride, padding, dilation, groups))
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return numbers * dims if len(numbers) == 1 else numbers

@@ -1,0 +1,28 @@
+"""Numbers written where a mask says."""
+
+from typing import Any
+
+from vrambudget.engine.tensor import Tensor
+from vrambudget.ops import elementwise, fill
+from vrambudget.traced.rules.table import on, writes
+
+
+def _is_plain(x: Any, mask: Any, value: Any) -> bool:
+    is_number = isinstance(value, int | float)
+    return (
+        is_number
+        and isinstance(x, Tensor)
+        and elementwise.broadcast(x.shape, mask.shape) == x.shape
+    )
+
+
+@on("masked_fill")
+def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    """Return x with a number where the mask is set."""
+    return fill.masked_fill(x, mask) if _is_plain(x, mask, value) else NotImplemented
+
+
+@writes("masked_fill_")
+def masked_fill_(x: Any, mask: Any, value: Any) -> Any:
+    """Write a number where the mask is set."""
+    return fill.masked_fill_(x, mask) if _is_plain(x, mask, value) else NotImplemented
