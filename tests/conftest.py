@@ -8,6 +8,7 @@ import os
 import subprocess
 import zlib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run every case of sampled tests")
 
 
+@cache
 def commit() -> str:
     """Return the commit that is tested, "" where that is not known."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]

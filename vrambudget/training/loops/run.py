@@ -253,7 +253,7 @@ class Run:
     def frees_memory(self) -> None:
         """accelerator.free_memory(): what is cached goes back to the driver."""
         if not self.has_ranks:
-            context.tape.mark(0, Phase.FORWARD, empties_cache=True)
+            self.empty_cache()
 
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache(): free segments go back to the driver."""
