@@ -80,8 +80,8 @@ def run(*words):
 @few
 @given(word=hostile)
 def test_a_folder_s_name_and_a_key_reach_every_format_as_text(tmp_path, word):
-    folder = tmp_path / "".join(c for c in word if c not in "/\0")
-    folder.mkdir(exist_ok=True)
+    folder = tmp_path / "models" / "".join(c for c in word if c not in "/\0")
+    folder.mkdir(exist_ok=True, parents=True)
     (folder / "config.json").write_text(json.dumps({**TINY, word: 1}))
     plain = len(scripts(estimate(TINY, gpu="12GB", block=8)._repr_html_()))
     for suffix in FORMATS:

@@ -7,6 +7,7 @@ a model card's name; the hub repository of a model card; a hub repository, from 
 downloaded. A folder with the name of a model card is reached as `./gpt2`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +137,7 @@ def _of_name(name: str | Path | Mapping[str, Any]) -> FoundModel:
         return _from_path(name)
     if not isinstance(name, str):
         raise VramBudgetError(f"a model is a name, a path or a dict, not {show(name)}")
-    return _from_name(name.strip())
+    return _from_name(name if os.path.lexists(name) else name.strip())
 
 
 def _from_name(name: str) -> FoundModel:
