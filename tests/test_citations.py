@@ -23,7 +23,7 @@ ELSEWHERE = {
     "vrambudget/pictures/training.py": "examples of diffusers",
     "vrambudget/rehearse/": "vLLM, SGLang, FlashInfer",
     "vrambudget/report/tools/": "Axolotl, LLaMA-Factory",
-    "vrambudget/serving/": "vLLM, SGLang, TGI, llama.cpp",
+    "vrambudget/serving/": "vLLM, SGLang, llama.cpp",
     "vrambudget/training/loops/": "nanoGPT, examples of transformers",
     "vrambudget/training/transformers_4_16.py": "transformers 4.16",
 }

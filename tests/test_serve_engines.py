@@ -7,10 +7,10 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import VramBudgetError
 from vrambudget.scenario import resolve
-from vrambudget.serving import sglang, tgi
-from vrambudget.serving.options import SglangOptions, TgiOptions
+from vrambudget.serving import sglang
+from vrambudget.serving.options import SglangOptions
 from vrambudget.serving.weights import decoder_of, load_decoder, weight_bytes
 
 GIB, MIB = 2**30, 2**20
@@ -103,99 +103,6 @@ def test_a_latent_pool_of_sglang_has_one_row_for_all_heads(tmp_path, capsys):
     assert "31,104 bytes a token" in capsys.readouterr().out
 
 
-def warmed_up(model="llama-3.1-8b", gpu="l4", **options):
-    config = decoder_of(resolve(model).config)
-    return tgi.serve(config, find_gpu(gpu), TgiOptions.parse(options))
-
-
-def test_tgi_warms_up_with_what_the_card_computes_in_a_second():
-    # 2 FLOP a weight, and attention's: 32 layers; an H100 is taken for 900 TFLOPS
-    queries, shared = 4096, 1024
-    flop = 32 * (2 * 4096 * (3 * queries + 2 * shared) + 6 * 4096 * 14336)
-    assert warmed_up(gpu="h100").max_batch_prefill_tokens == 900 * 10**12 // flop
-    assert warmed_up("qwen2.5-0.5b", gpu="h100").max_batch_prefill_tokens == 32768  # positions
-    assert warmed_up(gpu="24GB").max_batch_prefill_tokens == 4096  # "nvidia-geforce-..": unknown
-
-
-def test_tgi_warms_up_with_less_where_the_card_is_small():
-    # 0.95 of nvidia-smi's total less the model, by what its launcher takes for a token
-    total, layer = int(23034 * MIB * 0.7 * 0.95), 3 * 14336 * 4096 + 6144 + 4096 * 4096
-    model = 2 * (32 * layer + 2 * 4096 * 128256)
-    found = warmed_up(cuda_memory_fraction=0.7)
-    assert found.max_batch_prefill_tokens == (total - model) // (131072 + 129024)
-
-
-def test_the_cache_of_tgi_is_what_the_warm_up_leaves():
-    found = warmed_up(max_batch_prefill_tokens=4096)
-    assert found.token_bytes == 2 * 32 * 8 * 128 * 2
-    taken = found.weights_bytes + found.warm_up_bytes + found.outside_bytes[0]
-    left = found.may_take_bytes - taken
-    assert found.tokens[1] == left // found.token_bytes + 4096
-    assert found.may_take_bytes == int(find_gpu("l4").capacity_bytes * 0.9)
-    # 7 hidden states, gate and up, the activation and the product, keys and values
-    mlp = 4096 * 2 * (7 * 4096 + 4 * 14336)
-    beside = found.warm_up_bytes - 4096 * found.token_bytes
-    assert 0.9 * mlp < beside < 1.3 * mlp  # some of it in what joining weights left behind
-    assert warmed_up(kv_cache_dtype="fp8_e5m2").token_bytes * 2 == found.token_bytes
-    assert warmed_up(cuda_memory_fraction=0.9).tokens[1] < found.tokens[1]
-
-
-def test_requests_of_the_warm_up_are_as_long_as_they_may_be():
-    short = {"max_input_tokens": 1000, "max_total_tokens": 2000}
-    found = warmed_up(max_batch_prefill_tokens=2500, **short)
-    assert found.max_total_tokens == 2000
-    assert found.requests(1)[0] == 128  # max_concurrent_requests
-    # 1000, 1000 and 500 tokens of prompts, each with what it may generate but one
-    left = (found.may_take_bytes - found.weights_bytes - found.warm_up_bytes) // found.token_bytes
-    assert found.tokens[1] - left + found.outside_bytes[0] // found.token_bytes in {
-        5996,
-        5997,
-        5998,
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["llama-3.1-8b", "--num-shard", "2"], "num_shard 2 is not modelled"),
-        (["gemma-2-2b"], "gemma2 in TGI is not modelled"),
-        (["llama-3.1-8b", "--quantize", "eetq"], "quantize 'eetq' is not modelled"),
-        (["llama-3.1-8b", "--max-input-tokens", "9", "--max-total-tokens", "9"], "less than max"),
-        (["llama-3.1-8b", "--max-total-tokens", "999999"], "has 131072 positions"),
-        (["llama-3.1-8b", "--kv-cache-dtype", "fp8"], "kv_cache_dtype is 'fp8'"),
-    ],
-)
-def test_what_tgi_has_no_rule_for_is_refused(words, message, capsys):
-    assert main(["serve", *words, "--gpu", "h100", "--engine", "tgi"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_tgi_on_a_card_before_ampere_is_refused():
-    with pytest.raises(NotModelledError, match="heads of 64 on Tesla T4"):
-        warmed_up("llama-3.2-1b", gpu="t4")
-
-
-def test_a_warm_up_that_does_not_fit_is_tgis_error(capsys):
-    words = ["serve", "llama-3.1-8b", "--gpu", "l4", "--engine", "tgi"]
-    assert main([*words, "--max-batch-prefill-tokens", "65536"]) == 1
-    text = capsys.readouterr().out
-    assert "Not enough memory to handle 65536 prefill tokens" in text
-    assert main(["explain", text.splitlines()[0]]) == 0
-    assert "TGI warms up with a prefill of 65536 tokens" in capsys.readouterr().out
-    assert main([*words, "--max-total-tokens", "100000"]) == 1  # with what a request may generate
-    assert "Not enough memory to handle 8049 prefill tokens" in capsys.readouterr().out
-
-
-def test_tgi_prints_what_its_log_will_say_and_json(capsys):
-    assert main(["serve", "llama-3.1-8b", "--gpu", "l4", "--engine", "tgi"]) == 0
-    text = capsys.readouterr().out
-    assert "Default `max_batch_prefill_tokens` to 8049" in text
-    assert "Setting max batch total tokens to" in text
-    words = ["serve", "llama-3.1-8b", "--gpu", "l4", "--engine", "tgi", "--format", "json"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["engine"] == "tgi 3.3.7"
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -255,7 +162,10 @@ def test_a_server_is_the_same_in_python(capsys):
     ("options", "words"),
     [
         ({"engine": "trt"}, "there is no engine 'trt'"),
-        ({"engine": "tgi", "max_num_seqs": 4}, "--max-num-seqs is an option of vllm, not of tgi"),
+        (
+            {"engine": "sglang", "max_num_seqs": 4},
+            "--max-num-seqs is an option of vllm, not of sglang",
+        ),
         ({"max_num_sequences": 4}, "max_num_sequences"),
     ],
 )
@@ -277,6 +187,6 @@ def test_several_gpus_share_each_layer_unless_stages_are_named(engine):
         over("4xh100", tensor_parallel_size=2)
 
 
-def test_servers_of_one_gpu_say_so():
-    with pytest.raises(NotModelledError, match="over 2 GPUs is not modelled"):
-        vrambudget.serve("llama-3.1-8b", gpu="2x12GB", engine="tgi")
+def test_an_engine_without_rules_names_those_that_have_them(capsys):
+    assert main(["serve", "llama-3.1-8b", "--gpu", "l4", "--engine", "tgi"]) == 2
+    assert "(choose from 'vllm', 'sglang', 'llama.cpp')" in capsys.readouterr().err

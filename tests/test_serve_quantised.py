@@ -263,8 +263,6 @@ def test_the_command_reads_a_quantised_configuration(tmp_path, capsys):
     path.write_text(json.dumps({**small, **heads, "quantization_config": way}))
     assert main(["serve", str(path), "--gpu", "24GB"]) == 0
     assert "awq, 4 bits in groups of 128" in capsys.readouterr().out
-    assert main(["serve", str(path), "--gpu", "24GB", "--engine", "tgi"]) == 2
-    assert "--engine vllm and sglang have rules for them" in capsys.readouterr().err
     assert main(["fit", str(path), "--gpu", "24GB", "--longest-model-len"]) == 0
 
 

@@ -173,7 +173,7 @@ OF_OTHERS = {
     *("--num_processes", "--use_deepspeed"),  # accelerate's
     *("--deepspeed_config", "--num_gpus"),  # deepspeed's
     "--ntasks-per-node",  # Slurm's
-    "--quantize",  # TGI's
+    *("--quantize", "--num-shard", "--max-batch-prefill-tokens"),  # TGI's
     "--bs",  # of a script that is rehearsed
     "--version-script",  # the linker's
     *("--cases", "--only"),  # the fuzzers' of tests/fuzz

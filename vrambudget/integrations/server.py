@@ -13,35 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
-from vrambudget.config.source import FoundModel, ModelSource, find_model
+from vrambudget.config.source import ModelSource, find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import escape
-from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.report.engines import (
-    sglang_report,
-    sglang_values,
-    tgi_report,
-    tgi_values,
-)
+from vrambudget.report.engines import sglang_report, sglang_values
 from vrambudget.report.serving import as_values, holds_one, served, start_lines
-from vrambudget.serving import sglang, tgi, vllm
-from vrambudget.serving.options import (
-    OPTIONS,
-    ServeOptions,
-    SglangOptions,
-    TgiOptions,
-)
+from vrambudget.serving import sglang, vllm
+from vrambudget.serving.options import OPTIONS, ServeOptions, SglangOptions
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
 from vrambudget.serving.sglang_quantised import sglang_quantisation
 from vrambudget.serving.starting import alternatives, rehearsal, with_rehearsal
 from vrambudget.serving.weights import load_decoder
 
 _GGUF = ".gguf"
-_VERSIONS = {
-    "vllm": vllm.VERSION,
-    "sglang": sglang.VERSION,
-    "tgi": tgi.VERSION,
-}
+_VERSIONS = {"vllm": vllm.VERSION, "sglang": sglang.VERSION}
 _SHARED_BY = "tensor_parallel_size"
 
 
@@ -78,7 +63,7 @@ def serve(
 ) -> Server:
     """Return what a server of `model` does with a card. Raises VramBudgetError.
 
-    `engine`: vllm, sglang, tgi or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
+    `engine`: vllm, sglang or llama.cpp, by default vllm, of a GGUF file llama.cpp; `context`:
     tokens of a request; `options`: the engine's own. "2xh100" is tensor parallelism over two.
     `engine_version`: refused where there are no rules of it; with `rehearse` the installed engine
     starts on a virtual GPU instead, once for each version, model and options.
@@ -134,8 +119,6 @@ def _by_rules(
         )
     if isinstance(parsed, SglangOptions):
         return _sglang(model, card, parsed, context)
-    if isinstance(parsed, TgiOptions):
-        return _tgi(model, card, parsed, context)
     return _vllm(model, card, parsed, context)
 
 
@@ -211,25 +194,6 @@ def _sglang(model: ModelSource, gpu: Gpu, options: SglangOptions, context: int |
     _check_context(context, serving.context_length)
     text = sglang_report(found.name, gpu, serving, context, quantised)
     return Server("sglang", serving.starts, sglang_values(serving, context), text)
-
-
-def _tgi(model: ModelSource, gpu: Gpu, options: TgiOptions, context: int | None) -> Server:
-    found = find_model(model)
-    serving = tgi.serve(_not_quantised(found), gpu, options)
-    _check_context(context, serving.max_total_tokens)
-    text = tgi_report(found.name, gpu, options, serving, context)
-    return Server("tgi", serving.starts, tgi_values(serving, context), text)
-
-
-def _not_quantised(found: FoundModel) -> DecoderConfig:
-    if found.values.get("quantization_config"):
-        raise NotModelledError(
-            "quantised weights are not modelled as TGI loads them",
-            where=found.where,
-            hint="--engine vllm and sglang have rules for them; a configuration without"
-            " quantization_config is that of 16-bit weights",
-        )
-    return load_decoder(found.values, where=found.where)
 
 
 def _check_context(context: int | None, longest: int) -> None:

@@ -95,7 +95,7 @@ def _tgi(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         (
             "lower --max-batch-prefill-tokens: longer prompts come in pieces",
             "more GPUs: --num-shard; or fewer bits: --quantize",
-            "`vrambudget serve MODEL --gpu GPU --engine tgi` counts weights, warm-up and cache",
+            "`vrambudget serve MODEL --gpu GPU` says what vLLM or SGLang holds there",
         ),
     )
 

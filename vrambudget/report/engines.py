@@ -1,4 +1,4 @@
-"""The reports of SGLang's and TGI's servers: what takes the card, what the log says.
+"""The report of SGLang's servers: what takes the card, what the log says.
 
 Where something measured or assumed is part of a number, the number is a range.
 """
@@ -9,12 +9,9 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.report.serving import between, gib, rows, spread
-from vrambudget.serving.options import TgiOptions
 from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.sglang import OUTSIDE, SglangServing
 from vrambudget.serving.sglang import VERSION as SGLANG
-from vrambudget.serving.tgi import VERSION as TGI
-from vrambudget.serving.tgi import WIGGLE_ROOM, TgiServing
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
 _SEGMENTS = "segments that PyTorch reserves for them"
@@ -70,9 +67,7 @@ def _of_the_default(found: SglangServing) -> Iterator[str]:
         yield "  driver's: it may be a hundredth more; --mem-fraction-static says it"
 
 
-def _contexts(
-    found: SglangServing | TgiServing, longest: int, context: int | None
-) -> Iterator[str]:
+def _contexts(found: SglangServing, longest: int, context: int | None) -> Iterator[str]:
     lengths = {n for n in (*_CONTEXTS, context) if n and n <= longest}
     for length in sorted(lengths | {longest}):
         yield f"{length:>9,} tokens   {between(*found.requests(length))}"
@@ -87,63 +82,6 @@ def sglang_values(found: SglangServing, context: int | None) -> dict[str, Any]:
         "starts": found.starts,
         "longest_request": min(found.tokens[0], found.context_length),
         "max_model_len": found.context_length,
-        "context": length,
-        "requests": found.requests(length),
-    }
-
-
-def tgi_report(
-    model: str, gpu: Gpu, options: TgiOptions, found: TgiServing, context: int | None
-) -> str:
-    """Return what TGI does with a card."""
-    longest = found.max_total_tokens
-    length = context or longest
-    prefill = found.max_batch_prefill_tokens
-    verdict = f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
-    if not found.starts:
-        verdict = (
-            f"DOES NOT START: Not enough memory to handle {prefill} prefill tokens. You need to"
-            " decrease `--max-batch-prefill-tokens`"
-        )
-    parts = [
-        ("weights", gib(found.weights_bytes), "segments of them, and FlashInfer's buffers"),
-        ("warm-up", gib(found.warm_up_bytes), f"a prefill of {prefill:,} tokens, with its cache"),
-        ("outside PyTorch", spread(*found.outside_bytes), "the driver's context; kernels: assumed"),
-        ("KV cache", spread(*found.cache_bytes), f"{found.token_bytes:,} bytes a token"),
-        (
-            "may take",
-            gib(found.may_take_bytes),
-            f"{WIGGLE_ROOM} of --cuda-memory-fraction {options.cuda_memory_fraction}",
-        ),
-        ("capacity", gib(gpu.capacity_bytes), "as the driver reports it"),
-    ]
-    return "\n".join(
-        [
-            verdict,
-            "",
-            f"{model} on {gpu.name}, by the rules of TGI {TGI}",
-            "",
-            *rows(parts),
-            "",
-            "requests at once   held by the cache",
-            *_contexts(found, longest, context),
-            "",
-            "TGI's log will say about:",
-            f"  Default `max_batch_prefill_tokens` to {prefill}"
-            if options.max_batch_prefill_tokens is None
-            else "  Warming up model",
-            f"  KV-cache blocks: {between(*found.tokens)}, size: 1",
-            f"  Setting max batch total tokens to {between(*found.tokens)}",
-        ]
-    )
-
-
-def tgi_values(found: TgiServing, context: int | None) -> dict[str, Any]:
-    """Return the result for JSON: bytes, and pairs for ranges."""
-    length = context or found.max_total_tokens
-    return {
-        **asdict(found),
-        "engine": f"tgi {TGI}",
         "context": length,
         "requests": found.requests(length),
     }

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from vrambudget.config.settings import Field, Settings, Size
 
-Engine = Literal["vllm", "sglang", "llama.cpp", "tgi"]
+Engine = Literal["vllm", "sglang", "llama.cpp"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 QuantizationMethod = Literal[
@@ -161,63 +161,14 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
 
 
-TgiQuantisation = Literal[
-    "awq",
-    "compressed-tensors",
-    "eetq",
-    "exl2",
-    "gptq",
-    "marlin",
-    "bitsandbytes",
-    "bitsandbytes-nf4",
-    "bitsandbytes-fp4",
-    "fp8",
-]
+AnyOptions = type[ServeOptions] | type[SglangOptions] | type[LlamaCppOptions]
 
-
-class TgiOptions(Settings, heading="server, with --engine tgi"):
-    """text-generation-inference's launcher arguments, with its defaults."""
-
-    engine: Engine = "tgi"
-    max_batch_prefill_tokens: Size | None = Field(
-        None,
-        description="tokens of a prefill (default: what the card computes in a second, at most the"
-        " model's positions; of cards that the launcher does not know 4096)",
-    )
-    max_input_tokens: Size | None = Field(
-        None, description="tokens of a prompt (default: one less than max_total_tokens)"
-    )
-    max_total_tokens: Size | None = Field(
-        None, description="tokens of the longest request (default: what the cache holds)"
-    )
-    max_concurrent_requests: Size = Field(128, description="requests that are taken at once")
-    cuda_memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="the part of the card that the server may take, of which it leaves a tenth"
-    )
-    num_shard: Size = Field(1, description="cards that share each layer")
-    quantize: TgiQuantisation | None = Field(
-        None, description="of the weights: has no rules here (vllm's --quantization has)"
-    )
-    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = Field(
-        None, description="of keys and values (default: the weights')"
-    )
-
-    def problems(self) -> Iterable[str]:
-        """Yield what the launcher refuses."""
-        prompt, total = self.max_input_tokens, self.max_total_tokens
-        if prompt is not None and total is not None and prompt >= total:
-            yield f"max_input_tokens is {prompt}; it has to be less than max_total_tokens {total}"
-
-
-AnyOptions = type[ServeOptions] | type[SglangOptions] | type[LlamaCppOptions] | type[TgiOptions]
-
-CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2")
+CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 """Of keys and values, in the words of all engines."""
 
 OPTIONS: Mapping[str, AnyOptions] = {
     "vllm": ServeOptions,
     "sglang": SglangOptions,
     "llama.cpp": LlamaCppOptions,
-    "tgi": TgiOptions,
 }
 """The options of each engine whose rules are known."""

@@ -170,14 +170,14 @@ def _running(tokens: int, longest: int, options: SglangOptions) -> int:
     return min(max(int(tokens / longest * 512), _LEAST_REQUESTS), _MOST_REQUESTS)
 
 
-def total_mib(gpu: Gpu) -> int:
+def _total_mib(gpu: Gpu) -> int:
     """Return nvidia-smi's total of a card; where nobody published it, the driver's."""
     return _TOTALS.get(gpu.key, gpu.capacity_bytes // _MIB)
 
 
 def _by_size(gpu: Gpu, tp: int) -> tuple[int, int]:
     """Return the default prefill chunk, and the requests of the largest CUDA graph."""
-    total = total_mib(gpu)
+    total = _total_mib(gpu)
     for gib, chunk, few, many in _BY_SIZE:
         if total < gib * 1024:
             return chunk, few if tp < _MANY_CARDS else many
@@ -185,7 +185,7 @@ def _by_size(gpu: Gpu, tp: int) -> tuple[int, int]:
 
 
 def _fraction(gpu: Gpu, options: SglangOptions, chunk: int, graph: int) -> float:
-    total = total_mib(gpu)
+    total = _total_mib(gpu)
     kept = 512 + max(chunk, 2048) * 1.5 + (options.cuda_graph_max_bs or graph) * 2
     kept += options.tensor_parallel_size * options.pipeline_parallel_size / 8 * 1024
     if total > 60 * 1024:
