@@ -227,6 +227,22 @@ class TestCheckpoint:
             # a, y, the seed, three recomputed, one gradient
             assert most == 7 * KIB
 
+    def test_a_selective_one_makes_what_it_saves_in_forward_alone(self) -> None:
+        def run(w: Tensor, x: Tensor) -> Tensor:
+            return gelu(linear(gelu(linear(x, w)), w))
+
+        made: dict[bool, tuple[int, int]] = {}
+        for saves in (False, True):
+            with recording(Platform()) as tape:
+                y = checkpoint(
+                    run, weight(16, 16), weight(16, 16), policy=lambda s=saves: lambda _: s
+                )
+                held, forward = alive(tape), len(allocated(tape))
+                run_backward(y)
+            made[saves] = held, len(allocated(tape)) - forward
+        # two products of 1 KiB are kept besides the weights and y, and not made again
+        assert made[True] == (made[False][0] + 2 * KIB, made[False][1] - 2)
+
     def test_without_gradients_it_is_a_plain_call(self) -> None:
         with recording(Platform()), no_grad():
             assert checkpoint(gelu, weight(256)).node is None

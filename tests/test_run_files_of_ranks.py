@@ -156,12 +156,17 @@ def test_torchtitans_ranks_of_one_sequence_share_parameters(job):
     assert fields.layout.shards == fields.ranks
 
 
+def test_torchtitans_op_saves_the_outputs_of_some_operations(job):
+    keys = 'mode = "selective"\nselective_ac_option = "op"'
+    assert job(TITAN.replace('mode = "full"', keys), model=None).job.checkpointing == "selective-op"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ('flavor = "debugmodel"', 'flavor = "9B"', "flavor '9B' is not modelled"),
         ('name = "llama3"', 'name = "deepseek_v3"', "model 'deepseek_v3' is not modelled"),
-        ('mode = "full"', 'selective_ac_option = "op"', "checkpointing of operations"),
+        ('mode = "full"', 'selective_ac_option = "3"', "selective_ac_option '3' is not modelled"),
         ("tensor_parallel_degree = 2", "tensor_parallel_degree = 0", "tensor_parallel_degree is 0"),
     ],
 )

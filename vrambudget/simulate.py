@@ -33,7 +33,7 @@ from vrambudget.training.loops.run import LoopSettings, Run
 if TYPE_CHECKING:
     from vrambudget.parallel.rank import Ranked
 
-_EVERY = {"none": 1, "full": 1, "selective-2": 2}
+_EVERY = {"selective-2": 2}
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
 
@@ -93,7 +93,8 @@ def simulate_routed(
         experts=job.experts,
         routing=routing,
         checkpointing=job.checkpointing != "none",
-        checkpoint_every=_EVERY[job.checkpointing],
+        checkpoint_every=_EVERY.get(job.checkpointing, 1),
+        checkpoint_operations=job.checkpointing == "selective-op",
         use_cache=job.use_cache,
         full_rows=job.causal_mask == "skipped",
         transformers=as_numbers(followed_version(job.transformers, config.followed_in)),

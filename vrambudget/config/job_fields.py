@@ -129,9 +129,9 @@ class JobFields(TypedDict, total=False):
     """How tokens spread over experts, if that decides memory (--experts eager): uniform, collapsed
     (all tokens to the same few), or the worse of both.
     """
-    checkpointing: Literal["none", "full", "selective-2"]
-    """Full: keep only each layer's input, and run the layer again in backward; selective-2: of
-    every second layer (torchtitan).
+    checkpointing: Literal["none", "full", "selective-2", "selective-op"]
+    """Full: keep only each layer's input, and run the layer again in backward; selective-2: every
+    second layer; selective-op: keep attention's outputs and every second product's (torchtitan).
     """
     use_cache: bool
     """A decoder caches keys and values in training, too (default: as its configuration says, which

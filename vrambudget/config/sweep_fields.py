@@ -104,7 +104,8 @@ class SweepFields(TypedDict, total=False):
         | Iterable[Literal["uniform", "collapsed", "worst"]]
     )
     checkpointing: (
-        Literal["none", "full", "selective-2"] | Iterable[Literal["none", "full", "selective-2"]]
+        Literal["none", "full", "selective-2", "selective-op"]
+        | Iterable[Literal["none", "full", "selective-2", "selective-op"]]
     )
     use_cache: bool | Iterable[bool]
     dropout: float | Iterable[float | None] | None

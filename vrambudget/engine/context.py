@@ -50,6 +50,7 @@ class ModelOptions:
     routing: str = "uniform"  # or "collapsed": how tokens spread over experts
     checkpointing: bool = False
     checkpoint_every: int = 1  # every layer, or every n-th
+    checkpoint_operations: bool = False  # a layer's checkpoint saves what some operations make
     use_cache: bool = False  # a decoder called without saying so keeps keys and values
     full_rows: bool = True  # what is read back: neither packed nor padded, so sdpa needs no mask
     transformers: tuple[int, int] = (5, 17)

@@ -20,6 +20,7 @@ Source: aten/src/ATen/native/Linear.cpp, LinearAlgebra.cpp (matmul); tools/autog
 from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import lower_precision
 from vrambudget.engine.autograd import Saved, keep, record
+from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty
 from vrambudget.ops.shape import expand, flatten_rows, reshape, view
@@ -98,8 +99,13 @@ def _product(
         keep(weight.detach() if transposed and weight.is_swapped else weight, when=x.requires_grad),
     )
     context.operation = name
-    y = empty((x.shape[0], features), x.dtype)
-    cublas_workspace(epilogue=bias is not None and 1 not in weight.shape)
+
+    def multiplied() -> tuple[Tensor]:
+        y = empty((x.shape[0], features), x.dtype)
+        cublas_workspace(epilogue=bias is not None and 1 not in weight.shape)
+        return (y,)
+
+    (y,) = results_of(name, multiplied)
     x_shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
     weight_strides = weight.strides if transposed else None
     needs_x, needs_weight = x.requires_grad, weight.requires_grad

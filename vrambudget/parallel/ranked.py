@@ -114,6 +114,8 @@ def refuse(job: Job, layout: Layout) -> None:
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "context parallelism's evaluation": layout.cp > 1 and job.mode == "eval",
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
+        "checkpointing by operation with context parallelism": layout.cp > 1
+        and job.checkpointing == "selective-op",
         "LoRA in a pipeline": layout.pp > 1 and job.lora_rank is not None,
     }
     for what, is_asked in problems.items():

@@ -117,6 +117,8 @@ def _activations(budget: Budget) -> str:
         return "each layer's input, one layer recomputed"
     if budget.job["checkpointing"] == "selective-2":
         return "of every second layer, inputs of the others"
+    if budget.job["checkpointing"] == "selective-op":
+        return "of attention and every second product, layers' inputs"
     return "saved for backward"
 
 

@@ -24,6 +24,7 @@ _CHECKPOINTING = {
     "none": [],
     "full": ["checkpointing"],
     "selective-2": ["checkpointing of every second layer"],
+    "selective-op": ["checkpointing by operation"],
 }
 
 

@@ -9,7 +9,7 @@ ExpertsImplementation = Literal["grouped_mm", "eager"]
 Routing = Literal["uniform", "collapsed", "worst"]
 ROUTINGS = ("uniform", "collapsed")
 """How tokens can spread over experts, from one extreme to the other."""
-Checkpointing = Literal["none", "full", "selective-2"]
+Checkpointing = Literal["none", "full", "selective-2", "selective-op"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Load = Literal["device-map", "to", "to-half"]
 
@@ -29,7 +29,8 @@ class Modules(Settings, heading="model"):
     checkpointing: Checkpointing = Field(
         "none",
         description="full: keep only each layer's input, and run the layer again in backward;"
-        " selective-2: of every second layer (torchtitan)",
+        " selective-2: every second layer; selective-op: keep attention's outputs and every second"
+        " product's (torchtitan)",
     )
     use_cache: bool = Field(
         default=False,

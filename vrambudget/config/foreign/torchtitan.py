@@ -101,6 +101,8 @@ IGNORED_GROUPS = (
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
 )
 
+_SELECTIVE = {"1": "full", "2": "selective-2", "op": "selective-op"}
+
 DEFAULTS: dict[str, Any] = {
     "batch": 8,
     "block": 2048,
@@ -127,7 +129,7 @@ def model_of(flavor: str) -> dict[str, Any]:
 def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with what several keys say together: checkpointing.
 
-    Raises NotModelledError for other models and for checkpointing of single operations.
+    Raises NotModelledError for other models and for checkpointing of every n-th layer, n > 2.
     """
     if (name := keys.get("model.name", "llama3")) != "llama3":
         raise NotModelledError(f"torchtitan's model {name!r} is not modelled: llama3 is")
@@ -136,14 +138,13 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     fields.setdefault("optimizer_impl", DEFAULTS["optimizer_impl"])
     if mode != "selective":
         return fields
-    if option not in {"1", "2"}:
+    if option not in _SELECTIVE:
         raise NotModelledError(
-            f"torchtitan's selective checkpointing of operations (selective_ac_option {option!r})"
-            " is not modelled",
-            hint="mode full, none, or every layer (1) or second layer (2) are; `vrambudget rehearse"
+            f"torchtitan's selective_ac_option {option!r} is not modelled",
+            hint="every layer (1), every second layer (2) and op are; `vrambudget rehearse"
             " --ranks N -- python -m torchtitan.train` runs it",
         )
-    return {**fields, "checkpointing": "full" if option == "1" else "selective-2"}
+    return {**fields, "checkpointing": _SELECTIVE[option]}
 
 
 def of_ranks_of(keys: Mapping[str, Any]) -> dict[str, Any]:

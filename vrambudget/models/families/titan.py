@@ -9,6 +9,7 @@ Not modelled: flex attention, attention masks, float8, MoE layers.
 """
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Literal, Self
 
 from vrambudget.config.fields.batches import Task
@@ -17,7 +18,7 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import complex64, float32
 from vrambudget.engine.autocast import to
-from vrambudget.engine.checkpoint import checkpoint
+from vrambudget.engine.checkpoint import Policy, checkpoint
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
@@ -32,6 +33,8 @@ from vrambudget.ops.loss import cross_entropy
 from vrambudget.ops.norm import rms_norm
 from vrambudget.ops.shape import contiguous, expand, reshape, transpose, unsqueeze, view
 from vrambudget.tape.events import Purpose
+
+_SAVED = {"flash_attention", "efficient_attention", "cudnn_attention", "reduce_scatter_tensor"}
 
 
 class RMSNorm(Module):
@@ -102,6 +105,19 @@ class FeedForward(Module):
         return y
 
 
+def saved_operations() -> Policy:
+    """Return which outputs op-level checkpointing saves: every second product's, attention's, ...
+
+    Source: torchtitan/distributed/activation_checkpoint.py (_apply_op_sac).
+    """
+    products = count()
+
+    def saves(operation: str) -> bool:
+        return next(products) % 2 == 0 if operation == "mm" else operation in _SAVED
+
+    return saves
+
+
 class Block(Layer):
     """TransformerBlock; checkpoint_wrapper is inside what wraps a block."""
 
@@ -116,7 +132,8 @@ class Block(Layer):
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         if self.recomputes and self.training:
-            y: Tensor = checkpoint(self.compute, x, table)
+            policy = saved_operations if context.options.checkpoint_operations else None
+            y: Tensor = checkpoint(self.compute, x, table, policy=policy)
             return y
         return self.compute(x, table)
 
@@ -188,7 +205,7 @@ class TitanConfig(ModelConfig):
     max_seq_len: Size | None = None
     block: Size = 8192
 
-    checkpointing = ("none", "full", "selective-2")
+    checkpointing = ("none", "full", "selective-2", "selective-op")
     reads_attention_mask = False
     loads_in_4bit = False
     followed_in = ()

@@ -25,6 +25,7 @@ to 0.7 MB.
 
 from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
 from vrambudget.ops.attention.layout import Layout, dense_strides
@@ -45,7 +46,10 @@ def cudnn_attention(
     wanted = any(x.requires_grad for x in (q, k, v))
     kept = tuple(keep(x, when=wanted) for x in inputs)
     records = wanted and context.grad_enabled
-    results = cudnn_forward(q, k, v, dropout, with_logsumexp=records)
+    results = results_of(
+        "cudnn_attention",
+        lambda: cudnn_forward(q, k, v, dropout, with_logsumexp=records),
+    )
     kept += tuple(keep(x, when=wanted) for x in results)
     out = results[0]
     lies = tuple(Layout.of(x) for x in (q, k, v, out))

@@ -21,6 +21,7 @@ Not modelled: batches of more than 65535, deterministic algorithms, nested tenso
 
 from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes
 from vrambudget.engine.versions import torch_since
@@ -41,7 +42,10 @@ def efficient_attention(
     wanted = any(x is not None and x.requires_grad for x in inputs)
     kept = tuple(keep(x, when=wanted) for x in inputs)
     records = context.grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad)
-    results = efficient_forward(q, k, v, dropout, with_logsumexp=records)
+    results = results_of(
+        "efficient_attention",
+        lambda: efficient_forward(q, k, v, dropout, with_logsumexp=records),
+    )
     kept += tuple(keep(x, when=wanted) for x in results)
     out = results[0]
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype

@@ -20,6 +20,7 @@ import math
 
 from vrambudget.dtypes import DType, float32, int64
 from vrambudget.engine.autograd import keep, record
+from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty
 from vrambudget.engine.versions import torch_since
@@ -43,7 +44,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout: float) -> Tenso
 def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     kept = [keep(x, when=wanted) for x in (q, k, v)]
-    results = flash_forward(q, k, v, dropout)
+    results = results_of("flash_attention", lambda: flash_forward(q, k, v, dropout))
     kept += [keep(x, when=wanted) for x in results]
     out = results[0]
     lies = tuple(Layout.of(x) for x in (q, k, v, out))

@@ -11,6 +11,7 @@ torch/distributed/tensor/placement_types.py (Shard, Partial).
 Not modelled: dimensions that the ranks cut unevenly, which are padded.
 """
 
+from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, numel
 from vrambudget.errors import NotModelledError
@@ -43,7 +44,7 @@ def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
         context.operation = "cat"
         copy = empty(x.shape, x.dtype)
     context.operation = "reduce_scatter_tensor"
-    part = empty(part_of(x, dim, group), x.dtype)
+    (part,) = results_of(context.operation, lambda: (empty(part_of(x, dim, group), x.dtype),))
     del copy
     return part
 
