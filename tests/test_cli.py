@@ -14,7 +14,7 @@ from vrambudget.budget import Budget
 from vrambudget.cli import main
 from vrambudget.cli.examples import COMMON
 from vrambudget.cli.job_options import add_job_options
-from vrambudget.cli.output import telling
+from vrambudget.cli.output import progress_of
 from vrambudget.cli.parser import COMMANDS, Parser
 from vrambudget.config.job import Job
 from vrambudget.planning import advice
@@ -131,9 +131,9 @@ def test_what_takes_long_is_told_on_a_terminal_alone_and_erased(capsys, monkeypa
     monkeypatch.setattr("vrambudget.cli.output._PATIENCE", -1.0)
     for terminal, told in ((False, ""), (True, "looking ...\r\x1b[K")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with telling("looking") as tell:
-            tell()
-            tell()
+        with progress_of("looking") as progress:
+            progress()
+            progress()
         assert capsys.readouterr().err == told
 
 

@@ -38,7 +38,7 @@ def test_srun_inside_of_a_job_takes_its_tasks_from_slurm_s_variables():
     job = {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}
     found = placed(["srun", "python", "t.py"], job)
     assert (found.ranks, found.each) == (8, 4)
-    told = found.told(6)
+    told = found.variables(6)
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES")
     assert [told[name] for name in names] == ["6", "2", "1", "8", "2"]
 
@@ -51,7 +51,7 @@ def test_variables_before_a_command_are_given_to_it():
 
 
 def test_mpi_tells_a_rank_its_place_and_the_variables_of_its_options():
-    told = placed(["mpirun", "-n", "4", "-x", "A=b=c", "python", "t.py"], {}).told(3)
+    told = placed(["mpirun", "-n", "4", "-x", "A=b=c", "python", "t.py"], {}).variables(3)
     assert (told["OMPI_COMM_WORLD_RANK"], told["OMPI_COMM_WORLD_LOCAL_SIZE"]) == ("3", "4")
     assert told["A"] == "b=c"
 

@@ -321,9 +321,9 @@ def test_every_key_stands_for_fields_that_there_are(known):
         if isinstance(meaning, Choice):
             assert all(set(fields) <= set(Job.model_fields) for fields in meaning.of.values())
     assert set(known.defaults) <= set(Job.model_fields)
-    assert known.tells <= set(known.table)
+    assert known.marks <= set(known.table)
 
 
 def test_each_format_is_told_by_each_of_its_own_keys():
     for known in FORMATS:
-        assert format_of(dict.fromkeys(known.tells)) is known
+        assert format_of(dict.fromkeys(known.marks)) is known

@@ -74,7 +74,7 @@ def run_file(rng: Random) -> tuple[str, bytes]:
     """Return the suffix and the bytes of a file that describes a run."""
     known = rng.choice(FORMATS)
     count = min(len(known.table), rng.randrange(6))
-    keys = [*rng.sample(sorted(known.table), count), *rng.sample(sorted(known.tells), 1)]
+    keys = [*rng.sample(sorted(known.table), count), *rng.sample(sorted(known.marks), 1)]
     keys += rng.sample(sorted(Job.model_fields), rng.choice((0, 0, 0, 1)))
     keys = [key for key in dict.fromkeys(keys) if key != known.model_key]
     suffix = rng.choice((".yaml", ".yaml", ".toml", ".json"))

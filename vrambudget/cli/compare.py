@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
     if rows[-1]["estimate"] > room_bytes:  # where PyTorch returns cached segments
         say("note: more is reserved than this GPU has: name a larger --gpu to compare those bytes")
-    told = _compared(scenario, tape, rehearsal) if args.events else ""
-    emit(_render(rows, rehearsal, told, args), args)
+    events = _compared(scenario, tape, rehearsal) if args.events else ""
+    emit(_render(rows, rehearsal, events, args), args)
     return DONE if all(row["estimate"] == row["rehearsal"] for row in rows) else DOES_NOT_FIT
 
 
@@ -93,18 +93,21 @@ def _rows(
 
 
 def _render(
-    rows: Sequence[Mapping[str, Any]], rehearsal: JobRehearsal, told: str, args: argparse.Namespace
+    rows: Sequence[Mapping[str, Any]],
+    rehearsal: JobRehearsal,
+    events: str,
+    args: argparse.Namespace,
 ) -> str:
     output = chosen_format(args)
     if output == "json":
         found = {"gpu": rehearsal.gpu, "versions": rehearsal.versions, "peaks": rows}
-        return json.dumps({**found, **({"events": told} if told else {})}, indent=2)
+        return json.dumps({**found, **({"events": events} if events else {})}, indent=2)
     table = render_rows(_columns(args.measure), rows, output)
     if output == "csv":
         return table
     versions = ", ".join(f"{name} {version}" for name, version in rehearsal.versions.items())
     head = f"rehearsed on a virtual {rehearsal.gpu}; {versions}"
-    return "\n\n".join(filter(None, (head, table, told)))
+    return "\n\n".join(filter(None, (head, table, events)))
 
 
 def _columns(measured: bool) -> list[Column]:  # noqa: FBT001 - private
@@ -119,11 +122,13 @@ def _bytes(n: int | None) -> str:
 def _compared(scenario: Scenario, tape: Tape, rehearsal: JobRehearsal) -> str:
     both = of_tape(tape), of_events(rehearsal.events)
     if scenario.job.compile:
-        return _told(scenario, *map(after_first_step, both))
-    return _told(scenario, *both)
+        return _first_difference(scenario, *map(after_first_step, both))
+    return _first_difference(scenario, *both)
 
 
-def _told(scenario: Scenario, ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> str:
+def _first_difference(
+    scenario: Scenario, ours: Sequence[Allocation], theirs: Sequence[Allocation]
+) -> str:
     found = first_difference(ours, theirs)
     if found is None:
         return f"all {len(ours):,} allocations of {scenario.job.steps} steps are equal, in order"

@@ -13,7 +13,7 @@ from vrambudget.cli.output import (
     add_output_options,
     chosen_format,
     emit,
-    telling,
+    progress_of,
     wants_colour,
     width,
 )
@@ -110,8 +110,8 @@ def _advice(followed: Traced) -> "Advice":
     """Return what would help; on a terminal a line says that it is being worked out."""
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - needed last
 
-    with telling("working out what would help") as tell:
-        return advise_on(followed, tell, forks=True)
+    with progress_of("working out what would help") as progress:
+        return advise_on(followed, progress, forks=True)
 
 
 def _draw(scenario: Scenario, args: argparse.Namespace) -> int:

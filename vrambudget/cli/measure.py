@@ -19,7 +19,7 @@ from typing import get_args
 
 from vrambudget.cli import DONE, FAILED
 from vrambudget.cli.job_options import add_job_options, job_fields
-from vrambudget.cli.records import append_record, told
+from vrambudget.cli.records import append_record, summary
 from vrambudget.cli.streams import say
 from vrambudget.config.record import read_records
 from vrambudget.errors import VramBudgetError
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             failed += 1
             say(error.render())
             continue
-        say(told(record))
+        say(summary(record))
         append_record(record, args.output)
     return FAILED if failed else DONE
 
@@ -98,11 +98,11 @@ def _context(output: Path | None) -> int:
     record = measure_context()
     say(f"{record['card']}: what the driver takes beside PyTorch's allocator")
     for step, read in record["context"].items():
-        told_by = ", ".join(
+        counters = ", ".join(
             f"{'unknown' if read[how] is None else format_bytes(read[how])} by {how}"
             for how in ("mem_get_info", "nvml")
         )
-        say(f"  {step}: {told_by}")
+        say(f"  {step}: {counters}")
     say(f"  {json.dumps(record['versions'])}")
     append_record(record, output)
     return DONE

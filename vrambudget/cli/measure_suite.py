@@ -48,7 +48,7 @@ def run_suite(suite: SuiteName, output: Path | None, minutes: float | None = Non
             found.left = len(rows) - number
             break
         found.measure(row, gpu)
-    put(f"{found.told()}\n")
+    put(f"{found.summary()}\n")
     return FAILED if found.failed else DONE
 
 
@@ -106,7 +106,7 @@ class _Found:
         self.skipped += 1
         say(f"{row.id}: not measured: {why}")
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return how it went, in a line."""
         full = [check for check in self.checks if check.ran_out_of_memory]
         exact = [check for check in self.checks if all(check.error(c) == 0 for c in PEAKS)]

@@ -95,12 +95,12 @@ def emit(parts: str | Iterable[str], args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def telling(what: str) -> Iterator[Callable[[], None]]:
+def progress_of(what: str) -> Iterator[Callable[[], None]]:
     """Give a function to call now and then: it shows `what` on a terminal if it takes long."""
     start, shown = time.monotonic(), False
     wants = sys.stderr is not None and sys.stderr.isatty()
 
-    def tell() -> None:
+    def show() -> None:
         nonlocal shown
         if not shown and wants and time.monotonic() - start > _PATIENCE:
             shown = True
@@ -108,7 +108,7 @@ def telling(what: str) -> Iterator[Callable[[], None]]:
             sys.stderr.flush()
 
     try:
-        yield tell
+        yield show
     finally:
         if shown:
             sys.stderr.write(_ERASE_LINE)
@@ -118,8 +118,8 @@ def telling(what: str) -> Iterator[Callable[[], None]]:
 @contextmanager
 def working_on(what: str) -> Iterator[None]:
     """Show `what` on a terminal if what is inside takes long, which need not call anything."""
-    with telling(what) as tell:
-        timer = Timer(1.1 * _PATIENCE, tell)
+    with progress_of(what) as show:
+        timer = Timer(1.1 * _PATIENCE, show)
         timer.start()
         try:
             yield

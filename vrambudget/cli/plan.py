@@ -12,7 +12,7 @@ from typing import get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
-from vrambudget.cli.output import add_output_options, chosen_format, emit, telling
+from vrambudget.cli.output import add_output_options, chosen_format, emit, progress_of
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.gpus import count_of_gpus, find_gpu, on_nodes
 from vrambudget.errors import VramBudgetError
@@ -114,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
     wish = replace(wish, margin_bytes=margin_bytes(args.margin, scenario.gpu))
     if args.tool is not None:
         model_id(scenario)  # an error where the tool has no such model
-    with telling("looking for recipes") as tell:
-        found = plan_for(scenario, wish, tell)
+    with progress_of("looking for recipes") as progress:
+        found = plan_for(scenario, wish, progress)
     if args.tool is not None:
         emit(_written(found, scenario, args), args)
         return DONE

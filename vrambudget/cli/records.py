@@ -19,7 +19,7 @@ def append_record(record: Mapping[str, Any], output: Path | None) -> None:
         append_line(output, line)
 
 
-def told(record: Mapping[str, Any]) -> str:
+def summary(record: Mapping[str, Any]) -> str:
     """Return a record as one line of text."""
     measured = record["measured"]
     if "oom" in measured:

@@ -28,7 +28,7 @@ from vrambudget.cli import DOES_NOT_FIT, DONE, FAILED
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import emit
 from vrambudget.cli.parser import Parser
-from vrambudget.cli.records import append_record, told
+from vrambudget.cli.records import append_record, summary
 from vrambudget.cli.streams import say
 from vrambudget.config.fields.ranks import Ranks
 from vrambudget.config.gpus import Gpu, find_gpu
@@ -254,7 +254,7 @@ def _records(args: argparse.Namespace) -> int:
             versions=found.versions,
             machine={"capacity_bytes": gpu.capacity_bytes, "outside_bytes": gpu.context_bytes},
         )
-        _say(told(record))
+        _say(summary(record))
         append_record(record, args.output)
     return FAILED if failed else DONE
 

@@ -27,7 +27,7 @@ from vrambudget.config.foreign.meanings import (
     Uncounted,
 )
 from vrambudget.config.foreign.words import words_of
-from vrambudget.config.options import is_switch, option_of, told
+from vrambudget.config.options import is_switch, option_of, option_words
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -62,7 +62,7 @@ class _Reading:
     def __init__(self, table: Mapping[str, Meaning], own: Collection[str]) -> None:
         self.table, self.own = table, own
         self.ignored: list[str] = []
-        self._told: dict[str, Any] = {}
+        self._stated: dict[str, Any] = {}
         self._assumed: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> list[str]:
@@ -74,7 +74,7 @@ class _Reading:
             name = written.replace("_", "-") if written.startswith("--") else written
             meaning = self.table.get(name.removeprefix("--").replace("-", "_"))
             if name in self.own and sign and is_switch(field := _field(name)):
-                given += told({field: _truth(word, value)})
+                given += option_words({field: _truth(word, value)})
                 continue
             if name in self.own or meaning is None or not written.startswith("--"):
                 given.append(f"{name}{sign}{value}" if name in self.own else word)
@@ -91,35 +91,35 @@ class _Reading:
         if isinstance(meaning, Ignored | Ranks):
             self.ignored.append(name)
             return
-        told = meaning.told(value)
-        missing = told.noted if isinstance(meaning, Uncounted) else told.uncounted
-        if missing or told.uncounted:
+        found = meaning.translate(value)
+        missing = found.noted if isinstance(meaning, Uncounted) else found.uncounted
+        if missing or found.uncounted:
             raise NotModelledError(
-                f"{name} has no counterpart here: {missing or told.uncounted}",
+                f"{name} has no counterpart here: {missing or found.uncounted}",
                 hint=f"known are {', '.join(meaning.of)}"
                 if isinstance(meaning, Choice)
                 else _OTHERWISE,
             )
-        if told.noted:
-            self.ignored.append(f"{name} ({told.noted})")
-        self._told.update(told.fields)
-        self._assumed.update(told.assumed)
+        if found.noted:
+            self.ignored.append(f"{name} ({found.noted})")
+        self._stated.update(found.fields)
+        self._assumed.update(found.assumed)
 
     def _more_targets(self, left: deque[str]) -> None:
         """Take the further words of a list, as TRL's command line has it."""
-        names = [self._told["lora_targets"]]
+        names = [self._stated["lora_targets"]]
         while left and not left[0].startswith("-"):
             names.append(left.popleft())
-        self._told["lora_targets"] = ",".join(names)
+        self._stated["lora_targets"] = ",".join(names)
 
     def _implied(self, given: Sequence[str]) -> list[str]:
         """Return what foreign words stand for as options, but for those that are given already."""
         named = {word.partition("=")[0] for word in given}
         words = list[str]()
-        for field, value in settled({**self._assumed, **self._told}).items():
+        for field, value in settled({**self._assumed, **self._stated}).items():
             option = option_of(field)
             if isinstance(value, bool):
-                words += told({field: value})
+                words += option_words({field: value})
             elif option not in named and option in self.own:
                 words += [option, _text(value)]
         return words

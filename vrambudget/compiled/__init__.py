@@ -1,6 +1,6 @@
 """`torch.compile`, followed: PyTorch's own compiler runs for a card that is not there.
 
-    dispatch.py    what PyTorch's C++ is told of tensors on the card
+    dispatch.py    what PyTorch's C++ sees of tensors on the GPU
     card.py        the card that torch.cuda and Inductor ask about
     asked.py       whether a job is compiled; imports nothing else here
     simulated.py   a job, simulated; twice where padding decides
@@ -9,7 +9,7 @@
     cache.py       what was compiled once, kept
     process.py     functions called in a process of their own: what ends that one does not end ours
     server.py      that process: it imports torch once, and forks for each job
-    findings.py    what the compiler told, for the report
+    findings.py    what the compiler reported, for the report
     python_ops.py  operations whose C++ asks what only a card could answer
     attention.py   which kernel scaled_dot_product_attention takes, and what it is called with
     inductor.py    Inductor's wrappers run; its kernels are neither built nor launched

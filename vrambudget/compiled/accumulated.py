@@ -1,7 +1,7 @@
 """Gradients that PyTorch's engine adds up: in place on a card, into a new tensor where it is fake.
 
 The second gradient of a tensor that is used twice is added into the first if nobody else holds it.
-C++ never does so with a subclass of Tensor, which a fake one is, so it is told apart here: the
+C++ never does so with a subclass of Tensor, which a fake one is, so it is distinguished here: the
 first gradient was there before the node that made the second, and only C++ holds it.
 
 Source: torch/csrc/autograd/input_buffer.cpp (accumulate, can_accumulate_inplace).

@@ -46,16 +46,16 @@ def original(module: Any) -> Any:
     backend = module.dynamo_ctx.callback
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
-    for told in _not_plain(backend):
+    for given in _not_plain(backend):
         raise NotModelledError(
-            f"torch.compile with {told} is not modelled",
+            f"torch.compile with {given} is not modelled",
             hint="`vrambudget rehearse` runs any script",
         )
     return module._orig_mod
 
 
 def _not_plain(backend: Any) -> Iterator[str]:
-    """Yield what a backend has been told besides the defaults, in torch.compile's words."""
+    """Yield what a backend has been given besides the defaults, in torch.compile's words."""
     name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", str(backend))
     if name != "inductor":
         yield f"backend={name!r}"

@@ -2,8 +2,8 @@
 
 A file is named by a digest of all that decides: the model's keys, the job, the platform, the
 installed versions of torch and transformers, and this package's own code. It holds a tape and what
-the compiler told, as JSON. A file that cannot be read, or is somebody else's, is as none; a folder
-that cannot be written to keeps nothing.
+the compiler reported, as JSON. A file that cannot be read, or is somebody else's, is as none; a
+folder that cannot be written to keeps nothing.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def _own_code() -> str:
 
 
 def kept(place: Path) -> tuple[Tape, dict[str, int]] | None:
-    """Return the tape and the numbers that a file holds, and let `findings` be what it tells."""
+    """Return the tape and the numbers that a file holds, and let `findings` report what it says."""
     text = read_kept(place, _MOST_BYTES)
     if text is None:
         return None
@@ -74,12 +74,12 @@ def keep(place: Path, found: bytes) -> None:
 
 def written(tape: Tape, numbers: Mapping[str, int]) -> bytes:
     """Return a tape, its numbers and `findings` as JSON."""
-    found = {"tape": _plain(tape), "numbers": dict(numbers), "findings": findings.told()}
+    found = {"tape": _plain(tape), "numbers": dict(numbers), "findings": findings.as_dict()}
     return json.dumps(found).encode()
 
 
 def read(text: bytes) -> tuple[Tape, dict[str, int]]:
-    """Return the tape and the numbers that were written, and let `findings` be what is told."""
+    """Return the tape and the numbers that were written, and put back what `findings` had."""
     found = json.loads(text)
     tape = _tape(found["tape"])
     findings.take(found["findings"])

@@ -53,7 +53,7 @@ class CompiledConfig(ModelConfig):
         return super().for_job(job).model_copy(update={"job": job})
 
     def notes(self) -> Iterator[str]:
-        """Yield what the compiler told."""
+        """Yield what the compiler reported."""
         yield from findings.notes()
 
     def doubts(self) -> Iterator[str]:

@@ -231,8 +231,8 @@ class _Laid:
         """Return a module's path, its numbers on planes."""
         numbers = [[[*map(int, _NUMBER.findall(path))] for path in paths] for paths in (a, b)]
         columns = zip(zip(*numbers[0], strict=True), zip(*numbers[1], strict=True), strict=True)
-        told = iter([self._on_plane([*ours], [*theirs], k) for ours, theirs in columns])
-        return _NUMBER.sub(lambda _: str(next(told)), a[0])
+        answers = iter([self._on_plane([*ours], [*theirs], k) for ours, theirs in columns])
+        return _NUMBER.sub(lambda _: str(next(answers)), a[0])
 
     def tape(self, moved: dict[int, int]) -> Tape:
         """Return the tape. Raises UnevenError if a storage is freed that does not live."""

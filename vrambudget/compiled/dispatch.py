@@ -1,9 +1,9 @@
-"""What PyTorch's C++ is told of fake tensors on the card, so that its autograd runs without one.
+"""What PyTorch's C++ sees of fake tensors on the GPU, so that its autograd runs without one.
 
-C++ asks a fake tensor for its device through Python (`prim.device`). Told "cuda", autograd looks
-for streams and a device count, which a build without CUDA has not, nor one without a card. Told
-"xla", it runs on the caller's thread without streams, and autocast takes the tensor as one of
-CUDA's (`is_autocast_eligible`). Python code goes on seeing cuda:0.
+C++ asks a fake tensor for its device through Python (`prim.device`). If it is "cuda", autograd
+looks for streams and a device count, which a build without CUDA or a machine without a GPU lacks.
+If it is "xla", it runs on the caller's thread without streams, and autocast takes the tensor as one
+of CUDA's (`is_autocast_eligible`). Python code goes on seeing cuda:0.
 
 Autograd asks each device type for its guard. PyTorch has none for XLA by itself, so its own
 guard of the type meta, which does nothing, is registered for it, by PyTorch's own function.
@@ -31,7 +31,7 @@ from vrambudget.compiled.config import REHEARSE
 from vrambudget.errors import NotModelledError
 
 CARD = torch.device("cuda:0")
-_TOLD = torch.device("xla:0")
+_FOR_CPP = torch.device("xla:0")
 
 _XLA, _META = 9, 14  # of c10::DeviceType
 _DEVICE_TYPES = 22
@@ -44,7 +44,7 @@ _DEVICE = torch.ops.prim.device.default
 
 
 @contextmanager
-def told_of_the_card() -> Iterator[None]:
+def devices_for_cpp() -> Iterator[None]:
     """Let C++ see tensors on the card as said above inside."""
     _register_guard()
     multithreading = torch.autograd.is_multithreading_enabled()
@@ -60,12 +60,12 @@ def told_of_the_card() -> Iterator[None]:
 
 def _changes() -> Iterator[Any]:
     handlers: Any = fake_tensor._DISPATCH_META_HANDLERS
-    yield patch.dict(handlers, {_DEVICE: _told(handlers[_DEVICE])})
+    yield patch.dict(handlers, {_DEVICE: _device_for_cpp(handlers[_DEVICE])})
     asked = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
 
     def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and _is_on_card(args[0]):
-            return _TOLD
+            return _FOR_CPP
         return asked(cls, func, types, args, kwargs or {})
 
     yield patch.object(FakeTensor, "__torch_dispatch__", classmethod(dispatch))
@@ -76,7 +76,7 @@ def _changes() -> Iterator[Any]:
     yield patch.object(tracer, "__torch_dispatch__", _without_constants(tracer.__torch_dispatch__))
     yield patch.object(FunctionalTensor, "device", property(_functional_device), create=True)
     for kind in (FakeTensor, FunctionalTensor):
-        for name, device in (("is_cuda", CARD), ("is_xla", _TOLD)):
+        for name, device in (("is_cuda", CARD), ("is_xla", _FOR_CPP)):
             answer = property(functools.partial(_is_on, device.type))
             yield patch.object(kind, name, answer, create=True)
     make = torch.Tensor._make_wrapper_subclass
@@ -84,14 +84,14 @@ def _changes() -> Iterator[Any]:
     yield patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None, create=True)
 
 
-def _told(asked: Callable[..., Any]) -> Callable[..., Any]:
-    def told(args: Any) -> Any:
+def _device_for_cpp(asked: Callable[..., Any]) -> Callable[..., Any]:
+    def device(args: Any) -> Any:
         (x,) = args
         while isinstance(x, FunctionalTensor):  # since 2.15 its device is asked of the mode
             x = torch._from_functional_tensor(x.elem)
-        return _TOLD if _is_on_card(x) else asked([x])
+        return _FOR_CPP if _is_on_card(x) else asked([x])
 
-    return told
+    return device
 
 
 def _is_on_card(x: Any) -> bool:
@@ -109,7 +109,7 @@ def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        if device is not None and device.type == _TOLD.type:
+        if device is not None and device.type == _FOR_CPP.type:
             kwargs = {**kwargs, "device": CARD}
         return own(mode, func, types, args, kwargs)
 
@@ -154,7 +154,7 @@ def _made(make: Callable[..., Any]) -> Callable[..., Any]:
     place, asks = 7, 11  # of `device` and `dispatch_device`
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is FunctionalTensor and args[place - 1].type == _TOLD.type:
+        if cls is FunctionalTensor and args[place - 1].type == _FOR_CPP.type:
             given = [*args]
             given[place - 1], given[asks - 1] = CARD, True
             args = tuple(given)

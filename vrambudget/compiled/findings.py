@@ -1,4 +1,4 @@
-"""What the compiler told of the job that was followed last, for its report."""
+"""What the compiler reported of the job that was traced last, for its report."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ class Findings:
     damaged: str = ""  # a file of the cache that was compiled anew
 
     def begin(self, compiler: str, rules: str) -> None:
-        """Forget what was told of another job."""
+        """Forget what was reported of another job."""
         self.compiler, self.rules = compiler, rules
         self.padded = None
         self.asked.clear()
         self.breaks, self.doubts, self.damaged = [], [], ""
 
-    def told(self) -> dict[str, Any]:
-        """Return all that is told, as plain data."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, as plain data."""
         return {
             "compiler": self.compiler,
             "rules": self.rules,
@@ -36,11 +36,11 @@ class Findings:
             "doubts": self.doubts,
         }
 
-    def take(self, told: Mapping[str, Any]) -> None:
-        """Tell what was told before."""
-        self.compiler, self.rules = told["compiler"], told["rules"]
-        self.padded = told["padded"] and tuple(told["padded"])
-        self.breaks, self.doubts, self.damaged = told["breaks"], told["doubts"], ""
+    def take(self, saved: Mapping[str, Any]) -> None:
+        """Report what was reported before."""
+        self.compiler, self.rules = saved["compiler"], saved["rules"]
+        self.padded = saved["padded"] and tuple(saved["padded"])
+        self.breaks, self.doubts, self.damaged = saved["breaks"], saved["doubts"], ""
 
     def notes(self) -> Iterator[str]:
         """Yield what a user should know."""

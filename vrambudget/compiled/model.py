@@ -18,7 +18,7 @@ from torch._dynamo.utils import graph_break_reasons
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.config import REHEARSE
-from vrambudget.compiled.dispatch import told_of_the_card
+from vrambudget.compiled.dispatch import devices_for_cpp
 from vrambudget.compiled.findings import findings
 from vrambudget.compiled.gpu import named
 from vrambudget.compiled.inductor import without_kernels
@@ -47,7 +47,7 @@ def on_card(mode: CardMode) -> Iterator[None]:
         warnings.simplefilter("ignore")  # of PyTorch, about fake tensors
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)
-        stack.enter_context(told_of_the_card())
+        stack.enter_context(devices_for_cpp())
         stack.enter_context(named(context.platform))
         stack.enter_context(in_python())
         stack.enter_context(mode)
@@ -164,11 +164,11 @@ class Compiled(TorchModule):
         except NotModelledError:
             raise
         except Exception as error:
-            told = " ".join(
+            reason = " ".join(
                 str(error).split("\n\n")[0].split()
             )  # "backend='inductor' raised:", then why
             raise NotModelledError(
-                f"{type(self._module).__name__} does not compile: {told or type(error).__name__}",
+                f"{type(self._module).__name__} does not compile: {reason or type(error).__name__}",
                 hint=REHEARSE,
             ) from error
 

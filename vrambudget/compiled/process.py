@@ -52,13 +52,13 @@ def elsewhere(function: Callable[..., Result], *arguments: Any) -> Result:
     request = (str(Path.cwd()), dict(os.environ), list(map(str, sys.path)), job)
     with _turn:
         try:
-            kind, told = _answer(request)
+            kind, answer = _answer(request)
         except BaseException:  # an interrupt
             end()
             raise
     if kind == "failed":
-        raise told
-    return cast("Result", told)
+        raise answer
+    return cast("Result", answer)
 
 
 def _answer(request: tuple[Any, ...]) -> tuple[str, Any]:
@@ -116,13 +116,13 @@ class _Server:
         try:
             self._other.send(request)
             while True:
-                kind, told = self._other.recv()
+                kind, answer = self._other.recv()
                 if kind == "ended":
-                    return found or ("failed", self.lost(told))
-                if kind == "told":
-                    _LOG.log(*told)
+                    return found or ("failed", self.lost(answer))
+                if kind == "log":
+                    _LOG.log(*answer)
                 else:
-                    found = kind, told
+                    found = kind, answer
         except (EOFError, ConnectionError):
             raise _GoneError from None
 

@@ -5,7 +5,7 @@ in PyTorch's C++, main memory that is full) ends neither the next one nor the pr
 
 What is sent back of a job, in turn (process.py reads it):
 
-    ("told", (level, text))    a line of progress
+    ("log", (level, text))    a line of progress
     ("made", value)            what the function returned
     ("failed", error)          what it raised
     ("ended", code)            how the forked process ended; negative: by which signal
@@ -91,7 +91,7 @@ class _Teller(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line."""
-        self._asker.send(("told", (record.levelno, record.getMessage())))
+        self._asker.send(("log", (record.levelno, record.getMessage())))
 
 
 def _portable(error: Exception) -> Exception:

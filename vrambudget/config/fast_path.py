@@ -2,7 +2,7 @@
 
 Plain is what needs no judging: an int for an int, within its bounds, one of a Literal's choices, a
 tuple of names. Nothing is refused here. What is not plain may be right still, and pydantic says so,
-or says what is wrong: it is asked through the same annotations, whose marks tell it what they mean.
+or says what is wrong: it is asked through the same annotations, whose marks say what they mean.
 """
 
 import re
@@ -58,7 +58,7 @@ class Declared:
         )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Tell pydantic of the bounds."""
+        """Pass the bounds to pydantic."""
         schema = inner = handler(source)
         while inner["type"].startswith("function"):
             inner = inner["schema"]
@@ -72,7 +72,7 @@ class Before(NamedTuple):
     function: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Tell pydantic to do it, too."""
+        """Have pydantic do it, too."""
         from pydantic_core.core_schema import (  # noqa: PLC0415 - pydantic is here
             no_info_before_validator_function,
         )

@@ -219,11 +219,11 @@ def remark_on_leak(peaks: Sequence[int], left_bytes: int | None) -> str:
     `peaks` are those of the steps; `left_bytes`: of the GPU after the last of them.
     """
     growth = peaks[-1] - peaks[-2] if len(peaks) > 1 else peaks[-1]
-    told = f"losses are kept with their graphs: each step takes {format_bytes(growth)} more"
+    growing = f"losses are kept with their graphs: each step takes {format_bytes(growth)} more"
     if left_bytes is None or growth <= 0:
-        return told
+        return growing
     last = len(peaks) + max(0, left_bytes) // growth
-    return f"{told}; the GPU is full after about {last:,} steps"
+    return f"{growing}; the GPU is full after about {last:,} steps"
 
 
 def _problems_of_nanogpt(job: "Job") -> Iterator[str]:

@@ -231,8 +231,10 @@ class ModelConfig(Settings):
         for key, value in taken.items():
             is_depth = cls.aliases.get(key, key) in _DEPTHS
             if is_depth and isinstance(value, int) and value > _MOST_LAYERS:
-                told = f"{key} is {show(value)}; more than {_MOST_LAYERS:,} are too many to follow"
-                raise VramBudgetError(told, where=where)
+                message = (
+                    f"{key} is {show(value)}; more than {_MOST_LAYERS:,} are too many to trace"
+                )
+                raise VramBudgetError(message, where=where)
         if "num_labels" not in values and isinstance(labels := values.get("id2label"), dict):
             taken["num_labels"] = len(labels)
         return super().parse({**taken, "unknown_keys": tuple(sorted(others - slips))}, where=where)

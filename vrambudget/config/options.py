@@ -23,7 +23,7 @@ def is_switch(field: str) -> bool:
     return field in EITHER or (known is not None and known.annotation is bool)
 
 
-def told(fields: Mapping[str, Any]) -> list[str]:
+def option_words(fields: Mapping[str, Any]) -> list[str]:
     """Return fields of a job as words of the command line; None says nothing."""
     return [word for field, value in fields.items() for word in _words(field, value)]
 

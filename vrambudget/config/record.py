@@ -27,7 +27,7 @@ _LONGEST_LINE = 2**20
 FOUND = ("measured", "card", "source", "versions", "machine")
 """What a run adds to a job."""
 
-TOLD = ("id", "model", "target", "attention_kernel", "note", "without", "preserve_rng")
+REMARKS = ("id", "model", "target", "attention_kernel", "note", "without", "preserve_rng")
 """What else a record says: `target` is the job's target_len, `note`s are for people; whether
 checkpoints restore random states, which lie in main memory, changes nothing on the GPU."""
 
@@ -38,7 +38,7 @@ bytes, and what the page leaves open."""
 
 def check_keys(record: Mapping[str, Any]) -> None:
     """Raise NotModelledError for keys that no job has."""
-    known = {*Job.model_fields, *FOUND, *TOLD, *PUBLISHED}
+    known = {*Job.model_fields, *FOUND, *REMARKS, *PUBLISHED}
     if is_inference(record):
         known |= KEYS
     unknown = [key for key in record if key not in known]

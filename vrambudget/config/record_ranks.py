@@ -36,9 +36,9 @@ _RENAMED = {
 _WRAPS = {"titan": "torchtitan", "titan2024": "torchtitan-2024"}
 
 
-def fields_of_layout(told: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of_layout(layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's fields for a record's `parallel`. Raises VramBudgetError."""
-    values = dict(told)
+    values = dict(layout)
     method, world = values.pop("method", None), values.get("world")
     if not isinstance(world, int) or isinstance(world, bool):
         raise VramBudgetError(f"parallel.world is {world!r}; it should be a number of ranks")

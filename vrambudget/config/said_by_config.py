@@ -1,9 +1,9 @@
-"""What a config.json says about the job: honoured where the job says nothing, else told.
+"""What a config.json says about the job: honoured where the job says nothing, else reported.
 
     attn_implementation     "eager" and "sdpa" are the job's attention; others are not modelled
     gradient_checkpointing  true, as older files have it: every layer is checkpointed
     use_cache               whether a decoder caches keys and values; on unless it is false
-    dtype, torch_dtype      what from_pretrained loads weights in; told where the job's are wider
+    dtype, torch_dtype      what from_pretrained loads weights in; a note where the job's are wider
 
 Source: transformers/modeling_utils.py (_backward_compatibility_gradient_checkpointing,
 from_pretrained, whose dtype is "auto" since 5.0), transformers/configuration_utils.py.
@@ -35,16 +35,18 @@ def job_of_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def caches(values: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+def caches(values: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
     """Return whether a decoder caches keys and values in a job that says nothing of it.
 
     Every decoder's configuration has it on unless it says no; Trainer turns it off, generation has
-    words of its own, and the compiler that is followed makes no cache, which is told. A record that
-    says nothing means off: the reference script turns it off.
+    words of its own, and the compiler that is followed makes no cache, which is reported. A record
+    that says nothing means off: the reference script turns it off.
 
     Source: transformers/trainer.py (Trainer._inner_training_loop), 5.17: it sets config.use_cache.
     """
-    off = told.get("loop") in TRAINERS or told.get("mode") == "generate" or told.get("compile")
+    off = (
+        stated.get("loop") in TRAINERS or stated.get("mode") == "generate" or stated.get("compile")
+    )
     return not off and values.get("use_cache") is not False
 
 

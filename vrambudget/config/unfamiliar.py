@@ -41,5 +41,5 @@ def length_of(values: Mapping[str, Any]) -> int:
 
 
 def decodes(values: Mapping[str, Any]) -> bool:
-    """Return whether it generates, and so caches keys and values unless it is told not to."""
+    """Return whether it generates, and so caches keys and values unless it is configured not to."""
     return tasks_of(values)[0] in {"causal-lm", "seq2seq-lm"}

@@ -17,7 +17,7 @@ from vrambudget.cudnn.card import described
 from vrambudget.cudnn.library import Cudnn, CudnnError, Of, Type
 from vrambudget.cudnn.question import Convolution, Direction
 
-_ALIGNMENT = 16  # of PyTorch's blocks, as far as it tells cuDNN
+_ALIGNMENT = 16  # of PyTorch's blocks, as far as cuDNN knows
 _TRIED = 8  # engines: a plan of the first can nearly always be made
 _CROSS_CORRELATION = 1
 _MODES = (0, 2)  # of heuristics: instant, and the list to fall back on

@@ -2,7 +2,7 @@
 
 FSDP2's hooks are such: they gather a layer's weights before its forward and reduce their gradients
 after its backward, and what they hold meanwhile is let go in the next layer. Where a layer is laid
-down they are not called, but told what they would hold.
+down they are not called, but given what they would hold.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Layer(Module):
 
     stack: Stack | None = None
     number = 0
-    surroundings: Surroundings | None = None  # what runs around it and is told what was laid down
+    surroundings: Surroundings | None = None  # what runs around it and learns what was laid down
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, or lay down what it would do."""

@@ -243,7 +243,7 @@ class BackwardPart:
 
 
 def disown(storage: Storage) -> None:
-    """Let a storage's end be told by events that are laid down, and not by its own."""
+    """Let a storage's end be given by events that are laid down, and not by its own."""
     storage.events = []
 
 

@@ -250,7 +250,7 @@ def _holding(storage: Storage) -> Tensor:
 def _held_by(graph: Sequence[Edge]) -> set[int]:
     """Return what the graph's nodes hold until the graph dies; leaves that are no parameters, too.
 
-    Such are embeddings that were told to want a gradient: they and their gradients.
+    Such are embeddings for which a gradient was asked: they and their gradients.
     """
     nodes = {edge[0] for edge in graph}
     stack = [*nodes]

@@ -42,10 +42,10 @@ def lightning_callback(
                 hint="name the attribute that holds it: lightning_callback(model=...)",
             )
         mode = "train" if live.training else "eval"  # Lightning leaves a model's mode as it is
-        told = {**_fields(trainer), "batch": batch, "block": block, "model_mode": mode}
+        fields = {**_fields(trainer), "batch": batch, "block": block, "model_mode": mode}
         validates = trainer.enable_validation and "eval_batches" not in fields
         doubts = ("validation between steps, without eval_batches",) if validates else ()
-        return Reading(live, next(iter(trainer.optimizers), None), told, doubts)
+        return Reading(live, next(iter(trainer.optimizers), None), fields, doubts)
 
     class VramBudgetLightningCallback(_callback_class()):  # type: ignore[misc] # known when used
         """Predicts when training starts, measures after three steps."""

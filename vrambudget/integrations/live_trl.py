@@ -1,7 +1,7 @@
 """Whose loop a Trainer runs: its own, or one of TRL's, and what TRL's arguments change in it.
 
 TRL's trainers that are counted have loops of their own (`sft`, `dpo`): their heads make no logits.
-What they can be told that is not counted there is named.
+Options that are not counted are named.
 
 Source: TRL 1.16, trainer/sft_config.py and dpo_config.py.
 """

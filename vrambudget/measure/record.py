@@ -25,7 +25,7 @@ from vrambudget.files import RESULT_BYTES, read_file
 from vrambudget.scenario import Scenario
 
 DECIDED_BY_THE_RUN = frozenset({"torch", "transformers", "causal_mask", "routing"})
-"""Fields of a job that no runner is told: versions are as installed, values decide the rest."""
+"""Fields of a job that no runner takes: versions are as installed, values decide the rest."""
 
 # WSL has the driver of Windows.
 _LINUX = sys.platform == "linux" and "microsoft" not in platform.release()

@@ -27,7 +27,7 @@ from vrambudget.report.tabular import wrapped
 from vrambudget.units import format_bytes, unit_for
 
 # The order of the findings: the cause before its circumstances.
-_TELLS: tuple[Callable[[Scene], Finding | None], ...] = (
+_LOOKS: tuple[Callable[[Scene], Finding | None], ...] = (
     card.no_numbers,
     card.own_limit,
     card.spilled,
@@ -105,7 +105,7 @@ def explain(
         where=where,
         phase=scene.phase,
         ledger=scene.ledger.rows(),
-        findings=tuple(finding for tell in _TELLS if (finding := tell(scene))),
+        findings=tuple(finding for look in _LOOKS if (finding := look(scene))),
         message=message,
         message_count=len(messages),
     )

@@ -1,6 +1,6 @@
 """Messages of others than PyTorch's allocator: servers, other libraries, other backends.
 
-Each is known by its words. What its numbers mean is told in the words of its own options.
+Each is known by its words. What its numbers mean is said in its own options' words.
 """
 
 import re
@@ -32,7 +32,7 @@ def explain_foreign(text: str) -> ForeignExplanation | None:
     if not found:
         return None
     _, known, hit = min(found, key=lambda each: each[0])
-    what, steps = known.tell(hit)
+    what, steps = known.explain(hit)
     return ForeignExplanation(known.source, joined(hit[0])[:_MOST], what, steps)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A message of `source`; `tell` says what it means, and what to do."""
+    """A message of `source`; `explain` says what it means, and what to do."""
 
     source: str
     pattern: re.Pattern[str]
-    tell: Callable[[re.Match[str]], tuple[str, tuple[str, ...]]]
+    explain: Callable[[re.Match[str]], tuple[str, tuple[str, ...]]]
 
 
 _GAP = r"\s{1,40}"

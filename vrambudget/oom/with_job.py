@@ -64,8 +64,8 @@ def explain_with_job(messages: Sequence[OomMessage], scenario: Scenario) -> Expl
         requests = [named, *(each for each in requests if each != asking.request)]
     explanation = explain(messages, requests, resident_bytes=resident_bytes)
     findings += [_avoiding(message, scenario), _training(scenario)]
-    told = tuple(finding for finding in findings if finding is not None)
-    return replace(explanation, findings=(*explanation.findings, *told))
+    more = tuple(finding for finding in findings if finding is not None)
+    return replace(explanation, findings=(*explanation.findings, *more))
 
 
 def _askings(tape: Tape, scenario: Scenario) -> Iterator[_Asking]:

@@ -81,7 +81,7 @@ def _is_quicker(x: Shape, weight: Shape, geometry: Geometry) -> bool:
 
 
 def _pays(x: Shape, weight: Shape, stride: int) -> bool:
-    """Tell it by sizes, as they were measured for check_cudnn_depthwise_workload_with_filter."""
+    """Decide by sizes, as they were measured for check_cudnn_depthwise_workload_with_filter."""
     batch, channels, height, width = x
     size = weight[3]
     if height == 1 and stride == 1:

@@ -10,7 +10,7 @@
 
 Source: aten/src/ATen/native/LossNLL.cpp (cross_entropy_loss, cross_entropy_loss_label_smoothing,
 nll_loss_nd_symint), cuda/Loss.cu; autocast_mode.h (nll_loss is on the float32 list,
-cross_entropy_loss is on none; sum computes in float32, unless it is told a type).
+cross_entropy_loss is on none; sum computes in float32, unless it is given a type).
 """
 
 from vrambudget.dtypes import bool_, float32

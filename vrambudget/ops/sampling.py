@@ -31,7 +31,7 @@ from vrambudget.ops.cub import (
 )
 from vrambudget.ops.reduce import with_partial_sums
 
-_DIGITS = 256  # that a pass of the radix select tells apart
+_DIGITS = 256  # that a pass of the radix select distinguishes
 _THREADS = 256
 _BLOCKS_PER_MULTIPROCESSOR = 6  # 65,536 registers; 40 for each of 256 threads
 _ITEMS = (4, 64)  # of a thread, at least and at most

@@ -3,7 +3,7 @@
     construction    parameters and buffers are sent in flat copies of 250 MiB, two at a time; then
                     the buckets: one of all gradients, or 1 MiB and 25 MiB where every parameter may
                     be unused
-    second forward  the order in which gradients arrived is told to all ranks, the buckets are freed
+    second forward  the order in which gradients arrived is sent to all ranks, the buckets are freed
                     and made anew in that order: 1 MiB, then 25 MiB, or bucket_cap_mb if it is set;
                     a bucket closes when it is full, so a large embedding makes a large bucket
     backward        gradients are copied into the buckets and back, or live there

@@ -1,4 +1,4 @@
-"""A job's model, made ready for its ranks: built, cut or wrapped, and told of micro-batches.
+"""A job's model, made ready for its ranks: built, cut or wrapped, and given its micro-batches.
 
     ddp, zero1    built on the GPU, then wrapped; the optimizer's states are shared (zero1)
     fsdp1         built on the GPU, wrapped layer by layer

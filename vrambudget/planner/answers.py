@@ -2,7 +2,7 @@
 
     {"ask": "estimate", "model": ..., "gpu": ..., "fields": {...}}    verdict, ledger, commands
     {"ask": "first", ...}                the same after the first steps, sooner; "is_settled" says
-                                         whether "estimate" may tell more
+                                         whether "estimate" may say more
     {"ask": "drawing", ...}                                  the timeline of the same job
     {"ask": "advice", ...}                                   what would help
     {"ask": "largest", ...}                                  the largest batch
@@ -76,19 +76,19 @@ _KINDS = {bool: "switch", int: "whole", float: "number"}
 
 
 def _estimate(question: Question) -> dict[str, Any]:
-    return _told(question, _followed(question))
+    return _answer(question, _followed(question))
 
 
 def _first(question: Question) -> dict[str, Any]:
     followed = _first_steps(_asked(question))
-    told = _told(question, followed) | {"is_settled": followed.is_settled}
+    answer = _answer(question, followed) | {"is_settled": followed.is_settled}
     if not followed.is_settled:
         steps = len(followed.budget.steps)
-        told["sentence"] += f" after {steps} steps; counting on ..."
-    return told
+        answer["sentence"] += f" after {steps} steps; counting on ..."
+    return answer
 
 
-def _told(question: Question, followed: Traced) -> dict[str, Any]:
+def _answer(question: Question, followed: Traced) -> dict[str, Any]:
     model, gpu, fields = (question[key] for key in ("model", "gpu", "fields"))
     budget = followed.budget
     word, sentence = verdict(budget, ledger(budget))

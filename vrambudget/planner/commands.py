@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.config.options import told
+from vrambudget.config.options import option_words
 
 Model = str | Mapping[str, Any]
 _CONFIG = "config.json"  # where a pasted configuration should be saved
@@ -13,7 +13,7 @@ _CONFIG = "config.json"  # where a pasted configuration should be saved
 
 def command_line(model: Model, gpu: str, fields: Mapping[str, Any]) -> str:
     """Return the command that gives the same answer."""
-    words = ["vrambudget", model if isinstance(model, str) else _CONFIG, *told(fields)]
+    words = ["vrambudget", model if isinstance(model, str) else _CONFIG, *option_words(fields)]
     return shlex.join([*words, *(["--gpu", gpu] if gpu else [])])
 
 

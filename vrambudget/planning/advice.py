@@ -67,15 +67,15 @@ def advise(
 
 
 def advise_on(
-    followed: Traced, tell: Callable[[], object] = lambda: None, *, forks: bool = False
+    followed: Traced, progress: Callable[[], object] = lambda: None, *, forks: bool = False
 ) -> Advice:
-    """Return what would help a scenario that was followed; `tell` is called before each try.
+    """Return what would help a scenario that was followed; `progress` is called before each try.
 
     `forks`: let other processes try, too. For a process that has no other threads.
     Where lengths change, changes are tried on the draw that was counted.
     """
     followed = replace(followed, scenario=as_counted(followed))
-    trial = _Trial(followed, tell, forks=forks)
+    trial = _Trial(followed, progress, forks=forks)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not _is_enough(singles.values()):
@@ -114,8 +114,8 @@ class _Result(NamedTuple):
 class _Trial:
     """A scenario and its variants; each is replayed once."""
 
-    def __init__(self, followed: Traced, tell: Callable[[], object], *, forks: bool) -> None:
-        self.tell, self.forks = tell, forks
+    def __init__(self, followed: Traced, progress: Callable[[], object], *, forks: bool) -> None:
+        self.progress, self.forks = progress, forks
         self.scenario, self.tape = followed.scenario, followed.tape
         self.room = followed.room_bytes
         budget = followed.budget
@@ -149,14 +149,14 @@ class _Trial:
         """Return the sets of changes that can be made and lower the peak (below the GPU's)."""
         found, sets = {}, list(sets)
         if self.forks:
-            self.tell()
+            self.progress()
             last_first = reversed(sets)  # what searches takes longest
             pieces = [partial(self._learned, one, only_enough=only_enough) for one in last_first]
             for results, requested in forked(pieces):
                 self.results |= results
                 self.requested |= requested
         for changes in sets:
-            self.tell()
+            self.progress()
             try:
                 option = self._option(changes, only_enough=only_enough)
             except VramBudgetError:  # this model, or this job, cannot be changed so
@@ -187,7 +187,7 @@ class _Trial:
             scenario,
             _LESS_THAN[job.quant is not None, job.lora_rank is not None],
             per_step=job.batch * job.grad_accum,
-            tell=self.tell,
+            progress=self.progress,
         )
         return [
             Option(
@@ -208,7 +208,7 @@ class _Trial:
             return []
         kinds = _LESS_THAN[job.quant is not None, job.lora_rank is not None]
         wish = Wish(goal=kinds[-1], per_step=job.batch * job.grad_accum)
-        found = alternatives.with_less(scenario, wish, self.tell)
+        found = alternatives.with_less(scenario, wish, self.progress)
         return [
             Option(
                 options=options(job, recipe.job),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.loops import TRL_LOOPS
-from vrambudget.config.options import told
+from vrambudget.config.options import option_words
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.choices import Choice, card_word, model_word, of_recipe
 from vrambudget.planning.layouts import GOALS
@@ -33,15 +33,15 @@ class Alternative:
 
 
 def alternatives(
-    scenario: Scenario, wish: "Wish", tell: Callable[[], object]
+    scenario: Scenario, wish: "Wish", progress: Callable[[], object]
 ) -> Iterator[Alternative]:
     """Yield TRL's loop, if it fits, and the longest block that fits."""
-    for what, there, recipe, fields in with_less(scenario, wish, tell):
+    for what, there, recipe, fields in with_less(scenario, wish, progress):
         yield Alternative(what, _command(there, wish, fields), of_recipe(there, recipe))
 
 
 def with_less(
-    scenario: Scenario, wish: "Wish", tell: Callable[[], object]
+    scenario: Scenario, wish: "Wish", progress: Callable[[], object]
 ) -> Iterator[tuple[str, Scenario, Recipe, dict[str, Any]]]:
     """Yield TRL's loop, and the longest block that fits: in words, as it is run, and its fields.
 
@@ -49,14 +49,14 @@ def with_less(
     """
     if _may_be_trls(scenario, wish.named):
         fields = {**_given(scenario, wish), "loop": TRL_LOOPS[0], "block": scenario.job.block}
-        found = _tried(lambda: resolve(scenario.values, gpu=scenario.gpu, **fields), wish, tell)
+        found = _tried(lambda: resolve(scenario.values, gpu=scenario.gpu, **fields), wish, progress)
         if found is not None:
             there = replace(found[0], model=scenario.model, path=scenario.path)
             what = "TRL's loop, which makes no logits of all tokens at once"
             yield what, there, found[1], fields
     block = (scenario.job.block or 0) // 2
     while block >= _SHORTEST:
-        found = _tried(lambda tokens=block: variant(scenario, block=tokens), wish, tell)  # type: ignore[misc]
+        found = _tried(lambda tokens=block: variant(scenario, block=tokens), wish, progress)  # type: ignore[misc]
         if found is not None:
             fields = {**_given(scenario, wish), "block": block}
             yield f"sequences of {block:,} tokens", *found, fields
@@ -70,7 +70,7 @@ def _may_be_trls(scenario: Scenario, named: Collection[str]) -> bool:
 
 
 def _tried(
-    changed: Callable[[], Scenario], wish: "Wish", tell: Callable[[], object]
+    changed: Callable[[], Scenario], wish: "Wish", progress: Callable[[], object]
 ) -> tuple[Scenario, Recipe] | None:
     """Return the most frugal recipe of the goal that fits a changed scenario, None if none does."""
     try:
@@ -85,7 +85,7 @@ def _tried(
         margin_bytes=wish.margin_bytes,
         suits=wish.suits,
         autocast=wish.autocast,
-        tell=tell,
+        progress=progress,
     )
     return (there, found[0]) if found else None
 
@@ -100,4 +100,4 @@ def _command(scenario: Scenario, wish: "Wish", fields: dict[str, Any]) -> str:
     words += ["--goal", wish.goal] if wish.goal != "any" else []
     words += ["--per-step", str(wish.per_step)] if wish.per_step else []
     words += ["--margin", f"{wish.margin_bytes}B"] if wish.margin_bytes else []
-    return f"vrambudget plan {shlex.join([*words, *told(fields)])}"
+    return f"vrambudget plan {shlex.join([*words, *option_words(fields)])}"

@@ -18,7 +18,7 @@ from math import isqrt
 from typing import Any, NamedTuple
 
 from vrambudget.config.job import Job
-from vrambudget.config.options import told
+from vrambudget.config.options import option_words
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
 
@@ -208,4 +208,4 @@ def options(before: Job, after: Job) -> str:
     fields = {name: getattr(after, name) for name in changed}
     if "block" in fields and after.shortest is not None:
         fields["block"] = f"{after.shortest}:{after.block}"
-    return shlex.join(told(fields))
+    return shlex.join(option_words(fields))

@@ -6,7 +6,7 @@ from typing import Any
 
 from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
-from vrambudget.config.options import told
+from vrambudget.config.options import option_words
 from vrambudget.config.said_by_config import caches
 from vrambudget.planning.recipes import Recipe, words_of
 from vrambudget.scenario import Scenario
@@ -96,5 +96,5 @@ def command(scenario: Scenario, job: Job, gpus: int) -> str:
     """Return the command that estimates this job."""
     several = f"{gpus}x" if gpus > 1 else ""
     card = f"{several}{card_word(scenario)}"
-    words = [model_word(scenario), "--gpu", card, *told(fields_of(scenario, job))]
+    words = [model_word(scenario), "--gpu", card, *option_words(fields_of(scenario, job))]
     return f"vrambudget {shlex.join(words)}"

@@ -75,11 +75,11 @@ class Planner:
         offload: bool,
         margin_bytes: int = 0,
         per_node: int = MACHINE,
-        tell: Callable[[], object] = lambda: None,
+        progress: Callable[[], object] = lambda: None,
     ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
         self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
-        self.offload, self.margin_bytes, self.tell = offload, margin_bytes, tell
+        self.offload, self.margin_bytes, self.progress = offload, margin_bytes, progress
         self.room, self.per_node = self.gpu.room_bytes - margin_bytes, per_node
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
@@ -178,7 +178,7 @@ class Planner:
 
     def _tried(self, layout: Layout) -> Choice | None:
         """Return a layout that fits, None for one that does not."""
-        self.tell()
+        self.progress()
         if self._bound(layout) > self.room:
             self.counted_layouts.add(layout.name)
             return None
@@ -191,7 +191,7 @@ class Planner:
         return self._of_all_ranks(layout, job, budget) if self._fits(budget) else None
 
     def _budget(self, job: Job) -> Budget:
-        self.tell()
+        self.progress()
         return follow(replace(self.scenario, job=job)).budget
 
     def _fits(self, budget: Budget) -> bool:

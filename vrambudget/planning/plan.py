@@ -147,8 +147,8 @@ def counted(gpu: str | Gpu) -> tuple[int | None, int, str | Gpu]:
     return (gpus if gpus > 1 else None), (count if nodes > 1 else MACHINE), device
 
 
-def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda: None) -> Plan:
-    """Return the plan of a resolved scenario; `tell` is called now and then meanwhile.
+def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = lambda: None) -> Plan:
+    """Return the plan of a resolved scenario; `progress` is called now and then meanwhile.
 
     That of a job that is compiled is for one GPU: several are not modelled for it.
     """
@@ -157,10 +157,10 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
     others, left_out = tuple[Alternative, ...](), tuple[str, ...]()
     planner = None
     if scenario.job.compile:
-        choices, left_out = _compiled(scenario, wish, tell)
+        choices, left_out = _compiled(scenario, wish, progress)
         gpus, wish = len(choices[:1]), replace(wish, most=1)
     else:
-        gpus, choices, others, planner = _eager(scenario, wish, tell)
+        gpus, choices, others, planner = _eager(scenario, wish, progress)
     return Plan(
         model=scenario.model,
         gpu=scenario.gpu.name,
@@ -180,16 +180,16 @@ def plan_for(scenario: Scenario, wish: Wish, tell: Callable[[], object] = lambda
 
 
 def _eager(
-    scenario: Scenario, wish: Wish, tell: Callable[[], object]
+    scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[int, list[Choice], tuple[Alternative, ...], Planner | None]:
     """Return how many GPUs do, what fits them, what one trains with less, and who tried layouts.
 
     Where one GPU trains with less, and any goal will do, several are not looked for.
     """
-    alone = _alone(scenario, wish, tell) if wish.gpus is None else []
+    alone = _alone(scenario, wish, progress) if wish.gpus is None else []
     if alone:
         return 1, [of_recipe(scenario, recipe) for recipe in alone], (), None
-    others = _with_less(scenario, wish, tell) if wish.gpus is None else ()
+    others = _with_less(scenario, wish, progress) if wish.gpus is None else ()
     if others and wish.goal == "any":
         return 0, [], others, None
     planner = Planner(
@@ -198,29 +198,29 @@ def _eager(
         offload=wish.offload,
         margin_bytes=wish.margin_bytes,
         per_node=wish.per_node,
-        tell=tell,
+        progress=progress,
     )
     gpus, choices = _together(planner, wish)
     if wish.gpus is not None and not choices:
-        others = _with_less(scenario, wish, tell)
+        others = _with_less(scenario, wish, progress)
     return gpus, choices, others, planner
 
 
 def _with_less(
-    scenario: Scenario, wish: Wish, tell: Callable[[], object]
+    scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[Alternative, ...]:
     """Return what one GPU trains: as it was asked, if several GPUs were counted, or with less."""
     if wish.gpus is not None:
         alone = replace(wish, gpus=None, per_step=None)
-        if found := _alone(scenario, alone, tell):
+        if found := _alone(scenario, alone, progress):
             best = of_recipe(scenario, found[0])
             return (Alternative("as asked", best.command, best),)
         wish = alone
-    return tuple(alternatives(scenario, wish, tell))
+    return tuple(alternatives(scenario, wish, progress))
 
 
 def _compiled(
-    scenario: Scenario, wish: Wish, tell: Callable[[], object]
+    scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[list[Choice], tuple[str, ...]]:
     """Return what fits one GPU, and why other recipes were not tried.
 
@@ -242,7 +242,7 @@ def _compiled(
             return False
         return wish.suits(job)
 
-    found = _alone(scenario, replace(wish, suits=suits), tell, failed.append)
+    found = _alone(scenario, replace(wish, suits=suits), progress, failed.append)
     if failed and not found:
         raise failed[0]
     reasons = dict.fromkeys([*refused, *(error.message for error in failed)])
@@ -254,7 +254,7 @@ def _compiled(
 def _alone(
     scenario: Scenario,
     wish: Wish,
-    tell: Callable[[], object],
+    progress: Callable[[], object],
     skip: Callable[[VramBudgetError], object] = lambda _: None,
 ) -> list[Recipe]:
     """Return the recipes for one GPU."""
@@ -266,7 +266,7 @@ def _alone(
         margin_bytes=wish.margin_bytes,
         suits=wish.suits,
         autocast=wish.autocast,
-        tell=tell,
+        progress=progress,
         skip=skip,
     )
 

@@ -76,21 +76,21 @@ def recipes(
     margin_bytes: int = 0,
     suits: Callable[[Job], bool] = lambda _: True,
     autocast: Collection[Trained] = (),
-    tell: Callable[[], object] = lambda: None,
+    progress: Callable[[], object] = lambda: None,
     skip: Callable[[VramBudgetError], object] = lambda _: None,
 ) -> list[Recipe]:
     """Return what fits on the scenario's GPU, what gives up least first.
 
     `named`: the fields that are to stay. `suits`: whether a job may be a recipe. `autocast`: what
-    is trained under autocast where weights are in 16 bits. `tell` is called before each try, `skip`
-    with the reason why something that suits cannot be tried.
+    is trained under autocast where weights are in 16 bits. `progress` is called before each try,
+    `skip` with the reason why something that suits cannot be tried.
     """
     kitchen = _Kitchen(
         scenario,
         per_step=per_step,
         batch_is_named="batch" in named,
         margin_bytes=margin_bytes,
-        tell=tell,
+        progress=progress,
         skip=skip,
     )
     found: list[Recipe] = []
@@ -191,11 +191,11 @@ class _Kitchen:
         per_step: int | None,
         batch_is_named: bool,
         margin_bytes: int,
-        tell: Callable[[], object],
+        progress: Callable[[], object],
         skip: Callable[[VramBudgetError], object],
     ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
-        self.scenario, self.per_step, self.tell, self.skip = scenario, per_step, tell, skip
+        self.scenario, self.per_step, self.progress, self.skip = scenario, per_step, progress, skip
         self.gpu, self.room = scenario.gpu, scenario.gpu.room_bytes - margin_bytes
         self.parameters = count_parameters(replace(scenario, job=eager(scenario.job)))
         self.sizes: Sequence[int] = range(1, MOST_SEQUENCES + 1)
@@ -242,7 +242,7 @@ class _Kitchen:
         base, peaks, guide = replace(self.scenario, job=job), dict[int, int](), Guide(self.room)
 
         def attempt(batch: int) -> Try:
-            self.tell()
+            self.progress()
             there = self._at(base, batch, most=FOLLOWED)
             tape = simulate(there.config, there.job, there.platform).tape
             if job.compile:

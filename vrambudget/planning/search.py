@@ -76,9 +76,9 @@ def largest_that_fits(
         many = left[-1] > _FEW and len(left) > _PATIENCE + 1
         if fails and many and 2 * left[-1] > left[-1 - _PATIENCE]:
             index = (good + bad) // 2
-        told = guess(sizes[good], sizes[bad - 1] + 1) if good >= 0 else None
-        if told is not None:
-            index = bisect_right(sizes, told) - 1
+        guessed = guess(sizes[good], sizes[bad - 1] + 1) if good >= 0 else None
+        if guessed is not None:
+            index = bisect_right(sizes, guessed) - 1
         size = sizes[min(max(index, good + 1), bad - 1)]
 
 

@@ -134,7 +134,7 @@ def _values(name: str, value: Any) -> list[Any]:
 def _without_numbers(gpu: Cards) -> tuple[Cards, dict[str, int]]:
     """Return GPUs, and the ranks that "8xh100" says. Raises VramBudgetError for two numbers."""
     if gpu is None or not isinstance(gpu, str | Gpu | Iterable):
-        return gpu, {}  # what it is instead is told by those who look for it
+        return gpu, {}  # what it is instead is said by those who look for it
     named = [gpu] if isinstance(gpu, str | Gpu) else [*gpu]
     counted = [count_of_gpus(one) if isinstance(one, str) else (1, one) for one in named]
     numbers = {number for number, _ in counted}

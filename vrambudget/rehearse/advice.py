@@ -19,10 +19,10 @@ _WITHOUT_A_CARD = {"cufft": "cuFFT", "cusolver": "cuSOLVER", "cusparse": "cuSPAR
 
 _OTHER_ALLOCATOR = "cudaMallocAsync"
 _UNKNOWN_OF_CUDNN = {
-    "benchmark": "with torch.backends.cudnn.benchmark only a real card tells which engine is the"
+    "benchmark": "with torch.backends.cudnn.benchmark only a real GPU knows which engine is the"
     " fastest, and takes its workspace; here it is the first that cuDNN's heuristics name",
     "batch norm": "batch norm of channels-last tensors in half precision takes workspaces that"
-    " cuDNN tells real cards only: not counted",
+    " cuDNN reports to real GPUs only: not counted",
 }
 
 
@@ -87,7 +87,7 @@ def _of_failure(message: str) -> Iterator[str]:
     for word, library in _WITHOUT_A_CARD.items():
         if f"{word} error" in message or f"`{word}" in message:
             yield (
-                f"the script calls a function of {library} that tells a size to real cards only:"
+                f"the script calls a function of {library} that reports a size to real GPUs only:"
                 " what follows that call cannot be rehearsed"
             )
     if message.startswith("nccl error"):
@@ -102,7 +102,7 @@ def _of_workspaces(unasked: int) -> Iterator[str]:
     for bit, library in enumerate(_WITHOUT_A_CARD.values()):
         if unasked >> bit & 1:
             yield (
-                f"{library} tells its workspaces to real cards only: they are not counted, and come"
+                f"{library} reports its workspaces to real GPUs only: not counted, they come"
                 " and go within the operation"
             )
 

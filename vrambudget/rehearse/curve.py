@@ -67,13 +67,13 @@ class _Phase:
     name: str
     start: int
     stop: int
-    is_told: bool  # the peak is here, or memory ran out
+    is_named: bool  # the peak is here, or memory ran out
 
 
 def _drawn(phases: Sequence[_Phase]) -> Iterator[_Phase]:
     """Yield the phases of the steps that are drawn."""
     steps = sorted({phase.step for phase in phases})
-    shown = {*steps[:_FIRST_STEPS], *(p.step for p in phases if p.is_told)}
+    shown = {*steps[:_FIRST_STEPS], *(p.step for p in phases if p.is_named)}
     yield from (phase for phase in phases if phase.step in shown)
 
 
@@ -136,10 +136,10 @@ class _Seen(Replay):
     def spans(self) -> list[_Phase]:
         """Return the phases in order; the model's build is a part of the first forward."""
         after = [(step, self._first(name)) for step, name in self.phase_after]
-        starts = [i for i, told in enumerate(after) if not i or told != after[i - 1]]
-        told = {self.highest_at, self.ran_out}
+        starts = [i for i, phase in enumerate(after) if not i or phase != after[i - 1]]
+        named = {self.highest_at, self.ran_out}
         return [
-            _Phase(*after[a], a, b, is_told=any(a <= event < b for event in told))
+            _Phase(*after[a], a, b, is_named=any(a <= event < b for event in named))
             for a, b in pairwise([*starts, len(after)])
         ]
 

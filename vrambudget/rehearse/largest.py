@@ -87,8 +87,8 @@ def largest_batch(
 
 
 def _tried(batch: int, found: Rehearsal) -> Try:
-    told_nothing = found.ended == "timeout" and not found.steps
-    if told_nothing or (found.fits and found.ended not in ("finished", "steps", "timeout")):
+    reported_nothing = found.ended == "timeout" and not found.steps
+    if reported_nothing or (found.fits and found.ended not in ("finished", "steps", "timeout")):
         raise VramBudgetError(
             f"with a batch of {batch} it {_SAID.get(found.ended, found.ended)}:"
             f" {found.error or found.exit_code}",

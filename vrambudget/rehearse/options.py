@@ -15,7 +15,7 @@ class RehearsalOptions:
     """How to rehearse; `say` gets the progress, a line at a time.
 
     `values`: what is read of unknown floating-point numbers, "zeros", "ones" or "random:SEED".
-    `routing`: how tokens spread over experts, one of ROUTINGS; None: uniformly, which is told.
+    `routing`: how tokens spread over experts, one of ROUTINGS; None: uniformly, which is reported.
     """
 
     steps: int | None = None

@@ -40,7 +40,7 @@ def _sections(result: Rehearsal, unit: str) -> Iterator[str]:
     yield f'<p class="job">{escape(run_text(result))}; it {escape(ending_text(result))}</p>'
     yield peak_section(*_pieces(result))
     if result.curve is not None:
-        yield f"<section><h2>Along the steps</h2>{_told(result)}"
+        yield f"<section><h2>Along the steps</h2>{_along_steps(result)}"
         yield f"{plot(result.curve, unit, _room(result))}</section>"
         yield _largest(result.curve)
     yield from (_table("Each card", *_cards(result)) for _ in result.cards[:1])
@@ -50,8 +50,8 @@ def _sections(result: Rehearsal, unit: str) -> Iterator[str]:
             f"<section><h2>{escape(out_of_memory_text(event))}</h2>"
             f"<pre>{escape(lines)}</pre></section>"
         )
-    told = "".join(f"<li>{escape(warning)}</li>" for warning in result.warnings)
-    yield f'<ul class="notes">{told}</ul>'
+    items = "".join(f"<li>{escape(warning)}</li>" for warning in result.warnings)
+    yield f'<ul class="notes">{items}</ul>'
 
 
 def _verdict(result: Rehearsal) -> tuple[str, str, str]:
@@ -97,13 +97,13 @@ def _room(result: Rehearsal) -> int:
     return result.capacity_bytes - result.context_bytes
 
 
-def _told(result: Rehearsal) -> str:
+def _along_steps(result: Rehearsal) -> str:
     """Say what the picture shows, and which steps it leaves out."""
     drawn = {span.step + 1 for span in result.curve.spans} if result.curve else set()
-    told = "What tensors asked for, and the lines that did."
+    text = "What tensors asked for, and the lines that did."
     some = result.steps > len(drawn)
     left = f" Steps {', '.join(map(str, sorted(drawn)))} of {result.steps}." if some else ""
-    return f'<p class="job">{told}{left}</p>'
+    return f'<p class="job">{text}{left}</p>'
 
 
 def _largest(curve: MemoryCurve) -> str:

@@ -58,7 +58,7 @@ class Placed:
     """A command without what stood before it.
 
     `prefix`: what still goes before it (`uv run`). `ranks`: of how many it is one, `each` on one
-    machine. `kinds`: the programs that said it, which tell the rank in their own variables.
+    machine. `kinds`: the programs that said it, which give a rank its own variables.
     """
 
     command: tuple[str, ...]
@@ -68,11 +68,11 @@ class Placed:
     kinds: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)  # variables that its options set
 
-    def told(self, rank: int) -> dict[str, str]:
-        """Return what the programs tell a rank."""
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return the variables that the programs give a rank."""
         numbers = dict(self.given)
         for kind in self.kinds:
-            numbers |= _TOLD[kind](rank, self.ranks or 1, self.each or 1)
+            numbers |= _VARIABLES[kind](rank, self.ranks or 1, self.each or 1)
         return numbers
 
 
@@ -149,12 +149,12 @@ def _mpirun(found: Placed) -> Placed:
 
 def _srun(found: Placed, environment: Mapping[str, str]) -> Placed:
     options, rest = _options(found.command[1:], "srun", _SRUN, _SRUN_FLAGS)
-    nodes = _number("srun", options, "N", "nodes") or _told(environment, "SLURM_NNODES") or 1
-    each = _number("srun", options, "ntasks-per-node") or _told(
+    nodes = _number("srun", options, "N", "nodes") or _number_in(environment, "SLURM_NNODES") or 1
+    each = _number("srun", options, "ntasks-per-node") or _number_in(
         environment, "SLURM_NTASKS_PER_NODE"
     )
     ranks = _number("srun", options, "n", "ntasks") or (each * nodes if each else None)
-    ranks = ranks or _told(environment, "SLURM_NTASKS") or nodes
+    ranks = ranks or _number_in(environment, "SLURM_NTASKS") or nodes
     return replace(
         found,
         command=rest,
@@ -164,7 +164,7 @@ def _srun(found: Placed, environment: Mapping[str, str]) -> Placed:
     )
 
 
-def _told(environment: Mapping[str, str], name: str) -> int | None:
+def _number_in(environment: Mapping[str, str], name: str) -> int | None:
     number = environment.get(name, "")
     return int(number) if number.isdigit() else None
 
@@ -202,8 +202,8 @@ def _options(
     return found, tuple(left)
 
 
-def _mpi_told(rank: int, ranks: int, each: int) -> dict[str, str]:
-    """Return what Open MPI and MPICH tell a rank."""
+def _mpi_variables(rank: int, ranks: int, each: int) -> dict[str, str]:
+    """Return the variables that Open MPI and MPICH give a rank."""
     local = str(rank % each)
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
@@ -217,8 +217,8 @@ def _mpi_told(rank: int, ranks: int, each: int) -> dict[str, str]:
     }
 
 
-def _slurm_told(rank: int, ranks: int, each: int) -> dict[str, str]:
-    """Return what Slurm tells a task (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
+def _slurm_variables(rank: int, ranks: int, each: int) -> dict[str, str]:
+    """Return the variables that Slurm gives a task (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
     nodes = str(-(-ranks // each))
     return {
         "SLURM_PROCID": str(rank),
@@ -237,4 +237,4 @@ def _slurm_told(rank: int, ranks: int, each: int) -> dict[str, str]:
     }
 
 
-_TOLD = {"mpi": _mpi_told, "slurm": _slurm_told}
+_VARIABLES = {"mpi": _mpi_variables, "slurm": _slurm_variables}

@@ -50,8 +50,8 @@ class Plan:
     rank: int = 0
     each: int | None = None  # of the ranks, on one machine
     values: tuple[str, int] = ("zeros", 0)  # what unknown numbers are, and the seed of random ones
-    routing: str | None = None  # how tokens spread over experts; None: uniformly, which is told
-    told: Mapping[str, str] = field(default_factory=dict)  # what mpirun or srun tells a rank
+    routing: str | None = None  # how tokens spread over experts; None: uniformly, which is reported
+    launcher_variables: Mapping[str, str] = field(default_factory=dict)  # of mpirun or srun
     lock: int | None = None  # the folder's, which whoever uses it holds
     server: str | None = None  # the engine, where the command is a server's
     devices: int | None = None  # GPUs of this machine that a server's ranks take
@@ -119,8 +119,8 @@ def _ranks(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
     """Return which rank it is, and how many cards it sees."""
     if plan.ranks is None:
         return cards_environment(plan.devices or visible_cards(base))
-    told = ranks_environment(plan.ranks, plan.rank, plan.each or plan.ranks)
-    return {**told, **plan.told}
+    variables = ranks_environment(plan.ranks, plan.rank, plan.each or plan.ranks)
+    return {**variables, **plan.launcher_variables}
 
 
 def run(

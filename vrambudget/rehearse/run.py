@@ -158,7 +158,7 @@ def rehearse_command(
             values=read_values(options.values),
             routing=options.routing,
             each=inner.each,
-            told=inner.told(options.rank),
+            launcher_variables=inner.variables(options.rank),
             lock=lock,
         )
         server = ServerRun(serving, folder, gpu, build.version) if serving else None

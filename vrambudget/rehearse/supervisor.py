@@ -94,13 +94,13 @@ def _changed() -> Iterable[tuple[int, int]]:
 def _end(number: signal.Signals, seconds: float) -> None:
     """Send a signal to all that is below, until nothing is, or for so many seconds."""
     limit = time.monotonic() + seconds
-    told = set[int]()
+    signalled = set[int]()
     while below := _below():
-        for pid in below if number == signal.SIGKILL else below - told:
+        for pid in below if number == signal.SIGKILL else below - signalled:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
                 os.kill(pid, signal.SIGCONT)
-        told |= below
+        signalled |= below
         if time.monotonic() > limit:
             return
         list(_changed())

@@ -42,7 +42,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the history tells; `lost` where the peak was before its beginning."""
+    """What the history says; `lost` where the peak was before its beginning."""
 
     phases: tuple[PhasePeak, ...]
     peak: Moment | None

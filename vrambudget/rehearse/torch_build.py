@@ -25,7 +25,7 @@ TRIED = ("2.6", "2.8", "2.10", "2.11", "2.13", "2.15")
 """Releases with which jobs were rehearsed; their records are in tests/records."""
 
 UNASKED = ("libcufft", "libcusolver", "libcusparse")
-"""Libraries that tell the sizes of their workspaces to real cards only."""
+"""Libraries that report the sizes of their workspaces to real GPUs only."""
 
 _WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")  # options of Python
 INSTALL_HINT = "install PyTorch for CUDA (`pip install torch` on Linux); no GPU is needed"

@@ -1,6 +1,6 @@
 """One colour for each part of a budget, in every picture; for light and for dark backgrounds.
 
-Neighbours in a stack differ in lightness too, so that they can be told apart without hue.
+Neighbours in a stack differ in lightness too, so that they differ even without hue.
 """
 
 from collections.abc import Sequence

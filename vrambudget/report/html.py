@@ -50,9 +50,9 @@ def page(followed: Traced) -> str:
     """Return the page."""
     budget = followed.budget
     plotted, data = plot_of(followed)
-    told = _advice(followed) if budget.fits is False else ""
+    advice = _advice(followed) if budget.fits is False else ""
     title = f"{budget.model}: {_headline(budget, ledger(budget))}"
-    body = f"{sections(budget, plotted)}{told}"
+    body = f"{sections(budget, plotted)}{advice}"
     return document(title, body, data, f"Predicted by vrambudget {__version__}")
 
 
@@ -102,8 +102,8 @@ def _sections(budget: Budget, lines: Ledger, plotted: str) -> Iterator[str]:
     yield peak_section(*pieces(budget, lines))
     yield f'<section><h2>Along the steps</h2><div class="plotted">{plotted}</div></section>'
     yield f"<section><h2>How it is counted</h2>{_table(lines)}</section>"
-    told = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
-    yield f'<ul class="notes">{told}</ul>'
+    items = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
+    yield f'<ul class="notes">{items}</ul>'
 
 
 def peak_section(found: Sequence[Piece], end: float | None) -> str:

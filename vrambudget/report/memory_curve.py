@@ -35,7 +35,7 @@ _LARGEST = 8  # groups that a column names
 
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
-    """Tensors that a reader need not tell apart."""
+    """Tensors that a reader need not distinguish."""
 
     purpose: str
     description: str

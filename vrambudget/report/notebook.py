@@ -30,13 +30,13 @@ def budget_html(budget: Budget) -> str:
     lines = ledger(budget)
     word, sentence = verdict(budget, lines)
     ink = "inherit" if budget.device is None else _GOOD if budget.fits else _BAD
-    told = "".join(
+    items = "".join(
         f'<div style="{_QUIET}">{escape(text)}</div>' for text in (*moments(budget), *notes(budget))
     )
     return (
         f'{_STYLE}<div class="vrambudget"><b style="color:{ink};font-size:17px">{word}</b> '
         f'{escape(sentence)}<div style="{_QUIET}">{escape(job_text(budget))}</div>'
-        f"{bar(*pieces(budget, lines), _colour)}{_table(budget, lines)}{told}</div>"
+        f"{bar(*pieces(budget, lines), _colour)}{_table(budget, lines)}{items}</div>"
     )
 
 

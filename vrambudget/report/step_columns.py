@@ -31,7 +31,7 @@ class Sample:
 
 
 class Samples:
-    """Samples of steps: told of each as it runs, it keeps those that were asked for."""
+    """Samples of steps: given each as it runs, it keeps those that were asked for."""
 
     def __init__(self, wanted: set[int]) -> None:
         self.wanted = wanted

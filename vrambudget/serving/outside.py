@@ -70,7 +70,7 @@ def range_of(gpu: Gpu, tp: int, pp: int) -> Range:
 
 
 def is_linked(gpu: Gpu) -> bool:
-    """Tell whether several of these GPUs are sold linked over NVLink, as in NVIDIA's HGX."""
+    """Return whether several of these GPUs are sold linked over NVLink, as in NVIDIA's HGX."""
     name = gpu.name.lower()
     return any(word in name for word in _LINKED) and "nvl" not in name.split()
 

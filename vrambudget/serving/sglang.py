@@ -31,7 +31,7 @@ from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes, whol
 
 VERSION = "0.5.9"
 _MIB = 2**20
-# nvidia-smi's memory.total in MiB, which is more than the driver tells programs. Printed in
+# nvidia-smi's memory.total in MiB, which is more than the driver reports to programs. Printed in
 # github.com/modal-labs/modal-client/pull/2797; RTX 4090: github.com/vllm-project/vllm/issues/7553;
 # RTX 3090: github.com/noonghunna/club-3090/issues/390.
 _TOTALS = {

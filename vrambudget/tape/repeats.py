@@ -25,7 +25,7 @@ def place_of(tape: Tape) -> Place:
 
 
 def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
-    """Append events like these, with storages from `first` on `shift` higher, others as told.
+    """Append events like these, with storages from `first` on `shift` higher, others as given.
 
     Only frees are of others, and all events are of a plain tape (`Tape.is_plain`).
     """

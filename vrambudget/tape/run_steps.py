@@ -7,7 +7,7 @@ from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.steps import CARRIED, Step, Steps, each, phase_of
 
 Watch = Callable[[Step, list[int]], None]
-"""Is told of each step, once it has run, and the sizes of what it carries on."""
+"""Receives each step, once it has run, and the sizes of what it carries on."""
 
 
 class Run:

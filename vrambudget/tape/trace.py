@@ -73,7 +73,7 @@ def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
 
 
 StepWatch = Callable[[Step, list[int], CachingAllocator], None]
-"""Is told of a step that is not on the tape, the sizes of what it carries on, and the allocator."""
+"""Receives a step that is not on the tape, the sizes of what it carries on, and the allocator."""
 
 
 def levels(
@@ -81,10 +81,10 @@ def levels(
 ) -> Iterator[tuple[int, int]]:
     """Yield allocated and reserved bytes after the events at these positions, which rise.
 
-    None of them may be in the summary of steps that are not on the tape: `watch` is told of those.
+    None of them may be in the summary of steps that are not on the tape: `watch` receives those.
     """
     allocator, here = allocator_for(tape), 0
-    told = None if watch is None else partial(_tell, watch, allocator)
+    watched = None if watch is None else partial(_pass_on, watch, allocator)
     marks = deque(mark for mark in tape.marks if mark.gives_back or mark.steps is not None)
     for position in positions:
         while marks and marks[0].position <= position:
@@ -93,13 +93,13 @@ def levels(
             if mark.gives_back:
                 allocator.empty_cache()
             if mark.steps is not None:
-                run_steps(mark.steps, allocator, tape.sizes, here, told)
+                run_steps(mark.steps, allocator, tape.sizes, here, watched)
                 here = mark.steps.end
         allocator.run(tape.events, tape.sizes, here, here := position + 1)
         yield allocator.allocated_bytes, allocator.reserved_bytes
 
 
-def _tell(watch: StepWatch, allocator: CachingAllocator, step: Step, carried: list[int]) -> None:
+def _pass_on(watch: StepWatch, allocator: CachingAllocator, step: Step, carried: list[int]) -> None:
     watch(step, carried, allocator)
 
 

@@ -102,6 +102,6 @@ def no_rule(name: str, error: Exception) -> NotModelledError:
     """Return the error for an operation, or a node of backward, that PyTorch cannot run on meta."""
     reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     return NotModelledError(
-        f"the operation {name} has no rule, and PyTorch's own code does not tell: {reason}",
+        f"the operation {name} has no rule, and PyTorch's own code does not say: {reason}",
         hint=REHEARSE,
     )

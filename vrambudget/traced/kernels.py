@@ -91,7 +91,7 @@ def doubts() -> Iterator[str]:
 
 
 def result_bytes(name: str, args: Any, result: Any) -> int | None:
-    """Return how large a result's storage is where its shape does not tell.
+    """Return how large a result's storage is where its shape does not say.
 
     A loss of differences is made as large as they are, then resized to the one number that stays
     in it (aten/src/ATen/native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss). What

@@ -92,7 +92,7 @@ class Live(TorchModule):
 
     def forward(self, **batch: Tensor) -> Any:
         """Call the module as a loop does; its outputs' tensors are the engine's."""
-        if self._module.training != self.training:  # the loop told the shadows
+        if self._module.training != self.training:  # the loop changed the shadows' mode
             self._module.train(self.training)
         given = {name: counted(x, self._values.get(name)) for name, x in batch.items()}
         with running(self._mode):

@@ -65,7 +65,7 @@ def held_by_loader(batches: Iterator[Batch]) -> Iterator[Batch]:
 def backward(run: Run, loss: Tensor, scaler: GradScaler, *, divides: bool = True) -> None:
     """Run backward as Accelerator.backward does; the caller's loss lives on beside the divided.
 
-    DeepSpeed's engine steps at once after a step's last; Trainer tells it not to divide.
+    DeepSpeed's engine steps at once after a step's last; Trainer has it not divide.
     """
     if run.engine is not None:
         run.engine.backward(loss, scale_wrt_gas=divides)

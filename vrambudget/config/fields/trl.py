@@ -1,4 +1,4 @@
-"""What TRL's trainers are told besides: completions and references."""
+"""Options of TRL's trainers: completions and references."""
 
 from vrambudget.config.settings import Field, Settings, Size
 

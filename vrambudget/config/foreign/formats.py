@@ -1,6 +1,6 @@
 """The files that people have: which tool's a file is, and what is assumed where it is silent.
 
-A file belongs to the first format that it has a tell-tale key of.
+A file belongs to the first format that it has a key of its own of.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class Format:
     """One tool's files; `defaults` are the tool's own, where they differ from a job's."""
 
     name: str
-    tells: frozenset[str]
+    marks: frozenset[str]
     table: Table
     defaults: Fields = field(default_factory=dict)
     ignored_groups: tuple[str, ...] = ()
@@ -147,5 +147,5 @@ FORMATS = (
 
 
 def format_of(keys: Mapping[str, Any]) -> Format | None:
-    """Return the format that the keys tell, None for a file of another kind."""
-    return next((each for each in FORMATS if each.tells & keys.keys()), None)
+    """Return the format whose keys these are, None for a file of another kind."""
+    return next((each for each in FORMATS if each.marks & keys.keys()), None)

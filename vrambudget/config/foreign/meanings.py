@@ -8,7 +8,8 @@
     Ranks()                             it is of several GPUs, and decides no memory there
     Several(Same("ranks"))              it is of several GPUs: the meaning holds where there are
 
-`Told.assumed` are fields that another key of the same tool may set: they hold where none does.
+`Translation.assumed` are fields that another key of the same tool may set: they hold where none
+does.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _OFF = (None, False, 0, "", "no", "none", "false", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Translation:
     """What a key with its value says."""
 
     fields: Fields = field(default_factory=dict)
@@ -31,7 +32,7 @@ class Told:
     noted: str | None = None  # counted as another, or more than it needs
 
 
-NOTHING = Told()
+NOTHING = Translation()
 
 
 def is_off(value: object) -> bool:
@@ -51,13 +52,13 @@ class Same:
     off: tuple[Any, ...] = ("auto",)
     whole: bool = False
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return the field."""
         if value is None or value in self.off:
             return NOTHING
         if self.whole and isinstance(value, float) and value.is_integer():
             value = int(value)
-        return Told({self.field: value})
+        return Translation({self.field: value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class Switch:
     off: Fields = field(default_factory=dict)
     noted: str | None = None
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return the fields of this position."""
         if is_off(value):
-            return Told(self.off) if value is not None else NOTHING
-        return Told(self.on, self.assumed, noted=self.noted)
+            return Translation(self.off) if value is not None else NOTHING
+        return Translation(self.on, self.assumed, noted=self.noted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,14 @@ class Choice:
     counted_as: Mapping[str, str] = field(default_factory=dict)
     """What is said of a value that is counted as another."""
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return the fields of the value."""
         if value is None or value == "":
             return NOTHING
         text = str(value).lower()
         if text not in self.of:
-            return Told(uncounted=f"{self.what} {value}")
-        return Told(self.of[text], noted=self.counted_as.get(text))
+            return Translation(uncounted=f"{self.what} {value}")
+        return Translation(self.of[text], noted=self.counted_as.get(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Ignored:
 
     flag: bool = False
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return nothing."""
         del value
         return NOTHING
@@ -119,18 +120,22 @@ class Uncounted:
     flag: bool = True
     saves: bool = False
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return what is not counted."""
         if is_off(value) or value in self.harmless:
             return NOTHING
-        return Told(noted=f"{self.what}: {SAVES}") if self.saves else Told(uncounted=self.what)
+        return (
+            Translation(noted=f"{self.what}: {SAVES}")
+            if self.saves
+            else Translation(uncounted=self.what)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """What only several GPUs have."""
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return nothing: one GPU is estimated."""
         del value
         return NOTHING
@@ -142,16 +147,16 @@ class Several:
 
     of: Same | Switch | Choice | Uncounted | Ignored
 
-    def told(self, value: Any) -> Told:
-        """Return what the meaning tells, of several GPUs."""
-        return self.of.told(value)
+    def translate(self, value: Any) -> Translation:
+        """Return what the value means of several GPUs."""
+        return self.of.translate(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """The model's name."""
 
-    def told(self, value: Any) -> Told:
+    def translate(self, value: Any) -> Translation:
         """Return nothing: who reads a file takes the model from it."""
         del value
         return NOTHING

@@ -53,10 +53,10 @@ class RunFile:
         several = self.of_ranks
         if ranks == 1:
             keys = (*several.keys, *several.unread)
-            told = f"{self.where}: of several GPUs, not counted for one: {', '.join(keys)}"
-            return replace(self, notes=(*self.notes, told)) if keys else self
+            note = f"{self.where}: of several GPUs, not counted for one: {', '.join(keys)}"
+            return replace(self, notes=(*self.notes, note)) if keys else self
         notes = {"of several GPUs, read": several.keys, "of several GPUs, left out": several.unread}
-        told_of = (
+        notes_of_ranks = (
             f"{self.where}: {what}: {', '.join(keys)}" for what, keys in notes.items() if keys
         )
         own = {**self.assumed, **self.fields}
@@ -64,7 +64,7 @@ class RunFile:
         return replace(
             self,
             fields={**self.fields, **several.fields, **loop},
-            notes=(*self.notes, *told_of),
+            notes=(*self.notes, *notes_of_ranks),
             uncounted=(*self.uncounted, *several.uncounted),
         )
 
@@ -101,10 +101,10 @@ def read_run_file(path: Path) -> RunFile:
     return _foreign(keys, known, path.name)
 
 
-def _silent(defaults: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of what is not told; an optimizer brings its implementation."""
-    of_optimizer = {"optimizer_impl"} if "optimizer" in told else set()
-    return {k: v for k, v in defaults.items() if k not in told and k not in of_optimizer}
+def _silent(defaults: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of what is not stated; an optimizer brings its implementation."""
+    of_optimizer = {"optimizer_impl"} if "optimizer" in stated else set()
+    return {k: v for k, v in defaults.items() if k not in stated and k not in of_optimizer}
 
 
 def _own(values: Mapping[str, Any], where: str) -> RunFile:
@@ -147,8 +147,8 @@ def _foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
     sorted_ = _Sorted(known)
     for key, value in keys.items():
         sorted_.take(key, value)
-    silent = _silent(known.defaults, sorted_.told)
-    fields = settled(known.finish(keys, {**silent, **sorted_.assumed, **sorted_.told}))
+    silent = _silent(known.defaults, sorted_.stated)
+    fields = settled(known.finish(keys, {**silent, **sorted_.assumed, **sorted_.stated}))
     assumed = {name: value for name, value in silent.items() if fields.get(name) == value}
     notes = {
         f"{file} ({known.name}): read": sorted_.read,
@@ -168,7 +168,7 @@ def _foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
         file,
         OfRanks(
             {**sorted_.fields_of_ranks(), **known.of_ranks(keys)},
-            tuple(sorted_.told_of_ranks),
+            tuple(sorted_.stated_of_ranks),
             tuple(sorted_.ranks),
             tuple(sorted_.uncounted_of_ranks),
         ),
@@ -180,20 +180,20 @@ class _Sorted:
 
     def __init__(self, known: Format) -> None:
         self.known = known
-        self.told: dict[str, Any] = {}
+        self.stated: dict[str, Any] = {}
         self.assumed: dict[str, Any] = {}
         self.uncounted: dict[str, None] = {}
         self.noted = dict.fromkeys(known.always)
         self.read: list[str] = []
         self.ranks: list[str] = []
-        self.told_of_ranks: dict[str, Mapping[str, Any]] = {}
+        self.stated_of_ranks: dict[str, Mapping[str, Any]] = {}
         self.uncounted_of_ranks: dict[str, None] = {}
         self.unknown: list[str] = []
 
     def fields_of_ranks(self) -> dict[str, Any]:
         """Return what the keys say of several GPUs, in the table's order: a later one counts."""
-        keys = [key for key in self.known.table if key in self.told_of_ranks]
-        return {name: value for key in keys for name, value in self.told_of_ranks[key].items()}
+        keys = [key for key in self.known.table if key in self.stated_of_ranks]
+        return {name: value for key in keys for name, value in self.stated_of_ranks[key].items()}
 
     def take(self, key: str, value: Any) -> None:
         """Sort one key."""
@@ -203,16 +203,16 @@ class _Sorted:
         elif meaning is None and not _within(key, self.known.ignored_groups, meaning):
             self.unknown.append(key)
         elif isinstance(meaning, Several):
-            told = meaning.told(value)
-            self.told_of_ranks[key] = told.fields
-            self.uncounted_of_ranks |= {told.uncounted: None} if told.uncounted else {}
-            self.noted |= {told.noted: None} if told.noted else {}
+            found = meaning.translate(value)
+            self.stated_of_ranks[key] = found.fields
+            self.uncounted_of_ranks |= {found.uncounted: None} if found.uncounted else {}
+            self.noted |= {found.noted: None} if found.noted else {}
         elif meaning is not None and not isinstance(meaning, Ignored | Model):
-            told = meaning.told(value)
-            self.told.update(told.fields)
-            self.assumed.update(told.assumed)
-            self.uncounted |= {told.uncounted: None} if told.uncounted else {}
-            self.noted |= {told.noted: None} if told.noted else {}
+            found = meaning.translate(value)
+            self.stated.update(found.fields)
+            self.assumed.update(found.assumed)
+            self.uncounted |= {found.uncounted: None} if found.uncounted else {}
+            self.noted |= {found.noted: None} if found.noted else {}
             self.read.append(key)
 
 

@@ -35,7 +35,7 @@ def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
 
     `row` makes one of the tokens of its prompt, of its completion, and of a second one. Where rows
     have padding, all but the first of a batch, and all second completions, are a token shorter.
-    A packed row holds two sequences, as TRL's pack_dataset tells it.
+    A packed row holds two sequences, as TRL's pack_dataset makes it.
     """
     from datasets import Dataset  # noqa: PLC0415 - TRL's own requirement
 

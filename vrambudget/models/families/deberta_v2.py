@@ -265,7 +265,7 @@ class DebertaV2Config(BertLike):
 
     @property
     def furthest(self) -> int:
-        """The largest distance that is told apart."""
+        """The largest distance that is distinguished."""
         own = self.max_relative_positions
         return self.max_position_embeddings if own < 1 else own
 

@@ -217,7 +217,7 @@ class GPT2LMHeadModel(LanguageModel):
 
     base_model_prefix = "transformer"
     config: "GPT2Config"
-    is_named_for_causal_lm = False  # transformers tells the loss by the class's name
+    is_named_for_causal_lm = False  # transformers chooses the loss by the class's name
 
     def __init__(self, config: "GPT2Config") -> None:
         self.config = config

@@ -126,7 +126,7 @@ class ParamGroup:
         del all_gather_input  # held until here
 
     def reshard(self) -> None:
-        """Give the whole parameters back, in forward if the group is told to."""
+        """Give the whole parameters back, in forward if the group is set to."""
         if self.training_state is TrainingState.FORWARD:
             if self.post_forward_group is None:
                 return

@@ -78,7 +78,7 @@ class ServerCommand:
         return next((value for name, value in _pairs(self.options) if name in names), None)
 
     def has(self, *names: str) -> bool:
-        """Tell whether one of these options is given."""
+        """Return whether one of these options is given."""
         return any(name in names for name, _ in _pairs(self.options))
 
 

@@ -86,8 +86,8 @@ class ServerLog:
     @property
     def error(self) -> str | None:
         """The engine's own error: the first that says more than that the engine ended."""
-        telling = [e for e in self.errors if not any(word in e for word in _GENERIC)]
-        return next(iter(telling or self.errors), None)
+        specific = [e for e in self.errors if not any(word in e for word in _GENERIC)]
+        return next(iter(specific or self.errors), None)
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return what was read, as plain data."""

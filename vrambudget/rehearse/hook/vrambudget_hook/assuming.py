@@ -1,4 +1,4 @@
-"""What is assumed of numbers on the card that nobody knows, as the rehearsal was told.
+"""What is assumed of numbers on the GPU that nobody knows, as the rehearsal's options say.
 
 They are finite, and valid parameters of a distribution, whatever else they are. With `--values`
 ones or random they can be read back as such, and what is decided by them follows: comparisons,
@@ -7,8 +7,8 @@ each read from a generator of our own, so that the same script gets the same one
 the default, are what the stand-in reads by itself; what is decided by them reads as zero, too, but
 for tokens, of which 0 ends the generation of some models.
 
-Rows of scores [..., E] of which a router chooses the k best spread as it is told: see `_route`. By
-its name, or that of its function, it is one.
+Rows of scores [..., E] of which a router chooses the k best spread as `routing` says: see `_route`.
+By its name, or that of its function, it is one.
 
 Runs in the user's Python, 3.9 or later.
 
@@ -61,7 +61,7 @@ COLLAPSED = "collapsed"  # of the two ways to route
 class Assuming:
     """Answers for unknown numbers: `kind` of numbers, drawn from `seed`; `routing` of tokens.
 
-    `routing`: "uniform" or "collapsed", as the user said; None: uniform, and told as not known.
+    `routing`: "uniform" or "collapsed", as the user said; None: uniform, and reported as not known.
     """
 
     def __init__(self, follower: Any, kind: str, seed: int, routing: str | None) -> None:
@@ -113,7 +113,7 @@ class Assuming:
         return self.values.constant(shape, float(self.kind == ONES), tensor.dtype)
 
     def _is_unknown(self, tensor: Any) -> bool:
-        """Tell whether it is a tensor of numbers on the card of which nothing is known."""
+        """Return whether it is a tensor of numbers on the card of which nothing is known."""
         if type(tensor) not in self.values.plain or not self.values.on_card(tensor):
             return False
         return tensor.is_floating_point() and self.values.of(tensor) is None

@@ -48,7 +48,7 @@ class Cudnn:
         return [*found, "batch norm"] if self.library.virtual_cudnn_guessed() else found
 
     def _keep_recurrence_native(self) -> None:
-        """Let recurrent layers take PyTorch's own kernels: cuDNN tells real cards their sizes.
+        """Let recurrent layers take PyTorch's own kernels: cuDNN sizes theirs on real GPUs only.
 
         Source: aten/src/ATen/native/RNN.cpp (lstm, gru: cudnn_is_acceptable), and
         torch/nn/modules/rnn.py (RNNBase.flatten_parameters).

@@ -6,8 +6,8 @@ operation without such a tensor costs nothing. `_BRINGS` is included in each thr
 for the few operations by which values come from the host: moves, fills and ranges.
 
 A read is answered by what is known, and so is the size of a shape that is made from values
-(nonzero, a boolean index, unique). Reads of assumed values are told, as reads of unknown ones are.
-Autograd's threads inherit the keys.
+(nonzero, a boolean index, unique). Reads of assumed values are reported, as reads of unknown ones
+are. Autograd's threads inherit the keys.
 
 Runs in the user's Python, 3.9 or later.
 
@@ -42,9 +42,9 @@ _COPIES = "TESTING_ONLY_GenericWrapper"
 class Follower:
     """Runs what has known values on the CPU too.
 
-    `answer(on, told, number)` sets what the stand-in's next small reads give in this thread;
-    `on_card` tells a tensor of the virtual card. `numbers` (with their seed) and `routing` are what
-    is assumed of those that are not known (assuming.py).
+    `answer(on, reported, number)` sets what the stand-in's next small reads give in this thread;
+    `on_card` says whether a tensor is on the virtual GPU. `numbers` (with their seed) and `routing`
+    are what is assumed of those that are not known (assuming.py).
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Follower:
         try:
             found = Arguments(self.values, args, kwargs, {})
             value = self._beside(op, found)
-        except Exception:  # noqa: BLE001 - what the CPU cannot tell is answered as it was
+        except Exception:  # noqa: BLE001 - what the CPU cannot compute is answered as it was
             return self._run(op, keys, args, kwargs)
         with self.answering(known.number(found.args, value), true=found.true):
             out = self._run(op, keys, args, kwargs)

@@ -4,7 +4,7 @@
     python -m vrambudget_hook.launch deepspeed --num_gpus 8 train.py --deepspeed_config ds.json
 
 The options are read by the launcher's own parser, so that all that it takes is taken; only how many
-ranks there are, and what it tells them, is used. `accelerate` sets the environment that it would.
+ranks there are, and what it gives them, is used. `accelerate` sets the environment that it would.
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -23,7 +23,7 @@ _PLAN = "VRAMBUDGET_REHEARSAL"
 class Started(NamedTuple):
     """What a launcher would start: `each` ranks on each of `nodes`, with the script's arguments.
 
-    `told`: what it tells the rank before the script's own arguments, with {} for the local rank.
+    `rank_arguments`: what it passes before the script's own arguments, with {} for the local rank.
     """
 
     nodes: int
@@ -32,11 +32,11 @@ class Started(NamedTuple):
     arguments: list[str]
     module: bool = False
     no_python: bool = False
-    told: tuple[str, ...] = ()
+    rank_arguments: tuple[str, ...] = ()
 
 
 def ranks_environment(ranks: int, rank: int, each: int) -> dict[str, str]:
-    """Return what a launcher tells one of so many ranks, of which `each` are on one machine."""
+    """Return a launcher's variables for one of so many ranks, `each` of them on one machine."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank % each), "GROUP_RANK": str(rank // each)}
     size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(each)}
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -44,7 +44,7 @@ def ranks_environment(ranks: int, rank: int, each: int) -> dict[str, str]:
 
 
 def cards_environment(cards: int) -> dict[str, str]:
-    """Return what tells PyTorch, and the stand-ins, how many cards there are."""
+    """Return the variables that set how many GPUs PyTorch and the stub libraries see."""
     visible = ",".join(map(str, range(cards)))
     return {"VRAMBUDGET_DEVICES": str(cards), "CUDA_VISIBLE_DEVICES": visible}
 
@@ -57,13 +57,13 @@ def torchrun(words: list[str], cards: int | None) -> Started:
 
 
 def launch(words: list[str], cards: int | None) -> Started:
-    """Return what torch.distributed.launch starts, which tells the local rank by an argument."""
+    """Return what torch.distributed.launch starts, which passes the local rank as an argument."""
     parser = importlib.import_module("torch.distributed.run").get_args_parser()
     parser.add_argument("--use-env", "--use_env", action="store_true")
     started = _torchrun(parser, words, cards)
     if parser.parse_args(words).use_env:
         return started
-    return started._replace(told=("--local-rank={}",))
+    return started._replace(rank_arguments=("--local-rank={}",))
 
 
 def _torchrun(parser: Any, words: list[str], cards: int | None) -> Started:
@@ -96,12 +96,12 @@ def accelerate(words: list[str], cards: int | None) -> Started:
     script = _started(args, nodes, -(-ranks // nodes))
     utils: Any = importlib.import_module("accelerate.utils.launch")
     if args.use_deepspeed:
-        told = utils.prepare_deepspeed_cmd_env(args)[1]
+        variables = utils.prepare_deepspeed_cmd_env(args)[1]
     elif ranks > 1 or args.use_fsdp:
-        told = utils.prepare_multi_gpu_env(args)
+        variables = utils.prepare_multi_gpu_env(args)
     else:
-        told = utils.prepare_simple_launcher_cmd_env(args)[1]
-    os.environ.update(told)
+        variables = utils.prepare_simple_launcher_cmd_env(args)[1]
+    os.environ.update(variables)
     return script
 
 
@@ -117,9 +117,15 @@ def deepspeed(words: list[str], cards: int | None) -> Started:
     each = len(next(iter(chosen.values())))
     nodes = min(len(chosen), args.num_nodes if args.num_nodes > 0 else len(chosen))
     each = min(each, args.num_gpus) if args.num_gpus > 0 else each
-    told = () if args.no_local_rank else ("--local_rank={}",)
+    rank_arguments = () if args.no_local_rank else ("--local_rank={}",)
     return Started(
-        nodes, each, args.user_script, list(args.user_args), args.module, args.no_python, told
+        nodes,
+        each,
+        args.user_script,
+        list(args.user_args),
+        args.module,
+        args.no_python,
+        rank_arguments,
     )
 
 
@@ -142,8 +148,8 @@ def main() -> NoReturn:
     plan["ranks"] = ranks
     os.environ.update(ranks_environment(ranks, rank, started.each), **{_PLAN: json.dumps(plan)})
     python = [sys.executable, "-u", *(["-m"] if started.module else [])]
-    told = [word.format(rank % started.each) for word in started.told]
-    command = [*([] if started.no_python else python), started.script, *told, *started.arguments]
+    first = [word.format(rank % started.each) for word in started.rank_arguments]
+    command = [*([] if started.no_python else python), started.script, *first, *started.arguments]
     os.execvp(command[0], command)  # noqa: S606 - what the launcher would run
 
 

@@ -1,7 +1,7 @@
-"""Which module of a model asked for memory, told by the frames of the request.
+"""Which module of a model asked for memory, by the frames of the request.
 
 A module is known by the code of its forward. A request's frames, from the outside in, walk down the
-model; where several modules run the same code, the line of the caller tells them apart
+model; where several modules run the same code, the caller's line distinguishes them
 (`self.c_proj(x)`). Numbers of layers are written as a star, and so is what stays undecided. Modules
 are looked at twice, when backward first begins and at the end; nothing is kept of them but names,
 and nothing happens in between.

@@ -94,13 +94,13 @@ class Operation:
         self.is_alone = name.partition("::")[2] in _ALONE and not self.foreign
 
     def has_number(self, args: tuple[Any, ...]) -> bool:
-        """Tell whether a Python number stands in a tensor's place (`mask + 1`), or soon will."""
+        """Return whether a Python number stands in a tensor's place (`mask + 1`), or soon will."""
         return self.has_scalar or any(
             i < len(args) and type(args[i]) in _NUMBERS for i in self.tensors
         )
 
     def counts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether a whole number is added in place, as batch norm counts its batches."""
+        """Return whether a whole number is added in place, as batch norm counts its batches."""
         return self.adds and type(args[-1]) is int and not kwargs
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:

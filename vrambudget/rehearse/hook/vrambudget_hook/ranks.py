@@ -4,7 +4,7 @@ The script runs as one rank of W, with the environment that its launcher would g
 script itself says (torch.multiprocessing). Whatever group of NCCL it asks for is "fake": a
 collective's buffers are made as PyTorch makes them, and nothing is sent. So sharded parameters,
 gathered ones, gradient buckets and reduced shards take what they take on each of W cards. Groups of
-other backends are as they are, unless we were told to be one of several ranks.
+other backends are as they are, unless we are to be one of several ranks.
 
 Runs in the user's Python, 3.9 or later.
 
@@ -75,7 +75,7 @@ class Groups:
         return self.divide(ranks, **{k: v for k, v in kwargs.items() if k in _KEPT})
 
     def is_fake(self, group: Any = None) -> bool:
-        """Tell whether a group, or the world, is ours."""
+        """Return whether a group, or the world, is ours."""
         return bool(self.c10d.is_initialized() and self.c10d.get_backend(group) == "fake")
 
 
@@ -118,7 +118,7 @@ def _follow_sending(sent: Sent) -> None:
 
 
 def _keep_order(reducer: Any, copying: Callable[[], Any]) -> None:
-    """Let DDP read back its buckets, which the first rank tells all through the GPU."""
+    """Let DDP read back its buckets, which the first rank sends to all through the GPU."""
     rebuild = reducer._rebuild_buckets  # noqa: SLF001 - what DDP calls
 
     def rebuild_buckets(self: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where a program reads values from the card that are not known: the stand-in tells of each.
+"""Where a program reads values from the card that are not known: the stub library reports each.
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -34,12 +34,12 @@ class Reads:
 
 
 def _makes_shape(name: str) -> bool:
-    """Tell whether a C++ function reads its output's shape (`is_nonzero` reads a truth value)."""
+    """Return whether a C++ function reads its output's shape (`is_nonzero` reads a truth value)."""
     return "is_nonzero" not in name and any(part in name for part in SHAPE_FROM_DATA)
 
 
 def _is_printed() -> bool:
-    """Tell whether a tensor is printed: torch selects at most 1,000 numbers, and drops them."""
+    """Return whether a tensor is printed: torch selects at most 1,000 numbers, and drops them."""
     frame: Any = sys._getframe()  # noqa: SLF001 - as above
     while frame is not None and not frame.f_code.co_filename.endswith("torch/_tensor_str.py"):
         frame = frame.f_back

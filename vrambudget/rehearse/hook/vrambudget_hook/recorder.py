@@ -108,7 +108,7 @@ class Recorder:
         return self.runtime
 
     def _follow_values(self) -> Follower | None:
-        """Let what the host wrote be read back; without it, reads are zeros and are told."""
+        """Let what the host wrote be read back; without it, reads are zeros and are reported."""
         answer = self._native().virtual_gpu_answer
         answer.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong)
         try:
@@ -249,7 +249,7 @@ class Recorder:
             raise Stopped(0)
 
     def _note_progress(self) -> None:
-        """Tell the parent how far we are: of a process that is killed it is all that is left."""
+        """Report progress to the parent: of a process that is killed, nothing else is left."""
         if self.is_used:
             self._keep_peaks()
             with (self.folder / f"progress-{os.getpid()}").open("a") as file:

@@ -36,7 +36,7 @@ class Storages:
         return ctypes.c_uint64.from_address(storage + self.size_offset).value
 
     def is_whole(self, tensor: Any) -> bool:
-        """Tell whether a tensor is all that its storage holds."""
+        """Return whether a tensor is all that its storage holds."""
         return bool(tensor.numel() * tensor.element_size() == self.nbytes(tensor))
 
 

@@ -71,7 +71,7 @@ class Values:
         return value if value is not None and value() is tensor.untyped_storage() else None
 
     def is_worth(self, tensor: Any, op: Any) -> bool:
-        """Tell whether a tensor that is filled is one whose values may decide something."""
+        """Return whether a tensor that is filled is one whose values may decide something."""
         if type(tensor) not in self.plain or not self.on_card(tensor):
             return False
         if tensor.is_floating_point() and not self._may_decide(tensor, op):
@@ -83,7 +83,7 @@ class Values:
         self.limit = self.most_filled = WIDE
 
     def _may_decide(self, tensor: Any, op: Any) -> bool:
-        """Tell whether numbers may be a mask [B, T], or count from zero, as an optimizer's steps.
+        """Return whether numbers may be a mask [B, T], or count from zero, as an optimizer's steps.
 
         A gradient's first one is filled, too, and those that follow from it are no data.
         """
@@ -91,13 +91,13 @@ class Values:
         return (is_counter or tensor.ndim == _MASK) and self.is_data(tensor)
 
     def is_data(self, tensor: Any) -> bool:
-        """Tell whether few numbers are data: neither weights nor gradients."""
+        """Return whether few numbers are data: neither weights nor gradients."""
         is_tensor = type(tensor) is self.torch.Tensor and not tensor.requires_grad
         is_data = is_tensor and self.torch._C._current_graph_task_id() == -1
         return bool(is_data and tensor.numel() <= FLOATS)
 
     def eligible(self, tensor: Any) -> bool:
-        """Tell whether a tensor is of a kind that can be known."""
+        """Return whether a tensor is of a kind that can be known."""
         if type(tensor) not in self.plain or not self.on_card(tensor) or tensor.is_complex():
             return False
         if tensor.layout is not self.torch.strided:
@@ -186,7 +186,7 @@ class Values:
             self.hold_copy(target, found.to(target.dtype), true=true)
 
     def is_new(self, target: Any) -> bool:
-        """Tell whether a tensor can be known and is all of its storage."""
+        """Return whether a tensor can be known and is all of its storage."""
         return self.eligible(target) and self.storages.is_whole(target)
 
     def as_on_cpu(self, tensor: Any, memory: Any) -> Any:
