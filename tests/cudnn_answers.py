@@ -16,7 +16,7 @@ from vrambudget.cudnn import answers, asking
 from vrambudget.cudnn.library import installed
 from vrambudget.cudnn.question import Convolution, Direction
 from vrambudget.rehearse.card import environment
-from vrambudget.rehearse.stand_in import stand_in
+from vrambudget.rehearse.stub_libraries import stub_libraries
 from vrambudget.rehearse.torch_build import find_torch
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
@@ -54,7 +54,7 @@ def ask_of_records() -> None:
 
 def main() -> None:
     os.environ.update(environment(find_gpu("a100-80gb")))
-    for library in stand_in(find_torch([os.environ["VRAMBUDGET_PYTHON"]])):
+    for library in stub_libraries(find_torch([os.environ["VRAMBUDGET_PYTHON"]])):
         if "cudnn" not in library.name:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     cudnn = installed()

@@ -28,7 +28,7 @@ OWN = {
     "planner/site.py": "this package's own files",
     "planning/forked.py": "pipes to our own children",
     "rehearse/elf.py": "maps a library that `open_file` opened",
-    "rehearse/stand_in.py": "this package's own C sources, for a digest",
+    "rehearse/stub_libraries.py": "this package's own C sources, for a digest",
     "rehearse/supervisor.py": "/proc, and runs without this package",
     "rehearse/workplace.py": "a lock",
     "report/html.py": "this package's own style sheet",

@@ -51,10 +51,10 @@ def test_a_cudnn_that_is_installed_says_what_is_kept():
 def test_a_report_says_whose_workspaces_are_counted_or_how_large_they_may_be():
     job = {"gpu": "a100-80gb", "task": "image-cls"}
     asked = estimate({"model_type": "vit"}, batch=8, **job).warnings
-    unasked = estimate({"model_type": "vit"}, batch=7, **job).warnings
+    warnings = estimate({"model_type": "vit"}, batch=7, **job).warnings
     assert any("cuDNN 9.19.0 names" in warning for warning in asked)
     # three times x [7, 3, 224, 224], the weight [768, 3, 16, 16] and y [7, 768, 14, 14] in 16 bit
-    assert any("mostly 0 to 15.43 MiB" in warning for warning in unasked)
+    assert any("mostly 0 to 15.43 MiB" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("drives", [True, False])

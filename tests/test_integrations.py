@@ -304,14 +304,14 @@ def test_packed_rows_are_read_as_trl_s_collator_lays_them_end_to_end():
 
     rows = [{"input_ids": [1] * 10}, {"input_ids": [1] * 9}]
     loader = SimpleNamespace(dataset=rows, collate_fn=collate)
-    fields, doubts = live_batch.read_batch(loader, 2, has_completions=True)
+    fields, not_modelled = live_batch.read_batch(loader, 2, has_completions=True)
     assert fields == {
         "block": 10,
         "attention_mask": "none",
         "rows": "packed",
         "completion_len": 9,
     }
-    (ragged,) = doubts
+    (ragged,) = not_modelled
     assert "rows of 9 to 10 tokens" in ragged
 
 
@@ -327,9 +327,9 @@ def test_pairs_are_read_as_trl_s_collator_makes_them():
         return {"input_ids": mask, "attention_mask": mask, "completion_mask": completion}
 
     loader = SimpleNamespace(dataset=rows, collate_fn=collate)
-    fields, doubts = live_batch.read_batch(loader, 2, has_completions=True)
+    fields, not_modelled = live_batch.read_batch(loader, 2, has_completions=True)
     assert fields == {"block": 12, "attention_mask": "ones", "completion_len": 7}
-    assert doubts == ()
+    assert not_modelled == ()
 
 
 def test_a_record_that_cannot_be_written_is_said(tmp_path):

@@ -93,7 +93,7 @@ def test_a_process_that_trained_before_keeps_the_workspaces_of_both_threads():
 
 @pytest.mark.virtual_gpu
 class TestOnAVirtualGpu:
-    """The stand-in's driver follows the same rule, written a second time, in C."""
+    """The stub library's driver follows the same rule, written a second time, in C."""
 
     pytestmark = VIRTUAL_GPU
 

@@ -15,7 +15,6 @@ from vrambudget.build import build
 from vrambudget.cli import main
 from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
-from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.cached_trace import WalkedOnce
 from vrambudget.engine.context import no_grad
@@ -25,6 +24,7 @@ from vrambudget.measure.record import record_of, runnable
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.rehearse.events import rehearse_job
 from vrambudget.report.phrases import job_text
+from vrambudget.sampled_lengths import sampled_lengths
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -168,14 +168,14 @@ def test_losses_that_keep_their_graphs_are_told_with_what_each_step_adds() -> No
 # ---- lengths that change -------------------------------------------------------------------------
 
 
-def test_drawn_lengths_are_the_same_again_and_the_longest_comes_late() -> None:
+def test_sampled_lengths_are_the_same_again_and_the_longest_comes_late() -> None:
     for draw in range(20):
-        lengths = drawn_lengths(8, 64, count=12, draw=draw)
-        assert lengths == drawn_lengths(8, 64, count=12, draw=draw)
+        lengths = sampled_lengths(8, 64, count=12, draw=draw)
+        assert lengths == sampled_lengths(8, 64, count=12, draw=draw)
         assert 64 in lengths[6:]
         assert min(lengths) >= 8
         assert max(lengths) == 64
-    assert drawn_lengths(8, 64, count=1, draw=0) == [64]
+    assert sampled_lengths(8, 64, count=1, draw=0) == [64]
 
 
 def test_lengths_that_change_reserve_the_most_of_five_draws_and_their_spread_is_told() -> None:

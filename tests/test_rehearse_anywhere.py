@@ -16,7 +16,7 @@ import pytest
 
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
-from vrambudget.rehearse import card, process, stand_in, torch_build
+from vrambudget.rehearse import card, process, stub_libraries, torch_build
 from vrambudget.rehearse.elf import c_names, read_library
 from vrambudget.rehearse.left import Progress, read_records, unrecorded
 from vrambudget.rehearse.record import Rehearsal
@@ -76,7 +76,7 @@ def test_other_systems_are_refused_by_name(monkeypatch):
 def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(VramBudgetError, match="no C compiler") as caught:
-        stand_in.cc("-c", "x.c")
+        stub_libraries.cc("-c", "x.c")
     assert "gcc" in caught.value.hint
 
 
@@ -171,11 +171,13 @@ RUNTIME = ("addresses", "memory", "outside", "cudart")
 @LINUX
 @COMPILER
 @pytest.mark.parametrize("cuda", ["12", "13"])
-@pytest.mark.parametrize("source", sorted(p.name for p in stand_in.NATIVE.glob("*.c")))
+@pytest.mark.parametrize("source", sorted(p.name for p in stub_libraries.NATIVE.glob("*.c")))
 def test_the_c_code_compiles_without_a_warning(tmp_path, cuda, source):
     numbers = (f"-DCUDA_MAJOR={cuda}", f"-DCUDA_VERSION={cuda}000", f"-DCUBLAS_VERSION={cuda}0100")
     out = tmp_path / "out.o"
-    stand_in.cc(*stand_in.FLAGS, *numbers, "-c", stand_in.NATIVE / source, "-o", out)
+    stub_libraries.cc(
+        *stub_libraries.FLAGS, *numbers, "-c", stub_libraries.NATIVE / source, "-o", out
+    )
     assert read_library(out).functions
 
 
@@ -227,9 +229,9 @@ print("accounts hold")
 @pytest.mark.parametrize("cuda", ["12", "13"])
 def test_the_runtime_accounts_for_each_page_and_reads_zeros(tmp_path, cuda):
     library = tmp_path / "libcudart.so"
-    sources = [stand_in.NATIVE / f"{name}.c" for name in RUNTIME]
+    sources = [stub_libraries.NATIVE / f"{name}.c" for name in RUNTIME]
     numbers = (f"-DCUDA_MAJOR={cuda}", f"-DCUDA_VERSION={cuda}000")
-    stand_in.cc(*stand_in.FLAGS, *numbers, "-shared", *sources, "-o", library, "-ldl")
+    stub_libraries.cc(*stub_libraries.FLAGS, *numbers, "-shared", *sources, "-o", library, "-ldl")
     small = replace(T4, capacity_bytes=10 * 2**20, context_bytes=2 * 2**20)
     done = subprocess.run(
         [sys.executable, "-c", ACCOUNTS, str(library)],
@@ -256,7 +258,7 @@ def test_a_library_says_what_it_needs_and_exports(tmp_path):
         "-Wl,--no-as-needed",
         "-Wl,-rpath,$ORIGIN/y",
     )
-    stand_in.cc(source, "-o", library, *flags, "-lm")
+    stub_libraries.cc(source, "-o", library, *flags, "-lm")
     found = read_library(library)
     assert found.soname == "libx.so.7"
     assert "f" in found.functions

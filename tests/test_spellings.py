@@ -202,7 +202,7 @@ def _texts():
     """Yield what is read here, but for the commands of others' scripts and their launchers."""
     for page in {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "corpus.md"}:
         yield page, page.read_text(encoding="utf-8")
-    launchers = ROOT / "vrambudget" / "rehearse" / "placing.py"
+    launchers = ROOT / "vrambudget" / "rehearse" / "launcher_prefix.py"
     for module in {*(ROOT / "vrambudget").rglob("*.py")} - {launchers}:
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -115,8 +115,8 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
     job["steps"] = max(job["steps"], len(replayed.steps))
     if not scenario.config.followed_in:
         job["transformers"] = None
-    if recording.drawn is not None:
-        job["draw"] = recording.drawn.counted
+    if recording.draws is not None:
+        job["draw"] = recording.draws.counted
     if scenario.job.attention == "sdpa":
         names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
         taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))

@@ -38,17 +38,17 @@ def _of_gpu(gpu: Gpu | None, replayed: Replay) -> Iterator[str]:
     return remarks_on_gpu(gpu, replayed.peak.reserved_bytes) if gpu else iter(())
 
 
-def remarks_on_convolutions(tape: Tape, unasked_bytes: int) -> Iterator[str]:
-    """Yield whose workspaces they take; `unasked_bytes`: most that one touches, if not known."""
+def remarks_on_convolutions(tape: Tape, unknown_workspace_bytes: int) -> Iterator[str]:
+    """Yield whose workspaces they take; the bytes: most that one of unknown workspace touches."""
     if "convolution" in tape.operations:  # by cuDNN: PyTorch's own kernels have other names
         from vrambudget.cudnn.remarks import remark_on_convolutions  # noqa: PLC0415 - few have any
 
-        yield remark_on_convolutions(unasked_bytes)
+        yield remark_on_convolutions(unknown_workspace_bytes)
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
     """Yield what bitsandbytes, cuDNN or a compiler does besides what is counted."""
-    yield from remarks_on_convolutions(recording.tape, recording.unasked_bytes)
+    yield from remarks_on_convolutions(recording.tape, recording.unknown_workspace_bytes)
     if recording.paged_bytes:
         yield (
             f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"
@@ -129,14 +129,14 @@ def _of_adapters(scenario: Scenario) -> Iterator[str]:
 
 
 def _of_lengths(job: Job, recording: Recording) -> str:
-    """Say what lengths were drawn, and how far apart draws are in reserved bytes."""
-    lengths = f"lengths from {job.shortest} to {job.block} were drawn for {job.steps} steps"
-    if recording.drawn is None:
+    """Say what lengths were sampled, and how far apart draws are in reserved bytes."""
+    lengths = f"lengths from {job.shortest} to {job.block} were sampled for {job.steps} steps"
+    if recording.draws is None:
         return f"{lengths} (--draw {job.draw or 0}); another draw reserves more or less"
-    low, high = (format_bytes(f(recording.drawn.reserved_bytes)) for f in (min, max))
+    low, high = (format_bytes(f(recording.draws.reserved_bytes)) for f in (min, max))
     between = low if low == high else f"{low} to {high}"
     return (
-        f"{lengths}: five draws reserve {between}, and --draw {recording.drawn.counted} is counted;"
+        f"{lengths}: five draws reserve {between}, and --draw {recording.draws.counted} is counted;"
         " more steps may reserve more; what would help is tried on that draw alone"
     )
 
@@ -180,6 +180,6 @@ def _routed_peak(scenario: Scenario, routing: str, counted: Replay) -> int:
 def not_modelled(scenario: Scenario) -> Iterator[str]:
     """Yield what the job has or its files say and nothing counts."""
     yield from (f"config key {key!r}" for key in scenario.config.unknown_keys)
-    yield from scenario.config.doubts()
+    yield from scenario.config.not_modelled()
     if scenario.run:
         yield from scenario.run.uncounted

@@ -25,7 +25,7 @@ from vrambudget.engine.tensor import Parameter
 from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
-from vrambudget.training.draws import Drawn
+from vrambudget.training.draws import Draws
 from vrambudget.training.inputs import batches_of, eval_batches_of
 from vrambudget.training.loops import counted_loop
 from vrambudget.training.loops.run import LoopSettings, Run
@@ -47,9 +47,9 @@ class Recording:
     paged_bytes: int = 0  # of an optimizer's states, in managed memory: not on the tape
     host_bytes: int = 0  # of a rank's shards, gradients and states, in main memory
     ranks_differ: bool = False  # whether another rank of the job takes something else
-    unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
+    unknown_workspace_bytes: int = 0  # most that a convolution touches whose workspace is not known
     fullest_rank: int = 0  # which may take most, besides the first and the last
-    drawn: Drawn | None = None  # where lengths change from batch to batch
+    draws: Draws | None = None  # where lengths change from batch to batch
 
 
 def simulate(
@@ -68,8 +68,8 @@ def simulate(
     if job.shortest is not None and job.draw is None:
         from vrambudget.training.draws import fullest_draw  # noqa: PLC0415 - most lengths are one
 
-        fullest_of, drawn = fullest_draw(job, partial(simulate, config, platform=platform))
-        return replace(fullest_of, drawn=drawn)
+        fullest_of, draws = fullest_draw(job, partial(simulate, config, platform=platform))
+        return replace(fullest_of, draws=draws)
     if job.routing == "worst" and routing_decides(config, job):
         both = (simulate_routed(config, job, platform, routing) for routing in ROUTINGS)
         return max(both, key=lambda recording: recording.tape.peak_requested_bytes())
@@ -158,9 +158,9 @@ def _record(
         host_bytes = ranked.host_bytes() if ranked else 0
         differ = ranked is not None and ranked.ranks_differ()
         fullest = ranked.fullest_rank() if ranked else 0
-        unasked = max(context.unasked, default=0)
+        unknown = max(context.unknown_workspaces, default=0)
         del model, held, ranked
-    return Recording(tape, total, trainable, paged, host_bytes, differ, unasked, fullest)
+    return Recording(tape, total, trainable, paged, host_bytes, differ, unknown, fullest)
 
 
 def _begins(job: Job) -> str:

@@ -15,7 +15,7 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.config.versions import CHECKED, default_version, installed_version
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.jobs import python
-from vrambudget.rehearse.stand_in import c_compiler
+from vrambudget.rehearse.stub_libraries import c_compiler
 from vrambudget.rehearse.torch_build import find_torch
 from vrambudget.report.tabular import Column, render_rows
 

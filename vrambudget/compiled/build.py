@@ -1,4 +1,4 @@
-"""The module of a job on the fake card: built from its configuration, or a live one laid down."""
+"""The module of a job on the fake card: built from its configuration, or a live one replayed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled
 
 
 def compiled_module(module: Any, loss: Loss | None, *, pads: bool) -> Compiled:
-    """Return a live module, laid down on the fake card; the module itself stays as it is."""
+    """Return a live module, replayed on the fake card; the module itself stays as it is."""
     kernels.unchecked.clear()
     mode = CardMode()
     copy = copied(module)

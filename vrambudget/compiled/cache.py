@@ -99,7 +99,7 @@ def _plain(tape: Tape) -> dict[str, Any]:
             (m.position, m.step, m.phase, m.resets_allocator, m.empties_cache, m.period)
             for m in tape.marks
         ],
-        "laid": tape.laid,
+        "replayed": tape.replayed,
         "expandable_on_bytes": tape.expandable_on_bytes,
         "driver_addresses": tape.driver_addresses,
         "is_plain": tape.is_plain,
@@ -110,7 +110,7 @@ def _tape(found: Mapping[str, Any]) -> Tape:
     values = dict(found)
     values["purposes"] = [Purpose(p) for p in found["purposes"]]
     values["contents"] = [c and (tuple(c[0]), _DTYPES[c[1]]) for c in found["contents"]]
-    values["laid"] = [tuple(stretch) for stretch in found["laid"]]
+    values["replayed"] = [tuple(stretch) for stretch in found["replayed"]]
     values["marks"] = [
         Mark(position, step, phase, resets, empties, period=period)
         for position, step, phase, resets, empties, period in found["marks"]

@@ -56,9 +56,9 @@ class CompiledConfig(ModelConfig):
         """Yield what the compiler reported."""
         yield from findings.notes()
 
-    def doubts(self) -> Iterator[str]:
+    def not_modelled(self) -> Iterator[str]:
         """Yield the operations that were counted by their results alone."""
-        yield from findings.doubts
+        yield from findings.not_modelled
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it is made of: its class is no module's."""

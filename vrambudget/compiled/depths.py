@@ -162,7 +162,7 @@ def _are_on_plane(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 class _Laid:
-    """A tape that is being laid down."""
+    """A tape that is being replayed."""
 
     def __init__(self, shallow: Tape, deep: Tape, times: int) -> None:
         self.shallow, self.deep, self.times = shallow, deep, times

@@ -16,7 +16,7 @@ class Findings:
     padded: tuple[int, int] | None = None  # peak bytes requested without and with padding
     asked: set[str] = field(default_factory=set)  # products that the benchmark decides about
     breaks: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)  # what was counted by its result alone
+    not_modelled: list[str] = field(default_factory=list)  # what was counted by its result alone
     damaged: str = ""  # a file of the cache that was compiled anew
 
     def begin(self, compiler: str, rules: str) -> None:
@@ -24,7 +24,7 @@ class Findings:
         self.compiler, self.rules = compiler, rules
         self.padded = None
         self.asked.clear()
-        self.breaks, self.doubts, self.damaged = [], [], ""
+        self.breaks, self.not_modelled, self.damaged = [], [], ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, as plain data."""
@@ -33,14 +33,14 @@ class Findings:
             "rules": self.rules,
             "padded": self.padded,
             "breaks": self.breaks,
-            "doubts": self.doubts,
+            "not_modelled": self.not_modelled,
         }
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Report what was reported before."""
         self.compiler, self.rules = saved["compiler"], saved["rules"]
         self.padded = saved["padded"] and tuple(saved["padded"])
-        self.breaks, self.doubts, self.damaged = saved["breaks"], saved["doubts"], ""
+        self.breaks, self.not_modelled, self.damaged = saved["breaks"], saved["not_modelled"], ""
 
     def notes(self) -> Iterator[str]:
         """Yield what a user should know."""

@@ -45,7 +45,7 @@ def shallowly(
     except UnevenError:
         _LOG.info("its layers do not repeat when compiled: all %d are compiled", layers)
         return simulated(config)
-    _LOG.info("its %d layers are laid down as those of %d and of %d repeat", layers, few, more)
+    _LOG.info("its %d layers are replayed as those of %d and of %d repeat", layers, few, more)
     numbers = {name: (getattr(shallow, name), getattr(deep, name)) for name in _NUMBERS}
     return record(tape, **{name: a + times * (b - a) for name, (a, b) in numbers.items()})
 

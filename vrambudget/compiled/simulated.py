@@ -59,7 +59,7 @@ def _compiled(config: Any, job: Job, simulated: Callable[[Any], Any]) -> Any:
     plain = simulated(config)
     from vrambudget.traced import kernels  # noqa: PLC0415 - torch is imported by now
 
-    findings.doubts = list(kernels.doubts())
+    findings.not_modelled = list(kernels.not_modelled())
     if config.pads is not None or not findings.asked:
         return plain
     padded = simulated(config.model_copy(update={"pads": True}))

@@ -18,7 +18,7 @@ class JobFields(TypedDict, total=False):
     change from batch to batch.
     """
     shortest: int | None
-    """Tokens of the shortest batch, where lengths are drawn between it and the block (default: all
+    """Tokens of the shortest batch: lengths are sampled between it and the block (default: all
     batches are as long as the block).
     """
     draw: int | None
@@ -182,7 +182,7 @@ class JobFields(TypedDict, total=False):
     sample: bool
     """Draw tokens: do_sample=True."""
     temperature: float
-    """Divides the logits before tokens are drawn."""
+    """Divides the logits before tokens are sampled."""
     top_k: int
     """Draw from so many of the most probable tokens; 0: from all."""
     top_p: float

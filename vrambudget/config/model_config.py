@@ -173,7 +173,7 @@ class ModelConfig(Settings):
         """Return the tensors that the model is called with, None for those of the job's task."""
         return None
 
-    def doubts(self) -> Iterable[str]:
+    def not_modelled(self) -> Iterable[str]:
         """Yield what of the model's own operations has no rule, once it was simulated."""
         return ()
 

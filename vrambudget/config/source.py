@@ -171,7 +171,7 @@ def _doors(name: str) -> str:
 
 
 def _is_path(name: str) -> bool:
-    """Return whether this is a path, not a name or an org/name: if in doubt, whether it exists."""
+    """Return whether this is a path: of what may be an org/name too, whether it exists."""
     if name.startswith((".", "/", "~")) or name.endswith((*SUFFIXES, PROGRAM)) or "\\" in name:
         return True
     try:

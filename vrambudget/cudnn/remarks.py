@@ -11,12 +11,12 @@ and half of them once or less; a few small ones took up to 38 times.
 """
 
 
-def remark_on_convolutions(unasked_bytes: int) -> str:
-    """Return a sentence; `unasked_bytes`: most that one touches whose workspace is not known."""
-    if unasked_bytes:
+def remark_on_convolutions(unknown_workspace_bytes: int) -> str:
+    """Return a sentence; the bytes are the most that one of unknown workspace touches."""
+    if unknown_workspace_bytes:
         return (
             "cuDNN is not here to be asked for its convolutions' workspaces: not counted, mostly 0"
-            f" to {format_bytes(_MOSTLY * unasked_bytes)} while one runs"
+            f" to {format_bytes(_MOSTLY * unknown_workspace_bytes)} while one runs"
             " (`pip install nvidia-cudnn-cu13` on Linux counts them, without a GPU)"
         )
     asked = f"cuDNN {version()} names for this GPU"

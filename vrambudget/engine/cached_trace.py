@@ -1,4 +1,4 @@
-"""A model that is walked once: a call like an earlier one is laid down again from the tape.
+"""A model that is walked once: a call like an earlier one is replayed again from the tape.
 
 Two forward passes that find the same (inputs of the same shapes, modules in the same mode, the same
 kind of autocast region, gradients there or not) allocate and free the same, and so do their
@@ -27,7 +27,7 @@ from vrambudget.dtypes import DType
 from vrambudget.engine.autograd import Edge, Node, edge_to
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
-from vrambudget.engine.passes import CannotRepeatError, LaidGraph, Passes, WalkedGraph
+from vrambudget.engine.passes import CannotRepeatError, Passes, ReplayedGraph, TracedGraph
 from vrambudget.engine.sizes import ManySizes
 from vrambudget.engine.tensor import Parameter, Shape, Tensor
 from vrambudget.tape.events import Storage
@@ -59,11 +59,11 @@ class WalkedOnce(Module):
         self._walks: tuple[_Walk, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model does, walked or laid down again."""
+        """Return what the model does, walked or replayed again."""
         region = context.autocast
         if region is not None and region.cache:
             # The region spans two calls: the second reads copies that the first made.
-            if any(walk.was_laid for walk in self._walks):
+            if any(walk.was_replayed for walk in self._walks):
                 raise CannotRepeatError
             return self.model(*args, **kwargs)
         try:
@@ -82,7 +82,7 @@ class WalkedOnce(Module):
             outputs = walk.forward_is_over(outputs)
         except _UnknownError:
             return outputs
-        kept = (old for old in self._walks if old.finds != finds or old.was_laid)
+        kept = (old for old in self._walks if old.finds != finds or old.was_replayed)
         self._walks = (*kept, walk)
         return outputs
 
@@ -95,11 +95,11 @@ class WalkedOnce(Module):
         return list(self._parameters)
 
     def check(self) -> None:
-        """Raise CannotRepeatError where what was laid down may not be what would have run."""
+        """Raise CannotRepeatError where what was replayed may not be what would have run."""
         for walk in self._walks:
             for graph in walk.graphs:
-                graph.look_for_doubts()
-            if walk.passes.is_doubtful:
+                graph.check_frees()
+            if walk.passes.may_free_early:
                 raise CannotRepeatError
 
     def _state(self) -> tuple[Any, ...]:
@@ -123,8 +123,8 @@ class _Walk:
     def __init__(self, finds: tuple[Any, ...], passes: Passes) -> None:
         self.finds, self.passes = finds, passes
         self.outputs: Any = None
-        self.was_laid = False
-        self.graphs: weakref.WeakSet[LaidGraph] = weakref.WeakSet()
+        self.was_replayed = False
+        self.graphs: weakref.WeakSet[ReplayedGraph] = weakref.WeakSet()
 
     def forward_is_over(self, outputs: Any) -> Any:
         """Note what the pass left; return the outputs, with one node for all of their graph.
@@ -150,13 +150,13 @@ class _Walk:
             raise _UnknownError
         self.passes.forward_is_over(set(storages), has_graph=bool(edges))
         if edges:
-            node.part = WalkedGraph(self.passes, edges)
+            node.part = TracedGraph(self.passes, edges)
         return self._returned(storages, node)
 
     def lay(self, inputs: list[Storage]) -> Any:
         """Lay the forward pass down again and return its outputs."""
-        self.was_laid = True
-        storages, graph = self.passes.lay_forward(inputs)
+        self.was_replayed = True
+        storages, graph = self.passes.replay_forward(inputs)
         node = _graph_node()
         if graph is not None:
             node.part = graph

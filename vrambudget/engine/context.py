@@ -90,7 +90,7 @@ class Context:
         "sequence",
         "tape",
         "thread",
-        "unasked",
+        "unknown_workspaces",
         "workspaces",
     )
 
@@ -122,7 +122,9 @@ class Context:
         self.linear: Callable[..., Tensor] | None = None  # in place of nn.functional.linear
         self.attention: Callable[..., Tensor] | None = None  # of scaled_dot_product_attention
         self.workspaces: dict[tuple[str, str], Storage] = {}
-        self.unasked: list[Any] = []  # bytes that convolutions touch whose workspace is not known
+        self.unknown_workspaces: list[
+            Any
+        ] = []  # bytes that convolutions touch whose workspace is not known
         self.emulates_bf16 = False  # whether autocast has asked for it
         self.benchmarks = 0  # kernels that were timed when they were first launched
 

@@ -1,8 +1,8 @@
 """What runs around a layer's calls, forward and backward, and holds tensors from one to another.
 
 FSDP2's hooks are such: they gather a layer's weights before its forward and reduce their gradients
-after its backward, and what they hold meanwhile is let go in the next layer. Where a layer is laid
-down they are not called, but given what they would hold.
+after its backward, and what they hold meanwhile is let go in the next layer. Where one is replayed,
+they are not called, but given what they would hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vrambudget.tape.events import Storage
 Value = Storage | Tensor | None
 
 
-class Surroundings(Protocol):
+class LayerHooks(Protocol):
     """What runs around one layer; what it holds has places, which are always the same."""
 
     def state(self) -> tuple[Any, ...]:
@@ -31,10 +31,10 @@ class Surroundings(Protocol):
     def gathered(self) -> Sequence[Parameter]:
         """Return the parameters that the layer computes with, once its forward was there."""
 
-    def forward_was_laid(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+    def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
         """Be as after a forward pass; `state` is that of the layer that was copied."""
 
-    def backward_was_laid(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+    def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
         """Be as after a backward pass."""
 
 
@@ -47,17 +47,17 @@ class _Noted(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What a layer's surroundings were at one moment."""
+    """The state of a layer's hooks at one moment."""
 
     state: tuple[Any, ...]
     held: tuple[_Noted | None, ...]
 
     @classmethod
-    def now(cls, surroundings: Surroundings | None) -> Around:
+    def now(cls, hooks: LayerHooks | None) -> Around:
         """Return what they are now."""
-        if surroundings is None:
+        if hooks is None:
             return NOTHING
-        return cls(surroundings.state(), tuple(map(_noted, surroundings.held())))
+        return cls(hooks.state(), tuple(map(_noted, hooks.held())))
 
     @property
     def places(self) -> dict[int, int]:
@@ -69,8 +69,10 @@ class Around(NamedTuple):
         """Return what is equal for layers that are alike."""
         return self.state, _like([None if each is None else each.storage for each in self.held])
 
-    def laid(self, before: Around, values: Sequence[Value], first: int, shift: int) -> list[Value]:
-        """Return what another layer's surroundings hold where these, of the copied one, are this.
+    def replayed(
+        self, before: Around, values: Sequence[Value], first: int, shift: int
+    ) -> list[Value]:
+        """Return what another layer's hooks hold where these, of the copied one, are this.
 
         They held `values` before, and these `before`. From storage `first` on all were made
         meanwhile; the other layer's are `shift` further on.
@@ -80,9 +82,9 @@ class Around(NamedTuple):
             for each, storage in zip(before.held, map(storage_of, values), strict=True)
             if each is not None and storage is not None
         }
-        return [each and self._laid(each, storages, first, shift) for each in self.held]
+        return [each and self._replayed(each, storages, first, shift) for each in self.held]
 
-    def _laid(
+    def _replayed(
         self, noted: _Noted, storages: dict[int, Storage], first: int, shift: int
     ) -> Storage | Tensor:
         storage = storages.get(noted.storage)
@@ -102,12 +104,12 @@ def storage_of(value: Value) -> Storage | None:
     return value.storage if isinstance(value, Tensor) else value
 
 
-def likeness(surroundings: Surroundings | None) -> tuple[Any, ...] | None:
+def likeness(hooks: LayerHooks | None) -> tuple[Any, ...] | None:
     """Return what `Around.like` would of what they are now."""
-    if surroundings is None:
+    if hooks is None:
         return None
-    storages = map(storage_of, surroundings.held())
-    return surroundings.state(), _like([None if s is None else s.index for s in storages])
+    storages = map(storage_of, hooks.held())
+    return hooks.state(), _like([None if s is None else s.index for s in storages])
 
 
 def _like(indices: list[int | None]) -> tuple[int | None, ...]:

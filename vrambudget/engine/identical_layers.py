@@ -1,10 +1,10 @@
-"""Layers that are alike: some are walked, the others are laid down as copies of those.
+"""Layers that are alike: some are walked, the others are replayed as copies of those.
 
     walked    the first two, and the last two of each kind
-    laid      those between: forward is a copy of a walked one's below, backward of one's above
+    replayed  those between: forward is a copy of a walked one's below, backward of one's above
 
 What decides is compared: a layer's modules, options and parameters, and what it is called with.
-Then the walked layers on both sides are compared with what was laid down between them, and where
+Then the walked layers on both sides are compared with what was replayed between them, and where
 they differ CannotRepeatError says that the job has to be walked in full.
 
 Not modelled: layers that share tensors which want gradients (T5's position bias), that return more
@@ -20,7 +20,7 @@ from typing import Any
 
 from vrambudget.engine.autograd import Node, edge_to
 from vrambudget.engine.context import context
-from vrambudget.engine.hook_state import Surroundings, likeness
+from vrambudget.engine.hook_state import LayerHooks, likeness
 from vrambudget.engine.layer_calls import Call, Moment
 from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
 from vrambudget.engine.layer_state import FilledByLayers, Left, Like, filled_by
@@ -29,7 +29,7 @@ from vrambudget.engine.passes import CannotRepeatError
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.tape.events import Storage
 
-_FEWEST = 5  # layers of a stack: of fewer none would be laid down
+_FEWEST = 5  # layers of a stack: of fewer none would be replayed
 _LAST = 2  # layers of a kind whose backward is walked
 _PLAIN = {int, float, str, bool, type(None)}
 _PLACES = {"number", "path", "stack", "layer_idx"}  # what a module has of its place in the model
@@ -40,10 +40,10 @@ class Layer(Module):
 
     stack: Stack | None = None
     number = 0
-    surroundings: Surroundings | None = None  # what runs around it and learns what was laid down
+    hook_state: LayerHooks | None = None  # what runs around it and learns what was replayed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, or lay down what it would do."""
+        """Run `forward`, or replay what it would do."""
         if self.stack is None:
             return self.walk(*args, **kwargs)
         return self.stack.call(self, args, kwargs)
@@ -54,7 +54,7 @@ class Layer(Module):
 
 
 def stack_layers(model: Module) -> None:
-    """Let layers of a model that are alike be laid down from now on."""
+    """Let layers of a model that are alike be replayed from now on."""
     for module in list(model.modules()):
         for value in module.__dict__.values():
             if isinstance(value, list) and len(value) >= _FEWEST:
@@ -105,7 +105,7 @@ class _Pass:
         self.stack = stack
         self.is_captured = False
         self.calls: list[Call] = []
-        self.forward: dict[object, ForwardPart] = {}  # those that were laid down, by key
+        self.forward: dict[object, ForwardPart] = {}  # those that were replayed, by key
         self.backward: dict[object, BackwardPart] = {}
 
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,17 +124,17 @@ class _Pass:
             context.sequence,
             x.storage.index,
             layer.path,
-            layer.surroundings,
+            layer.hook_state,
         )
         if self.calls:
             self._ended(self.calls[-1])
         self.calls.append(call)
-        if number and x.node is not None and not self.calls[-2].is_laid:
+        if number and x.node is not None and not self.calls[-2].is_replayed:
             x.node, x.slot = self._boundary(self.calls[-2], x), 0
         part = self._part_for(call)
         if part is not None:
             return self._lay(part, call, x, filled)
-        call.begin = Moment.now(layer.surroundings)
+        call.begin = Moment.now(layer.hook_state)
         result = layer.walk(*args, **kwargs)
         if filled is not None:
             call.left = Left.of(filled, number)
@@ -156,7 +156,7 @@ class _Pass:
         tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
         if layer.number == 0:
             self.is_captured = any(getattr(m, "is_captured", False) for m in layer.modules())
-        if self.is_captured or not (context.tape.is_plain or layer.surroundings):
+        if self.is_captured or not (context.tape.is_plain or layer.hook_state):
             return None
         if any(tensor.requires_grad for tensor in tensors):
             return None
@@ -166,19 +166,19 @@ class _Pass:
         like = x.shape, x.dtype, x.strides, x.is_view, x.requires_grad
         given = self.stack.kinds[layer.number], *map(id, others), *map(id, kwargs.values())
         modes = context.grad_enabled, layer.training
-        return given, like, fills and fills.kind(), modes, likeness(layer.surroundings)
+        return given, like, fills and fills.kind(), modes, likeness(layer.hook_state)
 
     def _ended(self, call: Call) -> None:
-        """Note that the next layer is called; what was walked must be like what was laid down."""
-        call.end = Moment.now(None if call.is_laid else call.surroundings)
+        """Note that the next layer is called; what was walked must be like what was replayed."""
+        call.end = Moment.now(None if call.is_replayed else call.hook_state)
         used = self.forward.get(call.key)
-        if used is None or call.is_laid or used.call is call:
+        if used is None or call.is_replayed or used.call is call:
             return
         if not used.same_as(ForwardPart.of(call)):
             raise CannotRepeatError
 
     def _part_for(self, call: Call) -> ForwardPart | None:
-        """Return what can be laid down for a call, None where it has to be walked."""
+        """Return what can be replayed for a call, None where it has to be walked."""
         if self.stack.is_last[call.number]:
             return None
         if call.key not in self.forward:
@@ -196,7 +196,7 @@ class _Pass:
             storages = (held, output.storage, *(each.storage for each in left))
             kept = [s for s in storages if s.index in call.held | call.attributes]
             output.requires_grad = True
-            output.node = self._laid(call, x, kept)
+            output.node = self._replayed(call, x, kept)
             for each in left:
                 each.node = output.node if each.requires_grad else None
         return (output, None) if part.call.is_pair else output
@@ -210,8 +210,8 @@ class _Pass:
 
         return _node(x, backward)
 
-    def _laid(self, call: Call, x: Tensor, kept: list[Storage]) -> Node:
-        """Return the node whose backward lays a layer's backward down."""
+    def _replayed(self, call: Call, x: Tensor, kept: list[Storage]) -> Node:
+        """Return the node whose backward replays a layer's backward."""
 
         def backward(gradient: Tensor) -> Tensor:
             self._complete(call, gradient)
@@ -225,15 +225,15 @@ class _Pass:
         return node
 
     def _complete(self, call: Call, gradient: Tensor) -> None:
-        """Note that a gradient is complete; what was walked must be like what was laid down."""
-        call.complete = Moment.now(None if call.is_laid else call.surroundings)
+        """Note that a gradient is complete; what was walked must be like what was replayed."""
+        call.complete = Moment.now(None if call.is_replayed else call.hook_state)
         call.gradient, above = Like.of(gradient), self.calls[call.number + 1]
-        if not above.is_laid:
-            above.over = Moment.now(above.surroundings)
-        if not self.backward:  # nothing is laid down yet
+        if not above.is_replayed:
+            above.over = Moment.now(above.hook_state)
+        if not self.backward:  # nothing is replayed yet
             return
         used = self.backward.get(above.key)
-        if used is None or above.is_laid or used.call is above or self._is_first(above):
+        if used is None or above.is_replayed or used.call is above or self._is_first(above):
             return
         if not used.same_as(BackwardPart.of(above, call)):
             raise CannotRepeatError
@@ -244,7 +244,7 @@ class _Pass:
 
     def _backward_part(self, key: object) -> BackwardPart:
         for below, call in zip(self.calls, self.calls[1:], strict=False):
-            if call.key == key and not call.is_laid and call.complete and call.over:
+            if call.key == key and not call.is_replayed and call.complete and call.over:
                 return BackwardPart.of(call, below)
         raise CannotRepeatError
 

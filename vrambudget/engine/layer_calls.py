@@ -13,7 +13,7 @@ from typing import Any
 from vrambudget.engine.autograd import Node
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
-from vrambudget.engine.hook_state import NOTHING, Around, Surroundings
+from vrambudget.engine.hook_state import NOTHING, Around, LayerHooks
 from vrambudget.engine.layer_state import Left, Like
 from vrambudget.engine.tensor import Parameter, Tensor
 
@@ -27,9 +27,9 @@ class Moment:
     around: Around = NOTHING
 
     @classmethod
-    def now(cls, surroundings: Surroundings | None = None) -> Moment:
+    def now(cls, hooks: LayerHooks | None = None) -> Moment:
         """Return the end of the tape."""
-        return cls(len(context.tape.events), len(context.tape.sizes), Around.now(surroundings))
+        return cls(len(context.tape.events), len(context.tape.sizes), Around.now(hooks))
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Call:
     sequence: int
     input: int
     path: int  # of the layer, on the tape
-    surroundings: Surroundings | None = None
+    hook_state: LayerHooks | None = None
     end: Moment | None = None  # where the next layer was called
     output: Like | None = None
     held: frozenset[int] = frozenset()  # by the graph, until backward comes there
@@ -54,7 +54,7 @@ class Call:
     copies: tuple[tuple[int, Like], ...] = ()  # of parameters by number, in the autocast region
     has_graph: bool = False
     operation: str = ""
-    is_laid: bool = False
+    is_replayed: bool = False
     is_pair: bool = False  # hidden states and None are returned
     left: Left | None = None  # what it filled of what all layers are called with
     complete: Moment | None = None
@@ -64,7 +64,7 @@ class Call:
     @property
     def computed_with(self) -> Sequence[Parameter]:
         """The parameters that the layer's operations got, gathered ones where they are cut."""
-        return self.parameters if self.surroundings is None else self.surroundings.gathered()
+        return self.parameters if self.hook_state is None else self.hook_state.gathered()
 
     @property
     def kept(self) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 own           i, in the order in which the part makes them
 its forward's FORWARD + i, in backward
-held          HELD + k: what its surroundings held in place k before (`engine.surroundings`)
+held          HELD + k: what its hooks held in place k before (`engine.hook_state`)
 its input, and in backward its output's gradient
 """
 
@@ -38,7 +38,7 @@ class NamedEvents:
             ]
         )
 
-    def laid(self, first: int, storage: Callable[[int], int]) -> list[int]:
+    def replayed(self, first: int, storage: Callable[[int], int]) -> list[int]:
         """Return the events of another part, whose own storages begin at `first`."""
         events = [event + first if event >= 0 else event - first for event in self.events]
         for position, event, name in self._others:

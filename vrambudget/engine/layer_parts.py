@@ -1,4 +1,4 @@
-"""A layer's part of the tape, forward and backward: read where it was walked, laid down elsewhere.
+"""A layer's part of the tape, forward and backward: read where it was walked, replayed elsewhere.
 
     part       makes                              frees
     forward    its output; what the graph or      its own, its input
@@ -81,7 +81,7 @@ class ForwardPart:
     def lay(self, call: Call, x: Tensor) -> Tensor:
         """Lay the part down for a call with input x; return the output, without its node."""
         tape, source = context.tape, self.call
-        values = [] if call.surroundings is None else call.surroundings.held()
+        values = [] if call.hook_state is None else call.hook_state.held()
         shift = tape.copy_storages(self.first, self.stop, source.path, call.path)
         if INPUT in self.named.freed:
             disown(x.storage)
@@ -90,26 +90,26 @@ class ForwardPart:
         def storage(name: int) -> int:
             return x.storage.index if name == INPUT else _index(values, name)
 
-        tape.events += self.named.laid(self.first + shift, storage)
+        tape.events += self.named.replayed(self.first + shift, storage)
         context.operation = source.operation
         assert source.output is not None and source.end is not None  # noqa: S101, PT018 - walked
-        if call.surroundings is not None:
+        if call.hook_state is not None:
             after, before = source.end.around, source.begin.around
-            held = after.laid(before, values, self.first, shift)
-            call.surroundings.forward_was_laid(after.state, held)
+            held = after.replayed(before, values, self.first, shift)
+            call.hook_state.forward_was_replayed(after.state, held)
         region = context.autocast
         for number, copy in source.copies:
             if region is not None and copy.index not in source.held | source.attributes:
-                region.cache[id(call.computed_with[number])] = copy.laid(tape, shift)
-        output = source.output.laid(tape, shift)
-        call.output, call.has_graph, call.is_laid = Like.of(output), source.has_graph, True
+                region.cache[id(call.computed_with[number])] = copy.replayed(tape, shift)
+        output = source.output.replayed(tape, shift)
+        call.output, call.has_graph, call.is_replayed = Like.of(output), source.has_graph, True
         call.left = source.left and source.left.moved(shift)
         call.held = self._moved(source.held, call, shift)
         call.attributes = self._moved(source.attributes, call, shift)
         return output
 
     def _moved(self, storages: frozenset[int], call: Call, shift: int) -> frozenset[int]:
-        """Return a laid call's for the walked one's; what all layers hold is left to these."""
+        """Return a replayed call's for the walked one's; what all layers hold is left to these."""
         return frozenset(
             index + shift if index >= self.first else call.input
             for index in storages
@@ -135,7 +135,7 @@ class BackwardPart:
         """
         if call.complete is None or call.over is None or call.gradient is None:
             raise CannotRepeatError
-        if call.surroundings is None and not context.tape.is_plain:
+        if call.hook_state is None and not context.tape.is_plain:
             raise CannotRepeatError
         if below.gradient is None or call.end is None or call.output is None:
             raise CannotRepeatError
@@ -207,43 +207,39 @@ class BackwardPart:
                 return name - FORWARD + forward
             return outer[name] if name in outer else _index(values, name)
 
-        tape.events += self.named.laid(self.first + shift, index_of)
+        tape.events += self.named.replayed(self.first + shift, index_of)
         self._leave_around(call, values, shift)
         for ours, theirs in zip(call.parameters, source.parameters, strict=True):
             given = theirs.grad if theirs.grad and theirs.grad.storage.index >= self.first else None
             if given is not None:
                 if ours.grad is not None:
                     raise CannotRepeatError
-                ours.grad = Like.of(given).laid(tape, shift)
+                ours.grad = Like.of(given).replayed(tape, shift)
         assert source.end is not None  # noqa: S101 - it is a walked call's
         tape.purposes[call.input] = tape.purposes[source.input]
         stop = forward + source.end.storage - source.begin.storage
         tape.purposes[forward:stop] = tape.purposes[source.begin.storage : source.end.storage]
-        return self.output.laid(tape, shift) if self.output.index >= self.first else gradient
+        return self.output.replayed(tape, shift) if self.output.index >= self.first else gradient
 
     def _held_before(self, call: Call) -> list[Value]:
-        """Return what a call's surroundings hold; it must be like what the copied one's held."""
-        if call.surroundings is None:
+        """Return what the layer's hooks hold: it must be like what the copied ones held."""
+        if call.hook_state is None:
             return []
         source = self.call.complete
-        if source is None or likeness(call.surroundings) != source.around.like():
+        if source is None or likeness(call.hook_state) != source.around.like():
             raise CannotRepeatError
-        return call.surroundings.held()
+        return call.hook_state.held()
 
     def _leave_around(self, call: Call, values: list[Value], shift: int) -> None:
         source = self.call
-        if (
-            call.surroundings is not None
-            and source.over is not None
-            and source.complete is not None
-        ):
+        if call.hook_state is not None and source.over is not None and source.complete is not None:
             after, before = source.over.around, source.complete.around
-            held = after.laid(before, values, self.first, shift)
-            call.surroundings.backward_was_laid(after.state, held)
+            held = after.replayed(before, values, self.first, shift)
+            call.hook_state.backward_was_replayed(after.state, held)
 
 
 def disown(storage: Storage) -> None:
-    """Let a storage's end be given by events that are laid down, and not by its own."""
+    """Let a storage's end be given by events that are replayed, and not by its own."""
     storage.events = []
 
 

@@ -1,6 +1,6 @@
 """What each layer of a pass leaves for later: its keys and values, in a cache that all layers get.
 
-A layer that is laid down leaves what the walked one left, of storages of its own.
+A layer that is replayed leaves what the walked one left, of storages of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Like:
         """Return what a tensor is like."""
         return cls(x.storage.index, x.shape, x.dtype, x.strides, x.is_view)
 
-    def laid(self, tape: Tape, shift: int) -> Tensor:
+    def replayed(self, tape: Tape, shift: int) -> Tensor:
         """Return a tensor like this of the storage that is `shift` further on."""
         return self.of_storage(tape.adopted(self.index + shift))
 
@@ -112,7 +112,7 @@ class Left(NamedTuple):
         """Put it into the part of layer `number`, its tensors made; return these."""
         part, made = copy(self.part), list[Tensor]()
         for name, like in self.tensors.items():
-            x = like.laid(context.tape, 0)
+            x = like.replayed(context.tape, 0)
             x.requires_grad = name in self.of_graph
             setattr(part, name, x)
             made.append(x)

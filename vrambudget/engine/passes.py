@@ -1,11 +1,11 @@
-"""A forward pass and its backward pass on the tape: what they left, and the same laid down again.
+"""A forward pass and its backward pass on the tape: what they left, and the same replayed again.
 
     forward   what it leaves is held by the outputs, by the autocast region (copies of weights), by
               the graph, or for good (workspaces)
     backward  frees what the graph held (inputs too, if nobody else does) and the gradients that
               come in; leaves the parameters' gradients
 
-A pass that leaves anything else, or in which anything else dies, cannot be laid down again.
+A pass that leaves anything else, or in which anything else dies, cannot be replayed again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vrambudget.tape.repeats import lay
 
 
 class CannotRepeatError(Exception):
-    """What was laid down again should not have been: the job has to be walked in full."""
+    """What was replayed again should not have been: the job has to be walked in full."""
 
 
-class _LaidCopies(dict[int, Tensor]):
-    """An autocast region's copies of weights after a forward pass that was laid down again."""
+class _ReplayedCopies(dict[int, Tensor]):
+    """An autocast region's copies of weights after a forward pass that was replayed again."""
 
     def get(self, *_: object) -> Tensor:
         """Refuse: which weight each of them is of is not known."""
@@ -84,8 +84,8 @@ class Passes:
 
     def __init__(self, inputs: Sequence[int], parameters: Sequence[Parameter]) -> None:
         self.inputs, self.parameters = inputs, parameters
-        self.is_over = False  # both passes are, and can be laid down again
-        self.is_doubtful = False  # a copy may have let go too early
+        self.is_over = False  # both passes are, and can be replayed again
+        self.may_free_early = False  # a copy may have let go too early
         self.graph_gradients: set[int] = set()  # of leaves that are no parameters
         self.first = len(context.tape.sizes)  # storages that forward makes are from here on
         self._begin = len(context.tape.events)
@@ -107,7 +107,7 @@ class Passes:
         if not has_graph:
             self.is_over = self._is_plain and self._leaves_what_is_known(set(), ())
 
-    def backward_is_over(self, begin: int, first: int, graph: WalkedGraph) -> None:
+    def backward_is_over(self, begin: int, first: int, graph: TracedGraph) -> None:
         """Note what the backward pass did, from event `begin` and storage `first` on."""
         tape = context.tape
         events, once = tape.events[begin:], _workspaces()
@@ -153,7 +153,9 @@ class Passes:
         made = {index - shift for index in died} & self.left
         return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
 
-    def lay_forward(self, inputs: Sequence[Storage]) -> tuple[dict[int, Storage], LaidGraph | None]:
+    def replay_forward(
+        self, inputs: Sequence[Storage]
+    ) -> tuple[dict[int, Storage], ReplayedGraph | None]:
         """Lay the forward pass down again; return storages of outputs and inputs, and the graph.
 
         The storages are by the index that theirs had in the walk.
@@ -164,13 +166,15 @@ class Passes:
         context.operation = self.operation
         storages = {index: tape.adopted(index + shift) for index in self.held}
         if region is not None and self.fills_cache:
-            region.cache = _LaidCopies((index, _holding(storages[index])) for index in self.copies)
+            region.cache = _ReplayedCopies(
+                (index, _holding(storages[index])) for index in self.copies
+            )
         storages.update(zip(self.inputs, inputs, strict=True))
-        graph = LaidGraph(self, shift, storages) if self.has_graph else None
+        graph = ReplayedGraph(self, shift, storages) if self.has_graph else None
         return storages, graph
 
 
-class WalkedGraph:
+class TracedGraph:
     """The graph of a forward pass, behind the one node that the loop's graph has for it."""
 
     def __init__(self, passes: Passes, edges: Sequence[Edge]) -> None:
@@ -193,8 +197,8 @@ class WalkedGraph:
         passes.backward_is_over(begin, first, self)
 
 
-class LaidGraph:
-    """The graph of a forward pass that was laid down again."""
+class ReplayedGraph:
+    """The graph of a forward pass that was replayed again."""
 
     def __init__(self, passes: Passes, shift: int, storages: dict[int, Storage]) -> None:
         self.passes, self.shift = passes, shift
@@ -228,15 +232,15 @@ class LaidGraph:
 
     def __del__(self) -> None:
         if self.is_whole:
-            self.look_for_doubts()
+            self.check_frees()
             self.events += frees(index + self.shift for index in self.passes.graph_only)
 
-    def look_for_doubts(self) -> None:
+    def check_frees(self) -> None:
         """Note if the loop dropped what a graph, whose backward never ran, would have held."""
         since = self.events[self.position :]
         last = max((n for n, event in enumerate(since) if event >= 0), default=0)
         if self.is_whole and self.passes.died_in(since[:last], self.shift, self.inputs):
-            self.passes.is_doubtful = True
+            self.passes.may_free_early = True
 
 
 def _workspaces() -> set[int]:

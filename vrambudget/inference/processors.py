@@ -24,7 +24,7 @@ Processor = Callable[[Tensor], Tensor]
 
 
 def processors_of(settings: GenerateSettings) -> list[Processor]:
-    """Return what changes the scores before a token is drawn."""
+    """Return what changes the scores before a token is sampled."""
     if not settings.sample:
         return []
     found: list[Processor] = []

@@ -44,8 +44,8 @@ def lightning_callback(
         mode = "train" if live.training else "eval"  # Lightning leaves a model's mode as it is
         fields = {**_fields(trainer), "batch": batch, "block": block, "model_mode": mode}
         validates = trainer.enable_validation and "eval_batches" not in fields
-        doubts = ("validation between steps, without eval_batches",) if validates else ()
-        return Reading(live, next(iter(trainer.optimizers), None), fields, doubts)
+        not_modelled = ("validation between steps, without eval_batches",) if validates else ()
+        return Reading(live, next(iter(trainer.optimizers), None), fields, not_modelled)
 
     class VramBudgetLightningCallback(_callback_class()):  # type: ignore[misc] # known when used
         """Predicts when training starts, measures after three steps."""

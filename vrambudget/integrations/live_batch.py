@@ -49,13 +49,13 @@ def read_batch(
     with _same_random_numbers():
         rows = sorted(_first_rows(dataset, batch), key=_length, reverse=True)
         collated = loader.collate_fn(rows[:batch])
-    fields, doubts = _fields(collated, {_length(row) for row in rows})
+    fields, not_modelled = _fields(collated, {_length(row) for row in rows})
     if has_completions:
         fields["completion_len"] = _completion_len(collated)
     if "cu_seq_lens_q" in collated:
         fields |= {name: -(-fields[name] // batch) for name in ("block", "completion_len")}
         fields |= {"rows": "packed", "attention_mask": "none"}
-    return fields, doubts
+    return fields, not_modelled
 
 
 def _first_rows(dataset: Any, least: int) -> list[Any]:
@@ -83,9 +83,9 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     ids, mask, labels = (batch.get(key) for key in ("input_ids", "attention_mask", "labels"))
     counted = _COUNTED | (_OF_PAIRS if "completion_mask" in batch else set())
     counted |= _OF_PACKED if "cu_seq_lens_q" in batch else set()
-    doubts = [f"the batch's {key}" for key in batch if key not in counted]
+    not_modelled = [f"the batch's {key}" for key in batch if key not in counted]
     if ids is None:
-        return {}, tuple(doubts)
+        return {}, tuple(not_modelled)
     fields: dict[str, Any] = {"block": int(ids.shape[1])}
     if mask is not None and not bool(mask.all()):
         fields["rows"] = "padded"
@@ -94,11 +94,11 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     if labels is not None and labels.dim() > 1 and labels.shape != ids.shape:
         fields["target_len"] = int(labels.shape[1])
     if len(lengths) > 1:
-        doubts.append(
+        not_modelled.append(
             f"rows of {min(lengths)} to {max(lengths)} tokens: reserved bytes depend on their order"
             f" (block='{min(lengths)}:{max(lengths)}' counts some of them)"
         )
-    return fields, tuple(doubts)
+    return fields, tuple(not_modelled)
 
 
 def _completion_len(batch: Any) -> int:

@@ -50,16 +50,16 @@ def read_trainer(args: Any, given: Mapping[str, Any], *, block: int | None) -> R
     fields |= _evaluation(args, trainer)
     if 0 < args.max_steps <= MOST_STEPS:
         fields["steps"] = max(args.max_steps, EVALUATED_BEFORE if "eval_batches" in fields else 1)
-    doubts = list(_doubts(args, trainer, fields))
+    not_modelled = list(_not_modelled(args, trainer, fields))
     if block is None:
         has_completions = loop in TRL_LOOPS
         loader = given.get("train_dataloader")
         read, uncounted = read_batch(loader, batch, has_completions=has_completions)
         fields |= read
-        doubts += uncounted
+        not_modelled += uncounted
     else:
         fields["block"] = block
-    return Reading(given["model"], given.get("optimizer"), fields, tuple(doubts))
+    return Reading(given["model"], given.get("optimizer"), fields, tuple(not_modelled))
 
 
 def _calling_trainer() -> Any:
@@ -96,7 +96,7 @@ def _evaluation(args: Any, trainer: Any) -> dict[str, Any]:
     }
 
 
-def _doubts(args: Any, trainer: Any, fields: Mapping[str, Any]) -> Iterator[str]:
+def _not_modelled(args: Any, trainer: Any, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield what this training does that the plain loop does not."""
     for method in overridden(trainer):
         yield f"{type(trainer).__name__}.{method}, which is not the Trainer's own"

@@ -80,7 +80,7 @@ def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=left.doubts,
+        not_modelled=left.not_modelled,
         warnings=tuple(_notes(card, left)),
     )
 
@@ -88,7 +88,7 @@ def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
 def _notes(card: Gpu | None, left: "Stepped") -> Iterator[str]:
     yield "the step's own code was traced; numbers that it reads back are taken to be finite"
     yield from left.notes
-    yield from remarks_on_convolutions(left.tape, left.unasked_bytes)
+    yield from remarks_on_convolutions(left.tape, left.unknown_workspace_bytes)
     yield from remarks_on_choice(card)
 
 

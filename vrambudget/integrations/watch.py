@@ -32,7 +32,7 @@ class Reading:
     model: Any
     optimizer: Any
     fields: Mapping[str, Any]
-    doubts: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
 
 
 class Watch:
@@ -72,9 +72,9 @@ class Watch:
     def _predict(self, reading: Reading) -> None:
         fields = {**reading.fields, **self.fields}
         budget = predict(reading.model, optimizer=reading.optimizer, gpu=self.gpu, **fields)
-        for doubt in reading.doubts:
-            _LOG.warning("not counted: %s", doubt)
-        budget = replace(budget, not_modelled=(*budget.not_modelled, *reading.doubts))
+        for what in reading.not_modelled:
+            _LOG.warning("not counted: %s", what)
+        budget = replace(budget, not_modelled=(*budget.not_modelled, *reading.not_modelled))
         self.budget, self._config = budget, reading.model.config.to_dict()
         said = ": ".join(verdict(budget, ledger(budget)))
         _LOG.log(logging.WARNING if budget.fits is False else logging.INFO, "%s", said)

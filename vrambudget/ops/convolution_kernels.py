@@ -6,7 +6,7 @@
     native       bfloat16 before Ampere: PyTorch's own, by matrix products over columns
 
 cuDNN's own answer is taken where it is installed or kept in the package; what is left is counted as
-0, and `context.unasked` has how many bytes it touches.
+0, and `context.unknown_workspaces` has how many bytes it touches.
 
 Source: aten/src/ATen/native/Convolution.cpp (ConvParams: is_depthwise, use_cudnn,
 use_cudnn_depthwise; check_cudnn_depthwise_workload_with_filter), Conv_v8.cpp (run_conv_plan).
@@ -110,7 +110,7 @@ def workspace(
     nbytes = _bytes(asked, shapes, geometry, context.platform)
     if nbytes == UNKNOWN:
         x, weight, y = map(numel, shapes)
-        context.unasked.append((x + weight + y) * dtype.itemsize)
+        context.unknown_workspaces.append((x + weight + y) * dtype.itemsize)
     elif nbytes:
         with made_for(Purpose.WORKSPACES):
             empty_bytes(nbytes)

@@ -50,10 +50,10 @@ def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=left.doubts,
+        not_modelled=left.not_modelled,
         warnings=(
             *_notes(job),
-            *remarks_on_convolutions(left.tape, left.unasked_bytes),
+            *remarks_on_convolutions(left.tape, left.unknown_workspace_bytes),
             *remarks_on_choice(gpu),
         ),
     )

@@ -45,7 +45,7 @@ class Schedule:
         self._phase = ""
 
     def begin(self, mode: Following) -> None:
-        """Take over the components' calls; they have been laid down."""
+        """Take over the components' calls; they have been replayed."""
         for name, part in self.parts.items():
             if self.offload != "none":
                 if name not in self._waiting:

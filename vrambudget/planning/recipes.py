@@ -40,7 +40,7 @@ _LOG = logging.getLogger("vrambudget")
 FIRST_WITH_BFLOAT16 = (8, 0)
 LORA_RANK = 16
 MOST_SEQUENCES = 2**14  # sequences in a batch
-FOLLOWED = 4  # micro-batches: of 51 jobs drawn, one reserved less than with 16 (2 %)
+FOLLOWED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
 SEARCHED = frozenset(
     {
         *("batch", "checkpointing", "expandable_segments", "grad_accum", "lora_rank"),

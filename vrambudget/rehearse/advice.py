@@ -62,7 +62,7 @@ def warnings_of(
             " shapes made from values, are not those of a real card"
         )
     yield from _of_calls(record)
-    yield from _of_workspaces(record.get("unasked", 0))
+    yield from _of_workspaces(record.get("unknown_workspaces", 0))
     yield from (_UNKNOWN_OF_CUDNN[kind] for kind in record.get("cudnn_unknown", ()))
     yield from _of_reads(record["reads"], *record.get("values", ("zeros", 0)))
     if record.get("router"):
@@ -97,10 +97,10 @@ def _of_failure(message: str) -> Iterator[str]:
         )
 
 
-def _of_workspaces(unasked: int) -> Iterator[str]:
+def _of_workspaces(unknown_workspaces: int) -> Iterator[str]:
     """Name the libraries whose workspaces were asked for, a bit each."""
     for bit, library in enumerate(_WITHOUT_A_CARD.values()):
-        if unasked >> bit & 1:
+        if unknown_workspaces >> bit & 1:
             yield (
                 f"{library} reports its workspaces to real GPUs only: not counted, they come"
                 " and go within the operation"

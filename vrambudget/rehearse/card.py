@@ -1,4 +1,4 @@
-"""The card that the stand-ins describe: a row of the GPU table, and its architecture's limits."""
+"""The GPU that the stub libraries describe: a row of the GPU table, its architecture's limits."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from vrambudget.cudnn.card import described as described_to_cudnn
 
 
 def environment(gpu: Gpu) -> Mapping[str, str]:
-    """Return the variables that describe the card to the stand-ins (native/virtual_gpu.h)."""
+    """Return the variables that describe the card to the stub libraries (native/virtual_gpu.h)."""
     major, minor = gpu.compute_capability
     limits = limits_of(gpu.compute_capability)
     numbers = (

@@ -17,7 +17,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse import jobs, process
 from vrambudget.rehearse.left import read_records
 from vrambudget.rehearse.options import RehearsalOptions, check
-from vrambudget.rehearse.stand_in import stand_in
+from vrambudget.rehearse.stub_libraries import stub_libraries
 from vrambudget.rehearse.torch_build import find_torch
 from vrambudget.rehearse.workplace import workplace
 
@@ -67,7 +67,7 @@ def rehearse_job(
     check(RehearsalOptions(routing=routing))
     card = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
     program = python or jobs.python()
-    libraries = stand_in(find_torch([program], any_torch=any_torch))
+    libraries = stub_libraries(find_torch([program], any_torch=any_torch))
     with workplace() as (folder, lock):
         stacks = "all" if events else "none"
         plan = process.Plan(

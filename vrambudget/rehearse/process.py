@@ -1,4 +1,4 @@
-"""Run the user's command with the stand-ins in its environment, and see it off.
+"""Run the user's command with the stub libraries in its environment, and see it off.
 
 The command runs below a supervisor (`supervisor`), in a session of its own; nothing of it outlives
 the call, whatever it starts and however we end. Its output and its input are ours, untouched.

@@ -1,8 +1,8 @@
 """`rehearse(script, gpu=…)`: run a training script on a virtual card, and see its memory.
 
 The script runs unmodified, in a process of its own, with PyTorch's own CUDA build; only the CUDA
-libraries under it are stand-ins. So whatever decides memory is PyTorch's own: allocator, autograd,
-dispatch, temporaries.
+libraries under it are stubs. So whatever decides memory is PyTorch's own: allocator,
+autograd, dispatch, temporaries.
 
 Integers and booleans that come from the host, and what follows from them, are read back as on a
 card.
@@ -29,6 +29,7 @@ from vrambudget.files import write_file
 from vrambudget.rehearse import process
 from vrambudget.rehearse.advice import warnings_of
 from vrambudget.rehearse.curve import curve_of
+from vrambudget.rehearse.launcher_prefix import without_launcher
 from vrambudget.rehearse.launchers import launched, launcher_of
 from vrambudget.rehearse.left import (
     Progress,
@@ -39,11 +40,10 @@ from vrambudget.rehearse.left import (
 )
 from vrambudget.rehearse.options import RehearsalOptions, check, read_values
 from vrambudget.rehearse.page import page as page_of
-from vrambudget.rehearse.placing import placed
 from vrambudget.rehearse.record import CardPeak, Ending, RecordedOutOfMemory, Rehearsal
 from vrambudget.rehearse.servers.command import beside_python, server_of
 from vrambudget.rehearse.servers.run import ServerRun, check_options, of_server
-from vrambudget.rehearse.stand_in import stand_in
+from vrambudget.rehearse.stub_libraries import stub_libraries
 from vrambudget.rehearse.timeline import read_timeline
 from vrambudget.rehearse.torch_build import check_script, find_torch
 from vrambudget.rehearse.workplace import workplace
@@ -126,7 +126,7 @@ def rehearse_command(
     command: tuple[str, ...], gpu: Gpu, options: RehearsalOptions, python_path: Path | None = None
 ) -> Rehearsal:
     """Run a command on a virtual `gpu`; `python_path`: one more folder to import from."""
-    inner = placed(command, os.environ)
+    inner = without_launcher(command, os.environ)
     serving = server_of(inner.command)
     if serving is not None:
         inner = replace(inner, command=beside_python(inner.command))
@@ -145,7 +145,7 @@ def rehearse_command(
     started, ranks = launched(inner.command, build.python, options.ranks, variables)
     if launcher is None:
         started = (*inner.prefix, *started)
-    libraries = stand_in(build, options.say)
+    libraries = stub_libraries(build, options.say)
     with workplace() as (folder, lock):
         plan = process.Plan(
             folder,

@@ -4,8 +4,8 @@ Found without importing torch: the command's own Python says where the package l
 `torch/version.py` and the library's ELF header say the rest.
 
 A version of PyTorch is rehearsed when somebody has held it against records. Another one is refused
-by name unless the caller insists (`any_torch`): the stand-ins' few structures may not be those that
-it expects.
+by name unless the caller insists (`any_torch`): the stubs' few structures may not be those
+that it expects.
 """
 
 import json
@@ -24,7 +24,7 @@ from vrambudget.rehearse.elf import Library, read_library
 TRIED = ("2.6", "2.8", "2.10", "2.11", "2.13", "2.15")
 """Releases with which jobs were rehearsed; their records are in tests/records."""
 
-UNASKED = ("libcufft", "libcusolver", "libcusparse")
+UNKNOWN_WORKSPACES = ("libcufft", "libcusolver", "libcusparse")
 """Libraries that report the sizes of their workspaces to real GPUs only."""
 
 _WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")  # options of Python
@@ -57,7 +57,7 @@ class TorchBuild:
     cublas_lt: Library
     cudnn: Library | None = None
     nccl: Library | None = None  # some builds contain it
-    unasked: tuple[Library, ...] = ()  # those of UNASKED that it loads
+    unknown_workspaces: tuple[Library, ...] = ()  # those of UNKNOWN_WORKSPACES that it loads
 
     @property
     def cuda_major(self) -> int:
@@ -169,9 +169,9 @@ def _open(found: dict[str, str], version: str, cuda: str) -> TorchBuild:
         cublas_lt=_find("libcublasLt", torch_cuda, places, also=cublas),
         cudnn=_find("libcudnn", torch_cuda, places) if _loads("libcudnn", torch_cuda) else None,
         nccl=_find("libnccl", torch_cuda, places) if _loads("libnccl", torch_cuda) else None,
-        unasked=tuple(
+        unknown_workspaces=tuple(
             _find(name, user, places)
-            for name in UNASKED
+            for name in UNKNOWN_WORKSPACES
             for user in [u for u in users if _loads(name, u)][:1]
         ),
     )

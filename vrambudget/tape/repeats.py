@@ -1,7 +1,7 @@
-"""Parts of a tape that repeat others: laid down again, or found to be the same.
+"""Parts of a tape that repeat others: replayed again, or found to be the same.
 
 `lay` appends events once more, with storages of their own. `repeats` compares a part of the tape
-with the part before it; what was laid down in both from one source need not be looked at again.
+with the part before it; what was replayed in both from one source need not be looked at again.
 """
 
 from typing import NamedTuple
@@ -16,12 +16,12 @@ class Place(NamedTuple):
     event: int
     storage: int
     mark: int
-    laid: int
+    replayed: int
 
 
 def place_of(tape: Tape) -> Place:
     """Return the end of the tape."""
-    return Place(len(tape.events), len(tape.sizes), len(tape.marks), len(tape.laid))
+    return Place(len(tape.events), len(tape.sizes), len(tape.marks), len(tape.replayed))
 
 
 def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
@@ -34,7 +34,7 @@ def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int)
         event + shift if event >= 0 else event - (shift if event <= last else older_shift)
         for event in source
     ]
-    tape.laid.append((start, len(tape.events), id(source), shift, older_shift))
+    tape.replayed.append((start, len(tape.events), id(source), shift, older_shift))
 
 
 def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
@@ -49,7 +49,7 @@ def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
     middle, stop = here.storage, end.storage
     if any(x[before.storage : middle] != x[middle:stop] for x in columns):
         return False
-    ours, theirs = _not_laid_twice(tape, before, here, end)
+    ours, theirs = _not_replayed_twice(tape, before, here, end)
     first = before.storage
     found = sorted(i for i in died_in(ours, is_plain=tape.is_plain) if i < first)
     left = sorted(i for i in died_in(theirs, is_plain=tape.is_plain) if i < middle)
@@ -62,12 +62,15 @@ def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
     return expected == theirs or _in_order(expected) == _in_order(theirs)
 
 
-def _not_laid_twice(
+def _not_replayed_twice(
     tape: Tape, before: Place, here: Place, end: Place
 ) -> tuple[list[int], list[int]]:
-    """Return the events of both parts, without what was laid down in both from one source."""
+    """Return the events of both parts, without what was replayed in both from one source."""
     period, shift = here.event - before.event, here.storage - before.storage
-    ours, theirs = tape.laid[before.laid : here.laid], tape.laid[here.laid : end.laid]
+    ours, theirs = (
+        tape.replayed[before.replayed : here.replayed],
+        tape.replayed[here.replayed : end.replayed],
+    )
     expected = [(a + period, b + period, c, d + shift, e + shift) for a, b, c, d, e in ours]
     if expected != theirs:
         ours = theirs = []
@@ -75,10 +78,10 @@ def _not_laid_twice(
 
 
 def _without(
-    tape: Tape, start: Place, end: Place, laid: list[tuple[int, int, int, int, int]]
+    tape: Tape, start: Place, end: Place, replayed: list[tuple[int, int, int, int, int]]
 ) -> list[int]:
     events, position = list[int](), start.event
-    for begin, stop, *_ in laid:
+    for begin, stop, *_ in replayed:
         events += tape.events[position:begin]
         position = stop
     return events + tape.events[position : end.event]

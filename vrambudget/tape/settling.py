@@ -1,7 +1,7 @@
 """Steps after the last one of a tape, until the allocator stands as it stood before one of them.
 
 A step finds free blocks where those before it left them, so the third may repeat the second, event
-by event, and yet lie elsewhere in memory and reserve more. Such a step is laid down again, with
+by event, and yet lie elsewhere in memory and reserve more. Such a step is replayed again, with
 storages of its own, until the allocator stands at its end as it stood at the end of an earlier one:
 the same free blocks, and what the next step frees in the same places. From there on no peak is new.
 """
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
 
 class Settling:
-    """Lays the last step of a tape down again, as long as the allocator has not settled.
+    """Replays the last step of a tape, as long as the allocator has not settled.
 
     `matters` is asked once, at the end of the tape: whether what later steps reserve may decide.
     """
@@ -55,7 +55,7 @@ class Settling:
         self._stood: dict[int, tuple[object, list[object]]] = {}  # at the ends of steps
 
     def goes_on(self, mark: int) -> bool:
-        """Whether another step was laid down, once the mark of this number is reached."""
+        """Whether another step was replayed, once the mark of this number is reached."""
         tape = self._tape
         here = tape.marks[mark]
         if self.is_over or here.phase != Phase.STEP_END or here.position < self._from:

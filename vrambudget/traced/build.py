@@ -1,7 +1,7 @@
 """A model on the tape: built from its configuration as on the card, or taken as it stands.
 
 From a configuration transformers' own code makes it, tensor by tensor, in `torch.device("cuda")`. A
-live module's parameters and buffers are laid down in the order in which `module.to("cuda")` moves
+live module's parameters and buffers are allocated in the order in which `module.to("cuda")` moves
 them: children first, then a module's own parameters, then its buffers.
 
 Source: torch/nn/modules/module.py (_apply).
@@ -124,7 +124,7 @@ def values_of(job: Job, inputs: Mapping[str, Input]) -> dict[str, Known]:
     return values
 
 
-def laid_down(module: torch.nn.Module, mode: Following) -> None:
+def allocated(module: torch.nn.Module, mode: Following) -> None:
     """Lay a live module's parameters and buffers down as `module.to("cuda")` does."""
     with made_for(Purpose.WEIGHTS):
         _lay(module, mode)

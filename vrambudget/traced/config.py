@@ -76,11 +76,11 @@ class TracedConfig(ModelConfig):
         if names := layers_at_random(self):
             yield f"{' and '.join(names)}: layers skipped at random are counted as never skipped"
 
-    def doubts(self) -> Iterator[str]:
+    def not_modelled(self) -> Iterator[str]:
         """Yield the operations of the last model built that were counted by results alone."""
         from vrambudget.traced import kernels  # noqa: PLC0415 - it imports torch
 
-        yield from kernels.doubts()
+        yield from kernels.not_modelled()
 
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task`, its weights allocated."""

@@ -2,7 +2,7 @@
 
 They are looked for where the step's code can reach them: its arguments, the names that it uses, the
 object that it is a method of, and the functions and objects of the user's own behind those. In the
-order in which they are found they are laid down on the card.
+order in which they are found they are allocated on the GPU.
 """
 
 import functools

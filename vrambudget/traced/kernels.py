@@ -84,7 +84,7 @@ unchecked: set[str] = set()
 """Operations of the model that was followed last that were counted by their results alone."""
 
 
-def doubts() -> Iterator[str]:
+def not_modelled() -> Iterator[str]:
     """Yield what was counted by its result alone, as a report says it."""
     if unchecked:
         yield f"what the kernels of {', '.join(sorted(unchecked))} allocate besides their results"

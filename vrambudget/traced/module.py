@@ -1,6 +1,6 @@
 """A live module as a model to estimate: whatever it is made of, its own code runs.
 
-Its parameters and buffers are laid down as `module.to("cuda")` does. What follows runs on a copy of
+Its parameters and buffers are allocated as `module.to("cuda")` does. What follows runs on a copy of
 its modules, which shares the tensors: the module itself stays as it is.
 
     inputs    tensors by name, or one, or several in order: what a language model reads if not given
@@ -23,7 +23,7 @@ from vrambudget.config.settings import Field
 from vrambudget.config.unfamiliar import length_of, tasks_of
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.traced import kernels
-from vrambudget.traced.build import laid_down, values_of
+from vrambudget.traced.build import allocated, values_of
 from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.known import of_tensor
 from vrambudget.traced.live import Live, loss_of_outputs
@@ -96,9 +96,9 @@ class ModuleConfig(ModelConfig):
         """Yield how the model is counted."""
         yield f"{self.model_type} has no rules of its own: its code was followed"
 
-    def doubts(self) -> Iterator[str]:
+    def not_modelled(self) -> Iterator[str]:
         """Yield the operations that were counted by their results alone."""
-        yield from kernels.doubts()
+        yield from kernels.not_modelled()
 
     def build(self, task: Task) -> Live:
         """Return the module on the tape."""
@@ -106,7 +106,7 @@ class ModuleConfig(ModelConfig):
         assert self.job is not None  # noqa: S101 - a model is built for a job
         kernels.unchecked.clear()
         mode = Following()
-        laid_down(self.module, mode)
+        allocated(self.module, mode)
         module = copied(self.module)
         if self.job.checkpointing == "full":
             if not hasattr(module, "gradient_checkpointing_enable"):

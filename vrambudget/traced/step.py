@@ -23,7 +23,7 @@ from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.traced import kernels, numbers
-from vrambudget.traced.build import laid_down
+from vrambudget.traced.build import allocated
 from vrambudget.traced.counted import CARD, REHEARSE, counted, dtype_of
 from vrambudget.traced.found import Found, as_they_were, found_in
 from vrambudget.traced.known import of_tensor
@@ -44,9 +44,9 @@ class Stepped:
     model: str
     optimizers: tuple[str, ...]
     weights: frozenset[str]  # their types
-    doubts: tuple[str, ...]
+    not_modelled: tuple[str, ...]
     notes: tuple[str, ...]
-    unasked_bytes: int = 0  # most that a convolution touches whose workspace is not known
+    unknown_workspace_bytes: int = 0  # most that a convolution touches whose workspace is not known
 
 
 def stepped(
@@ -75,12 +75,12 @@ def stepped(
             warm_up()
         mode = Following()
         mode.is_step = True
-        parameters = _laid_down(found, given, mode)
+        parameters = _allocated(found, given, mode)
         prepare(mode)
         tape.mark(0, Phase.FORWARD, resets_allocator=True)
         held = _run(step, given, steps, mode)
         tape.close()
-        unasked = max(context.unasked, default=0)
+        unknown = max(context.unknown_workspaces, default=0)
         del held, mode
     trained = [p for p in parameters if p.requires_grad]
     return Stepped(
@@ -90,9 +90,9 @@ def stepped(
         " and ".join(dict.fromkeys(type(module).__name__ for module in found.modules)),
         tuple(dict.fromkeys(type(x).__name__ for x in found.optimizers)),
         frozenset(dtype_of(p.dtype).name for p in parameters),
-        tuple(kernels.doubts()),
+        tuple(kernels.not_modelled()),
         tuple(numbers.notes()),
-        unasked,
+        unknown,
     )
 
 
@@ -143,11 +143,11 @@ class _Marks:
         self.phase = phase
 
 
-def _laid_down(found: Found, given: Sequence[Any], mode: Following) -> list[torch.nn.Parameter]:
-    """Lay down modules, then what the step is called with, then states that optimizers have."""
+def _allocated(found: Found, given: Sequence[Any], mode: Following) -> list[torch.nn.Parameter]:
+    """Allocate modules, then what the step is called with, then states that optimizers have."""
     parameters: dict[int, torch.nn.Parameter] = {}
     for module in found.modules:
-        laid_down(module, mode)
+        allocated(module, mode)
         parameters |= {id(p): p for p in module.parameters()}
         own = Module()
         mode.shadows |= shadow(own, module, lambda weight: _parameter(mode, weight))
@@ -162,7 +162,7 @@ def _laid_down(found: Found, given: Sequence[Any], mode: Following) -> list[torc
     for p in parameters.values():
         if p.grad is not None:
             ours = mode.counted_of(p)
-            assert ours is not None  # noqa: S101 - it was laid down
+            assert ours is not None  # noqa: S101 - it was allocated
             ours.v.grad = _lay(p.grad, mode, Purpose.GRADIENTS)
     for optimizer in found.optimizers:
         for state in optimizer.state.values():

@@ -17,7 +17,7 @@ from vrambudget.tape.replay import replay
 DRAWS = 5
 
 
-class Drawn(NamedTuple):
+class Draws(NamedTuple):
     """What each draw of lengths reserves, by its number; and which of them is counted."""
 
     reserved_bytes: tuple[int, ...]
@@ -33,10 +33,10 @@ class _Recording(Protocol):
 _R = TypeVar("_R", bound=_Recording)
 
 
-def fullest_draw(job: Job, record: Callable[[Job], _R]) -> tuple[_R, Drawn]:
+def fullest_draw(job: Job, record: Callable[[Job], _R]) -> tuple[_R, Draws]:
     """Return the recording of the draw that reserves most, and what all of them reserve."""
     jobs = [job.model_copy(update={"draw": draw}) for draw in range(DRAWS)]
     recordings = [record(drawn) for drawn in jobs]
     reserved = [replay(recording.tape).peak.reserved_bytes for recording in recordings]
     counted = reserved.index(max(reserved))
-    return recordings[counted], Drawn(tuple(reserved), counted)
+    return recordings[counted], Draws(tuple(reserved), counted)

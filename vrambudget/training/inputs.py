@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig
-from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.dtypes import DType, float32, int32, int64
 from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.ops.creation import made
+from vrambudget.sampled_lengths import sampled_lengths
 
 PACKED = 2
 """How many sequences a packed row is counted with."""
@@ -111,7 +111,7 @@ def _at_lengths(job: Job, count: int) -> list[Job]:
         job.model_copy(
             update={"block": length, "target_len": job.target_len if own_target else length}
         )
-        for length in drawn_lengths(job.shortest, job.block, count, job.draw or 0)
+        for length in sampled_lengths(job.shortest, job.block, count, job.draw or 0)
     ]
 
 

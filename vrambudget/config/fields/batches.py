@@ -30,7 +30,7 @@ class Batches(Settings, heading="batches"):
     )
     shortest: Size | None = Field(
         None,
-        description="tokens of the shortest batch, where lengths are drawn between it and the block"
+        description="tokens of the shortest batch: lengths are sampled between it and the block"
         " (default: all batches are as long as the block)",
     )
     draw: Annotated[int, Field(ge=0)] | None = Field(

@@ -37,7 +37,7 @@ class Generation(Settings, heading="generation"):
     )
     sample: bool = Field(default=False, description="draw tokens: do_sample=True")
     temperature: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="divides the logits before tokens are drawn"
+        1.0, description="divides the logits before tokens are sampled"
     )
     top_k: Annotated[int, Field(ge=0)] = Field(
         50, description="draw from so many of the most probable tokens; 0: from all"

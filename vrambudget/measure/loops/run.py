@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from vrambudget.auto_classes import image_shape_of, sound_shape_of
-from vrambudget.drawn_lengths import drawn_lengths
 from vrambudget.measure.optimizers import make_optimizer
+from vrambudget.sampled_lengths import sampled_lengths
 
 OnPhase = Callable[[int, str], None]
 
@@ -160,7 +160,7 @@ def at_lengths(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
     """Return the job at the length of each of so many batches, or once if all are alike."""
     if "shortest" not in job:
         return [job]
-    lengths = drawn_lengths(job["shortest"], job["block"], count, job.get("draw", 0))
+    lengths = sampled_lengths(job["shortest"], job["block"], count, job.get("draw", 0))
     target = job.get("target_len") or job.get("target") or job["block"]
     own = {} if target == job["block"] else {"target": target}
     others = {name: value for name, value in job.items() if name not in {"target", "target_len"}}

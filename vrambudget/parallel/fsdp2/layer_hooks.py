@@ -1,4 +1,4 @@
-"""Wrapped layers that are alike: what one's hooks hold, for `engine.alike` to lay others down.
+"""Identical wrapped layers: what one's hooks hold, for `engine.identical_layers` to replay others.
 
     all groups'         the flat output of the last gather, the input of the last reduce-scatter
     the group below's   the flat output of the gather that backward prefetches
@@ -24,14 +24,14 @@ from vrambudget.parallel.fsdp2.state import State
 
 
 def surround(layers: Sequence[Layer]) -> None:
-    """Let layers, each wrapped by itself and in the order of forward, be laid down."""
+    """Let layers, each wrapped by itself and in the order of forward, be replayed."""
     states = [None, *(layer.hooks for layer in layers)]
     for layer, (below, state) in zip(layers, pairwise(states), strict=True):
-        layer.surroundings = _AroundLayer(state, below)
+        layer.hook_state = _Hooks(state, below)
 
 
-class _AroundLayer:
-    """`engine.surroundings.Surroundings` of one layer."""
+class _Hooks:
+    """`engine.hook_state.LayerHooks` of one layer."""
 
     def __init__(self, state: Any, below: Any) -> None:
         self._state: State = state
@@ -71,12 +71,12 @@ class _AroundLayer:
         """Return the whole parameters."""
         return [parameter.unsharded for parameter in self._group.parameters]
 
-    def forward_was_laid(self, state: tuple[Any, ...], held: Sequence[Any]) -> None:
+    def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Any]) -> None:
         """Be as after `pre_forward` and `post_forward`."""
         self._hold(state, held)
         self._group.note_post_forward()
 
-    def backward_was_laid(self, state: tuple[Any, ...], held: Sequence[Any]) -> None:
+    def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Any]) -> None:
         """Be as after `pre_backward` and `post_backward`."""
         self._hold(state, held)
         if self._group.prefetched() is not self._below:

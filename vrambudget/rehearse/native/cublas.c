@@ -1,4 +1,4 @@
-/* A stand-in for cuBLAS: matrix products are accepted and not computed.
+/* A stub of cuBLAS: matrix products are accepted and not computed.
  *
  * Every handle is a new one, because PyTorch keeps a workspace for each. */
 #include "virtual_gpu.h"

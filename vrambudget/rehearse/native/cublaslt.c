@@ -1,4 +1,4 @@
-/* A stand-in for cuBLASLt (matrix products with an epilogue): one algorithm is always found, which needs no workspace of
+/* A stub of cuBLASLt (matrix products with an epilogue): one algorithm is always found, which needs no workspace of
  * its own; PyTorch gives it the one that it keeps for the handle. */
 #include "virtual_gpu.h"
 

@@ -2,7 +2,7 @@
  *
  * Loaded ahead of the real runtime, it lets PyTorch's own CUDA build with its own allocator and its own
  * host-side code run where no GPU is. Whatever is read back from the device is zero. Every call of the real
- * library that is not written here is accepted and does nothing (stand_in.py makes that list).
+ * library that is not written here is accepted and does nothing (stub_libraries.py makes that list).
  *
  * Not modelled: peers, memory pools (cudaMallocAsync's statistics), what CUDA graphs hold, textures. */
 #include "virtual_gpu.h"
@@ -324,7 +324,7 @@ EXPORT int cudaGetSymbolAddress(void **out, const void *symbol) {
   return SUCCESS;
 }
 
-/* PyTorch asks the runtime for the driver's calls by name; ours are in the stand-in for libcuda, loaded with this one. */
+/* PyTorch asks the runtime for the driver's calls by name; ours are in the stub of libcuda, loaded with this one. */
 EXPORT int cudaGetDriverEntryPoint(const char *name, void **call, unsigned long long flags, int *status) {
   void *found = dlsym(RTLD_DEFAULT, name);
   (void)flags;

@@ -1,4 +1,4 @@
-/* A stand-in for cuFFT, as far as PyTorch uses it (aten/src/ATen/native/cuda/CuFFTPlanCache.h). */
+/* A stub of cuFFT, as far as PyTorch uses it (aten/src/ATen/native/cuda/CuFFTPlanCache.h). */
 #define LIBRARY VIRTUAL_CUFFT
 #include "workspaces.h"
 

@@ -1,4 +1,4 @@
-/* A stand-in for cuSOLVER, as far as torch.linalg uses it (aten/src/ATen/native/cuda/linalg/CUDASolver.cpp).
+/* A stub of cuSOLVER, as far as torch.linalg uses it (aten/src/ATen/native/cuda/linalg/CUDASolver.cpp).
  *
  * What it writes on the card is read as zeros there: an `info` of zero is success. */
 #define LIBRARY VIRTUAL_CUSOLVER
@@ -52,7 +52,7 @@ OF_KIND(S, or, sy) OF_KIND(D, or, sy) OF_KIND(C, un, he) OF_KIND(Z, un, he)
 #define ANY_TYPE(name, before) \
   ACCEPT(cusolverDnX##name) \
   EXPORT int cusolverDnX##name##_bufferSize(before, size_t *card, size_t *host) { \
-    virtual_note_unasked(LIBRARY); *card = *host = 0; return SUCCESS; \
+    virtual_note_unknown_workspace(LIBRARY); *card = *host = 0; return SUCCESS; \
   }
 ANY_TYPE(geqrf, W10)
 ANY_TYPE(potrf, W8)

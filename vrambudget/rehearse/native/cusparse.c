@@ -1,4 +1,4 @@
-/* A stand-in for cuSPARSE, as far as PyTorch's products with sparse matrices, triangular solves and sorting of indices use
+/* A stub of cuSPARSE, as far as PyTorch's products with sparse matrices, triangular solves and sorting of indices use
  * it (aten/src/ATen/native/sparse/cuda/SparseBlasImpl.cpp, SparseCUDABlas.cpp).
  *
  * Not supported: sums and products of two sparse matrices, whose result's size cuSPARSE counts on the card; block-sparse

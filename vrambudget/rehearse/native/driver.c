@@ -1,7 +1,7 @@
-/* A stand-in for the driver, libcuda: kernels that Triton and NVRTC compiled are loaded and launched through it, and
+/* A stub of the driver, libcuda: kernels that Triton and NVRTC compiled are loaded and launched through it, and
  * expandable segments take their memory from it.
  *
- * Every other call that PyTorch and Triton know of is accepted and does nothing (stand_in.py makes that list). */
+ * Every other call that PyTorch and Triton know of is accepted and does nothing (stub_libraries.py makes that list). */
 #include "virtual_gpu.h"
 
 #include <dlfcn.h>

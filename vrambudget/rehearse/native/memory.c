@@ -118,6 +118,6 @@ EXPORT int virtual_attribute(int attribute) {
   }
 }
 
-static int unasked;
-EXPORT void virtual_note_unasked(int library) { unasked |= library; }
-EXPORT int virtual_gpu_unasked(void) { return unasked; }
+static int unknown_workspaces;
+EXPORT void virtual_note_unknown_workspace(int library) { unknown_workspaces |= library; }
+EXPORT int virtual_gpu_unknown_workspaces(void) { return unknown_workspaces; }

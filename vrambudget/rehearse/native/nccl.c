@@ -1,4 +1,4 @@
-/* A stand-in for NCCL, as far as one process with several cards uses it: DataParallel's broadcasts and reductions.
+/* A stub of NCCL, as far as one process with several cards uses it: DataParallel's broadcasts and reductions.
  *
  * Nothing is sent, as no kernel runs. One of several ranks has PyTorch's fake group instead (hook/ranks.py); all ranks of
  * a server run, in processes of their own, each with a communicator that knows its rank. What is not here is an error.

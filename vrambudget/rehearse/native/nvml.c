@@ -1,4 +1,4 @@
-/* A stand-in for NVML, the driver's library of questions: what the card holds, and who uses it.
+/* A stub of NVML, the driver's library of questions: what the card holds, and who uses it.
  *
  * PyTorch asks it before it maps expandable segments, and for the sentence on processes in an out-of-memory message; servers
  * ask it through pynvml which GPU there is.

@@ -1,4 +1,4 @@
-/* What the stand-ins for the CUDA runtime and the driver share: one card and its memory.
+/* What the stub libraries for the CUDA runtime and the driver share: one card and its memory.
  *
  * The card is described by the environment (see ../card.py):
  *   VRAMBUDGET_GPU_NAME   as torch.cuda.get_device_name() says it
@@ -24,7 +24,7 @@ struct virtual_card {
   int major, minor, processors, threads_per_processor, blocks_per_processor;
 };
 
-/* Both stand-ins use the runtime's: it is the one that keeps the accounts. */
+/* Both stub libraries use the runtime's: it is the one that keeps the accounts. */
 const struct virtual_card *virtual_card(void);
 void virtual_note_use(void);
 enum { VIRTUAL_BUS = 4 };                   /* the first card's PCI bus; the others follow */
@@ -51,6 +51,6 @@ size_t virtual_graph_nodes(void);           /* kernels since then */
 void virtual_keep_graph(long long nodes);   /* a graph of so many nodes is made, or destroyed where negative */
 int virtual_accepted(void);                 /* does nothing and says that all went well */
 enum { VIRTUAL_CUFFT = 1, VIRTUAL_CUSOLVER = 2, VIRTUAL_CUSPARSE = 4 };
-void virtual_note_unasked(int library);     /* its workspaces were asked for, which are not known */
+void virtual_note_unknown_workspace(int library);     /* its workspaces were asked for, which are not known */
 
 #endif

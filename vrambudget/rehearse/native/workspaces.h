@@ -1,4 +1,4 @@
-/* What the stand-ins for cuFFT, cuSOLVER and cuSPARSE share. These libraries tell their workspaces to real cards only:
+/* What the stub libraries for cuFFT, cuSOLVER and cuSPARSE share. These libraries tell their workspaces to real cards only:
  * here they are asked for none, which the report says. Calls whose result another size follows from are not supported.
  *
  * Words stand for arguments that nobody looks at: integers and pointers take a place each. */
@@ -32,6 +32,6 @@ static uintptr_t const handle = 0x40; /* never looked into */
 #define MAKE(name) EXPORT int name(uintptr_t *out) { *out = handle; return SUCCESS; }
 /* A size of the workspace, of a type, after so many arguments: none is known. */
 #define NO_WORKSPACE(name, before, type) \
-  EXPORT int name(before, type *out) { virtual_note_unasked(LIBRARY); *out = 0; return SUCCESS; }
+  EXPORT int name(before, type *out) { virtual_note_unknown_workspace(LIBRARY); *out = 0; return SUCCESS; }
 
 #endif

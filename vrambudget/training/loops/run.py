@@ -283,7 +283,7 @@ def _noticing(count: int, *, settles: bool = False) -> Iterator[int]:
     """Yield numbers; mark each turn of the loop over them that repeats the one before it.
 
     Its mark is the one that it begins with; without one there is nothing to note. If the loop
-    `settles`, the last turn may be laid down again.
+    `settles`, the last turn may be replayed again.
     """
     tape = context.tape
     before: Place | None = None

@@ -4,8 +4,8 @@ They are finite, and valid parameters of a distribution, whatever else they are.
 ones or random they can be read back as such, and what is decided by them follows: comparisons,
 casts, the order of scores, sampled tokens. Random numbers are uniform in [0, 1), drawn anew for
 each read from a generator of our own, so that the same script gets the same ones each time. Zeros,
-the default, are what the stand-in reads by itself; what is decided by them reads as zero, too, but
-for tokens, of which 0 ends the generation of some models.
+the default, are what the stub reads by itself; what is decided by them reads as zero, too,
+but for tokens, of which 0 ends the generation of some models.
 
 Rows of scores [..., E] of which a router chooses the k best spread as `routing` says: see `_route`.
 By its name, or that of its function, it is one.

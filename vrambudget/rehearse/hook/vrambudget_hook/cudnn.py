@@ -20,8 +20,8 @@ class Cudnn:
 
     def __init__(self, torch: Any, libraries: Sequence[str]) -> None:
         self.torch = torch
-        stand_in = next((path for path in libraries if path.endswith("_cudnn.so")), None)
-        self.library = ctypes.CDLL(stand_in) if stand_in else None
+        stub = next((path for path in libraries if path.endswith("_cudnn.so")), None)
+        self.library = ctypes.CDLL(stub) if stub else None
         self.version: str | None = None
         self._keep_recurrence_native()
 

@@ -1,4 +1,4 @@
-"""Getting into a rehearsed Python: the stand-ins are loaded at once, the recorder after torch.
+"""Getting into a rehearsed Python: the stub libraries are loaded at once, the recorder after torch.
 
 Runs in the user's Python, 3.9 or later.
 """

@@ -42,9 +42,9 @@ _COPIES = "TESTING_ONLY_GenericWrapper"
 class Follower:
     """Runs what has known values on the CPU too.
 
-    `answer(on, reported, number)` sets what the stand-in's next small reads give in this thread;
-    `on_card` says whether a tensor is on the virtual GPU. `numbers` (with their seed) and `routing`
-    are what is assumed of those that are not known (assuming.py).
+    `answer(on, reported, number)` sets what the stub's next small reads give in this
+    thread; `on_card` says whether a tensor is on the virtual GPU. `numbers` (with their seed) and
+    `routing` are what is assumed of those that are not known (assuming.py).
     """
 
     def __init__(

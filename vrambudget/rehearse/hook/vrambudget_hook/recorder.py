@@ -1,6 +1,6 @@
 """Records what PyTorch's allocator does in a rehearsed process; written as JSON at its end.
 
-It loads the stand-in libraries before torch can load the real ones, starts the allocator's own
+It loads the stub libraries before torch can load the real ones, starts the allocator's own
 history when CUDA is first used, counts iterations, notes where values are read back that are not
 known, and stops the script after so many steps or seconds by raising SystemExit in its main thread.
 It changes two things that the script could see: cuDNN is switched off where it cannot be asked
@@ -75,7 +75,7 @@ class Recorder:
     # ---- set up
 
     def load_libraries(self) -> None:
-        """Load the stand-ins: who asks for one of their names later gets what is there."""
+        """Load the stub libraries: who asks for one of their names later gets what is there."""
         loaded = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in self.plan["libraries"]]
         self.runtime = loaded[0]
 
@@ -341,7 +341,7 @@ class Recorder:
             reads=list(self.reads.entries.values()),
             router=self.assuming and self.assuming.router,
             cudnn_unknown=self.cudnn.unknown(),
-            unasked=self._native().virtual_gpu_unasked(),
+            unknown_workspaces=self._native().virtual_gpu_unknown_workspaces(),
             out_of_memory=self.out_of_memory,
             history=history(trace, self.modules.of, cplusplus=self.plan["stacks"] == "all"),
         )

@@ -3,7 +3,7 @@
 import pytest
 
 from vrambudget.errors import VramBudgetError
-from vrambudget.rehearse.placing import placed
+from vrambudget.rehearse.launcher_prefix import without_launcher
 
 INSIDE = [
     ("python t.py -n 3", "python t.py -n 3", None, None),
@@ -24,19 +24,19 @@ INSIDE = [
 
 @pytest.mark.parametrize(("words", "inside", "ranks", "each"), INSIDE)
 def test_the_command_inside_is_found_with_its_ranks(words, inside, ranks, each):
-    found = placed(words.split(), {})
+    found = without_launcher(words.split(), {})
     assert " ".join(found.command) == inside
     assert (found.ranks, found.each) == (ranks, each)
 
 
 def test_uv_stays_before_the_command_with_its_own_options():
     words = ["uv", "run", "--extra", "gpu", "-p", "3.11", "--", "python", "t.py"]
-    assert placed(words, {}).prefix == tuple(words[:-2])
+    assert without_launcher(words, {}).prefix == tuple(words[:-2])
 
 
 def test_srun_inside_of_a_job_takes_its_tasks_from_slurm_s_variables():
     job = {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}
-    found = placed(["srun", "python", "t.py"], job)
+    found = without_launcher(["srun", "python", "t.py"], job)
     assert (found.ranks, found.each) == (8, 4)
     told = found.variables(6)
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES")
@@ -44,14 +44,14 @@ def test_srun_inside_of_a_job_takes_its_tasks_from_slurm_s_variables():
 
 
 def test_variables_before_a_command_are_given_to_it():
-    assert placed(["env", "A=1", "B=c=d", "python", "t.py", "E=2"], {}).given == {
+    assert without_launcher(["env", "A=1", "B=c=d", "python", "t.py", "E=2"], {}).given == {
         "A": "1",
         "B": "c=d",
     }
 
 
 def test_mpi_tells_a_rank_its_place_and_the_variables_of_its_options():
-    told = placed(["mpirun", "-n", "4", "-x", "A=b=c", "python", "t.py"], {}).variables(3)
+    told = without_launcher(["mpirun", "-n", "4", "-x", "A=b=c", "python", "t.py"], {}).variables(3)
     assert (told["OMPI_COMM_WORLD_RANK"], told["OMPI_COMM_WORLD_LOCAL_SIZE"]) == ("3", "4")
     assert told["A"] == "b=c"
 
@@ -68,12 +68,12 @@ def test_mpi_tells_a_rank_its_place_and_the_variables_of_its_options():
 )
 def test_what_cannot_be_understood_is_named(words, said):
     with pytest.raises(VramBudgetError, match=said):
-        placed(words.split(), {})
+        without_launcher(words.split(), {})
 
 
 def test_a_script_whose_dependencies_uv_installs_is_refused_with_what_to_do(tmp_path):
     script = tmp_path / "t.py"
     script.write_text("# /// script\n# dependencies = ['torch']\n# ///\n")
     with pytest.raises(VramBudgetError, match="own dependencies") as caught:
-        placed(["uv", "run", str(script)], {})
+        without_launcher(["uv", "run", str(script)], {})
     assert "uv python find --script" in caught.value.hint

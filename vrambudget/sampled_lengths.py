@@ -6,7 +6,7 @@ Nothing is imported but Python's own: jobs are measured in environments that hav
 from random import Random
 
 
-def drawn_lengths(shortest: int, longest: int, count: int, draw: int) -> list[int]:
+def sampled_lengths(shortest: int, longest: int, count: int, draw: int) -> list[int]:
     """Return `count` lengths, drawn evenly; one of the second half is the longest.
 
     By then an optimizer has its states. The same `draw` gives the same lengths.

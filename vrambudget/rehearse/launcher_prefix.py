@@ -54,7 +54,7 @@ _SRUN_FLAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Inner:
     """A command without what stood before it.
 
     `prefix`: what still goes before it (`uv run`). `ranks`: of how many it is one, `each` on one
@@ -76,9 +76,9 @@ class Placed:
         return numbers
 
 
-def placed(command: Sequence[str], environment: Mapping[str, str]) -> Placed:
+def without_launcher(command: Sequence[str], environment: Mapping[str, str]) -> Inner:
     """Return the command that is inside. Raises VramBudgetError for options that are not known."""
-    found = Placed(tuple(command))
+    found = Inner(tuple(command))
     while found.command:
         program = Path(found.command[0]).name
         if program == "env":
@@ -94,7 +94,7 @@ def placed(command: Sequence[str], environment: Mapping[str, str]) -> Placed:
     raise VramBudgetError(f"nothing is started by: {' '.join(command)}")
 
 
-def _env(found: Placed) -> Placed:
+def _env(found: Inner) -> Inner:
     """Take variables as given; env's options, which take some away, are refused."""
     rest = found.command[1:]
     if rest and rest[0].startswith("-"):
@@ -106,7 +106,7 @@ def _env(found: Placed) -> Placed:
     return replace(found, command=words, given={**found.given, **given})
 
 
-def _uv(found: Placed) -> Placed:
+def _uv(found: Inner) -> Inner:
     """Keep uv before the command, which it runs in its project's environment."""
     _, rest = _options(found.command[2:], "uv run", _UV, _UV_FLAGS)
     before = found.command[: len(found.command) - len(rest)]
@@ -128,7 +128,7 @@ def _check_dependencies(script: Path) -> None:
         )
 
 
-def _mpirun(found: Placed) -> Placed:
+def _mpirun(found: Inner) -> Inner:
     program = Path(found.command[0]).name
     options, rest = _options(found.command[1:], program, _MPI, _MPI_FLAGS, two=_MPI_TWO)
     ranks = _number(program, options, "n", "np", "c")
@@ -147,7 +147,7 @@ def _mpirun(found: Placed) -> Placed:
     )
 
 
-def _srun(found: Placed, environment: Mapping[str, str]) -> Placed:
+def _srun(found: Inner, environment: Mapping[str, str]) -> Inner:
     options, rest = _options(found.command[1:], "srun", _SRUN, _SRUN_FLAGS)
     nodes = _number("srun", options, "N", "nodes") or _number_in(environment, "SLURM_NNODES") or 1
     each = _number("srun", options, "ntasks-per-node") or _number_in(

@@ -1,10 +1,10 @@
-"""The stand-in libraries: compiled on first use with the system's compiler, kept in a cache.
+"""The stub libraries: compiled on first use with the system's compiler, kept in a cache.
 
 Each takes the place of one real library: the runtime, cuBLAS, cuBLASLt, cuFFT, cuSOLVER, cuSPARSE,
 NCCL, the driver and NVML. What matters is written in `native/*.c`; every other function that the
 real library exports (or, for the driver, that PyTorch and Triton ask for) is accepted and returns
 0, which means success; those of cuFFT, cuSOLVER, cuSPARSE, NVML and NCCL fail. No CUDA headers or
-toolkit are needed. cuDNN alone stays the real one: a few of its functions have a stand-in before
+toolkit are needed. cuDNN alone stays the real one: a few of its functions have a stub before
 them (`native/cudnn.c`).
 
 The cache is `$XDG_CACHE_HOME/vrambudget/virtual_gpu/<torch>-<hash of sources and real libraries>`.
@@ -63,7 +63,9 @@ class _Part:
     version_node: str | None = None  # PyTorch binds to e.g. cudaMalloc@libcudart.so.13
 
 
-def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
+def stub_libraries(
+    build: TorchBuild, say: Callable[[str], None] = lambda _: None
+) -> tuple[Path, ...]:
     """Return the libraries for that PyTorch, in the order to load them; build them if need be."""
     folder = cache_folder() / "virtual_gpu" / f"{build.version}-{_fingerprint(build)}"
     for private in (cache_folder(), folder.parent):
@@ -73,17 +75,19 @@ def stand_in(build: TorchBuild, say: Callable[[str], None] = lambda _: None) -> 
         _build_into(folder, build)
     real = (build.runtime.soname, build.cublas_lt.soname, build.cublas.soname)
     nccl = (build.nccl.soname,) if build.nccl else ()
-    unasked = (library.soname for library in build.unasked)
+    unknown_workspaces = (library.soname for library in build.unknown_workspaces)
     before_cudnn = (CUDNN,) if build.cudnn else ()
     drivers = ("libcuda.so.1", "libnvidia-ml.so.1")
-    return tuple(folder / name for name in (*real, *unasked, *nccl, *before_cudnn, *drivers))
+    return tuple(
+        folder / name for name in (*real, *unknown_workspaces, *nccl, *before_cudnn, *drivers)
+    )
 
 
 def _fingerprint(build: TorchBuild) -> str:
     digest = hashlib.sha256()
     for source in (*sorted(NATIVE.iterdir()), Path(__file__)):
         digest.update(source.read_bytes())
-    for library in (build.runtime, build.cublas, build.cublas_lt, *build.unasked):
+    for library in (build.runtime, build.cublas, build.cublas_lt, *build.unknown_workspaces):
         status = library.path.stat()
         digest.update(f"{library.path} {status.st_size} {status.st_mtime_ns}".encode())
     others = [library.soname for library in (build.cudnn, build.nccl) if library]
@@ -129,7 +133,7 @@ def _parts(build: TorchBuild) -> Iterable[_Part]:
     for library, name, sources in real:
         node = f"{name}.so.{build.cuda_major}"
         yield _Part(library.soname, sources, library.functions, version_node=node)
-    for library in build.unasked:
+    for library in build.unknown_workspaces:
         name = library.soname.partition(".")[0].partition("-")[0]
         answer, node = _NOT_HERE[name], library.soname
         sources = (f"{name[3:]}.c",)
