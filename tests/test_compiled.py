@@ -1,5 +1,6 @@
 """Jobs under torch.compile: PyTorch's own compiler on fake tensors, held against rehearsals."""
 
+import ast
 import json
 import os
 import subprocess
@@ -549,6 +550,16 @@ def test_another_version_is_refused_by_name(monkeypatch):
     assert "2.11" in error.hint
 
 
+def test_a_gpu_that_cuda_13_has_no_code_for_is_not_compiled_for():
+    asked = {"model": "gpt2", "gpu": "v100-16gb", "block": 64}
+    with pytest.raises(NotModelledError, match=r"CUDA 13\.0 has no code for .* 7\.0; --torch"):
+        vrambudget.estimate(**asked, compile=True, torch="2.13")
+    eager = vrambudget.estimate(**asked, torch="2.11")
+    assert any("CUDA 13.0 has no code" in note for note in eager.warnings)
+    named = vrambudget.estimate(**asked, torch="2.11+cu126")
+    assert not any("no code" in note for note in named.warnings)
+
+
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_another_system_is_refused_by_name(monkeypatch, platform):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: True)
@@ -601,6 +612,33 @@ def test_nothing_of_the_compiler_is_loaded_without_it():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.split() if name.startswith("vrambudget.compiled.")}
     assert loaded <= {"vrambudget.compiled.asked"}
+
+
+PRIVATE = ROOT / "vrambudget" / "compiled" / "private.py"
+
+
+def test_private_names_of_torch_are_those_that_are_looked_up_at_start():
+    """In `private.py`, by import or by name; what only some releases have is asked for by text."""
+    known = PRIVATE.read_text(encoding="utf-8")
+    for file in PRIVATE.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and file != PRIVATE:
+                assert "torch._" not in f"{node.module}.", (file, node.lineno)
+            if isinstance(node, ast.Attribute):
+                name = ast.unparse(node)
+                is_private = name.startswith("torch._") and "(" not in name
+                assert name in known or not is_private, (file, node.lineno)
+
+
+def test_a_private_name_that_moved_is_one_sentence_and_the_way_out(monkeypatch, tmp_path, capfd):
+    needs_a_compiler()
+    moved = "import torch._inductor.fx_passes.pad_mm as module; del module.no_dispatch"
+    (tmp_path / "sitecustomize.py").write_text(moved)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["nanogpt", "--compile", "--block", "48"]) == 2
+    error, tip = capfd.readouterr().err.strip().splitlines()
+    assert error.endswith("pad_mm' has no attribute 'no_dispatch'")
+    assert "vrambudget rehearse" in tip
 
 
 CHECK = """

@@ -29,13 +29,14 @@ def remarks(scenario: Scenario, recording: Recording, replayed: Replay) -> tuple
         *(scenario.run.notes if scenario.run else ()),
         *scenario.notes,
         *_assumptions(scenario, recording, replayed),
-        *_of_gpu(scenario.gpu, replayed),
+        *_of_gpu(scenario, replayed),
         *_not_on_the_tape(scenario, recording),
     )
 
 
-def _of_gpu(gpu: Gpu | None, replayed: Replay) -> Iterator[str]:
-    return remarks_on_gpu(gpu, replayed.peak.reserved_bytes) if gpu else iter(())
+def _of_gpu(scenario: Scenario, replayed: Replay) -> Iterator[str]:
+    if scenario.gpu is not None:
+        yield from remarks_on_gpu(scenario.gpu, scenario.job.torch, replayed.peak.reserved_bytes)
 
 
 def remarks_on_convolutions(tape: Tape, unknown_workspace_bytes: int) -> Iterator[str]:

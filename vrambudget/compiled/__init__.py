@@ -4,11 +4,9 @@
     card.py        the card that torch.cuda and Inductor ask about
     asked.py       whether a job is compiled; imports nothing else here
     simulated.py   a job, simulated; twice where padding decides
-    shallow.py     a deep model's recording from those of two shallow ones
-    depths.py      a deep model's tape from theirs
     cache.py       what was compiled once, kept
     process.py     functions called in a process of their own: what ends that one does not end ours
-    server.py      that process: it imports torch once, and forks for each job
+    private.py     PyTorch's private names that all this takes, looked up at once
     findings.py    what the compiler reported, for the report
     python_ops.py  operations whose C++ asks what only a card could answer
     attention.py   which kernel scaled_dot_product_attention takes, and what it is called with

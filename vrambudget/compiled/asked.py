@@ -63,7 +63,7 @@ def _not_plain(backend: Any) -> Iterator[str]:
     if backend.dynamic:
         yield "dynamic=True, one graph for all sizes,"
     if backend.config:
-        from torch._inductor import list_mode_options  # noqa: PLC0415 - torch compiled, so it is here
+        from vrambudget.compiled.private import list_mode_options  # noqa: PLC0415 - torch is here
 
         modes = list_mode_options().items()
         mode = next((name for name, options in modes if options == backend.config), None)

@@ -12,14 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from vrambudget.compiled.accumulated import ADD, Running
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import buffers, copied, on_host
+from vrambudget.compiled.private import (
+    CompileContext,
+    FakeTensor,
+    FakeTensorMode,
+    disable_current_modes,
+)
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
@@ -75,7 +78,7 @@ class CardMode(FakeTensorMode):
     @contextmanager
     def on_the_card(self) -> Iterator[None]:
         """Run on the card what is run inside while the compiler traces: its benchmarks."""
-        with _disable_current_modes():
+        with disable_current_modes():
             self._benchmarks = True
             try:
                 with self:

@@ -17,28 +17,27 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
 
-from vrambudget.compiled.config import REHEARSE
-from vrambudget.errors import NotModelledError
+from vrambudget.compiled.private import (
+    REGISTER_GUARD,
+    REGISTERED_GUARDS,
+    FakeTensor,
+    FakeTensorMode,
+    FunctionalTensor,
+    FunctionalTensorMode,
+    ProxyTorchDispatchMode,
+    fake_tensor,
+    get_proxy_slot,
+)
 
 CARD = torch.device("cuda:0")
 _FOR_CPP = torch.device("xla:0")
 
 _XLA, _META = 9, 14  # of c10::DeviceType
-_DEVICE_TYPES = 22
-_REGISTRAR = (
-    "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
-)
-_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _MOVES = (torch.ops.prims.device_put.default, torch.ops.aten._to_copy.default)
 _DEVICE = torch.ops.prim.device.default
 
@@ -165,18 +164,7 @@ def _made(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _register_guard() -> None:
-    """Register the guard of meta for XLA, once. Raises NotModelledError where it cannot be."""
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
-    if not library.exists():
-        raise NotModelledError(
-            f"torch.compile is not followed with this build of PyTorch: no {library}",
-            hint=REHEARSE,
-        )
-    c10 = ctypes.CDLL(str(library))
-    guards = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
-    if not guards[_XLA]:
-        register = getattr(c10, _REGISTRAR)
-        register.argtypes = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p]
-        register.restype = None
+    """Register the guard of meta for XLA, once."""
+    if not REGISTERED_GUARDS[_XLA]:
         itself = ctypes.create_string_buffer(1)  # a registrar has no members
-        register(itself, _XLA, guards[_META])
+        REGISTER_GUARD(itself, _XLA, REGISTERED_GUARDS[_META])

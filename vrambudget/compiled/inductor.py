@@ -10,6 +10,7 @@ fx_passes/pad_mm.py.
 """
 
 import builtins
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,18 +20,26 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._inductor import codecache, compile_fx, config, scheduler
-from torch._inductor.codegen import triton as triton_codegen
-from torch._inductor.constant_folding import ConstantFolder
-from torch._inductor.fx_passes import joint_graph, pad_mm
-from torch._inductor.runtime import triton_heuristics
-from torch.utils import _triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import product
 from vrambudget.compiled.older import as_later
+from vrambudget.compiled.private import (
+    ConstantFolder,
+    InductorError,
+    SkipFrame,
+    codecache,
+    compile_fx,
+    config,
+    joint_graph,
+    pad_mm,
+    scheduler,
+    triton_codegen,
+    triton_heuristics,
+    triton_package,
+)
 from vrambudget.compiled.tuning import benchmarks, jit
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
@@ -51,16 +60,38 @@ def without_kernels(mode: CardMode, *, pads: bool) -> Iterator[None]:
             (scheduler, "has_triton", lambda: True),
             (pad_mm, "has_triton", lambda: True),
             (compile_fx, "get_input_idxs_to_check", lambda *_: ()),  # of alignment: none lies odd
+            (compile_fx, "_compile_fx_inner", _skipping(compile_fx._compile_fx_inner)),
         ):
             stack.enter_context(patch.object(target, name, new))
         for folder in (ConstantFolder, joint_graph.UniformValueConstantFolder):
             if "_deduce_value" in vars(folder):
                 stack.enter_context(patch.object(folder, "_deduce_value", _on_cpu(folder)))
-        for module in (_triton, codecache, triton_codegen):
+        for module in (triton_package, codecache, triton_codegen):
             for name in ("triton_hash_with_backend", "triton_backend", "triton_key"):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda: "none"))
         yield
+
+
+def _skipping(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Inductor's compiler, which leaves a frame to PyTorch as it does where it has a cache.
+
+    Before Ampere it compiles no graph that takes or returns bf16. Without a cache it would say so
+    by an error.
+
+    Source: torch/_inductor/compile_fx.py (_compile_fx_inner, _check_triton_bf16_support).
+    """
+
+    @functools.wraps(own)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return own(*args, **kwargs)
+        except InductorError as error:
+            if isinstance(error.inner_exception, SkipFrame):
+                raise error.inner_exception from None
+            raise
+
+    return inner
 
 
 def _load(_cache: Any, key: str, path: str, *_: Any, **given: Any) -> ModuleType:

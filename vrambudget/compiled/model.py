@@ -13,8 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.utils import graph_break_reasons
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.config import REHEARSE
@@ -23,6 +21,7 @@ from vrambudget.compiled.findings import findings
 from vrambudget.compiled.gpu import named
 from vrambudget.compiled.inductor import without_kernels
 from vrambudget.compiled.prepared import eagerly, prepare
+from vrambudget.compiled.private import enable_python_dispatcher, graph_break_reasons
 from vrambudget.compiled.python_ops import in_python
 from vrambudget.config.job import Job
 from vrambudget.engine.autograd import Node

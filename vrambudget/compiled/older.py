@@ -14,9 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dynamo.output_graph import OutputGraph
-from torch._subclasses.fake_tensor import FakeTensor
 
+from vrambudget.compiled.private import FakeTensor, OutputGraph
 from vrambudget.config.versions import as_numbers, plain_version
 
 _SINCE = (2, 9)

@@ -14,10 +14,10 @@ from types import MethodType
 from unittest.mock import patch
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.config import REHEARSE
+from vrambudget.compiled.private import enable_python_dispatcher
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError
 

@@ -1,28 +1,28 @@
-"""Functions called in a process of their own: what ends that one does not end ours.
-
-    ours      asks, shows progress, and keeps the answer; it imports no torch
-    theirs    a fresh Python (server.py), which imports torch once, and forks for each job
+"""A function called in a process of its own: what ends that one does not end ours.
 
 PyTorch's compiler runs C++ on tensors that its authors did not mean to be compiled without a card,
-and a process that compiled two dozen models was once ended by glibc. An interrupt ends both; where
-ours ends, theirs sees that nobody is left. It is started with the first question of a process, and
-again if it is not there any more.
+and a process that compiled two dozen models was once ended by glibc. So each job has a fresh
+Python. It reads the function and its arguments, and writes pickles, in turn:
+
+    ("log", (level, text))     a line of progress
+    ("made", value)            what the function returned
+    ("failed", error)          a VramBudgetError that it raised
+
+Any other end is an error of its own, with the last line that was written of it. An interrupt ends
+both, and where ours ends, the system ends theirs.
 """
 
-import atexit
+import ctypes
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from vrambudget.compiled.config import REHEARSE
 from vrambudget.errors import VramBudgetError
@@ -30,17 +30,13 @@ from vrambudget.errors import VramBudgetError
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("vrambudget")
-_SERVE = """
+_ANSWER = """
 import sys
-handle, *sys.path = sys.argv[1:]
-import vrambudget.compiled.build
-from vrambudget.compiled.server import serve
-serve(int(handle))
+sys.path[:] = sys.argv[1:]
+from vrambudget.compiled.process import answer
+answer()
 """
-"""What it runs: torch is imported before it forks, once for all jobs."""
-
-_turn = threading.Lock()
-_server: "_Server | None" = None
+_PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 
 
 def elsewhere(function: Callable[..., Result], *arguments: Any) -> Result:
@@ -49,100 +45,79 @@ def elsewhere(function: Callable[..., Result], *arguments: Any) -> Result:
     Function, arguments and result are pickled. Raises VramBudgetError if the process is lost.
     """
     job = pickle.dumps((function, arguments))
-    request = (str(Path.cwd()), dict(os.environ), list(map(str, sys.path)), job)
-    with _turn:
+    command = [sys.executable, "-c", _ANSWER, *sys.path]
+    with tempfile.TemporaryFile() as output:
         try:
-            kind, answer = _answer(request)
-        except BaseException:  # an interrupt
-            end()
-            raise
-    if kind == "failed":
-        raise answer
-    return cast("Result", answer)
-
-
-def _answer(request: tuple[Any, ...]) -> tuple[str, Any]:
-    """Return the answer of the process, which may have to be started."""
-    global _server  # noqa: PLW0603 - one for a process, as torch would be
-    if _server is not None and _server.owner == os.getpid():
-        with suppress(_GoneError):  # it ends itself when nothing is asked
-            return _server.answer(request)
-        _server.end()
-    _server = _Server()
-    try:
-        return _server.answer(request)
-    except _GoneError:
-        raise _server.lost() from None
-
-
-@atexit.register
-def end() -> None:
-    """End the process, if there is one: the next question starts another."""
-    global _server  # noqa: PLW0603 - likewise
-    if _server is not None and _server.owner == os.getpid():
-        _server.end()
-    _server = None
-
-
-class _GoneError(Exception):
-    """The server is not there any more."""
-
-
-class _Server:
-    """A Python that waits for jobs; `owner`: the process that started it."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as it runs
-        self._other, theirs = multiprocessing.Pipe()
-        handle = theirs.fileno()
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own words
-                [sys.executable, "-c", _SERVE, str(handle), *map(str, sys.path)],
-                pass_fds=[handle],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                start_new_session=True,  # so that an interrupt is ours alone to hand on
+            process = subprocess.Popen(  # noqa: S603 - our own words
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
             )
         except OSError as error:
             raise VramBudgetError(f"Python cannot be started: {error}", hint=REHEARSE) from error
-        finally:
-            theirs.close()
+        with process:
+            assert process.stdin and process.stdout  # noqa: S101, PT018 - both are pipes
+            try:
+                with suppress(BrokenPipeError):  # it ended, and says why
+                    process.stdin.write(job)
+                    process.stdin.close()
+                found = _heard(process.stdout)
+            except BaseException:  # an interrupt
+                process.kill()
+                raise
+        if found is None:
+            raise _lost(process.returncode, output)
+    kind, value = found
+    if kind == "failed":
+        raise value
+    return cast("Result", value)
 
-    def answer(self, request: tuple[Any, ...]) -> tuple[str, Any]:
-        """Return ("made", value) or ("failed", error). Raises _GoneError without an answer."""
-        found: tuple[str, Any] | None = None
+
+def _heard(answers: IO[bytes]) -> tuple[str, Any] | None:
+    """Log progress; return ("made", value) or ("failed", error), None where nothing came."""
+    with suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            kind, value = pickle.load(answers)  # noqa: S301 - from the process that we started
+            if kind != "log":
+                return kind, value
+            _LOG.log(*value)
+    return None
+
+
+def _lost(code: int, output: IO[bytes]) -> VramBudgetError:
+    """Return the error of a process that ended without an answer."""
+    output.seek(0)
+    *_, last = [b"", *filter(None, output.read().splitlines())]
+    words = f": {last.decode(errors='replace')}" if last else ""
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    if -code == signal.SIGKILL:
+        how += "; main memory may have been full"
+    return VramBudgetError(f"the process that compiles {how}{words}", hint=REHEARSE)
+
+
+def answer() -> None:
+    """Do what is asked on standard input, and say on standard output what came of it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - from who started us
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what else is printed is none of the answer
+        _LOG.addHandler(_LogSender(answers))
+        _LOG.setLevel(logging.INFO)
         try:
-            self._other.send(request)
-            while True:
-                kind, answer = self._other.recv()
-                if kind == "ended":
-                    return found or ("failed", self.lost(answer))
-                if kind == "log":
-                    _LOG.log(*answer)
-                else:
-                    found = kind, answer
-        except (EOFError, ConnectionError):
-            raise _GoneError from None
+            found = ("made", function(*arguments))
+        except VramBudgetError as error:
+            found = ("failed", error)
+        pickle.dump(found, answers)
 
-    def lost(self, code: int | None = None) -> VramBudgetError:
-        """Return the error of a process that ended without an answer; None: the server itself."""
-        self._output.seek(0)
-        *_, last = [b"", *filter(None, self._output.read().splitlines())]
-        words = f": {last.decode(errors='replace')}" if last else ""
-        code = self.end() if code is None else code
-        how = f"ended with exit code {code}"
-        if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            how += "; main memory may have been full"
-        return VramBudgetError(f"the process that compiles {how}{words}", hint=REHEARSE)
 
-    def end(self) -> int:
-        """End the process, and what it forked; return how it ended."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._other.close()
-        self._output.close()
-        return self._process.wait()
+class _LogSender(logging.Handler):
+    """Sends what is logged to who asked."""
+
+    def __init__(self, answers: IO[bytes]) -> None:
+        super().__init__()
+        self._answers = answers
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a line."""
+        pickle.dump(("log", (record.levelno, record.getMessage())), self._answers)
+        self._answers.flush()

@@ -13,9 +13,10 @@ from vrambudget.compiled import cache
 from vrambudget.compiled.config import installed_torch
 from vrambudget.compiled.findings import findings
 from vrambudget.compiled.process import elsewhere
-from vrambudget.compiled.shallow import shallowly
 from vrambudget.config.job import Job
+from vrambudget.config.versions import without_code
 from vrambudget.engine.context import Platform
+from vrambudget.errors import NotModelledError
 
 _NUMBERS = ("parameters", "trainable", "paged_bytes")
 
@@ -28,6 +29,8 @@ def fullest(
     It is compiled in a process of its own, but for a live module, which cannot be sent there.
     Raises NotModelledError where PyTorch's compiler cannot run, or was not checked.
     """
+    if missing := without_code(job.torch, platform.compute_capability):
+        raise NotModelledError(f"it cannot be compiled: {missing}")
     if not config.keys:  # a live module: what it is made of is not known by name
         config.refuse(job)
         return _compiled(config, job, simulated)
@@ -36,7 +39,7 @@ def fullest(
     if found is None:
         config.refuse(job)
         is_damaged = place.exists()
-        text = elsewhere(_written, config, job, platform, simulated, recording)
+        text = elsewhere(_written, config, job, simulated)
         found = cache.read(text)
         findings.damaged = str(place) if is_damaged else ""
         cache.keep(place, text)
@@ -44,13 +47,9 @@ def fullest(
     return recording(tape, **numbers)
 
 
-def _written(
-    config: Any, job: Job, platform: Platform, simulated: Callable[[Any], Any], recording: Any
-) -> bytes:
+def _written(config: Any, job: Job, simulated: Callable[[Any], Any]) -> bytes:
     """Return the recording of the larger peak as the cache keeps it."""
-    made = _compiled(
-        config, job, lambda given: shallowly(given, job, platform, simulated, recording)
-    )
+    made = _compiled(config, job, simulated)
     return cache.written(made.tape, {name: getattr(made, name) for name in _NUMBERS})
 
 

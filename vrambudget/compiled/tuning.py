@@ -24,13 +24,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._inductor.fx_passes import pad_mm
-from torch._inductor.runtime import triton_heuristics
-from torch._inductor.utils import clone_preserve_strides
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.findings import findings
+from vrambudget.compiled.private import clone_preserve_strides, pad_mm, triton_heuristics
 from vrambudget.engine.context import context
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.steady import run

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from vrambudget.config.gpus import Gpu, find_gpu
+from vrambudget.config.versions import without_code
 from vrambudget.units import format_bytes
 
 
-def remarks_on_gpu(gpu: Gpu, reserved_bytes: int) -> Iterator[str]:
+def remarks_on_gpu(gpu: Gpu, torch: str, reserved_bytes: int) -> Iterator[str]:
     """Yield what decides the verdict and a user may know better, where so much is reserved."""
+    if missing := without_code(torch, gpu.compute_capability):
+        yield missing
     least, most = gpu.context_range
     rooms = [gpu.capacity_bytes - context for context in (most, least)]
     if rooms[0] < reserved_bytes <= rooms[1]:

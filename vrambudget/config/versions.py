@@ -42,6 +42,9 @@ _CUDA_ON_PYPI = {
 }
 """CUDA in PyPI's wheels from a version of PyTorch on: nvidia-cuda-runtime in their metadata."""
 
+_CUDA_13, _TURING = (13, 0), (7, 5)
+"""CUDA 13.0 dropped older GPUs (its release notes; torch.cuda.get_arch_list() of PyPI's 2.11)."""
+
 _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(\.\w+)*(?:\+([\w.]+))?")
 _CUDA_BUILD = re.compile(r"cu(\d\d)(\d+)")
 
@@ -98,6 +101,18 @@ def cuda_of(torch: str) -> str:
     if cuda := _CUDA_BUILD.fullmatch(build):
         return f"{cuda[1]}.{cuda[2]}"
     return _CUDA_ON_PYPI[_newest_until(version, list(_CUDA_ON_PYPI))]
+
+
+def without_code(torch: str, capability: tuple[int, int]) -> str | None:
+    """Say that a PyTorch has no code for a GPU of so low a compute capability, None if it has."""
+    cuda = cuda_of(torch)
+    if as_numbers(cuda) < _CUDA_13 or capability >= _TURING:
+        return None
+    build = torch.partition("+")[0]
+    return (
+        f"torch {build} with CUDA {cuda} has no code for compute capability"
+        f" {capability[0]}.{capability[1]}; --torch {build}+cu126 names a build that has"
+    )
 
 
 def followed_version(asked: str, checked: Sequence[str]) -> str:
