@@ -1,6 +1,6 @@
 """What llama.cpp puts where, which file runs here, and the commands that start it.
 
-Sizes are exact by llama.cpp's rules, but for compute buffers of a model that is not whole on GPUs.
+Sizes are exact by llama.cpp's rules; the driver's own is what was published of such GPUs.
 """
 
 import shlex
@@ -153,7 +153,6 @@ def _said(choice: Choice) -> Iterator[str]:
     yield f"each token reads {read if in_ram else f'{gib(on_gpus)} of weights, all from GPUs'}"
     if in_ram:
         yield "  (main memory sets the speed: its bandwidth over the bytes read from it, at most)"
-        yield "compute buffers are at least so much: long prompts copy weights from main memory"
     if found.ram_bytes is None and not choice.is_whole:
         yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
 

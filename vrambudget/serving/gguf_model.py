@@ -55,6 +55,8 @@ class GgufModel:
     positions: int
     experts: int = 0
     experts_used: int = 0
+    head_keys: int = 0  # elements of a head's keys, and of its values
+    head_values: int = 0
     path: str | None = None  # of a file that was named
 
     @property
@@ -83,6 +85,7 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
     layers, hidden = sizes.one("block_count", most=_MOST_LAYERS), sizes.one("embedding_length")
     keys, values, windows = _cached(sizes, layers, hidden)
     states = _states(sizes, layers, keys)
+    heads = max(1, *sizes.each("attention.head_count", layers, 1))
     used = layers - sizes.one("nextn_predict_layers", 0, least=0, most=layers)
     recurrent = [state or layer >= used for layer, state in enumerate(states)]
     return GgufModel(
@@ -93,12 +96,14 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
         values=tuple(0 if r else n for n, r in zip(values, recurrent, strict=True)),
         windows=windows,
         states=states,
-        heads=max(sizes.each("attention.head_count", layers, 1)),
+        heads=heads,
         hidden=hidden,
         vocabulary=_vocabulary(header),
         positions=sizes.one("context_length"),
         experts=sizes.one("expert_count", 0, least=0),
         experts_used=max(sizes.each("expert_used_count", layers, 0)),
+        head_keys=sizes.one("attention.key_length", hidden // heads),
+        head_values=sizes.one("attention.value_length", hidden // heads),
         path=path,
     )
 
@@ -108,10 +113,11 @@ def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
     family = family_of(config)
     assert isinstance(config, DecoderConfig)  # noqa: S101 - `family_of` has seen to it
     layers, width = config.num_hidden_layers, config.kv_heads * config.head_width
-    values = width
+    values, lowest = width, 0
     if is_latent(config):
         latent: Any = config
-        width, values = latent.kv_lora_rank + latent.qk_rope_head_dim, 0
+        lowest, values = latent.kv_lora_rank, 0
+        width = lowest + latent.qk_rope_head_dim
     experts, used = experts_of(config)
     kinds = config.layer_kinds if family.window else ["full_attention"] * layers
     return GgufModel(
@@ -128,6 +134,8 @@ def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
         positions=config.max_position_embeddings,
         experts=experts,
         experts_used=used,
+        head_keys=width if is_latent(config) else config.head_width,
+        head_values=lowest if is_latent(config) else config.head_width,
     )
 
 

@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
+from vrambudget.serving.ggml_graph import HOST
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import row_bytes
 from vrambudget.serving.llama_cpp_compute import compute_bytes
-from vrambudget.serving.llama_cpp_place import HOST, Placement, place
+from vrambudget.serving.llama_cpp_place import Placement, in_a_buffer, place
 from vrambudget.serving.options import LlamaCppOptions
 
 VERSIONS = {
     "2026-10": "of October 2026 (0c1e570)",
     "2025-08": "of August 2025 (llama-cpp-python 0.3.16)",
+    "2025-05": "of May 2025 (b5300)",
 }
 _FLASH_CELLS, _CELLS = 256, 32  # numbers of cells are multiples of this
 _AUTO_SLOTS = 4
@@ -108,13 +110,14 @@ def serve(
     cells = _Cells(model, options)
     caches = dict.fromkeys(placed.model_bytes, 0)
     for layer in range(model.layers):
-        caches[HOST if options.no_kv_offload else placed.devices[layer]] += cells.of_layer(layer)
-    slots, is_old = cells.slots, options.engine_version == "2025-08"
+        where = HOST if options.no_kv_offload else placed.devices[layer]
+        caches[where] += cells.of_layer(layer, is_padded=where != HOST)
+    slots, is_old = cells.slots, options.engine_version != "2026-10"
     computed = compute_bytes(
         model,
         options,
-        placed.devices,
-        cells=(cells.cells, *([cells.window_cells] if cells.window_cells else [])),
+        placed,
+        cells=(cells.cells, cells.window_cells),
         outputs=options.ubatch_size if is_old else slots,
         flash=uses_flash(options),
     )
@@ -147,7 +150,7 @@ def serve(
 def slots_and_streams(options: LlamaCppOptions) -> tuple[int, int]:
     """Return how many requests run at once, and in how many caches."""
     if options.parallel is None:
-        return (1, 1) if options.engine_version == "2025-08" else (_AUTO_SLOTS, 1)
+        return (1, 1) if options.engine_version != "2026-10" else (_AUTO_SLOTS, 1)
     return options.parallel, 1 if options.kv_unified else options.parallel
 
 
@@ -157,7 +160,7 @@ class _Cells:
     def __init__(self, model: GgufModel, options: LlamaCppOptions) -> None:
         self.model, self.options = model, options
         self.slots, self.streams = slots_and_streams(options)
-        is_old = options.engine_version == "2025-08"
+        is_old = options.engine_version != "2026-10"
         multiple = _CELLS if is_old and not uses_flash(options) else _FLASH_CELLS
         whole = options.ctx_size or model.positions
         self.cells = _up(_up(whole, multiple) // self.streams, multiple)
@@ -168,21 +171,29 @@ class _Cells:
             window = windows[0] * sequences + options.ubatch_size
             self.window_cells = _up(min(self.cells, window), multiple)
 
-    def of_layer(self, layer: int) -> int:
-        """Return the bytes of a layer's cache."""
+    def of_layer(self, layer: int, *, is_padded: bool) -> int:
+        """Return the bytes of a layer's cache; on GPUs it ends as a weight does."""
         model, options = self.model, self.options
         cells = self.cells
         if model.windows[layer] is not None:
             cells = self.window_cells or cells
-        keys = row_bytes(options.cache_type_k.upper(), model.keys[layer])
-        values = row_bytes(options.cache_type_v.upper(), model.values[layer])
-        return (keys + values) * cells * self.streams + 4 * model.states[layer] * self.slots
+        total = 4 * model.states[layer] * self.slots
+        values = model.values[layer]
+        if model.keys[layer] and not values and options.engine_version != "2026-10":
+            values = model.head_values  # of a latent row they were kept beside it
+        for kind, width in (
+            (options.cache_type_k.upper(), model.keys[layer]),
+            (options.cache_type_v.upper(), values),
+        ):
+            size = row_bytes(kind, width) * cells * self.streams
+            total += in_a_buffer(size, kind, width) if is_padded and size else size
+        return total
 
 
 def uses_flash(options: LlamaCppOptions) -> bool:
     """Return whether attention is computed without a matrix of scores; auto: it is."""
     if options.flash_attn == "auto":
-        return options.engine_version != "2025-08"
+        return options.engine_version == "2026-10"
     return options.flash_attn == "on"
 
 

@@ -1,84 +1,157 @@
-"""llama.cpp's compute buffers: what a device needs of a graph's tensors at once.
+"""llama.cpp's compute buffers: the graph of a physical batch, as its builders write it.
 
-    MLP        the tensors of its width that live together (3 with a gate, 1 without; of experts
-               those of all that a token takes, or their outputs twice), and the residual stream
-               four times on a GPU, five times in main memory, where the input is, too
-    masks      with flash attention float16 [cells, rows], one more for layers with a window
-    scores     without it, scores [H, cells, rows] and their mask in float32, with the queries
-               twice, the residual stream and its norm; where one matrix makes queries, keys and
-               values, all of these
-    output     logits float32 and the hidden states beside them: of all rows of a physical batch, of
-               a server since 2026 of one row for each slot
+    rows    embeddings [T, C] in main memory; layers; of the last one, and of the output, only the
+            rows whose logits are asked for
+    layer   norm, queries, keys, values, attention, projection, residual; norm, MLP or experts,
+            residual
+    where   a layer's weights are; of weights in main memory batches of 32 rows and more are
+            computed on the first GPU, with a copy of each weight (and of the layer's cache)
 
-Weights that are copied for layers in main memory come on top: then at least so much. Of 2025-08
-with flash attention it is at least so much, too.
+Layers that are alike need what two of them need: the others are left out.
 
-Source: llama.cpp 0c1e570 of October 2026: src/llama-context.cpp (sched_reserve),
-src/llama-graph.cpp (build_attn_mha, build_ffn, build_moe_ffn, build_attn_inp_kq_mask),
-ggml/src/ggml-alloc.c, tools/server/server-context.cpp (server_output_limits); how often the
-residual stream is there: buffers that its CPU backend prints of 22 families.
+Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_ffn,
+build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb),
+ggml/src/ggml-cuda/ggml-cuda.cu (offload_op, get_alloc_size).
+Not modelled: recurrent layers but by their widest projection, and --no-op-offload.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
+from vrambudget.serving.ggml_builder import Weight
+from vrambudget.serving.ggml_graph import HOST, Node, needed
 from vrambudget.serving.gguf_model import GgufModel
+from vrambudget.serving.llama_cpp_attention import Attention
 from vrambudget.serving.options import LlamaCppOptions
 
-_BYTES = 4  # of float32
+if TYPE_CHECKING:
+    from vrambudget.serving.llama_cpp_place import Placement
+
+_RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
 
 
 def compute_bytes(
     model: GgufModel,
     options: LlamaCppOptions,
-    devices: Sequence[int],
+    placed: "Placement",
     *,
-    cells: tuple[int, ...],
+    cells: tuple[int, int | None],
     outputs: int,
     flash: bool,
 ) -> dict[int, int]:
     """Return the compute buffer of each device.
 
-    `devices`: of each layer, the output last, -1 for main memory; `cells`: of each cache;
-    `outputs`: rows of logits.
+    `cells`: of a cache of all tokens, and of one of a window; `outputs`: rows of logits.
     """
-    rows = min(options.ubatch_size, options.batch_size, max(*cells, 1))
-    is_old = options.engine_version == "2025-08"
-    widest, masks = _widest(model), 0 if is_old else sum(cells) * rows * _BYTES // 2
-    gpu, host = (3, 3) if is_old else (4, 5)
-    found = {-1: gpu * model.hidden * rows * _BYTES + masks}
-    for device in devices[:-1]:
-        stream = (host if device < 0 else gpu) * model.hidden
-        found[device] = (widest + stream) * rows * _BYTES + (masks if flash else 0)
-        if not flash:
-            scores = (model.heads + 1) * cells[0] + 2 * model.hidden + _queries(model)
-            found[device] = max(found[device], scores * rows * _BYTES)
-    logits = (model.vocabulary + model.hidden) * min(rows, outputs) * _BYTES
-    found[devices[-1]] = max(found.get(devices[-1], 0), logits)
-    return found
+    graph = _Graph(model, options, placed, cells=cells, outputs=outputs, flash=flash)
+    graph.build()
+    is_pipelined = (
+        len(set(placed.devices)) > 1
+        and graph.is_whole
+        and not options.no_kv_offload
+        and not placed.is_overridden
+    )
+    return needed(graph.leaves, graph.nodes, pipelined=is_pipelined)
 
 
-def _queries(model: GgufModel) -> int:
-    """Return the elements of a token's queries, twice, or of them and what is made with them."""
-    shapes = _shapes(model)
-    if joint := shapes.get("attn_qkv"):
-        return 2 * joint[1] - model.keys[0] - model.values[0]
-    return 2 * shapes["attn_q"][1] if "attn_q" in shapes else 0
+class _Graph(Attention):
+    def build(self) -> None:
+        """Write all of it."""
+        model, rows = self.model, self.rows
+        tokens = self.leaf(rows)
+        if not self.is_old:
+            self.leaf(model.hidden * rows)  # embeddings as an input: nothing reads it
+        self.inputs()
+        self.out_ids = self.leaf(self.outputs)
+        x = self.node(model.hidden, tokens, device=HOST)
+        self.cast_masks()
+        for layer in _telling(self.placed, model):
+            x = self._layer(layer, x, is_last=layer == model.layers - 1)
+        if output := self.placed.output:
+            self.rows = self.outputs
+            norm = self.node(model.hidden, x, in_place=True)
+            logits = self.matrix({"output": output}, "output", norm)
+            logits.readers += 1  # it is asked for
+
+    def _layer(self, layer: int, x: Node, *, is_last: bool) -> Node:
+        of = self.placed.layers[layer]
+        normed = self.norm(of, "attn_norm", x) if "attn_norm" in of else x
+        if not {"ffn_norm", "post_attention_norm"} & of.keys() and "attn_norm" in of:
+            return self._parallel(layer, of, x, normed, is_last=is_last)
+        cur = self.attention(layer, of, normed)
+        if is_last:
+            self.rows = self.outputs
+            cur, x = (self.node(self.model.hidden, n, self.out_ids) for n in (cur, x))
+        is_norm_before = "ffn_norm" not in of and "attn_norm" in of
+        if "post_attention_norm" in of and not is_norm_before:
+            cur = self.norm(of, "post_attention_norm", cur, in_place=True)
+        before = "ffn_norm" if "ffn_norm" in of else "post_attention_norm"
+        x = self.add(cur, x)
+        cur = self.norm(of, before, x) if "ffn_norm" in of or is_norm_before else x
+        cur = self._mixture(of, cur) if "ffn_down_exps" in of else self._mlp(of, cur)
+        if "post_ffw_norm" in of:
+            cur = self.norm(of, "post_ffw_norm", cur, in_place=True)
+        return self.add(x, cur) if self.model.architecture in _RESIDUAL_FIRST else self.add(cur, x)
+
+    def _parallel(
+        self, layer: int, of: Mapping[str, Weight], x: Node, normed: Node, *, is_last: bool
+    ) -> Node:
+        """Return a layer whose attention and MLP read the same, the projection last."""
+        made = self.attention(layer, of, normed, project=False)
+        if is_last:
+            made = self.projected(layer, of, made)
+            self.rows = self.outputs
+            made, x, normed = (
+                self.node(self.model.hidden, n, self.out_ids) for n in (made, x, normed)
+            )
+        cur = self.add(self._mlp(of, normed), x)
+        return self.add(cur, made if is_last else self.projected(layer, of, made))
+
+    def _mlp(self, of: Mapping[str, Weight], cur: Node, end: str = "") -> Node:
+        down = of.get(f"ffn_down{end}")
+        if down is None:
+            return cur
+        inner = down.shape[0]
+        if f"ffn_gate{end}" in of:
+            halves = (self.matrix(of, f"ffn_{half}{end}", cur) for half in ("gate", "up"))
+            act = self.node(inner, *halves)
+        elif of[f"ffn_up{end}"].shape[1] > inner:
+            act = self.node(inner, self.matrix(of, f"ffn_up{end}", cur))
+        else:
+            act = self.same(self.matrix(of, f"ffn_up{end}", cur))
+        return self.matrix(of, f"ffn_down{end}", act)
+
+    def _mixture(self, of: Mapping[str, Weight], cur: Node) -> Node:
+        used, hidden = self.model.experts_used, self.model.hidden
+        logits = self.matrix(of, "ffn_gate_inp", cur)
+        probabilities = self.same(logits)
+        chosen = self.node(self.model.experts, probabilities)
+        weights = self.node(used, probabilities, chosen)
+        names = [n for n in ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") if n in of]
+        made = [self.matrix(of, name, cur, chosen, times=used) for name in names]
+        act = self.node(used * of["ffn_down_exps"].shape[0], *made)
+        down = self.matrix(of, "ffn_down_exps", act, chosen, times=used)
+        down = self.same(down, weights)
+        total = self.node(hidden, down, down) if used > 1 else down
+        for _ in range(used - 2):
+            total = self.add(total, down)
+        if "ffn_down_shexp" in of:
+            total = self.add(total, self._mlp(of, cur, "_shexp"))
+        return total
 
 
-def _widest(model: GgufModel) -> int:
-    """Return the elements of a token that live together within the widest MLP."""
-    shapes = _shapes(model)
-    down = shapes.get("ffn_down", (0, 0))[0]
-    has_gate = "ffn_gate" in shapes or shapes.get("ffn_up", (0, 0))[1] == 2 * down
-    experts = shapes.get("ffn_down_exps", (0, 0))
-    used = model.experts_used * max(3 * experts[0], 2 * experts[1])
-    return max(3 * down if has_gate else down, used)
-
-
-def _shapes(model: GgufModel) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each matrix that layers have, of the last layer that has it."""
-    return {
-        tensor.name.split(".")[2]: tensor.shape
-        for tensor in model.tensors
-        if tensor.name.endswith(".weight") and len(tensor.shape) > 1 and "blk." in tensor.name
-    }
+def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
+    """Yield two layers of each kind, and the last."""
+    seen: dict[object, int] = {}
+    for layer, of in enumerate(placed.layers):
+        kind = (
+            placed.devices[layer],
+            model.windows[layer],
+            model.keys[layer],
+            tuple(
+                sorted((n, w.shape, w.device, w.nbytes * (w.device == HOST)) for n, w in of.items())
+            ),
+        )
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] <= 2 or layer == model.layers - 1:  # noqa: PLR2004
+            yield layer

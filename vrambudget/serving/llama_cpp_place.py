@@ -24,13 +24,13 @@ from struct import pack, unpack
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
+from vrambudget.serving.ggml_builder import Weight
+from vrambudget.serving.ggml_graph import HOST
 from vrambudget.serving.gguf import GgufTensor
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import SIZES, row_bytes
 from vrambudget.serving.options import LlamaCppOptions
 
-HOST = -1
-"""The number of main memory among devices."""
 _ALIGNMENT = 128  # of tensors in a buffer
 _ROW_PADDING = 512  # MATRIX_ROW_PADDING: elements
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")
@@ -45,7 +45,10 @@ class Placement:
     devices: tuple[int, ...]  # of each layer, the output last
     model_bytes: Mapping[int, int]
     read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
-    experts_in_ram: frozenset[int]  # layers whose experts are in main memory
+    layers: tuple[Mapping[str, Weight], ...]  # "attn_q", "attn_q.bias", of each layer
+    output: Weight | None
+    has_gpus: bool
+    is_overridden: bool  # by --override-tensor and its like
 
 
 def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Placement:
@@ -57,25 +60,50 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
     placed = _placed(model, options, devices, len(gpus))
     sizes = dict.fromkeys((HOST, *range(len(gpus))), 0)
     for tensor, where in placed:
-        sizes[where] += nbytes(tensor) if where == HOST else _in_a_buffer(tensor)
+        sizes[where] += nbytes(tensor) if where == HOST else _on_a_gpu(tensor)
     return Placement(
         offloaded=offloaded,
         devices=tuple(devices),
         model_bytes=sizes,
         read_bytes=_read_for_a_token(model, placed),
-        experts_in_ram=frozenset(
-            int(tensor.name.split(".")[1])
-            for tensor, where in placed
-            if where == HOST and is_expert(tensor)
-        ),
+        layers=_of_layers(placed, model.layers),
+        output=_output(placed),
+        has_gpus=bool(gpus),
+        is_overridden=bool(options.override_tensor or options.cpu_moe or options.n_cpu_moe),
     )
+
+
+def _of_layers(
+    placed: list[tuple[GgufTensor, int]], layers: int
+) -> tuple[Mapping[str, Weight], ...]:
+    found: list[dict[str, Weight]] = [{} for _ in range(layers)]
+    for tensor, where in placed:
+        if tensor.name.startswith("blk."):
+            _, layer, name = tensor.name.split(".", 2)
+            found[int(layer)][name.removesuffix(".weight")] = _weight(tensor, where)
+    return tuple(found)
+
+
+def _output(placed: list[tuple[GgufTensor, int]]) -> Weight | None:
+    """Return what makes the logits: the last of the tables of tokens, where there is no other."""
+    tables = [(t, where) for t, where in placed if t.name == "token_embd.weight"]
+    outputs = [(t, where) for t, where in placed if t.name == "output.weight"]
+    return next((_weight(*each) for each in reversed(outputs or tables)), None)
+
+
+def _weight(tensor: GgufTensor, where: int) -> Weight:
+    return Weight(tensor.shape, _on_a_gpu(tensor), where)
+
+
+def _on_a_gpu(tensor: GgufTensor) -> int:
+    return in_a_buffer(nbytes(tensor), tensor.kind, tensor.shape[0])
 
 
 def _devices(
     model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions, offloaded: int
 ) -> list[int]:
     """Return where each layer is, the output last."""
-    whole = model.layers + (options.engine_version != "2025-08")  # did the output count first?
+    whole = model.layers + (options.engine_version == "2026-10")  # did the output count first?
     first = max(0, whole - offloaded)
     if options.split_mode == "none" or len(gpus) < 2:  # noqa: PLR2004 - nothing to split
         only = options.main_gpu if options.split_mode == "none" else 0
@@ -194,8 +222,9 @@ def nbytes(tensor: GgufTensor) -> int:
     return row_bytes(tensor.kind, width) * prod(rows)
 
 
-def _in_a_buffer(tensor: GgufTensor) -> int:
-    size, width = nbytes(tensor), tensor.shape[0]
-    if SIZES[tensor.kind][0] > 1 and width % _ROW_PADDING:
-        size += row_bytes(tensor.kind, _ROW_PADDING - width % _ROW_PADDING)
+def in_a_buffer(size: int, kind: str, width: int) -> int:
+    """Return what a tensor of so many bytes takes on a GPU: kernels read whole rows."""
+    rest = width % _ROW_PADDING
+    if SIZES[kind][0] > 1 and rest:
+        size += row_bytes(kind, _ROW_PADDING - rest)
     return -(-size // _ALIGNMENT) * _ALIGNMENT

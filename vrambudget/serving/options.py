@@ -108,7 +108,7 @@ class SglangOptions(Settings, heading="server, with --engine sglang"):
     )
 
 
-LlamaCppVersion = Literal["2026-10", "2025-08"]
+LlamaCppVersion = Literal["2026-10", "2025-08", "2025-05"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
@@ -117,7 +117,8 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
 
     engine: Engine = "llama.cpp"
     engine_version: LlamaCppVersion = Field(
-        "2026-10", description="whose defaults and rules are followed; 2025-08: before --fit"
+        "2026-10",
+        description="whose defaults and rules are followed; 2025-08 and 2025-05: before --fit",
     )
     ctx_size: Annotated[int, Field(ge=0)] = Field(
         4096, description="tokens of all slots together; 0: the model's own limit"
@@ -149,14 +150,14 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     cache_type_k: CacheType = Field("f16", description="of keys")
     cache_type_v: CacheType = Field("f16", description="of values; quantised: with flash_attn")
     flash_attn: Literal["auto", "on", "off"] = Field(
-        "auto", description="attention without a matrix of scores; auto: on, in 2025-08 off"
+        "auto", description="attention without a matrix of scores; auto: on, in 2025 off"
     )
     swa_full: bool = Field(default=False, description="layers with a window keep all tokens")
 
     def problems(self) -> Iterable[str]:
         """Yield what llama.cpp refuses."""
         is_off = self.flash_attn == "off"
-        is_off |= self.flash_attn == "auto" and self.engine_version == "2025-08"
+        is_off |= self.flash_attn == "auto" and self.engine_version != "2026-10"
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
 

@@ -1,0 +1,100 @@
+"""The parts that llama.cpp's graphs are made of: products with weights, norms, sums.
+
+Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_norm, build_lora_mm),
+ggml/src/ggml-cuda/ggml-cuda.cu (offload_op).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vrambudget.serving.ggml_graph import HOST, Node
+
+F32 = 4
+"""Bytes of a number in a graph."""
+_LEAST_ROWS = 32  # op_offload_min_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor where it lies: its bytes as a GPU's buffer has it."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+    device: int
+
+
+class Builder:
+    """A graph in the making, of so many rows.
+
+    `gpu`: where weights of main memory are computed with; `keeps_norms`: norms are where their
+    layer is, else where the operation before them is.
+    """
+
+    def __init__(self, *, rows: int, gpu: int, keeps_norms: bool) -> None:
+        self.rows, self.gpu, self.keeps_norms = rows, gpu, keeps_norms
+        self.nodes: list[Node] = []
+        self.leaves: list[Node] = []
+
+    def norm(self, of: Mapping[str, Weight], name: str, x: Node, *, in_place: bool = False) -> Node:
+        """Return x normalised and scaled: in its place where nothing else reads it."""
+        width = x.nbytes // F32 // self.rows
+        weight = of[name]
+        device = weight.device if self.keeps_norms else None
+        norm = self.node(width, x, in_place=in_place, device=device)
+        return self.same(norm, self.weight(weight), device=self.runs_on(weight))
+
+    def matrix(self, of: Mapping[str, Weight], name: str, *sources: Node, times: int = 1) -> Node:
+        """Return a product with a weight, and its bias's sum. `times`: experts of a token."""
+        weight = of[name]
+        width = weight.shape[1] * times
+        device = self.runs_on(weight)
+        found = self.node(width, self.weight(weight), *sources, device=device)
+        if bias := of.get(f"{name}.bias"):
+            found = self.same(found, self.weight(bias), device=self.runs_on(bias))
+        return found
+
+    def heads(self, of: Mapping[str, Weight], name: str, x: Node, width: int) -> Node:
+        """Return a product with a weight of each head."""
+        weight = of[name]
+        return self.node(width, self.weight(weight), x, device=self.runs_on(weight))
+
+    def add(self, cur: Node, x: Node) -> Node:
+        """Return a sum, in the place of the first where nothing else reads it."""
+        found = Node(cur.nbytes, None, [cur, x], in_place=True)
+        self.nodes.append(found)
+        return found
+
+    def same(self, cur: Node, *sources: Node, device: int | None = None) -> Node:
+        """Return what replaces `cur` where nothing else reads it."""
+        found = Node(cur.nbytes, device, [cur, *sources], in_place=True)
+        self.nodes.append(found)
+        return found
+
+    def node(
+        self,
+        width: int,
+        *sources: Node,
+        device: int | None = None,
+        in_place: bool = False,
+        more: int = 0,
+    ) -> Node:
+        """Return a tensor of so many numbers a row. `more`: bytes that follow it."""
+        nbytes = width * self.rows * F32
+        found = Node(nbytes + more, device, sources, shape=nbytes, in_place=in_place)
+        self.nodes.append(found)
+        return found
+
+    def leaf(self, elements: int) -> Node:
+        """Return an input of so many numbers."""
+        found = Node(elements * F32, HOST)
+        self.leaves.append(found)
+        return found
+
+    def weight(self, weight: Weight) -> Node:
+        """Return a weight as it lies."""
+        return Node(weight.nbytes, weight.device, lies=True)
+
+    def runs_on(self, weight: Weight) -> int:
+        """Return where a weight's operation runs: large batches on a GPU."""
+        is_moved = weight.device == HOST and self.rows >= _LEAST_ROWS
+        return self.gpu if is_moved else weight.device

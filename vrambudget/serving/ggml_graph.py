@@ -1,0 +1,158 @@
+"""What a ggml graph needs of each device: its tensors, as scheduler and allocator place them.
+
+    split      consecutive nodes of one device, and again where a weight has to come from another:
+               each begins with copies of what it reads from elsewhere (once for each device)
+    allocate   leaves first, then node by node: in place of a source that nothing else reads, or in
+               the smallest free block that fits; the end of the last block grows
+    free       after the last reader
+
+A node's device may be left open: it is then that of the node before it, if that is a GPU, or of
+the next on one.
+
+Source: llama.cpp 0c1e570 of October 2026: ggml/src/ggml-backend.cpp
+(ggml_backend_sched_split_graph), ggml/src/ggml-alloc.c (ggml_gallocr_alloc_graph_impl,
+ggml_dyn_tallocr_alloc).
+Not modelled: buffers in several chunks, nodes that a device does not support.
+"""
+
+from collections.abc import Iterator, Sequence
+
+HOST = -1
+"""The number of main memory among devices."""
+_ALIGNMENT, _OF_HOST = 128, 32  # of tensors in CUDA's buffers, and in main memory
+_COPIES = 4  # GGML_SCHED_MAX_COPIES
+_ENDLESS = 1 << 62
+
+
+class Node:
+    """A tensor. `lies`: it has memory of its own (a weight, a cache) and needs none."""
+
+    __slots__ = ("at", "device", "in_place", "lies", "nbytes", "readers", "shape", "sources")
+
+    def __init__(
+        self,
+        nbytes: int,
+        device: int | None,
+        sources: Sequence["Node"] = (),
+        *,
+        shape: object = None,
+        in_place: bool = False,
+        lies: bool = False,
+    ) -> None:
+        self.nbytes, self.device, self.sources = nbytes, device, list(sources)
+        self.shape = nbytes if shape is None else shape  # what may take its place has the same
+        self.in_place, self.lies = in_place, lies
+        self.readers, self.at = 0, -1
+
+
+def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) -> dict[int, int]:
+    """Return the bytes that each device's buffer has. `pipelined`: with inputs of four batches."""
+    _place(nodes)
+    ordered, kept = _with_copies(nodes)
+    arenas: dict[int, _Arena] = {}
+    if pipelined:
+        for leaf in (*kept, *leaves):
+            for _ in range(_COPIES):
+                _arena(arenas, leaf).take(leaf.nbytes)
+            leaf.at, leaf.readers = 0, _ENDLESS
+    for leaf in leaves:
+        if leaf.at < 0:
+            leaf.at = _arena(arenas, leaf).take(leaf.nbytes)
+    for node in ordered:
+        _allocate(arenas, node)
+        for source in node.sources:
+            source.readers -= 1
+            if not source.readers and source.at >= 0:
+                _arena(arenas, source).give(source.at, source.nbytes)
+    return {device: arena.top for device, arena in arenas.items()}
+
+
+def _place(nodes: Sequence[Node]) -> None:
+    """Give open nodes the device of the GPU's node before them, else of the next one."""
+    for ways in (nodes, list(reversed(nodes))):
+        current: int | None = None
+        for node in ways:
+            if node.device is None:
+                node.device = current
+            else:
+                current = None if node.device == HOST else node.device
+    for node in nodes:
+        node.device = HOST if node.device is None else node.device
+
+
+def _with_copies(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Return the nodes with copies of what each split reads, and the copies."""
+    ordered: list[Node] = []
+    copies: dict[tuple[Node, int], Node] = {}
+    device: int | None = None
+    start = 0  # of the split, in `ordered`
+    inputs = 0
+    for node in nodes:
+        foreign = [s for s in node.sources if s.device != node.device]
+        if node.device != device or (inputs and any(s.lies for s in foreign)):
+            device, start, inputs = node.device, len(ordered), 0
+        assert device is not None  # noqa: S101 - `_place` has seen to it
+        for source in foreign:
+            if (source, device) not in copies:
+                copy = copies[source, device] = Node(source.nbytes, device, [source])
+                ordered.insert(start + inputs, copy)
+                inputs += 1
+        node.sources = [copies[s, device] if s in foreign else s for s in node.sources]
+        ordered.append(node)
+    for node in ordered:
+        for source in node.sources:
+            source.readers += 1
+    return ordered, list(copies.values())
+
+
+def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
+    if node.lies or node.at >= 0:
+        return
+    if node.in_place:
+        for source in node.sources:
+            is_free = source.at >= 0 and source.readers == 1 and source.device == node.device
+            if is_free and source.shape == node.shape:
+                node.at, source.at = source.at, -1
+                return
+    node.at = _arena(arenas, node).take(node.nbytes)
+
+
+def _arena(arenas: dict[int, "_Arena"], node: Node) -> "_Arena":
+    assert node.device is not None  # noqa: S101 - `_place` has seen to it
+    return arenas.setdefault(node.device, _Arena(_OF_HOST if node.device == HOST else _ALIGNMENT))
+
+
+class _Arena:
+    """A buffer's free blocks, by their offsets; the last has no end."""
+
+    def __init__(self, alignment: int) -> None:
+        self.free: list[tuple[int, int]] = [(0, _ENDLESS)]
+        self.top, self.alignment = 0, alignment
+
+    def take(self, nbytes: int) -> int:
+        """Return the offset of so many bytes."""
+        nbytes = self._up(nbytes)
+        fitting = [(n, -k) for k, (_, n) in enumerate(self.free[:-1]) if n >= nbytes]
+        number = -min(fitting)[1] if fitting else len(self.free) - 1
+        at, size = self.free[number]
+        self.free[number : number + 1] = [(at + nbytes, size - nbytes)] if size > nbytes else []
+        self.top = max(self.top, at + nbytes)
+        return at
+
+    def give(self, at: int, nbytes: int) -> None:
+        """Free a block."""
+        self.free = list(_merged(sorted([*self.free, (at, self._up(nbytes))])))
+
+    def _up(self, nbytes: int) -> int:
+        return -(-nbytes // self.alignment) * self.alignment
+
+
+def _merged(blocks: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    at, size = blocks[0]
+    for start, nbytes in blocks[1:]:
+        if at + size == start:
+            size += nbytes
+        else:
+            yield at, size
+            at, size = start, nbytes
+    yield at, size

@@ -1,0 +1,221 @@
+"""Attention in llama.cpp's graphs, its cache and what it reads beside them.
+
+    inputs     positions, the rows that keys and values go to (since July 2025), masks [cells, T]
+    plain      queries, keys, values, or all of them as one; norms of heads; rotated; stored
+    latent     queries against latent rows, which are keys and values at once
+    kernel     one operation, or scores [cells, T, H] and what is made of them
+
+Since 2026 keys and values of a quantised cache are turned by a matrix, queries and results too.
+
+Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_attn_mha,
+build_attn_inp_kv), src/llama-kv-cache.cpp (build_input_k_rot), src/models/deepseek2.cpp,
+ggml/src/ggml-cuda/fattn.cu (ggml_cuda_flash_attn_ext_get_alloc_size).
+Not modelled: recurrent layers but by their projections.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vrambudget.serving.ggml_builder import F32, Builder, Weight
+from vrambudget.serving.ggml_graph import HOST, Node
+from vrambudget.serving.gguf_model import GgufModel
+from vrambudget.serving.gguf_types import row_bytes
+from vrambudget.serving.options import LlamaCppOptions
+
+if TYPE_CHECKING:
+    from vrambudget.serving.llama_cpp_place import Placement
+
+_UNQUANTISED = frozenset({"f32", "f16", "bf16"})
+
+
+class Attention(Builder):
+    """A graph's attention. `cells`: of a cache of all tokens, and of one of a window."""
+
+    def __init__(
+        self,
+        model: GgufModel,
+        options: LlamaCppOptions,
+        placed: "Placement",
+        *,
+        cells: tuple[int, int | None],
+        outputs: int,
+        flash: bool,
+    ) -> None:
+        self.model, self.options, self.placed, self.flash = model, options, placed, flash
+        self.cells = cells
+        self.is_old = options.engine_version != "2026-10"
+        self.is_whole = HOST not in placed.devices
+        super().__init__(
+            rows=min(options.ubatch_size, options.batch_size, max(cells[0], 1)),
+            gpu=0 if placed.has_gpus else HOST,
+            keeps_norms=self.is_old and self.is_whole,
+        )
+        self.outputs = min(outputs, self.rows)
+        self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
+        self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
+        self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
+        self.pos = self.out_ids = Node(0, HOST)
+
+    def inputs(self) -> None:
+        """Add what attention reads."""
+        self.pos = self.leaf(self.rows)
+        windows = {window is not None for window in self.model.windows}
+        is_latent = not any(self.model.values)
+        for is_window in sorted(windows):
+            cells = (self.cells[1] if is_window else None) or self.cells[0]
+            size = 2 if self.flash and not self.is_old else F32
+            spread = 1 if self.flash else max(self.model.values)  # transposed: of each element
+            if self.options.engine_version != "2025-05":
+                of_keys = self.leaf(2 * self.rows)
+                of_values = of_keys if is_latent else self.leaf(2 * self.rows * spread)
+                self.idxs[is_window] = (of_keys,), (of_values,)
+            self.masks[is_window] = self.leaf(cells * self.rows * size // F32)
+            self.rotations[is_window] = (None, None) if self.is_old else self._rotations()
+
+    def cast_masks(self) -> None:
+        """Make the masks float16, as kernels of 2025 read them."""
+        if self.flash and self.is_old:
+            for is_window, mask in self.masks.items():
+                self.masks[is_window] = self.node(mask.nbytes // 2 // self.rows // F32, mask)
+
+    def _rotations(self) -> tuple[Node | None, Node | None]:
+        """Return the matrices that turn queries and keys, and values, of a quantised cache."""
+        model, options = self.model, self.options
+        head = (model.head_keys, model.head_values) if any(model.values) else (0, 0)
+        sizes = (head[0] & -head[0], 64)  # of keys the largest power of 2, of values the smallest
+        found = [
+            self.leaf(size * size)
+            if kind not in _UNQUANTISED and width and width % 64 == 0
+            else None
+            for kind, width, size in zip(
+                (options.cache_type_k, options.cache_type_v), head, sizes, strict=True
+            )
+        ]
+        return found[0], found[1]
+
+    def attention(
+        self, layer: int, of: Mapping[str, Weight], cur: Node, *, project: bool = True
+    ) -> Node:
+        """Return what a layer adds to the residual stream; without `project` what it projects."""
+        if "attn_output" not in of:
+            return self._recurrent(of, cur)
+        if "attn_kv_a_mqa" in of:
+            return self._latent(layer, of, cur)
+        if "attn_qkv" in of:
+            joint = self.matrix(of, "attn_qkv", cur)
+            keys = self.model.keys[layer]
+            width = joint.nbytes // F32 // self.rows - keys - self.model.values[layer]
+            queries = self.node(width, joint, self.pos)
+            self._store(layer, self.node(keys, joint, self.pos), joint)
+        else:
+            queries = self._rotated(of, "attn_q", cur)
+            if "attn_k" in of:  # else an earlier layer's are read
+                values = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
+                self._store(layer, self._rotated(of, "attn_k", cur), values)
+        made = self._kernel(layer, queries, of["attn_output"].shape[0])
+        return self.projected(layer, of, made) if project else made
+
+    def projected(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
+        """Return the projection of what attention made."""
+        if turn_values := self.rotations[self.model.windows[layer] is not None][1]:
+            made = self.node(of["attn_output"].shape[0], turn_values, made)
+        return self.matrix(of, "attn_output", made)
+
+    def _rotated(self, of: Mapping[str, Weight], name: str, cur: Node) -> Node:
+        """Return queries or keys: what reads a view of them makes a tensor of its own."""
+        found = self.matrix(of, name, cur)
+        width = found.nbytes // F32 // self.rows
+        norm = of.get(f"{name}_norm")
+        if norm is None:
+            return self.node(width, found, self.pos)
+        of_heads = norm.shape[0] < width
+        found = self.norm(of, f"{name}_norm", found, in_place=not of_heads)
+        return self.same(found, self.pos) if of_heads else self.node(width, found, self.pos)
+
+    def _kernel(self, layer: int, queries: Node, width: int) -> Node:
+        """Return attention's output: by one kernel, or by way of scores."""
+        model, options = self.model, self.options
+        is_window = model.windows[layer] is not None
+        cells = (self.cells[1] if is_window else None) or self.cells[0]
+        mask = self.masks[is_window]
+        if model.keys[layer] == 0:  # encoders have no cache
+            cells = self.rows
+        if turn_keys := self.rotations[is_window][0]:
+            queries = self.node(queries.nbytes // F32 // self.rows, turn_keys, queries)
+        caches = []
+        extra = 0
+        for kind, each in (
+            (options.cache_type_k, model.keys[layer]),
+            (options.cache_type_v, model.values[layer]),
+        ):
+            if each:
+                size = row_bytes(kind.upper(), each) * cells
+                caches.append(Node(size, self._cache_device(layer), lies=True))
+                if self.flash and kind != "f16" and not self.is_old:
+                    extra += each * cells * 2
+        if self.flash:
+            if caches and not model.values[layer]:  # values are a part of latent rows
+                latent = caches[0].nbytes * width // model.heads // model.keys[layer]
+                caches.append(Node(latent, caches[0].device, lies=True))
+            return self.node(width, queries, *caches, mask, more=extra)
+        scores = self.node(cells * model.heads, queries, *caches[:1])
+        scores = self.same(scores, mask)
+        values = self.node(width, scores, *caches[1:])
+        return self.node(width, values)
+
+    def _store(self, layer: int, *made: Node) -> None:
+        """Write keys, and values, to the cache."""
+        is_window = self.model.windows[layer] is not None
+        widths = self.model.keys[layer], self.model.values[layer]
+        turned = [
+            self.node(width, turn, each) if turn else each
+            for each, turn, width in zip(made, self.rotations[is_window], widths, strict=False)
+        ]
+        idxs = self.idxs.get(is_window, ((), ()))
+        for each, places in zip(turned, idxs, strict=False):
+            if self.model.keys[layer]:
+                sources = [each, *places]
+                self.nodes.append(Node(0, self._cache_device(layer), sources, lies=True))
+
+    def _latent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        if "attn_q_a" in of:
+            first = self.norm(of, "attn_q_a_norm", self.matrix(of, "attn_q_a", cur), in_place=True)
+            queries = self.matrix(of, "attn_q_b", first)
+        else:
+            queries = self.matrix(of, "attn_q", cur)
+        heads, low = self.model.heads, of["attn_kv_a_norm"].shape[0]
+        rope = of["attn_kv_a_mqa"].shape[1] - low
+        if "attn_v_b" not in of:
+            return self._spread(layer, of, cur, queries)
+        absorbed = self.heads(of, "attn_k_b", queries, heads * low)
+        rotated = self.node(heads * rope, queries, self.pos)
+        queries = self.node(heads * (low + rope), absorbed, rotated)
+        both = self.matrix(of, "attn_kv_a_mqa", cur)
+        values = self.node(low, both)
+        keys = self.node(rope, both, self.pos)
+        self._store(layer, self.node(low + rope, values, keys))
+        cur = self._kernel(layer, queries, heads * low)
+        width = heads * of["attn_v_b"].shape[1]
+        cur = self.node(width, self.heads(of, "attn_v_b", cur, width))
+        return self.matrix(of, "attn_output", cur)
+
+    def _spread(self, layer: int, of: Mapping[str, Weight], cur: Node, queries: Node) -> Node:
+        """Return latent attention of files whose heads' keys and values are made before it."""
+        low = of["attn_kv_a_norm"].shape[0]
+        rope = of["attn_kv_a_mqa"].shape[1] - low
+        queries = self.node(queries.nbytes // F32 // self.rows, queries, self.pos)
+        both = self.matrix(of, "attn_kv_a_mqa", cur)
+        made = self.matrix(of, "attn_kv_b", self.node(low, both))
+        rotated = self.node(rope, both, self.pos)
+        self._store(layer, self.node(self.model.keys[layer], made, rotated), made)
+        width = of["attn_output"].shape[0]
+        return self.matrix(of, "attn_output", self._kernel(layer, queries, width))
+
+    def _recurrent(self, of: Mapping[str, Weight], cur: Node) -> Node:
+        """Return what a recurrent layer makes, with all of its projections alive at once."""
+        names = [n for n, w in of.items() if len(w.shape) > 1 and n[:3] in {"att", "ssm", "sho"}]
+        made = [self.matrix(of, n, cur) for n in names if of[n].shape[0] == self.model.hidden]
+        return self.node(self.model.hidden, *made)
+
+    def _cache_device(self, layer: int) -> int:
+        return HOST if self.options.no_kv_offload else self.placed.devices[layer]
