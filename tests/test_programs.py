@@ -8,7 +8,7 @@ from rehearsed import assert_equal, each, records_of
 from vrambudget.cli import DONE, main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
 from vrambudget.program.catalog import RECORDED, of_programs, program_at
 from vrambudget.program.expressions import value
 from vrambudget.program.form import read, written
@@ -98,11 +98,23 @@ def test_a_program_is_read_as_it_was_written():
         (lambda text: text.replace('"=batch"', '"=__import__(1)"', 1), "no expression"),
         (lambda text: text.replace("\nop ", "\nrun ", 1), "no word"),
         (lambda text: text.replace('op ["', 'op ["os.', 1), "no operation"),
+        (lambda text: text.replace("\nalias ", "\nnew ", 1), "lines do not fit together"),
+        (
+            lambda text: text.replace('"=hidden_size"], "~W"', '0.5], "~W"', 1),
+            "lines do not fit together",
+        ),
+        (lambda text: text.replace("key [", "key [[],", 1), "which it never is"),
     ],
 )
 def test_a_program_that_is_wrong_is_an_error(change, message):
     with pytest.raises(VramBudgetError, match=message):
         _play(change(TEXT))
+
+
+def test_a_program_of_too_many_instructions_is_an_error(monkeypatch):
+    monkeypatch.setattr("vrambudget.program.unfold.MOST_ROWS", 100)
+    with pytest.raises(TooLargeError, match="more than 100 instructions"):
+        _play(TEXT)
 
 
 def _play(text):

@@ -86,7 +86,13 @@ def simulate_routed(
     config: ModelConfig, job: Job, platform: Platform, routing: str, *, shown: int | None = None
 ) -> Recording:
     """Return the recording with tokens spread over experts by `routing` (one of ROUTINGS)."""
-    config = config.for_job(job)
+    with config.judged():
+        return _routed(config.for_job(job), job, platform, routing, shown)
+
+
+def _routed(
+    config: ModelConfig, job: Job, platform: Platform, routing: str, shown: int | None
+) -> Recording:
     options = ModelOptions(
         dtype=_DTYPES[job.weight_dtype],
         attention=job.attention,

@@ -1,4 +1,4 @@
-"""What comes by other doors: run files, GGUF headers, logs as bytes, requests to the page's server.
+"""What comes by other doors: run files, GGUF, programs, logs as bytes, requests to a server.
 
 Each is drawn nearly right, then broken: cut off, spliced, with other bytes, with too much of it.
 """
@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import vrambudget
 from fuzz import cases
-from fuzz.checks import is_text, told
+from fuzz.checks import is_text, strict, told
 from vrambudget import VramBudgetError
 from vrambudget.cli import main
 from vrambudget.config.foreign.formats import FORMATS
@@ -26,6 +27,7 @@ from vrambudget.config.foreign.run_file import is_run_file, read_run_file
 from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
 from vrambudget.planner.server import serving
+from vrambudget.program.catalog import RECORDED
 from vrambudget.serving.gguf_types import NUMBERS
 
 _USUAL = ("1", "2", "8", "true", "false", "null")
@@ -66,6 +68,30 @@ _HEADERS = (
     "Content-Length: -1",
     ":",
     "a" * 70_000,
+)
+_SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 50, "num_hidden_layers": 3}
+_SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+_FACTS = (
+    *(
+        0,
+        1,
+        -1,
+        10**17,
+        10**30,
+        None,
+        True,
+        0.5,
+        "",
+        "t1",
+        "t999",
+        "@x",
+        "=",
+        "=-1",
+        "=batch*10**17",
+    ),
+    *("~", "~bfloat16", "~x", "^", "^like x9", "^drop x0 9", "a" * 2000, "\x1b[2J"),
+    *("linear.linear", "length", "batch", "new"),
+    *([], {}, [[]], {"slice": [0, 1, 0]}, {"slice": None}, {"each": "t1"}),
 )
 _MODELS = ("gpt2", "llama-3.1-8b", "org/none", "./x.json", "", "gp\0t2", 7, None, ["gpt2"])
 
@@ -141,6 +167,45 @@ def gguf(rng: Random) -> bytes:
     return broken(rng, head + count(3) + count(len(values)) + b"".join([*values, *tensors]))
 
 
+def program(rng: Random) -> bytes:
+    """Return a program's file with some of its facts changed, or lines gone, moved or twice."""
+    first, *lines, _ = rng.choice(_programs())
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        i, j = rng.randrange(len(lines)), rng.randrange(len(lines))
+        how = rng.randrange(12)
+        if how == 0:
+            del lines[i]
+        elif how == 1:
+            lines.insert(i, lines[j])
+        elif how == 2:
+            lines[i], lines[j] = lines[j], lines[i]
+        else:
+            word, _, fact = lines[i if rng.random() < 0.6 else i % 60].partition(" ")
+            lines[i] = f"{word} {json.dumps(changed(rng, json.loads(fact)))}"
+    text = "\n".join([first, *lines, f"end {len(lines) + 1}", ""])
+    return broken(rng, text.encode()) if rng.random() < 0.1 else text.encode()
+
+
+@cache
+def _programs() -> list[list[str]]:
+    texts = [(RECORDED / f"{name}.program").read_text() for name in ("arcee", "olmo", "ernie")]
+    sizes = f'"sizes": {json.dumps(_SIZES)}'
+    return [text.replace("{", "{" + sizes + ", ", 1).splitlines() for text in texts]
+
+
+def changed(rng: Random, fact: Any) -> Any:
+    """Return a value with one part of it another."""
+    parts = (
+        [*range(len(fact))] if isinstance(fact, list) else [*fact] if fact.__class__ is dict else []
+    )
+    if not parts or rng.random() < 0.2:
+        return rng.choice(_FACTS)
+    inner = fact.copy()
+    at = rng.choice(parts)
+    inner[at] = changed(rng, fact[at])
+    return inner
+
+
 def request(rng: Random, token: str) -> bytes:
     """Return a request to the page's server."""
     path = "/".join(rng.sample(_PATHS, rng.randrange(3)))
@@ -181,6 +246,23 @@ def served(rng: Random) -> str:
             return "refused"
     json.loads(found.to_json())
     assert is_text(found.text)
+    return "answered"
+
+
+def played(rng: Random) -> str:
+    """Hold a program's file against an estimate of what it says."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.program"
+        file.write_bytes(program(rng))
+        mode = rng.choice(({}, {"mode": "eval"}, {"checkpointing": "full"}, {"lora_rank": 4}))
+        try:
+            found = vrambudget.estimate(file, batch=2, block=16, gpu="24GB", **mode)
+        except VramBudgetError as error:
+            told(error)
+            return "refused"
+    found.check()
+    strict(found.to_json())
+    assert is_text(str(found))
     return "answered"
 
 
@@ -230,4 +312,4 @@ def asked(rng: Random) -> str:
     return f"status {words[1].decode()}" if answer.startswith(b"HTTP/") else "no status"
 
 
-DOORS = {"run files": read, "GGUF": served, "logs": logged, "HTTP": asked}
+DOORS = {"run files": read, "GGUF": served, "programs": played, "logs": logged, "HTTP": asked}

@@ -60,6 +60,8 @@ def _run(argv: Sequence[str]) -> int:
 def _starting() -> Iterator[None]:
     """Import quickly: what is made now stays, so no collection need look at it, now or later.
 
+    Once in a process: a further call's parsers go, and would be kept for ever.
+
     Pydantic would read the metadata of every installed package, for plugins that nothing here uses.
     """
     name = "PYDANTIC_DISABLE_PLUGINS"
@@ -69,7 +71,8 @@ def _starting() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
+        if not gc.get_freeze_count():
+            gc.freeze()
         gc.enable()
         if asked is None:  # a script that is rehearsed keeps its plugins
             del os.environ[name]

@@ -26,6 +26,7 @@ Not modelled: models that hold other models (`text_config`, `vision_config`).
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
 from vrambudget.config.fields.batches import Task
@@ -180,6 +181,10 @@ class ModelConfig(Settings):
     def notes(self) -> Iterable[str]:
         """Yield how the model is counted, where it is not by a family's own code."""
         return ()
+
+    def judged(self) -> AbstractContextManager[None]:
+        """Return what it is simulated in: an error of a program is that of its file."""
+        return nullcontext()
 
     def build(self, task: Task) -> Any:
         """Return the model with the head for `task` (one of `tasks`), its weights allocated."""

@@ -13,11 +13,11 @@ from vrambudget.config.source import FoundModel
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.files import read_file
 from vrambudget.program.config import ProgramConfig, bound_keys
-from vrambudget.program.form import HEAD, Program, read
+from vrambudget.program.form import HEAD, Program, judging, read
 
 RECORDED = Path(__file__).parent / "recorded"
 SUFFIX = ".program"
-_MOST_BYTES = 20 * 2**20
+_MOST_BYTES = 8 * 2**20
 
 
 def recorded_types() -> list[str]:
@@ -85,7 +85,8 @@ def config_of_file(path: Path) -> ProgramConfig:
     if not isinstance(own, dict):
         raise VramBudgetError("the program does not say for which sizes it is", where=str(path))
     name = str(program.source.get("model_type", path.stem))
-    return of_programs({"model_type": name, **own}, [program])
+    with judging(str(path)):
+        return of_programs({"model_type": name, **own}, [program])
 
 
 __all__ = [

@@ -5,6 +5,7 @@ not name is what transformers would make of it, which the program says, too.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from vrambudget.config.fields.batches import Task
@@ -18,7 +19,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.program.bound import Values
 from vrambudget.program.expressions import LARGEST
 from vrambudget.program.expressions import value as size_of
-from vrambudget.program.form import Program
+from vrambudget.program.form import Program, judging
 from vrambudget.program.guards import all_known, check_guards, derive
 from vrambudget.program.player import Played
 from vrambudget.training.inputs import Input
@@ -86,7 +87,8 @@ class ProgramConfig(ModelConfig):
         refusal: NotModelledError | None = None
         for program in self.programs:
             try:
-                return program, self._sizes(program, task)
+                with self.judged():
+                    return program, self._sizes(program, task)
             except NotModelledError as error:
                 refusal = refusal or error
         assert refusal is not None  # noqa: S101 - there is a program
@@ -131,6 +133,10 @@ class ProgramConfig(ModelConfig):
             f"{self.model_type} is played from a program of its own code, recorded with"
             f" transformers {source.get('transformers')}"
         )
+
+    def judged(self) -> AbstractContextManager[None]:
+        """Return what the program is simulated in."""
+        return judging(self.programs[0].where)
 
     def build(self, task: Task) -> Any:
         """Return the model, its weights allocated."""

@@ -24,6 +24,7 @@ weights', C autocast's, "A:t" autocast's or t.
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ from vrambudget.program.expressions import LARGEST, formula
 
 FORM = 1
 HEAD = "vrambudget-program"
-MOST_LINES = 200_000
+MOST_LINES = 50_000
 _KINDS = frozenset(
     {"at", "op", "call", "del", "alias", "detach", "write", "enter", "repeat", "next"}
 )
@@ -50,6 +51,11 @@ _NAMES = (
 TYPES: dict[str, DType] = {n: getattr(dtypes, n) for n in _NAMES} | {"bool": dtypes.bool_}
 
 Row = tuple[str, Any]
+
+_MISFITS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError),
+    ValueError,
+)
 
 
 @dataclass(slots=True)
@@ -92,6 +98,21 @@ def written(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
+@contextmanager
+def judging(where: str) -> Iterator[None]:
+    """Make an error of lines that do not fit together one that names the program."""
+    try:
+        yield
+    except VramBudgetError:
+        raise
+    except _MISFITS as error:
+        raise VramBudgetError(
+            "the program cannot be played: its lines do not fit together",
+            where=where,
+            hint="`vrambudget record` writes it anew",
+        ) from error
+
+
 def read(text: str, where: str) -> Program:
     """Return the program that a text is. Raises VramBudgetError with the line."""
     lines = text.splitlines()
@@ -121,9 +142,9 @@ def read(text: str, where: str) -> Program:
         except VramBudgetError as error:
             error.where = f"{where}, line {number}"
             raise
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        except _MISFITS:
             raise VramBudgetError(
-                f"{word[:30]!r} {_short(rest)} cannot be read: {type(error).__name__}",
+                f"{word[:30]!r} is followed by {_short(rest)}, which it never is",
                 where=f"{where}, line {number}",
             ) from None
     if depth:

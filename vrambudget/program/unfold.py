@@ -8,10 +8,12 @@ numbers, and what it took from before it is what the round before made (`carry`)
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import TooLargeError, VramBudgetError
 from vrambudget.program.form import Program, Row, is_tensor
 
 MOST_LAYERS = 2**11
+MOST_ROWS = 1_000_000
+"""Of all layers; 94 layers of a mixture of experts have 30,000."""
 
 
 class Stack:
@@ -122,6 +124,8 @@ class Unfolded:
     def _cycle(
         self, body: list[Row], stack: Stack, carry: list[list[str]], names: dict[str, str]
     ) -> Iterator[Row]:
+        if len(body) * stack.rounds > MOST_ROWS:
+            raise TooLargeError(f"{stack.key} makes more than {MOST_ROWS:,} instructions")
         made = [name for row in body for name in makes(*row)]
         for name in made:
             own = [name, *(f"{name}.{i}" for i in range(1, stack.rounds))]

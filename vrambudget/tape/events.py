@@ -189,6 +189,9 @@ class Storage:
                     f"more than {format_bytes(_LARGEST)} is no job for any GPU"
                 )
             tape = Tape()  # the allocator is not asked for nothing
+        elif isinstance(nbytes, float | str | list | tuple):
+            self.events, self.index = [], 0
+            raise TypeError(f"{operation} of {nbytes!r:.40} bytes")
         sizes = tape.sizes
         self.tape = tape
         self.events = events = tape.events
