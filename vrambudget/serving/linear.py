@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Weights [sum(outputs), inputs] of one rank.
+    """Weights [sum(outputs), inputs] of one rank, of each expert where there are some.
 
     `parts`: the names that its projections have in a checkpoint; `whole_inputs`: features of all
     ranks together, of which this one may have a part.
@@ -16,6 +16,7 @@ class Linear:
     inputs: int
     outputs: tuple[int, ...]
     whole_inputs: int
+    experts: int = 0  # that lie in one tensor; 0: it is a layer by itself
 
     @property
     def width(self) -> int:
@@ -25,4 +26,4 @@ class Linear:
     @property
     def elements(self) -> int:
         """Those of its weights."""
-        return self.inputs * self.width
+        return max(1, self.experts) * self.inputs * self.width
