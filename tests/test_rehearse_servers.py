@@ -123,6 +123,10 @@ def test_the_log_of_several_ranks_counts_as_the_engine_counts_them():
         "graphs_bytes": round(0.96 * 2**30),
     }
     assert log.lines[0] == "Model loading took 7.12 GiB memory"
+    warm = "INFO [core.py:283] init engine (profile, create kv cache, warmup model) took 13.61 s"
+    assert read(warm)[1]  # what the HTTP server does then is not the GPU's
+    engines = ServerLog(engines=2)
+    assert [engines.read(warm), engines.read(warm)] == [False, True]
     log, ready = read(SGLANG)
     assert ready
     assert log.values == {"weights_bytes": round(15.02 * 2**30), "tokens": 419_006}

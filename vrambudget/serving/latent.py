@@ -1,6 +1,7 @@
 """Multi-head latent attention as a server loads it: DeepSeek V2 and V3.
 
     cache      [tokens, kv_lora_rank + rope width], one for all heads, whole on every rank
+    kv_b       of fp8 weights a copy in 16 bit, for products of its halves
     workspaces vLLM imports each kernel of attention that it may take, to ask it; FlashInfer's and,
                on sm100, CUTLASS's make 128 MiB as they are imported, while the model is built
 
@@ -28,3 +29,22 @@ def absorbed(config: LatentConfig, tp: int) -> tuple[int, int]:
     """Return elements of kv_b_proj's part for keys and of that for values."""
     rows = config.num_attention_heads // tp * config.kv_lora_rank
     return rows * config.qk_nope_head_dim, rows * config.v_head_dim
+
+
+def prefill_context(longest: int, seqs: int, block: int) -> int:
+    """Return the tokens whose keys and values a prefill in pieces makes anew at once.
+
+    Eight requests of the greatest length, at most 64k (determine_chunked_prefill_workspace_size).
+    """
+    return max(min(max(8 * longest, 4 * seqs * block), 65_536), seqs * block)
+
+
+def attention_elements(config: LatentConfig, step: int, context: int, tp: int) -> int:
+    """Return what the profiled step's attention holds beside the hidden states.
+
+    keys and values of the context [context, H, nope + v], queries, what comes out, latents
+    """
+    heads = config.num_attention_heads // tp
+    anew = context * heads * (config.qk_nope_head_dim + config.v_head_dim)
+    latents = (config.q_lora_rank or 0) + config.latent_width
+    return anew + step * (heads * (config.query_width + config.v_head_dim) + latents)

@@ -1,4 +1,4 @@
-"""A linear layer of a rank as a server has it: projections that are merged, and where it lies."""
+"""What a server makes that is not just a tensor: linear layers of a rank, and rotary tables."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ class Linear:
     outputs: tuple[int, ...]
     whole_inputs: int
     experts: int = 0  # that lie in one tensor; 0: it is a layer by itself
+    has_biases: bool = False  # of experts, [E, N]; those of a layer are a tensor of their own
 
     @property
     def width(self) -> int:
@@ -27,3 +28,17 @@ class Linear:
     def elements(self) -> int:
         """Those of its weights."""
         return max(1, self.experts) * self.inputs * self.width
+
+    @property
+    def biases(self) -> int:
+        """Elements of the experts' biases."""
+        return self.experts * self.width if self.has_biases else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """A table of cosines and sines [positions, width], computed on the GPU in float32."""
+
+    positions: int
+    width: int
+    is_joined: bool = False  # from a list of one, with linear scaling: once more in float32

@@ -24,12 +24,12 @@ from math import prod
 from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
 from vrambudget.models.families.gemma3 import RotaryByKindConfig
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.serving.linear import Linear
+from vrambudget.serving.linear import Linear, Rotary
 
 Shape = tuple[int, ...]
 
 _VOCABULARY_MULTIPLE = 64
-_VOCABULARY = frozenset({"embed_tokens", "lm_head", "position_embedding"})
+_VOCABULARY = frozenset({"embed_tokens", "lm_head"})
 _MERGED = (  # of phi3 they are one parameter already
     ("qkv_proj", ("qkv_proj", "q_proj", "k_proj", "v_proj")),
     ("gate_up_proj", ("gate_up_proj", "gate_proj", "up_proj")),
@@ -55,12 +55,20 @@ def parameters_of(config: DecoderConfig) -> Mapping[str, Shape]:
     return _known[key]
 
 
-def tensors_of(config: DecoderConfig, layers: range, tp: int) -> Iterator[int | Linear]:
-    """Yield elements of each tensor of one rank, or a linear layer, in the order of the model."""
+def tensors_of(config: DecoderConfig, layers: range, tp: int) -> Iterator[int | Linear | Rotary]:
+    """Yield a rank's tensors in the model's order: their elements, linear layers, rotary tables."""
     rank = _Rank(config, parameters_of(config), tp)
+    kinds: set[str] = set()
     for name in rank.shapes:
-        if _stage_has(config, name, layers):
-            yield from rank.made(name)
+        if not _stage_has(config, name, layers):
+            continue
+        yield from rank.made(name)
+        if name.endswith("self_attn.o_proj.weight") and (match := _LAYER.match(name)):
+            kind = config.layer_kinds[int(match[1])]
+            own = kind if isinstance(config, RotaryByKindConfig) else ""
+            if own not in kinds:
+                kinds.add(own)
+                yield _rotary(config, own)
 
 
 def layer_tensors(config: DecoderConfig, layer: int, tp: int) -> Iterator[int | Linear]:
@@ -71,28 +79,22 @@ def layer_tensors(config: DecoderConfig, layer: int, tp: int) -> Iterator[int | 
             yield from rank.made(name)
 
 
-def rotary_tables(config: DecoderConfig, layers: range) -> Iterator[int]:
-    """Yield elements of the rotary tables of these layers.
+def _rotary(config: DecoderConfig, kind: str) -> Rotary:
+    """Return the table of layers of a kind, "" where all share one; of a window the usual one.
 
     With linear scaling a table has all stretched positions, with yarn the original ones stretched.
     """
-    kinds = {config.layer_kinds[layer] for layer in layers}
-    if isinstance(config, RotaryByKindConfig) and "sliding_attention" in kinds:
-        yield config.max_position_embeddings * config.rotary_width
-        kinds.discard("sliding_attention")
-    if kinds:
-        yield _positions(config, config.max_position_embeddings) * config.rotary_width
-
-
-def _positions(config: DecoderConfig, longest: int) -> int:
+    positions = config.max_position_embeddings
     factor, original = (config.rope.get(k) for k in ("factor", "original_max_position_embeddings"))
+    if kind == "sliding_attention":
+        return Rotary(positions, config.rotary_width)
     if config.rope_type == "linear" and factor:
-        return int(longest * factor)
+        positions = int(positions * factor)
     if config.rope_type == "yarn" and factor and isinstance(original, int):
-        return int(original * factor)
+        positions = int(original * factor)
     if config.rope_type == "longrope" and isinstance(original, int):
-        return longest + original
-    return longest
+        positions += original  # of short and of long factors
+    return Rotary(positions, config.rotary_width, config.rope_type == "linear")
 
 
 def _stage_has(config: DecoderConfig, name: str, layers: range) -> bool:
@@ -175,12 +177,10 @@ class _Rank:
     def _experts(self, name: str, leaf: str) -> Iterator[int | Linear]:
         """Yield what one parameter of all experts of a layer becomes."""
         experts, *rest = self.shapes[name]
-        C = self.config.hidden_size
+        C, has_biases = self.config.hidden_size, f"{name}_bias" in self.shapes
         if leaf == "gate_up_proj":
             inner = prod(rest) // C // 2 // self.tp
-            yield Linear(name, (name,), C, (inner, inner), C, experts)
+            yield Linear(name, (name,), C, (inner, inner), C, experts, has_biases)
         elif leaf == "down_proj":
             whole = prod(rest) // C
-            yield Linear(name, (name,), whole // self.tp, (C,), whole, experts)
-        else:
-            yield experts * prod(rest) // (self.tp if leaf == "gate_up_proj_bias" else 1)
+            yield Linear(name, (name,), whole // self.tp, (C,), whole, experts, has_biases)

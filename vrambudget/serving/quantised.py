@@ -5,6 +5,7 @@
     gptq        qweight, scales and zeros likewise, g_idx [K] int32
     wNa16       compressed-tensors' packed weights, scales [N, G], their shape; zeros, g_idx
     fp8, int8   weight K N; a scale of each projection, output or block of 128 x 128, in float32
+    mxfp4       experts: weights K N / 2, a scale of each 32 in 8 bits, biases; padded for a kernel
     nf4         K N / 2; for each projection a scale of 64 weights in float32, and the code
 
 Once they are loaded a kernel takes them in its own order, layer by layer, the old tensor beside the
@@ -30,7 +31,9 @@ Part = tuple[int, int | None]
 
 _ITEMSIZE = 2  # of scales that have the model's type
 _HOPPER, _ADA, _AMPERE, _BLACKWELL = (9, 0), (8, 9), (8, 0), (10, 0)
+_WORKSTATION = (11, 0)  # from here on GPUs without the data centre's kernels
 _BLOCK = 128
+_LATENT = ".kv_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,12 @@ class Ignored:
     """Layers that stay in 16 bit, by the names that a checkpoint says, each method in its way."""
 
     names: tuple[str, ...]
-    way: Literal["equal", "within", "component", "pattern"]
+    way: Literal["equal", "within", "component", "pattern", "dense"]
 
     def has(self, linear: Linear) -> bool:
-        """Whether the layer is one of them."""
+        """Whether the layer is one of them; dense: all but experts."""
+        if self.way == "dense":
+            return not linear.experts
         names = (linear.name,) if self.way == "component" else linear.parts
         return any(self._matches(name) for name in names)
 
@@ -59,6 +64,14 @@ class Ignored:
             if any(re.match(pattern, name) for pattern in patterns):
                 return True
         return name in self.names
+
+
+def no_rule_for_experts(description: str) -> NotModelledError:
+    """Return the error for experts that a method quantises."""
+    return NotModelledError(
+        f"experts in {description}, are not modelled",
+        hint="fp8 in blocks has a rule from compute capability 8.9 on, and gpt-oss's mxfp4",
+    )
 
 
 NOTHING = Ignored((), "equal")
@@ -106,6 +119,8 @@ class Packed:
 
     def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
         """Yield weights, scales, zeros and the order of columns."""
+        if linear.experts:
+            raise no_rule_for_experts(self.description)
         K, N, packed = linear.inputs, linear.width, linear.elements * self.bits // 8
         group = linear.whole_inputs if self.group < 0 else self.group
         is_row = linear.whole_inputs != K
@@ -198,6 +213,8 @@ class EightBit:
         """Yield weights and scales."""
         K, N, weight, shards = linear.inputs, linear.width, linear.elements, len(linear.outputs)
         by_marlin = self.kind == "fp8" and gpu.compute_capability < _ADA
+        if linear.experts and (self.scales != "block" or by_marlin or self.while_loading):
+            raise no_rule_for_experts(self.description)
         if self.scales == "block" and gpu.compute_capability >= _BLACKWELL:
             raise NotModelledError(
                 "the scales of fp8 blocks as DeepGEMM lays them out on Blackwell are not modelled",
@@ -208,7 +225,8 @@ class EightBit:
             scale: Part = 0, 4
         elif self.scales == "block":
             yield weight, weight if by_marlin else None
-            scale = 4 * sum(-(-n // _BLOCK) for n in linear.outputs) * -(-K // _BLOCK), None
+            blocks = sum(-(-n // _BLOCK) for n in linear.outputs) * -(-K // _BLOCK)
+            scale = 4 * max(1, linear.experts) * blocks, None
         else:
             yield weight, weight if by_marlin else None
             of_tensors = self.scales == "tensor"
@@ -219,6 +237,8 @@ class EightBit:
             scale = scale[0], groups * N * _ITEMSIZE
             yield 0, 4 * gpu.multiprocessors
         yield scale
+        if linear.name.endswith(_LATENT):
+            yield 0, _ITEMSIZE * weight  # its halves are multiplied in 16 bit
         if self.static:
             yield 4 * (1 if self.kind == "int8" else shards), 4
         if self.asymmetric:
@@ -245,6 +265,8 @@ class BitsAndBytes:
     def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
         """Yield weights, and of each projection its scales."""
         del gpu
+        if linear.experts:
+            raise no_rule_for_experts(self.description)
         yield linear.elements * self.bits // 8, None
         for outputs in linear.outputs:
             if self.bits == 8:  # noqa: PLR2004
@@ -252,3 +274,56 @@ class BitsAndBytes:
             else:
                 yield 0, 4 * linear.inputs * outputs // 64
                 yield 0, 4 * 16  # the code
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """gpt-oss's experts in 4-bit floats, padded as the GPU's kernel takes them.
+
+    Hopper: triton_kernels' values in tiles of 64 x 64 bytes and scales in 256 outputs, beside the
+    loaded scales; B200: FlashInfer's, with biases in float32; others: Marlin's.
+
+    Source: vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, third_party/triton_kernels/
+    tensor_details/layout_details (hopper_value.py, hopper_scale.py). vLLM 0.19.
+    """
+
+    ignored: Ignored = Ignored((), "dense")
+
+    while_loading = False
+    description = "mxfp4 experts, 4 bits in groups of 32"
+
+    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
+        """Yield weights, scales and biases of all experts."""
+        E, is_gate = linear.experts, len(linear.outputs) > 1
+        of_inner, of_hidden = self._multiples(gpu)
+        K = _up(linear.inputs, of_hidden if is_gate else of_inner)
+        N = sum(_up(n, of_inner if is_gate else of_hidden) for n in linear.outputs)
+        loaded, scales = E * N * K // 2, E * N * K // 32
+        if gpu.compute_capability == _HOPPER:
+            yield loaded, E * _up(K // 2, 64) * _up(N, 64)
+            yield scales, None
+            yield 0, E * _up(N, 256) * _up(K // 32, 2)
+        else:
+            yield loaded, loaded
+            yield scales, scales
+        wide = gpu.compute_capability >= _HOPPER and gpu.compute_capability < _WORKSTATION
+        yield _ITEMSIZE * E * N, (4 if wide else _ITEMSIZE) * E * N
+
+    def workspace_columns(self, inner: int, width: int, gpu: Gpu) -> int:
+        """Return the columns of Marlin's two workspaces; others keep none."""
+        if _HOPPER <= gpu.compute_capability < _WORKSTATION:
+            return 0
+        of_inner, of_hidden = self._multiples(gpu)
+        I, C = _up(inner, of_inner), _up(width, of_hidden)
+        return max(I, C) + max(2 * I, C)
+
+    def _multiples(self, gpu: Gpu) -> tuple[int, int]:
+        """Return what the experts' inner width and the hidden width are multiples of."""
+        if gpu.compute_capability == _HOPPER:
+            return 64, 1
+        is_blackwell = _BLACKWELL <= gpu.compute_capability < _WORKSTATION
+        return (256, 256) if is_blackwell else (128, 256)
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,7 +1,7 @@
 """How a checkpoint's weights are quantised, as vLLM reads its `quantization_config`.
 
-    quant_method          awq, gptq, fp8, bitsandbytes, compressed-tensors; `--quantization` has to
-                          agree, and says with awq or gptq that no kernel may repack them
+    quant_method          awq, gptq, fp8, mxfp4, bitsandbytes, compressed-tensors; `--quantization`
+                          has to agree; with awq or gptq it says that no kernel may repack them
     without one           fp8 and bitsandbytes quantise 16-bit weights as they are loaded; of the
                           others the usual checkpoint is meant
 
@@ -18,7 +18,14 @@ from typing import Any, Literal
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.serving.quantised import BitsAndBytes, EightBit, Ignored, Packed, Quantisation
+from vrambudget.serving.quantised import (
+    BitsAndBytes,
+    EightBit,
+    Ignored,
+    Mxfp4,
+    Packed,
+    Quantisation,
+)
 
 USUAL: Mapping[str, Quantisation] = {
     "awq": Packed("awq", bits=4, group=128, zeros=True, ordered=False, repacked=False),
@@ -218,12 +225,20 @@ _SCALES: Mapping[str, Literal["tensor", "channel", "block"]] = {
     "channel": "channel",
     "block": "block",
 }
+
+
+def _mxfp4(keys: _Keys, _: str | None) -> Quantisation:
+    del keys
+    return Mxfp4()
+
+
 _READERS = {
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
 }
 
 

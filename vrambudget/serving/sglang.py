@@ -22,7 +22,7 @@ ranks.
 from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
@@ -55,6 +55,8 @@ _BY_SIZE = (
 _LARGEST = 16384, 512
 _MANY_CARDS = 4
 OUTSIDE = 0, 32 * _MIB  # measured on H100s: what loading takes besides tensors
+# Two pools, or no rule was ever held against a start.
+_NOT_HELD = frozenset({"gpt_oss", "gemma3", "gemma3_text", "granite", "qwen2_moe"})
 _LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
 
 
@@ -106,6 +108,10 @@ def _fewest(serving: SglangServing) -> int:
 
 
 def _check(config: DecoderConfig, options: SglangOptions) -> None:
+    if config.model_type in _NOT_HELD:
+        raise NotModelledError(
+            f"{config.model_type} in SGLang is not modelled", hint="--engine vllm has rules for it"
+        )
     if config.num_attention_heads % options.tensor_parallel_size:
         raise VramBudgetError(
             f"tensor_parallel_size is {options.tensor_parallel_size}, which does not divide"

@@ -14,8 +14,8 @@ Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_run
 _dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
 model_executor/layers/fused_moe/fused_moe.py (TritonExperts.workspace_shapes).
 vLLM 0.19.
-Not modelled: quantised experts, speculative decoding, LoRA adapters, multimodal inputs, models of
-which each layer has a cache of another size.
+Not modelled: quantised experts but gpt-oss's, speculative decoding, LoRA adapters, pictures but
+Gemma 3's, models of which each layer has a cache of another size.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,16 @@ from math import ceil
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.models.families.gemma3_images import Gemma3Config
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
-from vrambudget.serving.latent import workspace_bytes
+from vrambudget.serving.latent import attention_elements, prefill_context, workspace_bytes
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import range_of
-from vrambudget.serving.quantised import BitsAndBytes, Quantisation
+from vrambudget.serving.quantised import BitsAndBytes, Mxfp4, Quantisation
 from vrambudget.serving.weights import (
     kv_heads,
     layers_of,
@@ -45,6 +46,7 @@ VERSION = "0.19"
 _GIB = 2**30
 _LARGE_CARD = 70 * _GIB
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
+_PICTURE_TOKENS = 256  # of Gemma 3 (mm_tokens_per_image)
 GRAPHS = (512 * MIB, 1946 * MIB)  # measured: CUDA graphs, on top of all
 
 
@@ -84,7 +86,7 @@ def serve(
     """Return what a server holds. Raises VramBudgetError for options that vLLM refuses."""
     _check(config, options)
     if quantised is not None:
-        _check_quantised(config, options, quantised)
+        _check_quantised(options, quantised)
     stages = layers_of(config, options.pipeline_parallel_size)
     return min(
         (_of_rank(config, gpu, options, layers, quantised) for layers in stages), key=_fewest
@@ -123,13 +125,7 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
         )
 
 
-def _check_quantised(config: DecoderConfig, options: ServeOptions, quantised: Quantisation) -> None:
-    if isinstance(config, MoeConfig | LatentConfig):
-        raise NotModelledError(
-            f"quantised weights of {config.model_type} are not modelled",
-            hint="dense models have rules; a configuration without quantization_config is that of"
-            " 16-bit weights",
-        )
+def _check_quantised(options: ServeOptions, quantised: Quantisation) -> None:
     if options.dtype == "float32":
         raise NotModelledError("quantised weights with dtype float32 are not modelled")
     if (
@@ -162,8 +158,17 @@ def _of_rank(
         most = int(options.cpu_offload_gb * _GIB)
         weights -= offloaded_bytes(config, layers, most, itemsize=itemsize, tp=tp, quantised=how)
     samples = layers.stop == config.num_hidden_layers
+    context = prefill_context(longest, seqs, options.block_size)
     activations = _activations(
-        config, gpu, step, seqs, tp=tp, samples=samples, itemsize=itemsize, quantised=quantised
+        config,
+        gpu,
+        step,
+        seqs,
+        context,
+        tp=tp,
+        samples=samples,
+        itemsize=itemsize,
+        quantised=quantised,
     )
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
     rest = may_take - weights - activations
@@ -213,6 +218,7 @@ def _activations(
     gpu: Gpu,
     step: int,
     seqs: int,
+    context: int,
     *,
     tp: int,
     samples: bool,
@@ -224,6 +230,7 @@ def _activations(
     hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
     bitsandbytes: a projection's weights in 16 bit, while it multiplies
     experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
+    latent attention: keys and values of `context` tokens, as a prefill in pieces makes them anew
     logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
     the kernel for top-k and top-p
     cuBLAS's workspace: from the first product on, which of quantised layers is the head's
@@ -236,16 +243,33 @@ def _activations(
     if isinstance(quantised, BitsAndBytes):
         mlp += inner * width * itemsize
     if isinstance(config, MoeConfig | LatentConfig):
-        chosen = step * config.num_experts_per_tok
-        workspace += chosen * (max(inner, width) + max(2 * inner, width)) * itemsize
+        columns = max(inner, width) + max(2 * inner, width)
+        if isinstance(quantised, Mxfp4):
+            columns = quantised.workspace_columns(inner, width, gpu)
+        workspace += step * config.num_experts_per_tok * columns * itemsize
         mlp = 3 * hidden
-    if quantised is None:
+    if isinstance(config, LatentConfig):
+        mlp = max(mlp, 2 * hidden + attention_elements(config, step, context, tp) * itemsize)
+    if quantised is None or isinstance(config, LatentConfig):
         mlp += workspace
+    pictures = _pictures(config, step, itemsize)
     if not samples:
-        return mlp
+        return pictures + mlp
     rows = 2 * seqs * width * itemsize
     sampler = (itemsize + 3 * 4) * seqs * vocabulary + gpu.multiprocessors * vocabulary * 4
-    return max(mlp, hidden + rows + sampler + workspace)
+    return pictures + max(mlp, hidden + rows + sampler + workspace)
+
+
+def _pictures(config: DecoderConfig, step: int, itemsize: int) -> int:
+    """Return what stays of the vision tower's profile: pixels, and embeddings of the step's tokens.
+
+    As many pictures as make a step's tokens [n, 3, S, S], and what they become [n tokens, C].
+    """
+    if not isinstance(config, Gemma3Config):
+        return 0
+    pictures = max(1, step // _PICTURE_TOKENS)
+    pixels = 3 * config.vision_config.image_size**2
+    return pictures * (pixels + _PICTURE_TOKENS * config.hidden_size) * itemsize
 
 
 def _longest(groups: Groups, blocks: int, longest: int, step: int, block: int) -> int:

@@ -18,7 +18,8 @@ from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving import latent
-from vrambudget.serving.parameters import layer_tensors, rotary_tables, tensors_of
+from vrambudget.serving.linear import Linear, Rotary
+from vrambudget.serving.parameters import layer_tensors, tensors_of
 from vrambudget.serving.quantised import Part, Quantisation
 from vrambudget.tape.allocator import CachingAllocator
 
@@ -26,6 +27,7 @@ _FAMILIES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2"}
     | {"gemma3", "gemma3_text", "phi3", "granite", "gpt_oss", "deepseek_v2", "deepseek_v3"}
 )
+_SCALES = 4  # of each attention, for queries, keys, values and probabilities in fp8
 _WIDE_TABLES = frozenset({"gpt_oss"})  # rotary tables in float32
 
 
@@ -77,7 +79,10 @@ def weight_bytes(
 
     `quantised`: how, and for which card's kernels. Raises NotModelledError.
     """
-    return _loaded(config, layers, tp, (itemsize, itemsize), quantised=quantised).allocated_bytes
+    scales = [float32.itemsize] * _SCALES * len(layers)
+    itemsizes = itemsize, itemsize
+    allocator = _loaded(config, layers, tp, itemsizes, quantised=quantised, last=scales)
+    return allocator.allocated_bytes
 
 
 def offloaded_bytes(
@@ -143,37 +148,72 @@ def _loaded(
 
     The second of the `itemsizes` is the rotary table's.
     """
-    sizes: list[int] = []
-    events: list[int] = []
-
-    def make(size: int) -> int:
-        sizes.append(size)
-        events.append(len(sizes) - 1)
-        return events[-1]
-
+    made = _Made()
     waiting: list[list[Part]] = []  # of each quantised layer; a tensor's number for its bytes
     is_lazy = quantised is not None and quantised[0].while_loading
     wide = float32.itemsize if config.model_type in _WIDE_TABLES else itemsizes[1]
-    for elements in rotary_tables(config, layers):
-        make(elements * wide)
     for tensor in tensors_of(config, layers, tp):
-        if isinstance(tensor, int):
-            make(tensor * itemsizes[0])
-        elif quantised is None or quantised[0].ignored.has(tensor):
-            make(tensor.elements * itemsizes[0])
+        if isinstance(tensor, Rotary):
+            made.table(tensor, wide)
+        elif isinstance(tensor, int) or quantised is None or quantised[0].ignored.has(tensor):
+            for elements in _elements(tensor):
+                made.make(elements * itemsizes[0])
         else:
             parts = list(quantised[0].parts(tensor, quantised[1]))
-            waiting.append(parts if is_lazy else [(make(size), new) for size, new in parts])
+            waiting.append(parts if is_lazy else [(made.make(size), new) for size, new in parts])
     for held in waiting:
-        for old, new in [(make(size), new) for size, new in held] if is_lazy else held:
+        for old, new in [(made.make(size), new) for size, new in held] if is_lazy else held:
             if new is not None:
-                make(new)
-                events.append(~old)
+                made.make(new)
+                made.free(old)
     for size in last:
-        make(size)
+        made.make(size)
     allocator = CachingAllocator()
-    allocator.run(events, sizes)
+    allocator.run(made.events, made.sizes)
     return allocator
+
+
+class _Made:
+    """Tensors as they are made and freed, in the allocator's form."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.events: list[int] = []
+
+    def make(self, size: int) -> int:
+        """Make a tensor; return its number."""
+        self.sizes.append(size)
+        self.events.append(len(self.sizes) - 1)
+        return self.events[-1]
+
+    def free(self, number: int) -> None:
+        """Free one."""
+        self.events.append(~number)
+
+    def table(self, rotary: Rotary, itemsize: int) -> None:
+        """Make a rotary table; what it is computed of leaves segments that weights are put into.
+
+        angles, cosines, sines [P, D / 2] and both [P, D] in float32 (_compute_cos_sin_cache).
+        """
+        whole = rotary.positions * rotary.width * float32.itemsize
+        parts = [self.make(whole // 2) for _ in range(3)]
+        table = self.make(whole)
+        for part in parts:
+            self.free(part)
+        if rotary.is_joined:
+            self.make(whole)
+            self.free(table)
+            table = len(self.sizes) - 1
+        if itemsize != float32.itemsize:
+            self.make(rotary.positions * rotary.width * itemsize)
+            self.free(table)
+
+
+def _elements(tensor: int | Linear) -> tuple[int, ...]:
+    """Return those of a tensor as it is, of experts with those of their biases."""
+    if isinstance(tensor, int):
+        return (tensor,)
+    return (tensor.elements, tensor.biases) if tensor.biases else (tensor.elements,)
 
 
 def kv_heads(config: DecoderConfig, tp: int) -> int:

@@ -73,6 +73,11 @@ class ServerCommand:
                 found[long] = _number(name, value)
         return prod(found.values())
 
+    def engines(self) -> int:
+        """Return how many engines share requests."""
+        names = ("--data-parallel-size", "-dp")
+        return next((_number(n, value) for n, value in _pairs(self.options) if n in names), 1)
+
     def value(self, *names: str) -> str | None:
         """Return the value of the first of these options that is given."""
         return next((value for name, value in _pairs(self.options) if name in names), None)

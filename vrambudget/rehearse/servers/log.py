@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 READY = ("Application startup complete", "The server is fired up")
+# vLLM's engine holds all memory by now; what its HTTP server does then is not the GPU's.
+_WARM = "init engine (profile, create kv cache, warmup model) took"
 _GIB, _GB = 2**30, 2**30  # SGLang's "GB" are GiB
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 
@@ -51,7 +53,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 class ServerLog:
     """Reads a server's lines as they come; `values` is what they said so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, engines: int = 1) -> None:
+        self.engines = engines  # that have to be warm: those of data parallelism
         self.values: dict[str, Any] = {}
         self.lines: list[str] = []  # those that say something of memory
         self.errors: list[str] = []
@@ -74,7 +77,8 @@ class ServerLog:
         if _SHOWN.search(line) and text not in self.lines:
             self.lines.append(text)
         self._read_error(text)
-        self.ready = self.ready or any(word in line for word in READY)
+        self.engines -= _WARM in line
+        self.ready = self.ready or not self.engines or any(word in line for word in READY)
         return self.ready
 
     def _read_error(self, text: str) -> None:

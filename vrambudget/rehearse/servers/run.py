@@ -32,7 +32,7 @@ class ServerRun:
     def __init__(self, server: ServerCommand, folder: Path, gpu: Gpu, torch: str) -> None:
         self.server, self.folder = server, folder
         self.prepared = prepared(server, folder, gpu, torch)
-        self.log = ServerLog()
+        self.log = ServerLog(server.engines())
 
     def planned(self, plan: Plan) -> Plan:
         """Return the plan of a server's processes."""
