@@ -257,6 +257,34 @@ torch.ones(int(whole.sum()), device="cuda")
 """
 
 
+SHARDED = """
+import torch, torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
+dist.init_process_group("nccl")
+model = torch.nn.Linear(64, 64, device="cuda")
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(2):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+say([optimizer.state[p]["step"].item() for p in model.parameters()])
+mesh = init_device_mesh("cuda", (2,))
+logits = distribute_tensor(torch.randn(8, 64, device="cuda"), mesh, [Shard(1)]).requires_grad_()
+with loss_parallel():
+    F.cross_entropy(logits, torch.arange(8, device="cuda")).backward()
+say(logits.grad.to_local().shape)
+"""
+
+
+def test_known_counters_and_labels_go_beside_dtensors(rehearsed):
+    result, said = rehearsed(SHARDED, ranks=2)
+    assert result.ended == "finished", result.error
+    assert said == ["[2.0, 2.0]", "torch.Size([8, 32])"]
+
+
 def test_other_ranks_send_what_this_one_does(rehearsed):
     result, said = rehearsed(COLLECTIVES, ranks=2, rank=1)
     rows = [[6, 10], [3, 5], [3, 5], [3, 5, 3, 5], [1, 1], [{"rows": 7}, {"rows": 7}]]

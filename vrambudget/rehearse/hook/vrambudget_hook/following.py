@@ -30,7 +30,17 @@ from typing import Any
 from . import assuming, operations, sparse, values
 from .assuming import ZEROS, Assuming
 from .hiding import hide_from_compiler, pass_higher_orders
-from .operations import FILLS, MADE_OF_OTHERS, MOVES, VIEWS, WRAPS, Operation, flat, on_cpu
+from .operations import (
+    BESIDE_SHARDS,
+    FILLS,
+    MADE_OF_OTHERS,
+    MOVES,
+    VIEWS,
+    WRAPS,
+    Operation,
+    flat,
+    on_cpu,
+)
 from .sparse import Sparse
 from .values import Arguments, Unknown, Values
 
@@ -74,7 +84,7 @@ class Follower:
             every.fallback(self.torch.library.fallthrough_kernel, key)
         aten.impl("copy_", self._copy_in, _COPIES, with_keyset=True)
         # A parameter is made of a tensor that Python never saw; the others need nothing of us.
-        for name in ("detach", *VIEWS, *MADE_OF_OTHERS):
+        for name in ("detach", *VIEWS, *MADE_OF_OTHERS, *BESIDE_SHARDS):
             aten.impl(name, self.torch.library.fallthrough_kernel, _FOLLOWED)
         ours = ((MOVES, self._moving), (FILLS, self._filling), (WRAPS, self._wrapping))
         kernels = [(name, kernel) for names, kernel in ours for name in names]

@@ -40,19 +40,23 @@ VIEWS = (
 """Operations whose result lies in its argument's storage, and so is known as that is."""
 
 MADE_OF_OTHERS = (
-    *(
-        "contiguous",
-        "expand_as",
-        "flatten.using_ints",
-        "is_nonzero",
-        "item",
-        "matmul",
-        "movedim.int",
-    ),
+    *("contiguous", "cross_entropy_loss", "expand_as", "flatten.using_ints", "is_nonzero", "item"),
+    *("matmul", "movedim.int", "nll_loss", "nll_loss2d", "nll_loss_nd"),
     *("narrow", "reshape", "reshape_as", "scaled_dot_product_attention", "to.device", "to.dtype"),
     *("to.dtype_layout", "to.other", "type_as", "unflatten.int", "view_as"),
 )
 """Operations that C++ makes of others, which come here by themselves."""
+
+BESIDE_SHARDS = (
+    *(f"_fused_{name}_" for name in ("adam", "adamw", "adagrad", "sgd")),
+    *(f"_fused_{name}_.tensor_lr" for name in ("adam", "adamw", "adagrad", "sgd")),
+    *("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"),
+)
+"""Operations that take DTensors beside tensors, counters of steps and labels, which they only read.
+
+No kernel in Python may stand above a DTensor's own, which is in C++ from PyTorch 2.10 on: the
+dispatcher hands a subclass of Tensor to Python at once, where DTensor has nothing.
+"""
 
 _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::resize_")
 _WHOLLY = ("aten::copy_", "aten::fill_", "aten::zero_")
