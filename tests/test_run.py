@@ -439,3 +439,76 @@ def test_what_cannot_run_is_an_error_with_a_way_out(words, message, capsys, monk
     assert main(["run", *words, "--gpu", "24GB"]) == 2
     error = capsys.readouterr().err
     assert message in error
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "cache"),
+    [  # MiB on a GPU of 80 GB of Q4_K_M with 8,192 tokens, as llama.cpp 0c1e570 counts them
+        ("glm-4.5-air", 66842.74, 1472.0),
+        ("glm-4.5", 202768.57, 2944.0),
+        ("llama-4-scout", 61764.62, 1536.0),
+        ("llama-4-maverick", 230953.37, 1536.0),
+        ("command-r7b", 4812.33, 1024.0),
+        ("qwen3-next-80b-a3b", 46067.88, 493.5),
+        ("olmoe-1b-7b", 3961.35, 1024.0),
+        ("granite-3.1-3b-a800m", 1921.79, 512.0),
+    ],
+)
+def test_models_that_have_a_gguf_file_alone_are_known_by_name(name, weights, cache):
+    (model,) = models_of(f"{name}:Q4_K_M")
+    found = llama_cpp.serve(model, gpus_of("80GB"), LlamaCppOptions.parse({"ctx_size": 8192}))
+    assert (mib(found.gpus[0].model_bytes), mib(found.gpus[0].cache_bytes)) == (weights, cache)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "gib"),
+    [
+        ("rx-7900-xtx", "AMD RX-7900-XTX", 24),
+        ("AMD Radeon RX 7900 XTX", "AMD RX-7900-XTX", 24),
+        ("mi300x", "AMD MI300X", 192),
+        ("m2", "Apple M2 of 8 GB", 16 / 3),  # recommendedMaxWorkingSetSize = 5726 MB
+        ("m3-max-64gb", "Apple M3 Max of 64 GB", 48),  # 51540 MB
+    ],
+)
+def test_other_makers_gpus_are_named_for_gguf_files_alone(gpu, name, gib, capsys):
+    (found,) = gpus_of(gpu)
+    assert (found.name, found.capacity_bytes) == (name, int(gib * 2**30))
+    assert main(["gpt2", "--gpu", gpu]) == 2
+    assert "vrambudget run MODEL --gpu" in capsys.readouterr().err
+
+
+def test_sizes_that_no_chip_is_sold_with_are_errors():
+    with pytest.raises(VramBudgetError, match="m2 is sold with 8, 16, 24 GB"):
+        gpus_of("m2-32gb")
+
+
+def test_fit_leaves_what_llama_cpp_leaves(capsys):
+    words = ["run", "qwen3-8b:Q8_0", "--gpu", "12GB", "--format", "json"]
+    longest = []
+    for more in ([], ["--fit", "on"], ["--fit", "on", "--fit-target", "2048"]):
+        assert main([*words, *more]) == 0
+        longest.append(json.loads(capsys.readouterr().out)["longest_context"])
+    assert longest[0] > longest[1] > longest[2]
+
+
+def test_a_log_of_a_start_is_shown_by_device(tmp_path, capsys):
+    log = tmp_path / "server.log"
+    log.write_text(
+        "load_tensors: offloaded 20/33 layers to GPU\n"
+        "load_tensors:        CUDA0 model buffer size =  2168.09 MiB\n"
+        "load_tensors:   CPU_Mapped model buffer size =  2292.36 MiB\n"
+        "llama_kv_cache:      CUDA0 KV buffer size =   512.00 MiB\n"
+        "sched_reserve:      CUDA0 compute buffer size =   304.00 MiB\n"
+    )
+    assert main(["explain", str(log)]) == 0
+    text = capsys.readouterr().out
+    assert "CUDA0              2168.09      512.00      304.00     2984.09" in text
+    assert "20 of 33 layers are on GPUs" in text
+    log.write_text('msg="model weights" device=CUDA0 size="4.1 GiB"\nmsg="kv cache" device=CPU')
+    assert main(["explain", str(log), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["CUDA0"]["model"] == pytest.approx(4198.4)
+
+
+def test_plan_says_that_its_gpus_are_for_training(capsys):
+    assert main(["plan", "gpt-oss-20b", "--gpu", "12GB", "--most", "2"]) in {0, 1}
+    assert "to run it: vrambudget run gpt-oss-20b --gpu 12GB" in capsys.readouterr().out

@@ -2,8 +2,8 @@
 
 A log is a file, standard input, or the message itself, pasted as an argument. Given the job that
 crashed, it names the tensor that was requested and what would have avoided the crash; messages of
-servers and of other libraries are known by their words. The explanation goes to stdout, as text or
-JSON; a log that cannot be read is an error.
+servers and of other libraries are known by their words, and a start of llama.cpp or Ollama is shown
+by device. The explanation goes to stdout, as text or JSON; a log that cannot be read is an error.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from vrambudget.escaping import json_text
 from vrambudget.files import read_file
 from vrambudget.oom.explain import Explanation, explain, phase_of, render_explanation
 from vrambudget.oom.foreign import explain_foreign, render_foreign
+from vrambudget.oom.llama_log import Start, render_start, start_of
 from vrambudget.oom.message import OomMessage, parse_oom
 from vrambudget.oom.with_job import explain_with_job
 from vrambudget.scenario import Scenario, resolve
@@ -55,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the explanation of `args.log`. Returns 0, or 2 where there is nothing to explain."""
     try:
         text = read_log(args.log)
-        if (foreign := _foreign(text, args)) is not None:
-            put(f"{foreign}\n")
+        foreign = _foreign(text, args)
+        start = None if _has_messages(text) else start_of(text)
+        if foreign is not None or start is not None:
+            put("\n\n".join(filter(None, (foreign, _started(start, args, foreign)))) + "\n")
             return DONE
         messages = parse_oom(text)
         scenario = _task(args, messages)
@@ -80,6 +83,13 @@ def _foreign(text: str, args: argparse.Namespace) -> str | None:
     if args.format == "json":
         return json_text(asdict(found))
     return render_foreign(found)
+
+
+def _started(start: Start | None, args: argparse.Namespace, foreign: str | None) -> str | None:
+    """Return what llama.cpp's start holds; as JSON where nothing else is said."""
+    if start is None or args.format == "text":
+        return start and render_start(start)
+    return None if foreign else json_text(start.held)
 
 
 def _has_messages(text: str) -> bool:

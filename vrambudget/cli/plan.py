@@ -25,6 +25,7 @@ from vrambudget.report.plan import render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.serving.gguf_names import has_gguf
 from vrambudget.units import format_bytes
 
 
@@ -120,7 +121,10 @@ def run(args: argparse.Namespace) -> int:
         emit(_written(found, scenario, args), args)
         return DONE
     output = chosen_format(args)
-    emit(json_text(asdict(found)) if output == "json" else render_plan(found, output), args)
+    text = json_text(asdict(found)) if output == "json" else render_plan(found, output)
+    if output == "table" and found.gpus != 1 and has_gguf(scenario.config):
+        text += f"\n\nthat is to train it; to run it: vrambudget run {args.model} --gpu {args.gpu}"
+    emit(text, args)
     shorter = found.alternatives and "block" not in named and gpus is None
     return DONE if found.gpus or shorter else DOES_NOT_FIT
 

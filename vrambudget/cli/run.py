@@ -20,7 +20,8 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations import run_here
 from vrambudget.serving.options import LlamaCppOptions
 
-_OWN = {"engine", "ctx_size"}
+_OWN = {"engine", "ctx_size", "n_gpu_layers"}
+_ALL_LAYERS = 999
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,13 +50,28 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help="tokens of all slots together (default: as many as fit)",
     )
+    parser.add_argument(
+        "--n-gpu-layers",
+        "--gpu-layers",
+        "-ngl",
+        type=_layers,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="layers on GPUs, the output among them; all; auto (default): as many as fit",
+    )
     add_options(parser, LlamaCppOptions, without=_OWN, short=LLAMA_CPP_SHORT)
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
+def _layers(text: str) -> int | None:
+    """Return how many layers a text means, None for auto."""
+    if text in {"auto", "-1"}:
+        return None
+    return _ALL_LAYERS if text in {"all", "-2"} else int(text)
+
+
 LLAMA_CPP_SHORT = {
-    "n_gpu_layers": ("-ngl", "--gpu-layers"),
     "parallel": ("-np",),
     "kv_unified": ("-kvu",),
     "batch_size": ("-b",),
@@ -81,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         raise VramBudgetError(f"run has no format {output}", hint="table and json are there")
     fields = LlamaCppOptions.model_fields
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in fields}
+    if given.get("n_gpu_layers", 0) is None:
+        del given["n_gpu_layers"]
     found = run_here.run(args.model, gpu=args.gpu, ram=args.ram, context=args.context, **given)
     emit(found.to_json() if output == "json" else str(found), args)
     return DONE if found.starts else DOES_NOT_FIT

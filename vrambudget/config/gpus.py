@@ -192,7 +192,8 @@ def _by_name(text: str) -> Gpu:
         raise VramBudgetError(
             f"{text!r} is no NVIDIA GPU: only those are modelled, with PyTorch's CUDA build",
             where="gpu",
-            hint="`vrambudget gpus` lists them; write a size, such as 24GiB, for its memory on one",
+            hint="`vrambudget run MODEL --gpu` takes others for GGUF files; `vrambudget gpus` lists"
+            " NVIDIA's; write a size, such as 24GiB, for its memory on one",
         )
     if not rows:
         asked_for = text.strip().lower()

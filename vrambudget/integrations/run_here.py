@@ -14,12 +14,14 @@ from typing import Any
 
 from vrambudget.config.cards import card_name
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
-from vrambudget.config.model_config import load_config
+from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.other_gpus import other_gpu
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.report.run_here import run_report, run_values
+from vrambudget.serving.gguf_configs import ALSO, CONFIGS, GgufConfig
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
@@ -35,7 +37,7 @@ _OLLAMA = re.compile(r"ollama(?:\.com/library)?[:/]", re.IGNORECASE)
 
 
 def gpus_of(text: str | Gpu) -> list[Gpu]:
-    """Return the GPUs that a text means: "24GB", "2x24GB", "rtx-4090,rtx-3060", "none"."""
+    """Return the GPUs that a text means: "2x24GB", "rtx-4090,rx-7900-xtx", "m3-max", "none"."""
     if isinstance(text, Gpu):
         return [text]
     if text.strip().lower() in {"none", "cpu"}:
@@ -43,7 +45,7 @@ def gpus_of(text: str | Gpu) -> list[Gpu]:
     found: list[Gpu] = []
     for part in re.split(r"[,+]", text):
         many, kind = count_of_gpus(part)
-        found += [find_gpu(kind.strip())] * many
+        found += [other_gpu(kind) or find_gpu(kind.strip())] * many
     if len(found) > 16:  # noqa: PLR2004 - GGML_CUDA_MAX_DEVICES
         raise VramBudgetError(f"gpu names {len(found)} GPUs; llama.cpp takes 16")
     return found
@@ -117,7 +119,7 @@ def models_of(model: ModelSource) -> Iterator[GgufModel]:
     if isinstance(found, GgufModel):
         yield found
         return
-    config = load_config(found.values, config_class, where=found.where)
+    config = _config_of(found)
     is_oss = config.model_type == "gpt_oss"
     if is_oss and kind is not None and named(kind) not in {_MXFP4, "F16", "BF16"}:
         raise VramBudgetError(
@@ -145,6 +147,19 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
     return name, kind
 
 
+def _config_of(found: FoundModel) -> ModelConfig:
+    """Return a configuration; of a model with no rules but a GGUF file's, what that needs."""
+    if found.values.get("model_type") in {values["model_type"] for values in CONFIGS.values()}:
+        return GgufConfig.parse(found.values, where=found.where)
+    return load_config(found.values, config_class, where=found.where)
+
+
+def _known(name: str) -> str | None:
+    plain = re.sub(r"[-_](instruct|it|chat|base)$", "", name.strip().lower().replace("_", "-"))
+    plain = ALSO.get(plain, plain)
+    return plain if plain in CONFIGS else None
+
+
 def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     """Return a configuration, or a repository's file of that quantisation."""
     from vrambudget.serving.gguf_hub import hub_header, is_of_files  # noqa: PLC0415
@@ -152,4 +167,6 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     if isinstance(name, str) and is_of_files(name, kind):
         header, file = hub_header(name, kind)
         return of_header(header, f"{name}:{kind}" if kind else name, file)
+    if isinstance(name, str) and (known := _known(name)):
+        return FoundModel(known, known, CONFIGS[known])
     return find_model(name)

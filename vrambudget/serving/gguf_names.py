@@ -18,6 +18,7 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.gguf import GgufTensor
+from vrambudget.serving.gguf_configs import GgufConfig
 from vrambudget.serving.gguf_quants import Shape, type_of
 
 _TWO = ("attn_norm", "ffn_norm")
@@ -73,9 +74,22 @@ _FAMILIES: Mapping[str, Family] = {
     "gpt_oss": Family(
         "gpt-oss", norms=("attn_norm", "post_attention_norm"), biases=_ALL, window=True
     ),
+    "glm4_moe": Family("glm4moe", norms=("attn_norm", "post_attention_norm"), biases=_QKV),
+    "llama4_text": Family("llama4", window=True),
+    "cohere2": Family("cohere2", norms=("attn_norm",), window=True, tied=True),
+    "qwen3_next": Family(
+        "qwen3next", norms=("attn_norm", "post_attention_norm"), head_norms="head"
+    ),
+    "olmoe": Family("olmoe", head_norms="all"),
+    "granitemoe": Family("granitemoe"),
     "deepseek_v2": Family("deepseek2"),
     "deepseek_v3": Family("deepseek2"),
 }
+
+
+def has_gguf(config: ModelConfig) -> bool:
+    """Return whether a configuration's tensors in a GGUF file have rules."""
+    return config.model_type in _FAMILIES
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -156,8 +170,16 @@ class _Tensors:
     def _layer(self, layer: int) -> Iterator[GgufTensor]:
         for norm in self.family.norms:
             yield from self._norm(f"blk.{layer}.{norm}", self.width)
-        yield from self._latent(layer) if is_latent(self.config) else self._attention(layer)
-        if self.experts and layer >= getattr(self.config, "first_k_dense_replace", 0):
+        config: Any = self.config
+        if is_latent(config):
+            yield from self._latent(layer)
+        elif isinstance(config, GgufConfig) and config.is_recurrent(layer):
+            yield from self._recurrent(config, layer)
+        else:
+            yield from self._attention(layer)
+        every = getattr(config, "interleave_moe_layer_step", 1)
+        is_mixed = self.experts and layer >= getattr(config, "first_k_dense_replace", 0)
+        if is_mixed and (layer + 1) % every == 0:
             yield from self._mixture(layer)
         else:
             yield from self._mlp(layer, self.config.intermediate_size)
@@ -176,10 +198,11 @@ class _Tensors:
         config, width = self.config, self.width
         head = config.head_width
         queries, keys = config.num_attention_heads * head, config.kv_heads * head
+        gated = 2 if config.model_type == "qwen3_next" else 1  # queries, and a gate of each
         if self.family.joint_attention:
             yield self.of("attn_qkv", width, queries + 2 * keys, layer=layer)
         else:
-            yield from self._with_bias("attn_q", width, queries, layer=layer)
+            yield from self._with_bias("attn_q", width, queries * gated, layer=layer)
             yield from self._with_bias("attn_k", width, keys, layer=layer)
             yield from self._with_bias("attn_v", width, keys, layer=layer)
         yield from self._with_bias("attn_output", queries, width, layer=layer)
@@ -187,6 +210,9 @@ class _Tensors:
             whole = self.family.head_norms == "all"
             yield from self._norm(f"blk.{layer}.attn_q_norm", queries if whole else head)
             yield from self._norm(f"blk.{layer}.attn_k_norm", keys if whole else head)
+        elif getattr(config, "use_qk_norm", False) and config.model_type == "glm4_moe":
+            yield from self._norm(f"blk.{layer}.attn_q_norm", head)
+            yield from self._norm(f"blk.{layer}.attn_k_norm", head)
         elif getattr(config, "use_qk_norm", False):  # Command R+: a norm of its own for each head
             heads = (config.num_attention_heads, config.kv_heads)
             for name, many in zip(("attn_q_norm", "attn_k_norm"), heads, strict=True):
@@ -194,6 +220,23 @@ class _Tensors:
         if config.model_type == "gpt_oss":
             sinks = (config.num_attention_heads,)
             yield GgufTensor(f"blk.{layer}.attn_sinks.weight", sinks, "F32")
+
+    def _recurrent(self, config: GgufConfig, layer: int) -> Iterator[GgufTensor]:
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        heads, head = config.linear_num_value_heads, config.linear_value_head_dim
+        values, convolved = heads * head, 2 * keys + heads * head
+        yield self.of("attn_qkv", self.width, convolved, layer=layer)
+        yield self.of("attn_gate", self.width, values, layer=layer)
+        conv = (config.linear_conv_kernel_dim, convolved)
+        for name, shape in (
+            ("ssm_conv1d.weight", conv),
+            ("ssm_dt.bias", (heads,)),
+            ("ssm_a", (heads,)),
+            ("ssm_norm.weight", (head,)),
+        ):
+            yield GgufTensor(f"blk.{layer}.{name}", shape, "F32")
+        yield self.of("ssm_ba", self.width, 2 * heads, layer=layer)
+        yield self.of("ssm_out", values, self.width, layer=layer)
 
     def _latent(self, layer: int) -> Iterator[GgufTensor]:
         config: Any = self.config
@@ -240,7 +283,7 @@ class _Tensors:
             if is_oss:
                 bias = (columns, self.experts)
                 yield GgufTensor(f"blk.{layer}.{name}.bias", bias, "F32")
-        if config.model_type == "deepseek_v3":
+        if config.model_type in {"deepseek_v3", "glm4_moe"}:
             yield GgufTensor(f"blk.{layer}.exp_probs_b.bias", (self.experts,), "F32")
         if shared := getattr(config, "n_shared_experts", 0):
             yield from self._mlp(layer, inner * shared, "_shexp")

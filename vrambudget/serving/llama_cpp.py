@@ -31,6 +31,7 @@ VERSIONS = {
 }
 _FLASH_CELLS, _CELLS = 256, 32  # numbers of cells are multiples of this
 _AUTO_SLOTS = 4
+_BACKENDS = {"amd": "ROCm", "apple": "MTL"}  # of other makers' GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def serve(
     )
     held = {
         device: Held(
-            "CPU" if device == HOST else f"CUDA{device}",
+            "CPU" if device == HOST else f"{_BACKENDS.get(gpus[device].key, 'CUDA')}{device}",
             model_bytes,
             caches[device],
             computed.get(device, 0),

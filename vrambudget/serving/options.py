@@ -134,9 +134,15 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     n_gpu_layers: Annotated[int, Field(ge=0)] | None = Field(
         None, description="layers on GPUs, the output among them (default: all)"
     )
-    split_mode: Literal["none", "layer"] = Field(
-        "layer", description="none: one GPU (--main-gpu); layer: each GPU has a part of the layers"
+    split_mode: Literal["none", "layer", "row"] = Field(
+        "layer",
+        description="none: one GPU (--main-gpu); layer: each GPU has a part of the layers; row:"
+        " llama.cpp of 2026 does not load so with CUDA",
     )
+    fit: Literal["on", "off"] = Field(
+        "off", description="on: leave --fit-target free on each GPU, as llama.cpp's --fit does"
+    )
+    fit_target: Annotated[int, Field(ge=0)] = Field(1024, description="MiB that --fit leaves free")
     tensor_split: str = Field(
         "", description="parts of the layers on each GPU, as 3,1 (default: by free memory)"
     )
@@ -160,6 +166,10 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         is_off |= self.flash_attn == "auto" and self.engine_version != "2026-10"
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
+        if self.split_mode == "row":
+            is_new = self.engine_version == "2026-10"
+            why = "CUDA does not support split buffers" if is_new else "split buffers have no rules"
+            yield f"split_mode is 'row': in llama.cpp of {self.engine_version} {why}; take layer"
 
 
 AnyOptions = type[ServeOptions] | type[SglangOptions] | type[LlamaCppOptions]

@@ -11,7 +11,7 @@ Source: llama.cpp 0c1e570 of October 2026: common/fit.cpp fills GPUs in the same
 then experts of the last layers), with 1 GiB left free on each.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vrambudget.config.gpus import Gpu
@@ -26,6 +26,7 @@ SHORTEST = 4096
 """Tokens that a context should have, if it can: what --fit keeps, too."""
 USUAL = 8192
 _STEP = 256
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class Machine:
         """Return whether it fits on the GPUs, with the most that the driver was seen to take."""
         found = self.serve(model, options)
         most = max((high - low for low, high in found.context_bytes), default=0)
-        return found.left_bytes >= most
+        free = options.fit_target * _MIB if options.fit == "on" else 0
+        return found.left_bytes >= max(most, free)
 
     def _longest(self, model: GgufModel, options: LlamaCppOptions) -> int:
         """Return the longest context that a split has, 0 if none."""
@@ -128,16 +130,6 @@ class Machine:
 _SPLITS = frozenset({"n_gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", "tensor_split"}) | {
     *("split_mode", "no_kv_offload", "main_gpu")
 }
-
-
-def table(
-    machine: Machine,
-    models: Iterator[GgufModel],
-    options: LlamaCppOptions,
-    context: int | None,
-) -> list[Choice]:
-    """Return a row for each file."""
-    return [machine.choice(model, options, context) for model in models]
 
 
 def best_of(rows: list[Choice]) -> Choice:

@@ -1,0 +1,111 @@
+"""GPUs that are not NVIDIA's, by name and memory: for llama.cpp, whose rules are the same there.
+
+    amd      "rx-7900-xtx", "mi300x": as much as is sold; the driver reports a little less
+    apple    "m3-max-64gb", "m2:24gb": unified memory, of which macOS gives the GPU two thirds,
+             from 36 GB on three quarters; macOS 15 was seen to give up to 78 %
+
+What a driver takes for itself is not known of them. PyTorch on them is not modelled.
+
+Source: AMD's product pages; ggml_metal_init's recommendedMaxWorkingSetSize in public logs: 11453 MB
+of 16 GB, 22906 MB of 32 GB, 51540 MB of 64 GB; of macOS 15 26801 MB of 32 GB.
+"""
+
+import re
+from collections.abc import Mapping
+
+from vrambudget.config.gpus import Gpu
+from vrambudget.errors import VramBudgetError
+
+_GIB = 2**30
+AMD: Mapping[str, int] = {
+    "rx-6600": 8,
+    "rx-6600-xt": 8,
+    "rx-6700-xt": 12,
+    "rx-6750-xt": 12,
+    "rx-6800": 16,
+    "rx-6800-xt": 16,
+    "rx-6900-xt": 16,
+    "rx-6950-xt": 16,
+    "rx-7600": 8,
+    "rx-7600-xt": 16,
+    "rx-7700-xt": 12,
+    "rx-7800-xt": 16,
+    "rx-7900-gre": 16,
+    "rx-7900-xt": 20,
+    "rx-7900-xtx": 24,
+    "rx-9060-xt": 16,
+    "rx-9070": 16,
+    "rx-9070-xt": 16,
+    "radeon-vii": 16,
+    "pro-w6800": 32,
+    "pro-w7800": 32,
+    "pro-w7900": 48,
+    "mi50": 16,
+    "mi60": 32,
+    "mi100": 32,
+    "mi210": 64,
+    "mi250x": 128,
+    "mi300x": 192,
+    "mi325x": 256,
+}
+"""GB of memory."""
+APPLE: Mapping[str, tuple[int, ...]] = {
+    "m1": (8, 16),
+    "m1-pro": (16, 32),
+    "m1-max": (32, 64),
+    "m1-ultra": (64, 128),
+    "m2": (8, 16, 24),
+    "m2-pro": (16, 32),
+    "m2-max": (32, 64, 96),
+    "m2-ultra": (64, 128, 192),
+    "m3": (8, 16, 24),
+    "m3-pro": (18, 36),
+    "m3-max": (36, 48, 64, 96, 128),
+    "m3-ultra": (96, 256, 512),
+    "m4": (16, 24, 32),
+    "m4-pro": (24, 48, 64),
+    "m4-max": (36, 48, 64, 128),
+}
+"""GB of memory that it is sold with; the least is taken where none is named."""
+_THREE_QUARTERS_FROM = 36
+_NAME = re.compile(r"(m\d(?:-(?:pro|max|ultra))?)(?:[-:](\d{1,4})(?:gi?b)?)?")
+
+
+def other_gpu(text: str) -> Gpu | None:
+    """Return the GPU of another maker that a text means, None if none."""
+    words = re.sub(r"[\s_]+", "-", text.strip().lower())
+    words = re.sub(r"^(amd|radeon|apple|instinct)-(?!vii)", "", words)
+    words = re.sub(r"^(radeon|pro)-(?=rx|w\d)", "", words)
+    for key in (words, f"rx-{words}", f"pro-{words}", re.sub(r"^rx-?(\d{4})-?", r"rx-\1-", words)):
+        if key.strip("-") in AMD:
+            sold = AMD[key.strip("-")]
+            return _gpu("amd", f"AMD {key.strip('-').upper()}", sold, sold * _GIB)
+    match = _NAME.fullmatch(words)
+    if not match or match[1] not in APPLE:
+        return None
+    sizes = APPLE[match[1]]
+    sold = int(match[2] or sizes[0])
+    if sold not in sizes:
+        named = ", ".join(map(str, sizes))
+        raise VramBudgetError(f"{text!r}: {match[1]} is sold with {named} GB", where="gpu")
+    given = sold * _GIB * (9 if sold >= _THREE_QUARTERS_FROM else 8) // 12
+    chip = match[1].replace("-", " ").title()
+    return _gpu("apple", f"Apple {chip} of {sold} GB", sold, given)
+
+
+def _gpu(maker: str, name: str, sold: int, capacity: int) -> Gpu:
+    return Gpu(
+        key=maker,
+        name=name,
+        capacity_bytes=capacity,
+        context_bytes=0,
+        compute_capability=(0, 0),
+        multiprocessors=0,
+        l2_bytes=0,
+        sold_gb=sold,
+        source="its maker's product page",
+        capacity_kind="borrowed",
+        context_source="not known",
+        context_kind="borrowed",
+        context_range=(0, 0),
+    )
