@@ -87,8 +87,10 @@ def _foreign(text: str, args: argparse.Namespace) -> str | None:
 
 def _started(start: Start | None, args: argparse.Namespace, foreign: str | None) -> str | None:
     """Return what llama.cpp's start holds; as JSON where nothing else is said."""
-    if start is None or args.format == "text":
-        return start and render_start(start)
+    if start is None:
+        return None
+    if args.format == "text":
+        return render_start(start)
     return None if foreign else json_text(start.held)
 
 
