@@ -183,7 +183,7 @@ class Storage:
     ) -> None:
         if nbytes.__class__ is int and not 0 < nbytes <= _LARGEST:
             if nbytes:
-                self.events, self.index = [], 0
+                self.events, self.index = list[int](), 0
                 raise TooLargeError(
                     f"{operation} would make one tensor of {format_bytes(nbytes)}: "
                     f"more than {format_bytes(_LARGEST)} is no job for any GPU"
