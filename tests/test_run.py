@@ -51,9 +51,10 @@ RECIPES = {
     "qwen3-32b:Q4_0": 0.004,  # some ffn_down in Q4_1: made with an importance matrix
     "gemma-3-27b:Q4_0": 0.08,  # and, of ik_llama.cpp, the table of tokens twice
     "gemma-3-27b:IQ4_XS": 0.08,
+    "llama-3.2-3b:Q4_K_M on 2x24GB": 0.008,  # of Ollama's: one ffn_down is on the other GPU
 }
 """Files by a recipe of their publisher's: by how much their weights are off at most."""
-BUILDS = {"qwen3-4b:Q4_K_M": 0.024, "phi-3-mini-4k:Q4_K_M": 0.08, "qwen2.5-3b:Q8_0": 0.02} | {
+BUILDS = {"qwen3-4b:Q4_K_M": 0.024} | {
     "glm-4-32b-0414:IQ4_XS": 0.13,  # before one operation gated both halves
     "qwen3-235b-a22b:Q4_K_M": 0.03,
 }
@@ -77,8 +78,11 @@ def test_published_starts_are_counted_to_the_printed_digit(start):
         compute = printed.pop("compute", None)
         for part, size in printed.items():
             counted = getattr(held[device], f"{part}_bytes") / MIB
-            if start["model"] in RECIPES and part == "model":
-                assert off(counted, size) <= RECIPES[start["model"]]
+            of_recipe = RECIPES.get(start["model"]) or RECIPES.get(
+                f"{start['model']} on {start['gpu']}"
+            )
+            if of_recipe and part == "model":
+                assert off(counted, size) <= of_recipe
             else:
                 assert off(counted, size) < 1e-4 if digits else int(counted) == size
         if compute is not None:

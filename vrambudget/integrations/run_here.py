@@ -21,7 +21,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.report.run_here import run_report, run_values
-from vrambudget.serving.gguf_configs import ALSO, CONFIGS, GgufConfig
+from vrambudget.serving.gguf_configs import ALSO, CONFIGS, TYPES, GgufConfig
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
@@ -149,7 +149,7 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
 
 def _config_of(found: FoundModel) -> ModelConfig:
     """Return a configuration; of a model with no rules but a GGUF file's, what that needs."""
-    if found.values.get("model_type") in {values["model_type"] for values in CONFIGS.values()}:
+    if found.values.get("model_type") in TYPES:
         return GgufConfig.parse(found.values, where=found.where)
     return load_config(found.values, config_class, where=found.where)
 

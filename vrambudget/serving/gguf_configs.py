@@ -175,3 +175,5 @@ ALSO: Mapping[str, str] = {
     "olmoe": "olmoe-1b-7b",
 }
 """Other spellings of them."""
+TYPES = frozenset(str(values["model_type"]) for values in CONFIGS.values()) | {"gpt_neox"}
+"""Model types whose configuration is read for its GGUF file alone."""

@@ -71,6 +71,13 @@ _FAMILIES: Mapping[str, Family] = {
     "starcoder2": Family(
         "starcoder2", biases=(*_ALL, "ffn_up", "ffn_down"), has_gate=False, norm_bias=True
     ),
+    "gpt_neox": Family(
+        "gptneox",
+        biases=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+        joint_attention=True,
+        has_gate=False,
+        norm_bias=True,
+    ),
     "gpt_oss": Family(
         "gpt-oss", norms=("attn_norm", "post_attention_norm"), biases=_ALL, window=True
     ),
@@ -200,7 +207,7 @@ class _Tensors:
         queries, keys = config.num_attention_heads * head, config.kv_heads * head
         gated = 2 if config.model_type == "qwen3_next" else 1  # queries, and a gate of each
         if self.family.joint_attention:
-            yield self.of("attn_qkv", width, queries + 2 * keys, layer=layer)
+            yield from self._with_bias("attn_qkv", width, queries + 2 * keys, layer=layer)
         else:
             yield from self._with_bias("attn_q", width, queries * gated, layer=layer)
             yield from self._with_bias("attn_k", width, keys, layer=layer)

@@ -116,7 +116,12 @@ class _Graph(Attention):
             halves = (self.matrix(of, f"ffn_{half}{end}", cur) for half in ("gate", "up"))
             act = self.node(inner, *halves)
         elif of[f"ffn_up{end}"].shape[1] > inner:
-            act = self.node(inner, self.matrix(of, f"ffn_up{end}", cur))
+            up = self.matrix(of, f"ffn_up{end}", cur)
+            if self.options.engine_version == "2025-05":  # the halves were copied out
+                gate = self.same(self.node(inner, up))
+                act = self.same(gate, self.node(inner, up))
+            else:
+                act = self.node(inner, up)
         else:
             act = self.same(self.matrix(of, f"ffn_up{end}", cur))
         return self.matrix(of, f"ffn_down{end}", act)
