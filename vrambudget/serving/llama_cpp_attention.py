@@ -105,13 +105,14 @@ class Attention(Builder):
             joint = self.matrix(of, "attn_qkv", cur)
             keys = self.model.keys[layer]
             width = joint.nbytes // F32 // self.rows - keys - self.model.values[layer]
-            values = self.model.values[layer]
+            width_of_values = self.model.values[layer]
             is_copied = self.options.engine_version == "2025-05"
             part = self.node(width, joint) if is_copied else joint
             queries = self.node(width, part, self.pos)
             part = self.node(keys, joint) if is_copied else joint
             rotated = self.node(keys, part, self.pos)
-            self._store(layer, rotated, self.node(values, joint) if is_copied else joint)
+            made = self.node(width_of_values, joint) if is_copied else joint
+            self._store(layer, rotated, made)
         else:
             queries = self._rotated(of, "attn_q", cur)
             if "attn_k" in of:  # else an earlier layer's are read
