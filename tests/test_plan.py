@@ -180,8 +180,9 @@ def test_counted_gpus_that_do_not_do_are_told(capsys):
     assert main(["plan", "gpt2", "--gpu", "2x600MiB", "--block", "64", "--goal", "full"]) == 1
     said = "does not fit on 2 x a GPU with 600MiB: gpt2 at 64 tokens a sequence"
     assert said in capsys.readouterr().out
-    assert main(["plan", "gpt2", "--gpu", "2x12GB", "--block", "64", "--as", "trl"]) == 2
-    assert "writes recipes for one GPU; 2 were named" in capsys.readouterr().err
+    line = ["plan", "gpt2", "--gpu", "2x600MiB", "--block", "64", "--goal", "full", "--as", "trl"]
+    assert main(line) == 2
+    assert "no recipe that trl has words for fits 2 x a GPU with 600MiB" in capsys.readouterr().err
 
 
 def test_a_job_that_fits_needs_one_gpu_and_all_kinds_of_training_are_shown():

@@ -12,7 +12,7 @@ from vrambudget.config.job import Job
 from vrambudget.report.tools import TOOLS
 from vrambudget.scenario import resolve
 
-FILES = [name for name in TOOLS if name != "trainer"]
+FILES = ["trl", "axolotl", "llamafactory"]
 SAID = {
     *("batch", "block", "grad_accum", "precision", "weights", "quant", "double_quant", "loop"),
     *("lora_rank", "lora_targets", "lora_dropout", "checkpointing", "attention", "clip"),
@@ -53,7 +53,7 @@ MEANT = {  # (tool, job) that the tool has no words for
 
 
 def scenario_of(job, tool="trainer"):
-    return resolve("llama-3.2-1b", block=512, loop=TOOLS[tool].loop, gpu="24GB", **job)
+    return resolve("llama-3.2-1b", block=512, loop=TOOLS[tool].job["loop"], gpu="24GB", **job)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -154,12 +154,12 @@ def test_the_chosen_recipe_is_written_with_its_command(tmp_path, capsys):
 
 def test_a_task_that_a_tool_does_not_train_suits_it_not():
     job = Job.parse({"task": "masked-lm", "optimizer_impl": "fused"})
-    assert [TOOLS[tool].suits(job) for tool in TOOLS] == [True, False, False, False]
+    assert [TOOLS[tool].suits(job) for tool in ("trainer", *FILES)] == [True, False, False, False]
 
 
 def test_a_job_that_is_compiled_suits_trainer_alone_and_is_said():
     job = Job.parse({"task": "causal-lm", "compile": True, "optimizer_impl": "fused"})
-    assert [TOOLS[tool].suits(job) for tool in TOOLS] == [True, False, False, False]
+    assert [TOOLS[tool].suits(job) for tool in ("trainer", *FILES)] == [True, False, False, False]
     scenario = resolve("distilgpt2", block=64, gpu="12GB")
     for compiles in (True, False):
         job = scenario.job.model_copy(update={"compile": compiles})

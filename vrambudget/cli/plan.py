@@ -8,16 +8,17 @@ For GPUs that are there (--gpu 4x24GB): the layouts that fit them, each with the
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import get_args
+from typing import Any, get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.job_options import add_job_options, job_fields
 from vrambudget.cli.output import add_output_options, chosen_format, emit, progress_of
 from vrambudget.config.fields.ranks import Ranks
+from vrambudget.config.foreign.torchtitan import flavor_of, model_of
 from vrambudget.config.gpus import count_of_gpus, find_gpu, on_nodes
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import json_text
-from vrambudget.planning.choices import Choice
+from vrambudget.planning.choices import Choice, card_word
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import Goal
 from vrambudget.planning.plan import Plan, Wish, counted, plan_for
@@ -73,8 +74,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--as",
         dest="tool",
         choices=get_args(ToolName),
-        help="write the recipe for a tool: a script with transformers' Trainer, or YAML for TRL,"
-        " axolotl or LLaMA-Factory",
+        help="write the recipe for a tool: a script with transformers' Trainer, YAML for TRL,"
+        " axolotl, LLaMA-Factory or accelerate, or torchtitan's TOML",
     )
     parser.add_argument(
         "--choice", type=int, default=1, metavar="N", help="which recipe to write (default: 1)"
@@ -103,17 +104,12 @@ def run(args: argparse.Namespace) -> int:
     wish = Wish(args.goal, args.most, args.offload, named, args.per_step, gpus=gpus)
     wish = replace(wish, per_node=per_node)
     if args.tool is not None:
-        if gpus is not None:
-            raise VramBudgetError(
-                f"--as {args.tool} writes recipes for one GPU; {gpus} were named",
-                hint="leave --as out: the plan has each layout's options",
-            )
         tool = TOOLS[args.tool]
-        fields = {"loop": tool.loop, **fields}
+        fields = {**(tool.job if gpus is None else tool.job_of_several), **fields}
         wish = replace(wish, suits=tool.suits, autocast=tool.autocast)
-    scenario = resolve(args.model, gpu=device, **fields)
+    scenario = resolve(_model(args), gpu=device, **fields)
     wish = replace(wish, margin_bytes=margin_bytes(args.margin, scenario.gpu))
-    if args.tool is not None:
+    if args.tool not in {None, "accelerate", "torchtitan"}:
         model_id(scenario)  # an error where the tool has no such model
     with progress_of("looking for recipes") as progress:
         found = plan_for(scenario, wish, progress)
@@ -155,10 +151,11 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     """Return the chosen recipe for the tool of --as. Raises VramBudgetError where there is none."""
     if args.format is not None:
         raise VramBudgetError(f"--format {args.format} cannot be combined with --as {args.tool}")
-    if found.gpus != 1:
+    if not found.choices:
+        there = f"{found.most} x {found.gpu}" if found.counted else f"one {found.gpu}"
         raise VramBudgetError(
-            f"no recipe that {args.tool} has words for fits one {found.gpu}",
-            hint="leave --as out: the plan says how many GPUs it takes",
+            f"no recipe that {args.tool} has words for fits {there}",
+            hint="leave --as out: the plan says what fits",
         )
     if not 1 <= args.choice <= len(found.choices):
         raise VramBudgetError(
@@ -166,11 +163,45 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
             hint="leave --as out to see them",
         )
     choice = found.choices[args.choice - 1]
-    head = [f"{found.model} on {found.gpu}: {choice.layout}", _room(choice), choice.command]
+    count = f"{choice.gpus} x " if choice.gpus > 1 else ""
+    file = str(args.output or "FILE")
+    command = choice.command
+    if args.tool == "torchtitan":  # the model is torchtitan's own, which the file alone names
+        command = f"vrambudget {file} --gpu {choice.gpus}x{card_word(scenario)}"
+    head = [f"{args.model} on {count}{found.gpu}: {choice.layout}", _room(choice), command]
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    job = scenario.job.changed(choice.fields).resolve(scenario.config)
+    fields = {**choice.fields, **({"ranks": choice.gpus} if choice.gpus > 1 else {})}
+    job = scenario.job.changed(fields).resolve(scenario.config.for_job(scenario.job))
+    head += _starting(choice, args, file)
     return TOOLS[args.tool].write(scenario, job, "\n".join(head))
+
+
+def _model(args: argparse.Namespace) -> Any:
+    """Return the model as the tool builds it: torchtitan has a Llama 3 of its own."""
+    if args.tool != "torchtitan":
+        return args.model
+    flavor = flavor_of(resolve(args.model).values)
+    if flavor is None:
+        raise NotModelledError(
+            f"torchtitan's Llama 3 has no flavor like {args.model}",
+            hint="name llama-3.1-8b, llama-3.1-70b or llama-3.1-405b, or leave --as out",
+        )
+    return model_of(flavor)
+
+
+def _starting(choice: Choice, args: argparse.Namespace, file: str) -> list[str]:
+    """Return how a recipe for several GPUs is started."""
+    if choice.gpus == 1:
+        return []
+    _, per_node, _ = counted(on_nodes(args.gpu, args.nodes) or args.gpu)
+    each = min(choice.gpus, per_node)
+    start = TOOLS[args.tool].launch.format(each=each).replace("FILE", file)
+    nodes = choice.gpus // each
+    lines = [f"start it: {start}" + (f" (on each of {nodes} machines)" if nodes > 1 else "")]
+    if args.tool == "trl":
+        lines.append("counted with Trainer's loop: TRL's own loss needs less")
+    return lines
 
 
 def _room(choice: Choice) -> str:

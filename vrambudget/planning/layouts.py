@@ -24,7 +24,7 @@ main memory, the forward pass that is run again. It is a rough figure, for an or
 rates of NVIDIA's data sheets: an A100's for GPUs with NVLink, an A40's for all others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -41,6 +41,11 @@ GOALS: dict[Goal, tuple[Trained, ...]] = {
     "any": ("full", "lora", "qlora"),
 }
 _MOST_FRUGAL = "FSDP2"  # of several GPUs, without main memory's help, and with tensor parallelism
+_AUTOCAST: dict[Trained, dict[str, Any]] = {
+    "full": {"precision": "amp-bf16", "weights": "bf16"},
+    "lora": {"precision": "amp-bf16", "weights": "bf16"},
+    "qlora": {"precision": "amp-bf16"},
+}
 _COLUMNS, _ROWS = 5, 2  # products of a layer: queries, keys, values, gate, up; what follows them
 MACHINE = 8  # GPUs that NVLink connects in most machines
 
@@ -107,19 +112,30 @@ def global_batch(job: Job) -> int:
 
 
 def layouts(
-    job: Job, gpus: int, goal: Goal, *, has_bfloat16: bool, per_node: int = MACHINE
+    job: Job,
+    gpus: int,
+    goal: Goal,
+    *,
+    has_bfloat16: bool,
+    per_node: int = MACHINE,
+    autocast: Collection[Trained] = (),
+    fsdp_wrap: str | None = None,
 ) -> Iterator[Layout]:
     """Yield the ways to run `job` on so many GPUs, for what is to be trained.
 
-    Tensor parallelism stays within a machine, which has `per_node` of them.
+    Tensor parallelism stays within a machine, which has `per_node` of them. `autocast`: what is
+    trained under autocast where weights are in 16 bits. `fsdp_wrap`: how the model's own trainer
+    calls fully_shard.
     """
     for trained in GOALS[goal]:
-        base = _trained(job, trained)
+        base = _trained(job, trained) | (_AUTOCAST[trained] if trained in autocast else {})
         for checkpointing in dict.fromkeys((job.checkpointing, "full")):
             words: list[str] = [trained] if trained != "full" else []
             words += ["checkpointing"] if checkpointing != "none" else []
             fields = base | {"checkpointing": checkpointing}
             for way, more in _together(job, trained, gpus, per_node, has_bfloat16=has_bfloat16):
+                if fsdp_wrap and str(more.get("parallel")).startswith("fsdp2"):
+                    more["fsdp_wrap"] = fsdp_wrap
                 name = ", ".join([way, *words])
                 most_cut = f"{_MOST_FRUGAL} x TP {min(per_node, gpus // 2)}"
                 frugal = way in {_MOST_FRUGAL, most_cut} and checkpointing != "none"
@@ -138,23 +154,27 @@ def _trained(job: Job, trained: Trained) -> dict[str, Any]:
 def _together(
     job: Job, trained: Trained, gpus: int, per_node: int, *, has_bfloat16: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "DDP", {"parallel": "ddp", "gradient_as_bucket_view": True}
+    # A library's loop has words for less: DDP as it is by itself, FSDP2 as accelerate calls it.
+    library = job.loop != "plain"
+    views = {} if library else {"gradient_as_bucket_view": True}
+    no_clip = {} if library else {"clip": None}
+    yield "DDP", {"parallel": "ddp", **views}
     if trained == "full":
         more = {"parameters_as_bucket_view": True, "gradient_as_bucket_view": True}
         yield "ZeRO-1", {"parallel": "zero1", **more}
     # Frozen weights are in 16 bits, as for one GPU, or in 4.
     halved = trained == "qlora" or (trained == "lora" and has_bfloat16)
-    mixed = {} if halved else _mixed(job, has_bfloat16=has_bfloat16)
-    fsdp2 = {"parallel": "fsdp2", **mixed}
+    mixed = {} if halved or library else _mixed(job, has_bfloat16=has_bfloat16)
+    fsdp2 = {"parallel": "fsdp2", **mixed, **({"reshard_after_forward": True} if library else {})}
     if gpus > per_node > 1 and gpus % per_node == 0:
         yield f"HSDP, {gpus // per_node} copies", {**fsdp2, "replicate": gpus // per_node}
     yield "FSDP2, gathered once", {**fsdp2, "reshard_after_forward": False}
     yield _MOST_FRUGAL, {**fsdp2}
-    yield "FSDP2, CPU offload", {**fsdp2, "cpu_offload": True, "clip": None}
+    yield "FSDP2, CPU offload", {**fsdp2, "cpu_offload": True, **no_clip}
     if trained == "full":
         yield from _cut(gpus, per_node, fsdp2)
         yield f"PP {gpus}", _pipeline(job, gpus, autocast=bool(mixed.get("param_dtype")))
-        if has_bfloat16 and mixed:
+        if has_bfloat16 and (mixed or library):
             zero = {"precision": "bf16"}
             yield "DeepSpeed ZeRO-2", {"parallel": "deepspeed2", **zero}
             yield "DeepSpeed ZeRO-3", {"parallel": "deepspeed3", **zero}

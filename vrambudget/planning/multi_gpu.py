@@ -11,7 +11,7 @@ that all share (`planning.layouts.seconds_per_sequence`).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from vrambudget.planning.layouts import (
     traffic,
 )
 from vrambudget.planning.lower_bound import count_and_rows, least_bytes
-from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, FOLLOWED, MOST_SEQUENCES
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, FOLLOWED, MOST_SEQUENCES, Trained
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
@@ -75,11 +75,14 @@ class Planner:
         offload: bool,
         margin_bytes: int = 0,
         per_node: int = MACHINE,
+        suits: Callable[[Job], bool] = lambda _: True,
+        autocast: Collection[Trained] = (),
         progress: Callable[[], object] = lambda: None,
     ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
         self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
         self.offload, self.margin_bytes, self.progress = offload, margin_bytes, progress
+        self.suits, self.autocast = suits, autocast
         self.room, self.per_node = self.gpu.room_bytes - margin_bytes, per_node
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
@@ -146,7 +149,15 @@ class Planner:
     def _ways(self, gpus: int) -> list[Layout]:
         has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
         job, per_node = self.scenario.job, self.per_node
-        ways = layouts(job, gpus, self.goal, has_bfloat16=has_bfloat16, per_node=per_node)
+        ways = layouts(
+            job,
+            gpus,
+            self.goal,
+            has_bfloat16=has_bfloat16,
+            per_node=per_node,
+            autocast=self.autocast,
+            fsdp_wrap="torchtitan" if self.scenario.config.model_type == "titan" else None,
+        )
         return [way for way in ways if self.offload or not way.fields.get("cpu_offload")]
 
     def _choice(self, layout: Layout) -> Choice | None:
@@ -179,6 +190,8 @@ class Planner:
     def _tried(self, layout: Layout) -> Choice | None:
         """Return a layout that fits, None for one that does not."""
         self.progress()
+        if not self._is_wanted(layout):
+            return None
         if self._bound(layout) > self.room:
             self.counted_layouts.add(layout.name)
             return None
@@ -189,6 +202,13 @@ class Planner:
         budget = self._budget(job)
         self.counted_layouts.add(layout.name)
         return self._of_all_ranks(layout, job, budget) if self._fits(budget) else None
+
+    def _is_wanted(self, layout: Layout) -> bool:
+        """Return whether a recipe may be of this layout; a job that cannot be is refused later."""
+        try:
+            return self.suits(self._job(layout))
+        except NotModelledError:
+            return True
 
     def _budget(self, job: Job) -> Budget:
         self.progress()

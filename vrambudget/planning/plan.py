@@ -198,6 +198,8 @@ def _eager(
         offload=wish.offload,
         margin_bytes=wish.margin_bytes,
         per_node=wish.per_node,
+        suits=wish.suits,
+        autocast=wish.autocast,
         progress=progress,
     )
     gpus, choices = _together(planner, wish)

@@ -6,6 +6,7 @@ it leaves to TrainingArguments.
 
 from typing import Any
 
+from vrambudget.config.foreign.accelerate import FSDP
 from vrambudget.config.foreign.hugging_face import (
     ATTENTION,
     BITSANDBYTES,
@@ -62,6 +63,7 @@ AXOLOTL: Table = {
     "tokens": Uncounted("tokens that are added to the vocabulary", flag=False),
     "s2_attention": Uncounted("shifted attention"),
     "plugins": Uncounted("plugins", flag=False),
+    "fsdp_version": FSDP["version"],
     **of_ranks("tensor_parallel_size context_parallel_size sequence_parallel_degree"),
     **ignored(
         "tokenizer_type model_type tokenizer_config datasets test_datasets chat_template"

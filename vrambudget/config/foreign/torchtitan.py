@@ -34,6 +34,10 @@ _FLAVORS: Mapping[str, tuple[int, int, int, int, int, int]] = {
 }
 """Width, layers, heads, heads of keys, width of the feed-forward, vocabulary."""
 _SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden", "vocab_size")
+_SIZES_OF_LLAMA = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size"),
+)
 
 _OF_RANKS = (
     *("parallelism.data_parallel_shard_degree", "parallelism.tensor_parallel_degree"),
@@ -124,6 +128,16 @@ def model_of(flavor: str) -> dict[str, Any]:
             " titan for another",
         )
     return {"model_type": "titan", **dict(zip(_SIZES, _FLAVORS[flavor], strict=True))}
+
+
+def flavor_of(values: Mapping[str, Any]) -> str | None:
+    """Return the flavor that a configuration is of, torchtitan's own or transformers' Llama."""
+    own = values.get("model_type") == "titan"
+    names = _SIZES if own else _SIZES_OF_LLAMA
+    if not own and values.get("model_type") != "llama":
+        return None
+    sizes = tuple(values.get(name) for name in names)
+    return next((flavor for flavor, known in _FLAVORS.items() if known == sizes), None)
 
 
 def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

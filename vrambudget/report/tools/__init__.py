@@ -4,19 +4,22 @@
     trl             YAML for `trl sft --config`
     axolotl         YAML for `axolotl train`
     llamafactory    YAML for `llamafactory-cli train`
+    accelerate      YAML for `accelerate launch --config_file`: how GPUs share any script's work
+    torchtitan      TOML for `python -m torchtitan.train`
 
-Each has a data set of its tool's documentation in it, which is to be replaced. `suits` says whether
-the tool has words for a job. The tests read each file back, and hold its keys against the tool's.
+Where a data set is named, it is that of the tool's documentation: replace it. `suits` says whether
+the tool has words for a job. The tests read each file back, and parse it with the tool's own code.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from vrambudget.config.fields.training import LoopName
 from vrambudget.config.job import Job
 from vrambudget.planning.recipes import Trained
+from vrambudget.report.tools.distributed import layout_can_be_said
 from vrambudget.report.tools.files import (
+    accelerate,
     axolotl,
     llama_factory,
     suits_axolotl,
@@ -25,29 +28,68 @@ from vrambudget.report.tools.files import (
     trl,
 )
 from vrambudget.report.tools.script import script, suits_trainer
+from vrambudget.report.tools.titan import suits_torchtitan, torchtitan
 from vrambudget.scenario import Scenario
 
-ToolName = Literal["trainer", "trl", "axolotl", "llamafactory"]
+ToolName = Literal["trainer", "trl", "axolotl", "llamafactory", "accelerate", "torchtitan"]
 _ADAPTERS: frozenset[Trained] = frozenset(("lora", "qlora"))
+_TRAINER = {"loop": "trainer"}
+_TITAN = {
+    "forward_returns": "loss",
+    "optimizer_impl": "fused",
+    "clip": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """How a tool's recipes are looked for, and written.
+    """How a tool's recipes are looked for, written and started.
 
-    `autocast`: what it trains under autocast where the weights are in 16 bits. `loop`: whose loop
-    it runs.
+    `autocast`: what it trains under autocast where the weights are in 16 bits. `job`: its loop and
+    what else it sets, `job_of_several` on several GPUs. `launch`: the command that starts the file,
+    on `each` GPUs of a machine.
     """
 
     write: Callable[[Scenario, Job, str], str]
     suits: Callable[[Job], bool]
+    launch: str
     autocast: frozenset[Trained] = frozenset()
-    loop: LoopName = "trainer"
+    job: Mapping[str, Any] = field(default_factory=lambda: _TRAINER)
+    job_of_several: Mapping[str, Any] = field(default_factory=lambda: _TRAINER)
 
 
 TOOLS: Mapping[ToolName, Tool] = {
-    "trainer": Tool(script, suits_trainer),
-    "trl": Tool(trl, suits_trl, loop="sft"),
-    "axolotl": Tool(axolotl, suits_axolotl, _ADAPTERS | {"full"}),
-    "llamafactory": Tool(llama_factory, suits_llama_factory, _ADAPTERS),
+    "trainer": Tool(script, suits_trainer, "torchrun --nproc-per-node {each} FILE DATASET"),
+    "trl": Tool(
+        trl,
+        suits_trl,
+        "trl sft --config FILE --num_processes {each}",
+        job={"loop": "sft"},
+    ),
+    "axolotl": Tool(
+        axolotl,
+        suits_axolotl,
+        "axolotl train FILE --launcher accelerate -- --num_processes={each}",
+        _ADAPTERS | {"full"},
+    ),
+    "llamafactory": Tool(
+        llama_factory,
+        suits_llama_factory,
+        "FORCE_TORCHRUN=1 NPROC_PER_NODE={each} llamafactory-cli train FILE",
+        _ADAPTERS,
+    ),
+    "accelerate": Tool(
+        accelerate,
+        layout_can_be_said,
+        "accelerate launch --config_file FILE train.py",
+        job={"loop": "accelerate"},
+        job_of_several={"loop": "accelerate"},
+    ),
+    "torchtitan": Tool(
+        torchtitan,
+        suits_torchtitan,
+        "torchrun --nproc-per-node {each} -m torchtitan.train --job.config_file FILE",
+        job=_TITAN,
+        job_of_several=_TITAN,
+    ),
 }

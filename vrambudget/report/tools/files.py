@@ -1,4 +1,4 @@
-"""YAML for TRL, axolotl and LLaMA-Factory.
+"""YAML for TRL, axolotl, LLaMA-Factory and accelerate.
 
 Source: TRL 1.16, trainer/sft_config.py, trainer/model_config.py, scripts/utils.py; axolotl 0.19,
 utils/schemas/, utils/config/__init__.py (resolve_dtype), core/builders/base.py; LLaMA-Factory
@@ -10,10 +10,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vrambudget.config.job import Job
+from vrambudget.report.tools.distributed import (
+    has_engine,
+    of_accelerate,
+    of_axolotl,
+    of_trainer,
+)
 from vrambudget.report.tools.words import (
     TYPES,
     arguments,
     can_be_said,
+    flag_of,
     learning_rate,
     model_id,
     optim_of,
@@ -33,7 +40,7 @@ def suits_axolotl(job: Job) -> bool:
     """Return whether axolotl has words for the job: its 16-bit weights are under autocast."""
     half = job.autocast_dtype is not None and job.weight_dtype == job.autocast_dtype
     can = half and (job.precision == "amp-bf16" or job.lora_rank is not None)
-    return suits_trl(job) and (can or job.precision == "fp32")
+    return suits_trl(job) and (can or job.precision == "fp32" or has_engine(job))
 
 
 def suits_llama_factory(job: Job) -> bool:
@@ -62,6 +69,12 @@ def llama_factory(scenario: Scenario, job: Job, head: str) -> str:
     return _yaml(head, _llama_factory(scenario, job), data="dataset")
 
 
+def accelerate(scenario: Scenario, job: Job, head: str) -> str:
+    """Return a file for `accelerate launch --config_file FILE train.py`."""
+    del scenario  # the script loads it
+    return _yaml(head, of_accelerate(job), data="")
+
+
 def _yaml(head: str, lines: Iterable[Line], *, data: str) -> str:
     """Return keys and values as YAML, whose scalars and lists JSON's are."""
     said = [f"# {line}" for line in head.splitlines()]
@@ -79,9 +92,10 @@ def _trl(scenario: Scenario, job: Job) -> Iterator[Line]:
     yield "dataset_name", "trl-lib/Capybara"
     yield "output_dir", "trained"
     yield "max_length", job.block
-    yield "bf16", job.autocast_dtype == "bf16"  # true unless it is said
-    yield "fp16", job.autocast_dtype == "fp16"
+    yield "bf16", flag_of(job) == "bf16"  # true unless it is said
+    yield "fp16", flag_of(job) == "fp16"
     yield from arguments(job)
+    yield from of_trainer(job)
     yield "optim", optim_of(job)
     if job.lora_rank is not None:
         yield "use_peft", True
@@ -104,8 +118,8 @@ def _axolotl(scenario: Scenario, job: Job) -> Iterator[Line]:
     yield "sequence_len", job.block
     yield "sample_packing", False
     yield "attn_implementation", job.attention
-    yield "bf16", job.precision == "amp-bf16"
-    yield "fp16", job.precision == "amp-fp16"
+    yield "bf16", flag_of(job) == "bf16"
+    yield "fp16", flag_of(job) == "fp16"
     yield "micro_batch_size", job.batch
     yield "gradient_accumulation_steps", job.grad_accum
     yield "gradient_checkpointing", job.checkpointing == "full"
@@ -113,6 +127,7 @@ def _axolotl(scenario: Scenario, job: Job) -> Iterator[Line]:
     yield "optimizer", optim_of(job)
     yield "learning_rate", learning_rate(job)
     yield "num_epochs", 1
+    yield from of_axolotl(job)
     if job.lora_rank is not None:
         yield "adapter", "qlora" if job.quant == "nf4" else "lora"
         yield "lora_r", job.lora_rank
@@ -150,13 +165,14 @@ def _llama_factory(scenario: Scenario, job: Job) -> Iterator[Line]:
         yield "quantization_bit", 4
         yield "quantization_type", "nf4"
         yield "double_quantization", job.double_quant
-    if job.precision == "bf16":
+    if job.precision == "bf16" and not has_engine(job):
         yield "pure_bf16", True
-    elif job.autocast_dtype:
-        yield job.autocast_dtype, True
+    elif flag := flag_of(job):
+        yield flag, True
     yield from ((k, v) for k, v in arguments(job) if k != "gradient_checkpointing")
     yield "disable_gradient_checkpointing", job.checkpointing == "none"
     yield "use_reentrant_gc", False
+    yield from of_trainer(job)
     yield "optim", optim_of(job)
 
 

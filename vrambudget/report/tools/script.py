@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 from vrambudget.auto_classes import AUTO_CLASSES
 from vrambudget.config.job import Job
-from vrambudget.report.tools.words import TYPES, arguments, can_be_said, model_id, optim_of
+from vrambudget.report.tools.distributed import of_trainer
+from vrambudget.report.tools.words import (
+    TYPES,
+    arguments,
+    can_be_said,
+    flag_of,
+    model_id,
+    optim_of,
+)
 from vrambudget.scenario import Scenario
 
 _TASK_TYPES = {
@@ -112,8 +120,10 @@ def _adapters(job: Job) -> Iterator[str]:
 def _arguments(job: Job) -> Iterator[str]:
     for name, value in arguments(job):
         yield f"{name}={value!r},"
-    if job.autocast_dtype:
-        yield f"{job.autocast_dtype}=True,"
+    if flag := flag_of(job):
+        yield f"{flag}=True,"
+    for name, value in of_trainer(job):
+        yield f"{name}={value!r},"
     if (optim := optim_of(job)) is not None:
         yield f'optim="{optim}",'
 

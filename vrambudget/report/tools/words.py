@@ -9,6 +9,7 @@ from typing import Any
 from vrambudget.config.cards import card_name, load_card
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError
+from vrambudget.report.tools.distributed import has_engine, layout_can_be_said
 from vrambudget.scenario import Scenario
 
 OPTIMIZERS = {
@@ -41,6 +42,11 @@ def arguments(job: Job) -> Iterator[tuple[str, Any]]:
         yield "torch_compile", True
 
 
+def flag_of(job: Job) -> str | None:
+    """Return which of bf16 and fp16 is on: autocast's type, or that of DeepSpeed's engine."""
+    return job.weight_dtype if has_engine(job) else job.autocast_dtype
+
+
 def learning_rate(job: Job) -> float:
     """Return what to begin with: adapters take ten times as much as all weights.
 
@@ -56,6 +62,7 @@ def can_be_said(job: Job) -> bool:
         and job.checkpointing in {"none", "full"}
         and not (job.freeze or job.use_cache or job.label_smoothing or job.eval_batches)
         and job.rows == "full"
+        and layout_can_be_said(job)
     )
 
 
