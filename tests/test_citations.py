@@ -4,8 +4,10 @@ tests/releases/digests.json has what was found there (`python -m tests.releases 
 VERSION --write`), so this needs none of the libraries.
 """
 
+from pathlib import Path
+
 import pytest
-from releases.__main__ import BASELINE, digests
+from releases.__main__ import BASELINE, digests, table
 from releases.citations import Citation, citations, cited_in
 from releases.sources import Sources, digest
 
@@ -21,9 +23,8 @@ ELSEWHERE = {
     "vrambudget/models/parts/quantized_cache.py": "optimum-quanto",
     "vrambudget/parallel/": "torchtitan",
     "vrambudget/pictures/training.py": "examples of diffusers",
-    "vrambudget/rehearse/": "vLLM, SGLang, FlashInfer",
+    "vrambudget/rehearse/": "FlashInfer, and what stands in logs",
     "vrambudget/report/tools/": "Axolotl, LLaMA-Factory",
-    "vrambudget/serving/": "vLLM, SGLang, llama.cpp",
     "vrambudget/training/loops/": "nanoGPT, examples of transformers",
     "vrambudget/training/transformers_4_16.py": "transformers 4.16",
 }
@@ -55,6 +56,11 @@ def test_every_cited_source_exists_in_the_baseline():
             lost += [] if places else [(citation.where, citation.path, names)]
     assert lost == []
     assert excused == set(ELSEWHERE), "these cite nothing from elsewhere any more"
+
+
+def test_the_libraries_that_were_read_are_listed():
+    page = Path(__file__).parents[1] / "docs" / "versions.md"
+    assert table() in page.read_text(encoding="utf-8")
 
 
 def test_a_citation_s_file_and_names_are_read_and_its_prose_is_not():

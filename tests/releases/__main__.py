@@ -1,15 +1,19 @@
 """What a new release changes: the functions that rules cite, and the records that depend on it.
 
-    python -m tests.releases cited transformers 5.23.0  # what changed since the baseline
+    python -m tests.releases cited transformers 5.23.0  # what changed since the one checked before
     python -m tests.releases cited transformers 5.23.0 --write  # read, accepted: keep it
     python -m tests.releases cited torch 2.13.0 --site VENV/lib/python3.11/site-packages
     python -m tests.releases newest  # what the newest release of each library changes
     python -m tests.releases records transformers --python NEW/bin/python --baseline OLD/bin/python
+    python -m tests.releases programs --python NEW/bin/python  # recorded anew where unequal
+    python -m tests.releases table  # what docs/versions.md lists
 
 `cited` needs no installation: the wheel is downloaded and its Python files are read, unless --site
 names a folder that has them. Not checked by machine: sources in C++ and CUDA, which no wheel has.
 `records` rehearses the jobs of records that depend on a library under two environments, and
-compares what PyTorch counts in each. Exit codes: 0 nothing changed, 1 something did.
+compares what PyTorch counts in each; `programs` holds the recorded programs of model types against
+the models' own code of an environment, and shows how those change that are unequal.
+Exit codes: 0 nothing changed, 1 something did.
 """
 
 import argparse
@@ -20,6 +24,7 @@ import sys
 from pathlib import Path
 
 from .citations import Citation, citations
+from .programs import record_again
 from .replayed import rehearse_again
 from .sources import Sources, digest, of_release
 
@@ -36,6 +41,9 @@ BASELINE = {
     "deepspeed": "0.19.8",
     "lightning": "2.6.6",
     "diffusers": "0.42.0",
+    "vllm": "0.19.0",
+    "sglang": "0.5.9",
+    "gguf": "0.19.0",  # of llama.cpp, whose own sources are in C++
 }
 """The libraries whose Python sources are cited, and the version that rules were written from."""
 
@@ -55,7 +63,10 @@ def texts_of(sources: Sources, cited: list[Citation]) -> dict[str, str]:
 
 
 def cited(package: str, version: str, *, site: Path | None, write: bool) -> int:
-    """Print which cited definitions differ from the baseline's; return the exit code."""
+    """Print which cited definitions differ from the release checked before; return the exit code.
+
+    It is the newest one before whose digests are kept, else the baseline.
+    """
     given = [c for c in citations() if c.is_python]
     new = texts_of(Sources(package, site) if site else of_release(package, version), given)
     kept = digests()
@@ -65,29 +76,29 @@ def cited(package: str, version: str, *, site: Path | None, write: bool) -> int:
         DIGESTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
         print(f"{package} {version}: {len(new)} cited definitions kept as checked")
         return 0
-    old = known[BASELINE[package]]
+    then = max((v for v in known if _order(v) < _order(version)), key=_order, default=None)
+    then = then or BASELINE[package]
+    old = known[then]
     gone = sorted(set(old) - set(new))
     changed = sorted(key for key in set(old) & set(new) if old[key] != digest(new[key]))
     if gone or changed:
-        before = texts_of(of_release(package, BASELINE[package]), given)
+        before = texts_of(of_release(package, then), given)
         for key in changed:
             print(f"changed: {key}, cited by {', '.join(_citing(given, key))}")
             print(*_diff(before.get(key, ""), new[key]), sep="\n")
     for key in gone:
         print(f"gone: {key}, cited by {', '.join(_citing(given, key))}")
     print(
-        f"{package} {BASELINE[package]} to {version}: of {len(old)} cited definitions"
+        f"{package} {then} to {version}: of {len(old)} cited definitions"
         f" {len(changed)} changed, {len(gone)} are gone"
     )
     return int(bool(gone or changed))
 
 
 def newest() -> int:
-    """Print what the newest release on PyPI of each library changes; torch is too large."""
+    """Print what the newest release on PyPI of each library changes."""
     status = 0
     for package in BASELINE:
-        if package == "torch":
-            continue
         found = subprocess.run(
             [sys.executable, "-m", "pip", "index", "versions", package],
             capture_output=True,
@@ -101,6 +112,20 @@ def newest() -> int:
             continue
         status |= cited(package, latest, site=None, write=False)
     return status
+
+
+def table() -> str:
+    """Return the libraries whose cited definitions are checked, as docs/versions.md lists them."""
+    kept = digests()
+    lines = ["| library | checked | definitions |", "|---|---|---|"]
+    for package, baseline in BASELINE.items():
+        versions = ", ".join(sorted(kept[package], key=_order))
+        lines.append(f"| {package} | {versions} | {len(kept[package][baseline])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _citing(given: list[Citation], key: str) -> list[str]:
@@ -138,11 +163,20 @@ def main() -> int:
     other.add_argument("--python", required=True, help="of an environment with the new release")
     other.add_argument("--baseline", required=True, help="Python of one with the baseline")
     other.add_argument("--most", type=int, default=20, help="records; the default is %(default)s")
+    third = commands.add_parser("programs", help="hold the recorded programs against new models")
+    third.add_argument("--python", required=True, help="of an environment with the new release")
+    third.add_argument("names", nargs="*", help="model types; all without")
+    commands.add_parser("table", help="the table of docs/versions.md")
     given = parser.parse_args()
     if given.command == "cited":
         return cited(given.package, given.version, site=given.site, write=given.write)
     if given.command == "newest":
         return newest()
+    if given.command == "programs":
+        return record_again(given.python, given.names)
+    if given.command == "table":
+        print(table(), end="")
+        return 0
     return rehearse_again(given.package, given.python, given.baseline, given.most)
 
 

@@ -68,7 +68,7 @@ def _rehearsed(
     made.unlink(missing_ok=True)
     command = [sys.executable, "-m", "vrambudget", "rehearse", "--jobs", str(given)]
     ended = subprocess.run(
-        [*command, "--gpu", str(record["card"]), "-o", str(made)],
+        [*command, "--any-torch", "--gpu", str(record["card"]), "-o", str(made)],
         env={**os.environ, "VRAMBUDGET_PYTHON": python},
         capture_output=True,
         text=True,

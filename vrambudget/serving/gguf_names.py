@@ -5,7 +5,7 @@
 
 Each family says by which of these it is made (`_FAMILIES`). Norms, biases and routers are float32.
 
-Source: llama.cpp 0c1e570 of October 2026: conversion/*.py, gguf-py/gguf/tensor_mapping.py, and
+Source: llama.cpp 0c1e570 of October 2026: conversion/*.py, gguf/tensor_mapping.py, and
 src/models/*.cpp (load_arch_tensors), which checks names and shapes as it loads a file.
 Not modelled: families that are not in `_FAMILIES`; their files say their tensors themselves.
 """

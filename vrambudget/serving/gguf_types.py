@@ -3,7 +3,7 @@
     Q4_K     [n / 256] blocks of 144 bytes, and so on
 
 Source: llama.cpp 0c1e570 of October 2026: ggml/src/ggml.c (type_traits), ggml/include/ggml.h
-(ggml_type), gguf-py/gguf/constants.py (GGML_QUANT_SIZES).
+(ggml_type), gguf/constants.py (GGML_QUANT_SIZES).
 """
 
 from collections.abc import Mapping
