@@ -15,6 +15,7 @@ qlora.jsonl      4-bit weights in shards: Trainer and SFTTrainer with PEFT and
                  bitsandbytes over FSDP 1 and 2
 selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tensor parallelism,
                  a pipeline; run on another virtual GPU than ours
+trl.jsonl        SFTTrainer and DPOTrainer under DDP
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """
 

@@ -180,7 +180,7 @@ def buffers_of(model: Module) -> Iterator[Tensor]:
 
 
 def _sunk(output: Any) -> Any:
-    """Pass outputs through _DDPSink, which clones them."""
+    """Pass outputs through _DDPSink, which clones them; those without a gradient stay."""
     if not is_dataclass(output) or isinstance(output, type):
         return output
     names = [f.name for f in fields(output) if isinstance(getattr(output, f.name), Tensor)]
@@ -191,5 +191,7 @@ def _sunk(output: Any) -> Any:
         with made_for(x.storage.purpose):
             clones.append(empty_like(x))
     record_many("DDPSink", clones, inputs=inputs, backward=lambda *grads: grads)
-    changed: Any = replace(output, **dict(zip(names, clones, strict=True)))
+    pairs = zip(names, inputs, clones, strict=True)
+    kept = {name: clone if x.requires_grad else x for name, x, clone in pairs}
+    changed: Any = replace(output, **kept)
     return changed

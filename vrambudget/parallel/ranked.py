@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED, Layout
+from vrambudget.config.loops import TRAINERS
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
@@ -43,7 +44,7 @@ _LIBRARIES = ("trainer", "accelerate")
 _PREPARED = {
     (loop, data, "train") for loop in _LIBRARIES for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
 }
-_PREPARED |= {("sft", "fsdp1", "train")}
+_PREPARED |= {("sft", "ddp", "train"), ("sft", "fsdp1", "train"), ("dpo", "ddp", "train")}
 """Loops of libraries that are counted on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -276,8 +277,11 @@ def _policies(job: Job) -> Policies:
 
 
 def _looks(job: Job) -> bool:
-    """Whether Trainer lets DDP look for unused parameters (trainer.py, by default)."""
-    return job.loop == "trainer" and job.checkpointing == "none"
+    """Whether a kind of Trainer lets DDP look for unused parameters, as it does of a PeftModel.
+
+    Source: transformers/trainer.py (_build_accelerator_args), 5.17.
+    """
+    return job.loop in TRAINERS and (job.checkpointing == "none" or job.lora_rank is not None)
 
 
 def _dtype(name: str | None) -> DType | None:

@@ -29,7 +29,8 @@ from vrambudget.training.loops.trainer import Batch
 
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what the trainer's variables hold at the end."""
-    return trainer.trained(run, _KIND)
+    barrier = trainer.barrier(run)
+    return trainer.trained(run, _KIND) | {"barrier": barrier}
 
 
 def evaluate(run: Run) -> dict[str, Any]:
