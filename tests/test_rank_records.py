@@ -13,6 +13,7 @@ offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8
 pipelines.jsonl  stages that are checkpointed under autocast
 qlora.jsonl      4-bit weights in shards: Trainer and SFTTrainer with PEFT and
                  bitsandbytes over FSDP 1 and 2
+reshard.jsonl    FSDP2 that keeps shards of two ranks after forward, OPT and Llama in float16
 selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tensor parallelism,
                  a pipeline; run on another virtual GPU than ours
 trl.jsonl        SFTTrainer and DPOTrainer under DDP
