@@ -25,8 +25,8 @@ FEWEST_LAYERS = 4  # of a program whose first layers differ; some records have f
 def examined(path, values):
     """Return at how many sizes a program equals its trace."""
     program = program_at(path)
-    said = {key: program.source[key] for key in ("task", "use_cache") if key in program.source}
-    fewest = max((first for *_, first, _, _ in program.stacks), default=0) + 1
+    said = {k: v[0] for k, v in program.when.items() if k in {"task", "use_cache"}}
+    fewest = max((first for _, _, first, *_ in program.stacks), default=0) + 1
     if values.get("num_hidden_layers", FEWEST_LAYERS) < fewest:
         values = {**values, "num_hidden_layers": FEWEST_LAYERS}
     return check(program, values, **said)

@@ -8,15 +8,19 @@ from functools import cache
 import pytest
 
 from vrambudget.auto_classes import class_for
-from vrambudget.config import Job, ModelCard, card_names, load_card, load_config
+from vrambudget.config import Job, ModelCard, card_names, load_card
 from vrambudget.config.cards import cards_folder, near_names, read_card
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.models import config_class, model_types
+from vrambudget.models import model_types
+from vrambudget.program.catalog import recorded_types
+from vrambudget.scenario import config_of
 
 CARDS = {name: load_card(name) for name in card_names()}
 OF_MODELLED_FAMILIES = [
-    n for n, card in CARDS.items() if card.config["model_type"] in model_types()
+    n
+    for n, card in CARDS.items()
+    if card.config["model_type"] in {*model_types(), *recorded_types()}
 ]
 OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] != "nanogpt"]
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
@@ -62,7 +66,7 @@ def test_a_repository_belongs_to_one_card():
 
 @pytest.mark.parametrize("name", OF_MODELLED_FAMILIES)
 def test_every_key_of_a_card_has_a_rule(name):
-    config = load_config(CARDS[name].config, config_class, where=name)
+    config = config_of(find_model(name))
 
     assert config.unknown_keys == ()
     assert Job.with_defaults({}, CARDS[name].job).resolve(config.for_job(Job())).block

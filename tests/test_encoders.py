@@ -6,16 +6,17 @@ That their memory is right is held against records; here is what records can't s
 import pytest
 
 from vrambudget.config.job import Job
+from vrambudget.config.source import find_model
 from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.models import config_class
+from vrambudget.scenario import config_of
 from vrambudget.simulate import simulate
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
 
 
 def family(model_type, **fields):
-    return config_class(model_type).parse({"model_type": model_type, **fields})
+    return config_of(find_model({"model_type": model_type, **fields}))
 
 
 def weights(config, task):

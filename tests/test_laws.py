@@ -53,7 +53,6 @@ TINY: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT,
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 50},
-    "electra": {**DECODER, "embedding_size": 16},
     "ernie4_5": {**GROUPED, "head_dim": 16},
     "exaone4": {**GROUPED, "sliding_window": 8, "sliding_window_pattern": 2},
     "gemma": {**GROUPED, "head_dim": 16},

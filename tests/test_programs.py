@@ -11,7 +11,8 @@ from vrambudget.config.record import job_of_record
 from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
 from vrambudget.program.catalog import RECORDED, of_programs, program_at
 from vrambudget.program.expressions import value
-from vrambudget.program.form import read, written
+from vrambudget.program.form import written
+from vrambudget.program.reading import read
 from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
@@ -92,7 +93,7 @@ def test_a_program_is_read_as_it_was_written():
     ("change", "message"),
     [
         (lambda text: text[: len(text) // 2], "cut off"),
-        (lambda text: text.replace("vrambudget-program 1", "vrambudget-program 7", 1), "form"),
+        (lambda text: text.replace("vrambudget-program 2", "vrambudget-program 7", 1), "form"),
         (lambda text: text.replace('"=batch"', '"=10**30"', 1), "expression"),
         (lambda text: text.replace('"=batch"', "1" + 30 * "0", 1), "larger than any size"),
         (lambda text: text.replace('"=batch"', '"=__import__(1)"', 1), "no expression"),
@@ -119,8 +120,8 @@ def test_a_program_of_too_many_instructions_is_an_error(monkeypatch):
 
 def _play(text):
     config = of_programs({"model_type": "ernie"}, [read(text, "x")])
-    job = job_of_record(RECORDS[0]).resolve(config)
-    _peak(config, job.model_copy(update={"task": "masked-lm"}))
+    job = job_of_record(RECORDS[0]).model_copy(update={"task": "masked-lm"})
+    _peak(config, job.resolve(config))
 
 
 def test_a_size_is_bounded():

@@ -75,7 +75,7 @@ def resolve(
             model, fields = inner, {"compile": True, **fields}
         return _of_module(model, gpu=gpu, **fields)
     found = find_model(of_files(model, config))
-    known = _config_of(found)
+    known = config_of(found)
     named = found.run.gpu if gpu is None and found.run else gpu
     if isinstance(named, str):
         count, named = count_of_gpus(named)
@@ -117,7 +117,7 @@ def _of_module(
     return Scenario(known.model_type, known, job.resolve(known.for_job(job)), card)
 
 
-def _config_of(found: FoundModel) -> ModelConfig:
+def config_of(found: FoundModel) -> ModelConfig:
     """Return a model's configuration: a family's, a program's, or one whose own code is traced."""
     if PROGRAM in found.values:
         from vrambudget.program.catalog import config_of_file  # noqa: PLC0415 - few name one

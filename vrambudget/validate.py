@@ -26,13 +26,11 @@ from typing import Any
 from vrambudget.compiled.asked import compiling
 from vrambudget.config.gpus import Gpu, gpu_under
 from vrambudget.config.loops import SCRIPT_KEYS, script_of
-from vrambudget.config.model_config import load_config
 from vrambudget.config.record import check_keys, gpu_of_record, job_of_record
 from vrambudget.config.settings import show
 from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.models import config_class
-from vrambudget.scenario import Scenario
+from vrambudget.scenario import Scenario, config_of
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
 from vrambudget.tape.phases import peaks_by_part
@@ -241,7 +239,7 @@ def _kinds(scenario: Scenario, source: str) -> dict[str, str]:
 def _task(record: Mapping[str, Any]) -> Scenario:
     check_keys(record)
     found = find_model(record.get("model", ""))
-    config = load_config(found.values, config_class, where=found.where)
+    config = config_of(found)
     job = job_of_record(record)
     if job.compile:
         # On a virtual card nothing is faster than anything else: its benchmarks never pad.

@@ -32,7 +32,8 @@ from vrambudget.tape.events import Storage
 _FEWEST = 5  # layers of a stack: of fewer none would be replayed
 _LAST = 2  # layers of a kind whose backward is walked
 _PLAIN = {int, float, str, bool, type(None)}
-_PLACES = {"number", "path", "stack", "layer_idx"}  # what a module has of its place in the model
+_PLACES = {"number", "path", "stack", "layer_idx", "played"}
+"""What a module has of its place in the model."""
 
 
 class Layer(Module):

@@ -14,7 +14,6 @@ _CONFIG_CLASSES = {
     "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config"),
     "distilbert": ("distilbert", "DistilBertConfig"),
-    "electra": ("electra", "ElectraConfig"),
     "ernie4_5": ("ernie4_5", "Ernie45Config"),
     "exaone4": ("exaone4", "Exaone4Config"),
     "falcon": ("falcon", "FalconConfig"),

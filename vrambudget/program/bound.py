@@ -1,102 +1,19 @@
 """A program at known sizes and types: each instruction a step that runs on tensors by name."""
 
-import re
-from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import import_module
-from types import FunctionType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vrambudget.dtypes import DType
-from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import VramBudgetError
 from vrambudget.program.effects import General
-from vrambudget.program.expressions import value as size_of
-from vrambudget.program.form import TYPES, Program, Row, is_tensor
+from vrambudget.program.form import Program, Row, is_tensor
 from vrambudget.program.unfold import makes, reads
+from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose
 
 Env = dict[str, Tensor]
 Step = Callable[[Env, Any], None]
-_MODULE = re.compile(r"[a-z_]+(\.[a-z_]+)*\.[a-z]\w*")
-_BESIDE: dict[str, Any] = {"engine.autocast.to": to, "creation.empty": empty}
-
-
-def operation_of(found: Any) -> Callable[..., Any]:
-    """Return what is known to be called."""
-    called: Callable[..., Any] = found
-    return called
-
-
-@cache
-def operation(name: str) -> Callable[..., Any]:
-    """Return an operation of `ops` by its name. Raises VramBudgetError where there is none."""
-    found: Any
-    if name in _BESIDE:
-        return operation_of(_BESIDE[name])
-    if _MODULE.fullmatch(name):
-        home, _, own = name.rpartition(".")
-        try:
-            found = getattr(import_module(f"vrambudget.ops.{home}"), own, None)
-        except ImportError:
-            found = None
-        if isinstance(found, FunctionType) and found.__module__ == f"vrambudget.ops.{home}":
-            return operation_of(found)
-    raise VramBudgetError(f"{name[:60]!r} is no operation of this version")
-
-
-class Values:
-    """What sizes, types and layouts in a program stand for."""
-
-    def __init__(self, sizes: Mapping[str, int], weights: DType, autocast: DType | None) -> None:
-        self._sizes = sizes
-        self._types = TYPES | {"W": weights, "C": autocast or weights}
-        self._autocast = autocast
-        self._known: dict[str, int] = {}
-
-    def of_text(self, text: str) -> Any:
-        """Return what a coded text is."""
-        kind, rest = text[0], text[1:]
-        if kind == "=":
-            if rest not in self._known:
-                self._known[rest] = size_of(rest, self._sizes)
-            return self._known[rest]
-        if kind == "~":
-            return self._type(rest)
-        if kind == "^":
-            words = rest.split()
-            number = words[1].lstrip("xdy")
-            return (words[0], int(number), *map(int, words[2:]))
-        return text
-
-    def _type(self, name: str) -> DType:
-        if name.startswith("A:"):
-            return self._autocast or self._types[name[2:]]
-        if name not in self._types:
-            raise VramBudgetError(f"{name[:20]!r} is no type")
-        return self._types[name]
-
-    def of(self, value: Any, *, shapes: bool = False) -> Any:
-        """Return a value; with `shapes`, lists of numbers are tuples."""
-        if isinstance(value, str):
-            return self.of_text(value) if value[:1] in "=~^" and value else value
-        if isinstance(value, list):
-            found = [self.of(x, shapes=shapes) for x in value]
-            is_shape = shapes and all(type(x) is int for x in found)
-            return tuple(found) if is_shape else found
-        if isinstance(value, dict):
-            ((kind, inner),) = value.items()
-            shape, dtype, strides = inner
-            del kind
-            own = tuple(self.of(strides)) if strides is not None else None
-            return tuple(self.of(shape)), self.of(dtype), own
-        return value
-
-    def effects(self, row: list[Any]) -> General:
-        """Return a call by the general rule at these sizes."""
-        return General([row[0], row[1], *(self.of(x, shapes=True) for x in row[2:])])
 
 
 class Bound:
@@ -127,6 +44,17 @@ class Bound:
             return _write(*value)
         return None
 
+    def parameters(self, rows: Iterable[Row]) -> dict[str, None]:
+        """Return the parameters and buffers that instructions read themselves, each once."""
+        found: dict[str, None] = {}
+        path = ""
+        for word, value in rows:
+            path = value[0] if word == "at" else path
+            if word == "op" and self._module_of(value[0], path, value[2]) is not None:
+                continue  # its module reads them
+            found |= dict.fromkeys(_parameters_in(word, value))
+        return found
+
     def _call(self, value: list[Any]) -> Step:
         number, groups, names = value
         general = self._effects.get(number)
@@ -150,7 +78,7 @@ class Bound:
         options = {key: self._argument(x) for key, x in options.items()}
         if module is not None:
             return _of_module(path, args[module], outs)
-        run = operation(name)
+        run = self._values.function(name)
         taken = _Taken(args)
         if name == "dropout.dropout":
             return _dropout(run, taken, args, outs)
@@ -174,6 +102,8 @@ class Bound:
     def _module_of(self, name: str, path: str, args: list[Any]) -> int | None:
         """Return which argument a module reads whose own call this is, None for others."""
         kind = self._kinds.get(path)
+        if kind == "LayerNorm" and name == "norm.layer_norm" and args[1] == f"@{path}.weight":
+            return 0 if len(args) == 3 and args[2] in {None, f"@{path}.bias"} else None  # noqa: PLR2004
         if kind == "Linear" and name == "linear.linear" and args[1] == f"@{path}.weight":
             bias = args[2] if len(args) > 2 else None  # noqa: PLR2004
             return 0 if bias in {None, f"@{path}.bias"} else None
@@ -250,17 +180,17 @@ def _put(env: Env, outs: Any, result: Any) -> None:
 
 
 def _of_module(path: str, x: str, outs: str) -> Step:
-    def step(env: Env, run: Any) -> None:
-        env[outs] = run.modules[path](env[x])
+    def step(env: Env, state: Any) -> None:
+        env[outs] = state.modules[path](env[x])
 
     return step
 
 
 def _dropout(function: Callable[..., Any], taken: _Taken, args: list[Any], outs: str) -> Step:
-    recorded = args[1]
+    rate = args[1]
 
-    def step(env: Env, run: Any) -> None:
-        env[outs] = function(taken(env)[0], run.rate(recorded), training=run.training)
+    def step(env: Env, state: Any) -> None:
+        env[outs] = function(taken(env)[0], rate, training=state.run.training)
 
     return step
 
@@ -268,21 +198,22 @@ def _dropout(function: Callable[..., Any], taken: _Taken, args: list[Any], outs:
 def _attention(
     function: Callable[..., Any], taken: _Taken, options: dict[str, Any], outs: Any
 ) -> Step:
-    recorded = options["dropout"]
+    rate = options["dropout"]
     given = _Taken(list(options.values()))
     keys = list(options)
 
-    def step(env: Env, run: Any) -> None:
+    def step(env: Env, state: Any) -> None:
         named = dict(zip(keys, given(env), strict=True))
-        named["dropout"] = run.rate(recorded) if run.training else 0.0
+        named["dropout"] = rate if state.run.training else 0.0
         _put(env, outs, function(*taken(env), **named))
 
     return step
 
 
 def _at(path: str, is_output: bool, grad: bool, autocast: bool) -> Step:  # noqa: FBT001 - a row
-    def step(_env: Env, run: Any) -> None:
-        context.tape.module = run.paths.get(path, 0)
+    def step(_env: Env, state: Any) -> None:
+        run = state.run
+        context.tape.module = state.paths.get(path, 0)
         context.purpose = Purpose.LOGITS_AND_LOSS if is_output else run.purpose
         context.grad_enabled = run.grad if grad else False
         context.autocast = run.autocast if autocast else None
@@ -327,3 +258,20 @@ def names_read(rows: list[Row]) -> list[str]:
                 found[name] = None
         made.update(makes(word, value))
     return list(found)
+
+
+def _parameters_in(word: str, value: Any) -> list[str]:
+    """Return the parameters and buffers that an instruction reads."""
+    if word not in {"op", "call", "alias", "detach", "write"}:
+        return []
+    found: list[str] = []
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            found += [item] if item[:1] == "@" else []
+        elif isinstance(item, list):
+            stack += item
+        elif isinstance(item, dict):
+            stack += item.values()
+    return found

@@ -12,8 +12,10 @@ from typing import Any
 from vrambudget.config.source import FoundModel
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.files import read_file
-from vrambudget.program.config import ProgramConfig, bound_keys
-from vrambudget.program.form import HEAD, Program, judging, read
+from vrambudget.program.config import ProgramConfig, configured
+from vrambudget.program.form import HEAD, Program, Variant
+from vrambudget.program.keys import bound_keys
+from vrambudget.program.reading import judging, read
 
 RECORDED = Path(__file__).parent / "recorded"
 SUFFIX = ".program"
@@ -63,19 +65,19 @@ def of_programs(keys: Mapping[str, Any], programs: list[Program]) -> ProgramConf
 
     Raises the first one's refusal where it keeps none's.
     """
-    fitting: list[Program] = []
+    fitting: list[Variant] = []
     refusal: NotModelledError | None = None
     for program in programs:
         try:
             bound_keys(program, keys)
-            fitting.append(program)
+            fitting += program.every()
         except NotModelledError as error:
             refusal = refusal or error
     if not fitting:
         assert refusal is not None  # noqa: S101 - there was a program
         raise refusal
-    own = str(keys.get("model_type", fitting[0].source.get("model_type", "model")))
-    return ProgramConfig.model_construct(model_type=own, keys=dict(keys), programs=tuple(fitting))
+    own = str(keys.get("model_type", programs[0].source.get("model_type", "model")))
+    return configured(keys, tuple(fitting), own)
 
 
 def config_of_file(path: Path) -> ProgramConfig:

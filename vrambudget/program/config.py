@@ -4,7 +4,7 @@ A key that the program leaves free is a size; any other must be as it was record
 not name is what transformers would make of it, which the program says, too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,51 +15,80 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field, show
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.dtypes import float32
-from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.program.bound import Values
+from vrambudget.errors import NotModelledError
 from vrambudget.program.expressions import LARGEST
 from vrambudget.program.expressions import value as size_of
-from vrambudget.program.form import Program, judging
-from vrambudget.program.guards import all_known, check_guards, derive
+from vrambudget.program.form import Program, Variant
+from vrambudget.program.guards import check_guards, derive
+from vrambudget.program.keys import TRACED, bound_keys, said_by
 from vrambudget.program.player import Played
+from vrambudget.program.reading import judging
+from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
-
-_MISSING = object()
-TRACED = (
-    "its own code is traced if torch and transformers are installed:"
-    " pip install 'vrambudget[torch]'"
-)
 
 
 class ProgramConfig(ModelConfig):
-    """The keys as they were found, the program, and the job."""
+    """The keys as they were found, the programs, and the job."""
 
     keys: Mapping[str, Any] = Field(default_factory=dict, description="the configuration")
-    programs: Any = ()
+    programs: tuple[Variant, ...] = ()
     job: Job | None = None
 
-    tasks = tasks_of({})
     followed_in = ("5.17",)
     loads_in_4bit = False
-    attentions = ("sdpa",)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:  # type: ignore[override]
+        """The tasks that it has heads for: those that its architectures name, and all others."""
+        recorded = [task for task in _tasks(self.programs) if task != "embed"]
+        named = tasks_of(self.keys) if self.keys.get("architectures") else ()
+        own = [task for task in named if task in recorded]
+        return tuple(dict.fromkeys([*own, *recorded])) or tasks_of(self.keys)
+
+    @property
+    def attentions(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The ways of attending that were recorded, both where it makes no difference."""
+        ways = [way for variant in self.programs for way in variant.when.get("attention", ())]
+        return tuple(dict.fromkeys(ways)) or ("sdpa", "eager")
+
+    @property
+    def checkpointing(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The ways of checkpointing that its code has."""
+        return ("none", "full") if any(row[5] for row in self.first.stacks) else ("none",)
+
+    @property
+    def first(self) -> Program:
+        """The program that stands for all where they do not differ."""
+        return self.programs[0].program
 
     @property
     def default_block(self) -> int:
         """Tokens per sequence if a job names none."""
-        return length_of(self.keys)
+        return min(length_of(self.keys), self.learned_positions or LARGEST)
+
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence that the model has positions for; None if they are computed."""
+        text = self.first.source.get("positions")
+        return None if text is None else size_of(text, bound_keys(self.first, self.keys))
 
     @property
     def job_defaults(self) -> dict[str, Any]:
         """Return what a job is, unless it says otherwise."""
-        return {"task": self.programs[0].source.get("task") or tasks_of(self.keys)[0]}
+        return {"task": self.tasks[0]}
 
     @property
     def keeps_cache(self) -> bool:
         """Whether it is a decoder that keeps keys and values in training, too (use_cache)."""
-        return decodes({**self.keys, "architectures": [self.programs[0].source.get("class", "")]})
+        return decodes({**self.keys, "architectures": [self.first.source.get("class", "")]})
 
     def for_job(self, job: Job) -> Any:
         """Return the configuration with the job; where it was not recorded, one that is traced."""
+        if job.checkpointing not in self.checkpointing:
+            raise NotModelledError(
+                f"checkpointing {job.checkpointing} is not modelled for {self.model_type}",
+                hint=f"it has {', '.join(self.checkpointing)}",
+            )
         own = self.model_copy(update={"job": job})
         if job.task is None or self.is_file or not isinstance(job.batch, int):
             return own
@@ -85,33 +114,46 @@ class ProgramConfig(ModelConfig):
         Raises NotModelledError, with the first reason, where none was.
         """
         refusal: NotModelledError | None = None
-        for program in self.programs:
+        for variant in self.programs:
             try:
+                self._hold(variant, task)
                 with self.judged():
-                    return program, self._sizes(program, task)
+                    return variant.program, self._sizes(variant.program)
             except NotModelledError as error:
                 refusal = refusal or error
         assert refusal is not None  # noqa: S101 - there is a program
         raise refusal
 
-    def _sizes(self, program: Program, task: Task) -> dict[str, int]:
-        """Return the sizes in a program. Raises NotModelledError where it is of another job."""
-        wrong = _not_recorded(program, task, self.job)
+    def judged(self) -> AbstractContextManager[None]:
+        """Return what the program is simulated in."""
+        return judging(self.first.where)
+
+    def _hold(self, variant: Variant, task: Task) -> None:
+        """Raise NotModelledError where a variant is of another job."""
+        wrong = not_recorded(variant.when, task, self.job)
         if wrong is not None:
             raise NotModelledError(f"{self.model_type} {wrong} was not recorded", hint=TRACED)
+
+    def _sizes(self, program: Program) -> dict[str, int]:
+        """Return the sizes in a program. Raises NotModelledError where it is of another job."""
+        job = self.job
+        if job is not None and job.lora_rank is not None and _has_experts(program):
+            raise NotModelledError(
+                f"{self.model_type} with LoRA beside experts was not recorded", hint=TRACED
+            )
         sizes = bound_keys(program, self.keys)
-        if self.job is not None and isinstance(self.job.block, int):
-            check_guards(program, {**sizes, "length": self.job.block, "batch": self.job.batch})
+        if job is not None and isinstance(job.block, int):
+            check_guards(program, {**sizes, "length": job.block, "batch": job.batch})
         return sizes
 
     @property
     def is_file(self) -> bool:
         """Whether it is a file's program, whose model has inputs of its own."""
-        return bool(self.programs[0].source.get("inputs"))
+        return bool(self.first.source.get("inputs"))
 
     def own_inputs(self, job: Job) -> Mapping[str, Any] | None:
         """Return the tensors that a recorded module is called with, for this job's sizes."""
-        program = self.programs[0]
+        program = self.first
         if not self.is_file:
             return None
         sizes = {**program.source.get("sizes", {}), "batch": job.batch}
@@ -128,49 +170,58 @@ class ProgramConfig(ModelConfig):
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is counted."""
-        source = self.programs[0].source
         yield (
             f"{self.model_type} is played from a program of its own code, recorded with"
-            f" transformers {source.get('transformers')}"
+            f" transformers {self.first.source.get('transformers')}"
         )
-
-    def judged(self) -> AbstractContextManager[None]:
-        """Return what the program is simulated in."""
-        return judging(self.programs[0].where)
 
     def build(self, task: Task) -> Any:
         """Return the model, its weights allocated."""
         program, sizes = self.chosen(task)
-        return Played(program, sizes, self.job)
+        return Played(program, sizes, said_by(program, self.keys, self.job))
+
+    def body(self) -> Any:
+        """Return the model without a head, its weights allocated."""
+        return self.build("embed") if "embed" in _tasks(self.programs) else None
 
 
-def _not_recorded(  # noqa: PLR0911 - one question after the other
-    program: Program, task: Task, job: Job | None
-) -> str | None:
-    """Return what of a job the recording says nothing of, None where it says all."""
-    source = program.source
-    if source.get("task") not in {None, task}:
+def _tasks(programs: Iterable[Variant]) -> list[Task]:
+    return list(dict.fromkeys(t for variant in programs for t in variant.when.get("task", ())))
+
+
+def configured(
+    keys: Mapping[str, Any], programs: tuple[Variant, ...], model_type: str
+) -> ProgramConfig:
+    """Return the configuration of a model's keys and its programs."""
+    return ProgramConfig.model_construct(model_type=model_type, keys=dict(keys), programs=programs)
+
+
+def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> str | None:
+    """Return what of a job a recording says nothing of, None where it says all."""
+    if task not in when.get("task", [task]):
         return f"for {task}"
     if job is None:
         return None
-    modes = source.get("modes", ["train", "eval"])
-    if job.mode not in modes:
-        return f"in mode {job.mode}"
-    if job.model_mode not in modes:
-        return f"in model mode {job.model_mode}"
-    if bool(job.use_cache) != bool(source.get("use_cache", job.use_cache)):
-        return "with a cache" if job.use_cache else "without a cache"
-    for asked, what in (
-        (job.layout.ranks > 1, f"on {job.layout.ranks} GPUs"),
-        (job.attention != "sdpa", f"with {job.attention} attention"),
+    asked = {
+        "attention": job.attention,
+        "attention_mask": job.attention_mask not in {None, "none"},
+        "causal_mask": job.causal_mask or "skipped",
+        "use_cache": bool(job.use_cache),
+    }
+    for name, value in asked.items():
+        if value not in when.get(name, [value]):
+            return f"with {name} {show(value)}"
+    evaluates = job.mode != "train" or job.model_mode != "train" or job.evaluates
+    if evaluates and "model_mode" in when:
+        return "where it evaluates"
+    for wrong, what in (
+        (job.mode == "generate", "that generates"),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
-        (job.checkpointing not in {"none", "full"}, f"with checkpointing {job.checkpointing}"),
-        (bool(job.image_size) and not source.get("inputs"), "with another image size"),
+        (bool(job.image_size) and "inputs" not in when, "with another image size"),
         (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
         (bool(job.compile), "compiled"),
-        (job.lora_rank is not None and _has_experts(program), "with LoRA beside experts"),
     ):
-        if asked:
+        if wrong:
             return what
     return None
 
@@ -178,102 +229,3 @@ def _not_recorded(  # noqa: PLR0911 - one question after the other
 def _has_experts(program: Program) -> bool:
     """Return whether experts' weights are parameters [experts, ...] of no linear layer."""
     return any(w == "weight" and len(v[2]) > 2 and "expert" in v[0] for w, v in program.built)  # noqa: PLR2004
-
-
-def bound_keys(  # noqa: C901 - one rule a kind of key
-    program: Program, keys: Mapping[str, Any]
-) -> dict[str, int]:
-    """Return a configuration's sizes. Raises NotModelledError for one that was not recorded."""
-    named = _standard(keys, program.keys)
-    sizes: dict[str, int] = {}
-    waiting: dict[str, str] = {}
-    for key, rule in program.keys.items():
-        if key == "attribute_map":
-            continue
-        value = _value(named, key, rule)
-        if rule.get("free"):
-            if isinstance(value, str) and value[:1] == "=":
-                waiting[key] = value[1:]
-            elif type(value) is not int or not 0 <= value <= LARGEST:
-                came = "missing" if value is _MISSING else show(value)
-                raise NotModelledError(
-                    f"{key} is {came}; the program takes a whole number", hint=TRACED
-                )
-            else:
-                sizes[key] = value
-        elif "layers" not in rule:
-            _hold(key, value, rule)
-    for key, text in waiting.items():
-        if not all_known(text, sizes):
-            raise NotModelledError(f"{key} is missing: it follows from {text}", hint=TRACED)
-        sizes[key] = size_of(text, sizes)
-    for key, rule in program.keys.items():
-        if "layers" in rule and key in named:
-            _hold_layers(program, key, rule["layers"], named[key], sizes)
-    derive(program, sizes)
-    check_guards(program, sizes)
-    return sizes
-
-
-def _value(named: Mapping[str, Any], key: str, rule: Mapping[str, Any]) -> Any:
-    """Return what a configuration says of a key, like "outer.inner", or what holds without."""
-    found: Any = named
-    for part in key.split("."):
-        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
-    if found is _MISSING or (found is None and rule.get("free")):
-        return rule.get("default", _MISSING)
-    return found
-
-
-def _hold(key: str, value: Any, rule: Mapping[str, Any]) -> None:
-    """Raise NotModelledError where a key is not as it was recorded."""
-    if rule.get("nonzero"):
-        if value is _MISSING or (isinstance(value, int | float) and value):
-            return
-        raise NotModelledError(f"{key} is {show(value)}; it was recorded above 0", hint=TRACED)
-    if value is not _MISSING and value == rule["is"] and type(value) is not bool:
-        return
-    if type(value) is bool and value is rule["is"]:
-        return
-    came = "missing" if value is _MISSING else show(value)
-    raise NotModelledError(f"{key} is {came}; it was recorded as {show(rule['is'])}", hint=TRACED)
-
-
-def _hold_layers(
-    program: Program, key: str, recorded: list[Any], given: Any, sizes: Mapping[str, int]
-) -> None:
-    """Raise NotModelledError where kinds of layers do not recur as they were recorded."""
-    for _, depth, first, period, layers in program.stacks:
-        if depth is None or layers != len(recorded) or period is None:
-            continue
-        cycle = recorded[first : first + period]
-        rounds = max((sizes[depth] - first - 1) // period, 0)
-        wanted = [*recorded[:first], *(cycle * rounds), recorded[-1]]
-        if given == wanted:
-            return
-    if given != recorded:
-        raise NotModelledError(
-            f"{key} names other layers than were recorded: {show(recorded)} and so on", hint=TRACED
-        )
-
-
-def _standard(keys: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with transformers' own names for its keys.
-
-    Source: transformers/configuration_utils.py (attribute_map), modeling_rope_utils.py
-    (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict), 5.17.
-    """
-    own = known.get("attribute_map", {})
-    named = {own.get(key, key): value for key, value in keys.items()}
-    of_rope = [key for key in known if key.startswith("rope_parameters.")]
-    if of_rope and "rope_parameters" not in named and {"rope_scaling", "rope_theta"} & set(named):
-        scaling = named.get("rope_scaling") or {}
-        if not isinstance(scaling, Mapping):
-            raise VramBudgetError(f"rope_scaling is {show(scaling)}; it should be an object")
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        named["rope_parameters"] = {
-            "rope_theta": named.get("rope_theta", 10000.0),
-            **scaling,
-            "rope_type": kind,
-        }
-    return named

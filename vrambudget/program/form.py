@@ -1,47 +1,52 @@
 """The file of a program: text, one fact or instruction a line, each a word and JSON.
 
-    vrambudget-program 1
+    vrambudget-program 2
     source {"class": ..., "transformers": ..., "torch": ...}
-    keys {...}                      what a configuration must say, or may leave free
+    when {"task": ["masked-lm"], "attention": ["sdpa"], ...}       the jobs that it is of
+    key ["hidden_size", {...}]      what a configuration must say, or may leave free
     size "batch"                    a free size, and what it is derived of
     guard ["length", ">", "1", true, "where it stands"]
-    stack ["model.layers", "num_hidden_layers", first, period, recorded]
+    stack ["model.layers", "num_hidden_layers", first, period, recorded, is checkpointed]
     new / free / weight / buffer / module     how the model is built
+    otherwise ["tie_word_embeddings", false]  how it is built where a key has another value
     input ["input_ids", ["=batch", "=length"], "~int64"]
     effects [...]                   of calls by the general rule, by number
     at ["path", logits, grad, autocast]      what follows runs in this module, under these flags
     op ["linear.linear", "t3", ["t2", "@w"], {}]
     call [0, ["t3"], ["t4"]]
-    del / alias / detach / write / enter
+    del / alias / detach / write
+    enter [...] ... leave [...]     a layer: what it is called with, what it returns
+    given "labels" ... given null   only where the job feeds them
     repeat ["model.layers", [[before, after], ...]] ... next
     result {...}
+    variant {"attention": ["eager"], ...}     another program; what it does not say is as in the
+                                              first one, or in that of the number "like"
     end 123                         lines before this one: a file that is cut off has none
 
 "t12" a tensor, "@name" a parameter, "=expression" a size, "^like x0" a layout, "~W" a type: W the
-weights', C autocast's, "A:t" autocast's or t.
+weights', C autocast's, "A:t" autocast's or t; "%dropout" the rate that a key says, and the function
+"activation.hidden_act" the one that a key names.
 """
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from vrambudget import dtypes
-from vrambudget.bounded import check
 from vrambudget.dtypes import DType
-from vrambudget.errors import VramBudgetError
-from vrambudget.program.expressions import LARGEST, formula
 
-FORM = 1
+FORM = 2
 HEAD = "vrambudget-program"
 MOST_LINES = 50_000
-_KINDS = frozenset(
-    {"at", "op", "call", "del", "alias", "detach", "write", "enter", "repeat", "next"}
-)
-_LISTS = {"guard": "guards", "stack": "stacks", "effects": "effects", "input": "inputs"}
-_BUILT = frozenset({"new", "free", "weight", "buffer", "module"})
+KINDS = {
+    *("at", "op", "call", "del", "alias", "detach", "write", "enter", "leave", "given"),
+    *("repeat", "next"),
+}
+MAPPINGS = {"key": "keys", "size": "sizes"}
+LISTS = {"guard": "guards", "stack": "stacks", "effects": "effects", "input": "inputs"}
+BUILT = frozenset({"new", "free", "weight", "buffer", "module"})
 _NAME = re.compile(r"t\d+(\.\d+)?")
 
 _NAMES = (
@@ -52,17 +57,13 @@ TYPES: dict[str, DType] = {n: getattr(dtypes, n) for n in _NAMES} | {"bool": dty
 
 Row = tuple[str, Any]
 
-_MISFITS = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError),
-    ValueError,
-)
-
 
 @dataclass(slots=True)
 class Program:
     """A file's content; rows are (word, value)."""
 
     source: dict[str, Any] = field(default_factory=dict)
+    when: dict[str, list[Any]] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, str | None] = field(default_factory=dict)
     guards: list[Any] = field(default_factory=list)
@@ -70,146 +71,71 @@ class Program:
     inputs: list[Any] = field(default_factory=list)
     effects: list[Any] = field(default_factory=list)
     built: list[Row] = field(default_factory=list)
+    builds: list[Any] = field(default_factory=list)  # other ways: key, value, rows
     code: list[Row] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     where: str = "a program"
+    variants: list["Variant"] = field(default_factory=list)
     unfolded: dict[Any, Any] = field(default_factory=dict)  # by depths, once played
+
+    def every(self) -> list["Variant"]:
+        """Return this and its variants."""
+        return [Variant(self.when, lambda: self), *self.variants]
+
+
+@dataclass(slots=True)
+class Variant:
+    """A program of other jobs: for which, and how it is read, which is done when it is needed."""
+
+    when: dict[str, list[Any]]
+    read: Callable[[], Program]
+    found: Program | None = None
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        if self.found is None:
+            self.found = self.read()
+        return self.found
 
 
 def written(program: Program) -> str:
     """Return a program's text."""
-    lines = [f"{HEAD} {FORM}"]
-
-    def add(word: str, value: Any) -> None:
-        lines.append(f"{word} {json.dumps(value, ensure_ascii=False)}")
-
-    add("source", program.source)
-    for key, value in program.keys.items():
-        add("key", [key, value])
-    for name, derived in program.sizes.items():
-        add("size", [name, derived])
-    for word, name in _LISTS.items():
-        for value in getattr(program, name):
-            add(word, value)
-    for word, value in (*program.built, *program.code):
-        add(word, value)
-    add("result", program.result)
+    lines = [f"{HEAD} {FORM}", *_lines(program, None)]
+    like: dict[str, int] = {}  # the variant that a further one shares most with, by how it is built
+    for number, variant in enumerate(program.variants, 1):
+        own = variant.program
+        at = like.setdefault(repr(own.built), 0 if own.built == program.built else number)
+        base = program if at in {0, number} else program.variants[at - 1].program
+        lines += _lines(own, base, at if at != number else 0)
     lines.append(f"end {len(lines)}")
     return "\n".join(lines) + "\n"
 
 
-@contextmanager
-def judging(where: str) -> Iterator[None]:
-    """Make an error of lines that do not fit together one that names the program."""
-    try:
-        yield
-    except VramBudgetError:
-        raise
-    except _MISFITS as error:
-        raise VramBudgetError(
-            "the program cannot be played: its lines do not fit together",
-            where=where,
-            hint="`vrambudget record` writes it anew",
-        ) from error
+def _lines(program: Program, first: Program | None, like: int = 0) -> Iterator[str]:
+    """Yield the lines of a program, of a variant of the first those that it does not share."""
+    if first is None:
+        yield _line("source", program.source)
+    said = program.when | ({"like": like} if like else {})
+    yield _line("when" if first is None else "variant", said)
+    for word, name in MAPPINGS.items():
+        if first is None or getattr(program, name) != getattr(first, name):
+            yield from (_line(word, [*item]) for item in getattr(program, name).items())
+    for word, name in LISTS.items():
+        rows = getattr(program, name)
+        if first is None or rows != getattr(first, name):
+            yield from (_line(word, row) for row in rows)
+    if first is None or (program.built, program.builds) != (first.built, first.builds):
+        yield from (_line(*row) for row in program.built)
+        for key, value, rows in program.builds:
+            yield _line("otherwise", [key, value])
+            yield from (_line(*row) for row in rows)
+    yield from (_line(*row) for row in program.code)
+    yield _line("result", program.result)
 
 
-def read(text: str, where: str) -> Program:
-    """Return the program that a text is. Raises VramBudgetError with the line."""
-    lines = text.splitlines()
-    if not lines or lines[0].partition(" ")[0] != HEAD:
-        raise VramBudgetError(f"this is no program: it begins without {HEAD!r}", where=where)
-    if lines[0] != f"{HEAD} {FORM}":
-        raise VramBudgetError(
-            f"this is a program of form {lines[0].partition(' ')[2][:20]!r}; {FORM} is read here",
-            where=f"{where}, line 1",
-            hint="`vrambudget record` writes it anew",
-        )
-    if len(lines) > MOST_LINES:
-        raise VramBudgetError(f"a program of {len(lines):,} lines", where=where)
-    if lines[-1] != f"end {len(lines) - 1}":
-        raise VramBudgetError(
-            f"the program is cut off: its last line should be 'end {len(lines) - 1}'",
-            where=f"{where}, line {len(lines)}",
-        )
-    program, depth = Program(where=where), 0
-    for number, line in enumerate(lines[1:-1], 2):
-        word, _, rest = line.partition(" ")
-        try:
-            value = json.loads(rest, parse_int=_whole)
-            check(value)
-            depth += (word == "repeat") - (word == "next")
-            _add(program, word, value, depth)
-        except VramBudgetError as error:
-            error.where = f"{where}, line {number}"
-            raise
-        except _MISFITS:
-            raise VramBudgetError(
-                f"{word[:30]!r} is followed by {_short(rest)}, which it never is",
-                where=f"{where}, line {number}",
-            ) from None
-    if depth:
-        raise VramBudgetError("a repeat has no end ('next')", where=where)
-    return program
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 80 else f"{text[:77]}…"  # noqa: PLR2004 - of one line
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > len(str(LARGEST)):
-        raise VramBudgetError(f"{digits[:30]}… is larger than any size")
-    return int(digits)
-
-
-def _add(  # noqa: C901 - one a word
-    program: Program, word: str, value: Any, depth: int
-) -> None:
-    if depth not in {0, 1}:
-        raise VramBudgetError("repeats stand side by side, not within each other")
-    if word in {"source", "result"}:
-        setattr(program, word, dict(value))
-    elif word == "key":
-        program.keys[value[0]] = value[1]
-    elif word == "size":
-        program.sizes[value[0]] = value[1]
-        if value[1] is not None:
-            formula(value[1])
-    elif word in _LISTS:
-        getattr(program, _LISTS[word]).append(value)
-    elif word in _BUILT:
-        program.built.append((word, value))
-    elif word in _KINDS:
-        _check(program, word, value)
-        program.code.append((word, value))
-    else:
-        raise VramBudgetError(f"{word[:30]!r} is no word of a program")
-    for text in _texts(value):
-        if text[:1] == "=" and word not in {"key", "source", "guard"}:
-            formula(text[1:])
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-
-
-_LENGTHS = {"at": 4, "op": 4, "call": 3, "alias": 2, "detach": 2, "write": 2, "repeat": 2}
-
-
-def _check(program: Program, word: str, value: Any) -> None:
-    if word in _LENGTHS and len(value) != _LENGTHS[word]:
-        raise VramBudgetError(f"{word} takes {_LENGTHS[word]} parts, not {len(value)}")
-    if word == "call" and not 0 <= value[0] < len(program.effects):
-        raise VramBudgetError(f"effects {value[0]} stand nowhere")
-    if word == "del" and not is_tensor(value if isinstance(value, str) else value["each"]):
-        raise VramBudgetError(f"{value!r} is no tensor")
+def _line(word: str, value: Any) -> str:
+    return f"{word} {json.dumps(value, ensure_ascii=False)}"
 
 
 def is_tensor(value: Any) -> bool:

@@ -5,7 +5,8 @@ refuses, and names tracing.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from vrambudget.errors import NotModelledError
 from vrambudget.program.expressions import value
@@ -35,13 +36,19 @@ _SIGNS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+def holds(guard: Sequence[Any], sizes: dict[str, int]) -> bool:
+    """Return whether a comparison comes out as it was recorded."""
+    left, sign, right, outcome, _ = guard
+    return _SIGNS[sign](value(left, sizes), value(right, sizes)) is bool(outcome)
+
+
 def check_guards(program: Program, sizes: dict[str, int]) -> None:
     """Raise NotModelledError where the model's code would take another branch than recorded."""
     for left, sign, right, outcome, place in program.guards:
         if not (all_known(left, sizes) and all_known(right, sizes)):
             continue
-        a, b = value(left, sizes), value(right, sizes)
-        if _SIGNS[sign](a, b) != outcome:
+        if not holds((left, sign, right, outcome, place), sizes):
+            a, b = value(left, sizes), value(right, sizes)
             raise NotModelledError(
                 f"the program was recorded where {left} {sign} {right} is"
                 f" {'true' if outcome else 'false'}; here they are {a} and {b}, and the model's"

@@ -1,26 +1,26 @@
 """Plays a program on the engine: no torch, no modelling code.
 
 `Played` is the model: its parameters, allocated in their order, in a tree of modules, so that
-freezing, LoRA and paths act on it as on any other; `forward` runs the program's steps.
+freezing, LoRA, ranks and paths act on it as on any other; `forward` runs the program's steps. A
+layer is a module that is called: a checkpoint, hooks and copies of identical layers act on it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vrambudget import dtypes
-from vrambudget.config.job import Job
-from vrambudget.engine.checkpoint import CheckpointFrame
-from vrambudget.engine.context import Autocast, context, made_for
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, numel
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.models.parts.layers import Conv1D, Dropout, Embedding, Linear
+from vrambudget.models.parts.layers import Conv1D, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.program.bound import Bound, Env, Step, Values, names_read
+from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import Program, Row
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.unfold import unfolded
+from vrambudget.program.layers import Block, PlayedLayer, Run, State
+from vrambudget.program.unfold import Stack, Unfolded, unfolded
+from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage
 
 _KINDS: dict[str, type[Module]] = {
@@ -28,65 +28,44 @@ _KINDS: dict[str, type[Module]] = {
     "Embedding": Embedding,
     "Conv1D": Conv1D,
     "Dropout": Dropout,
+    "LayerNorm": LayerNorm,
 }
-_ADAPTED = "base_model.model."
-
-
-class _Held:
-    """Buffers, where walks over modules do not take them for parameters."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-
-
-@dataclass(slots=True)
-class _Run:
-    """What one forward pass runs in."""
-
-    paths: dict[str, int]
-    modules: dict[str, Module]
-    purpose: Purpose
-    grad: bool
-    autocast: Autocast | None
-    training: bool
-    rate: Callable[[float], float]
+_WITH_BIAS = (Linear, Conv1D, LayerNorm)
 
 
 class Played(Module):
     """The model that a program is of."""
 
-    def __init__(self, program: Program, sizes: dict[str, int], job: Job | None) -> None:
-        self._program, self._given, self._job = program, sizes, job
+    def __init__(self, program: Program, sizes: dict[str, int], said: Mapping[str, Any]) -> None:
+        self._program, self._given, self._said = program, sizes, said
         self._rows = unfolded(program, sizes)
-        self._held = _Held()
-        self._named: _Held = _Held()
-        self._bound: dict[Any, list[_Segment]] = {}
-        values = self._values(sizes)
+        self._state = State()
+        self._bound: dict[Any, list[Block]] = {}
         with made_for(Purpose.WEIGHTS):
-            self._lay(values)
+            self._lay(self._values(sizes))
         source = program.source
         self.accepts_loss_kwargs = bool(source.get("accepts_loss_kwargs"))
         self.is_named_for_causal_lm = bool(source.get("is_named_for_causal_lm"))
 
     def _values(self, sizes: dict[str, int]) -> Values:
         autocast = None if context.autocast is None else context.autocast.dtype
-        return Values(sizes, context.options.dtype, autocast)
+        return Values(sizes, context.options.dtype, autocast, self._said)
 
     def _lay(self, values: Values) -> None:
         """Allocate parameters and buffers as the recorded model did, and make its modules."""
         storages: dict[str, Storage] = {}
         named: dict[str, Parameter] = {}
         shared: dict[str, Parameter] = {}
-        modules: dict[str, Module] = {"": self}
-        self._kinds: dict[str, str] = {}
-        for word, value in self._rows.built:
+        buffers: dict[str, Tensor] = {}
+        kinds: dict[str, str] = {}
+        for word, value in self._rows.built(self._ways()):
             if word == "new":
                 label, shape, dtype, operation = value
                 storages[label] = _storage(values, shape, dtype, operation)
             elif word == "free":
                 storages.pop(value, None)
             elif word == "module":
-                self._kinds[value[0]] = value[1]
+                kinds[value[0]] = value[1]
             elif word == "weight":
                 name, label, shape, dtype, wants = value
                 if label not in shared:
@@ -95,47 +74,75 @@ class Played(Module):
             else:
                 name, label, shape, dtype = value
                 storage = storages.get(label) or _storage(values, [0], dtype, "empty")
-                own = Tensor(tuple(values.of(shape)), values.of(dtype), storage)
-                self._held.tensors["@" + name] = own
-        for path, kind in self._kinds.items():
-            _module(modules, path, kind)
+                buffers[name] = Tensor(tuple(values.of(shape)), values.of(dtype), storage)
+        self._kinds = kinds
+        self._grow(named | buffers)
+
+    def _grow(self, named: Mapping[str, Tensor]) -> None:
+        """Make the modules, and give them their parameters and buffers."""
+        tree = _Tree(self, self._kinds, self._rows)
+        for path in self._kinds:
+            tree.module(path)
         for name, p in named.items():
             above, _, last = name.rpartition(".")
-            setattr(_module(modules, above, self._kinds.get(above)), last, p)
-            self._held.tensors["@" + name] = p
+            owner = tree.module(above)
+            setattr(owner, last, p)
+            self._state.owners["@" + name] = owner, last
+        for path in self._kinds:
+            module = tree.module(path)
+            if isinstance(module, _WITH_BIAS) and "bias" not in vars(module):
+                module.bias = None
+
+    def _ways(self) -> list[Row]:
+        """Return how the model is built, with what the configuration says."""
+        for key, value, rows in self._program.builds:
+            if self._said.get(key) == value:
+                return list(rows)
+        return self._program.built
 
     def forward(self, **batch: Tensor) -> Outputs:
         """Run the program on a batch."""
         program = self._program
         wanted = {name: shape for name, shape, _ in program.inputs}
-        if set(wanted) != set(batch):
+        ignored = program.source.get("ignores", ())
+        given = {name: x for name, x in batch.items() if name not in ignored}
+        missing = wanted.keys() - given.keys()
+        if given.keys() - wanted.keys() or missing - {"labels"} or (missing and self._needs_labels):
             raise NotModelledError(
                 f"the program takes {', '.join(wanted)}, and the job feeds {', '.join(batch)}",
                 hint="pip install 'vrambudget[torch]' traces the model itself",
             )
-        sizes = self._sizes_of(wanted, batch)
-        segments = self._segments(sizes)
+        sizes = self._sizes_of(wanted, given)
+        blocks = self._blocks(sizes, labelled=not missing)
         names = {name: f"t{place}" for place, name in enumerate(wanted, 1)}
-        env: Env = {**self._held.tensors, **{names[name]: x for name, x in batch.items()}}
-        del batch
-        run = self._run()
+        env: Env = {names[name]: x for name, x in given.items()}
+        del batch, given
+        state = self._state
+        state.prepare(self)
+        state.run = Run(context.purpose, context.grad_enabled, context.autocast, self.training)
         before = context.purpose, context.grad_enabled, context.autocast, context.tape.module
         try:
-            for segment in segments:
-                segment(env, run)
+            for block in blocks:
+                block.run(env)
         finally:
             context.purpose, context.grad_enabled, context.autocast, context.tape.module = before
+            state.run.autocast = None  # its copies end with the region
+            del before
         result = program.result
         (logits,) = self._rows.held([result["logits"]])
-        loss = self._rows.held([result["loss"]]) if result["loss"] else [logits]
+        loss = self._rows.held([result["loss"]]) if result["loss"] and not missing else [logits]
         others = tuple(env[name] for name in self._rows.held(result["others"]))
         return Outputs(env[loss[0]], env[logits], others)
+
+    @property
+    def _needs_labels(self) -> bool:
+        return not any(word == "given" for word, _ in self._program.code)
 
     def _sizes_of(self, wanted: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, int]:
         """Return all sizes: the model's own, and those that the batch has."""
         sizes = dict(self._given)
-        for name, shape in wanted.items():
-            for text, size in zip(shape, batch[name].shape, strict=True):
+        for name, x in batch.items():
+            for text, size in zip(wanted[name], x.shape, strict=True):
                 free = text[1:] if isinstance(text, str) else None
                 if free in self._program.sizes:
                     if not isinstance(size, int):
@@ -148,60 +155,65 @@ class Played(Module):
         check_guards(self._program, sizes)
         return sizes
 
-    def _run(self) -> _Run:
-        at = {prefix[:-1]: module for prefix, module in self.named_modules()}
-        modules = {path.removeprefix(_ADAPTED): module for path, module in at.items()}
-        rate = self._job.dropout if self._job is not None else None
-        return _Run(
-            {path: module.path for path, module in modules.items()},
-            modules,
-            context.purpose,
-            context.grad_enabled,
-            context.autocast,
-            self.training,
-            (lambda p: p) if rate is None else (lambda p: rate if p else p),
-        )
-
-    def _segments(self, sizes: dict[str, int]) -> list["_Segment"]:
-        """Return the steps at these sizes: runs of instructions, each of a layer or of none."""
+    def _blocks(self, sizes: dict[str, int], *, labelled: bool) -> list[Block]:
+        """Return the steps at these sizes: layers, and what stands between them."""
         autocast = None if context.autocast is None else context.autocast.dtype
-        key = tuple(sizes.values()), autocast
+        key = tuple(sizes.values()), autocast, labelled
         if key not in self._bound:
-            bound = Bound(self._program, self._values(sizes), self._kinds)
+            values = self._values(sizes)
+            bound = Bound(self._program, values, self._kinds)
             result = self._program.result
             kept = {
                 n
                 for v in result.values()
                 for n in self._rows.held(v if isinstance(v, list) else [v])
             }
-            self._bound[key] = [
-                _Segment(layer, rows, bound, kept, self) for layer, rows in self._runs()
-            ]
+            rows = [row for row in self._code(labelled) if row[0] != "del" or row[1] not in kept]
+            self._bound[key] = list(Block.of(rows, bound, self._state))
         return self._bound[key]
 
-    def _runs(self) -> list[tuple[str | None, list[Row]]]:
-        runs: list[tuple[str | None, list[Row]]] = []
-        stacks = [stack.path for stack in self._rows.stacks]
-        at: Row | None = None
+    def _code(self, labelled: bool) -> Iterator[Row]:  # noqa: FBT001 - whether labels are given
+        within = False
         for row in self._rows.code:
-            word, value = row
-            if word == "at":
-                at = row
-                layer = _layer_of(value[0], stacks)
-                if not runs or runs[-1][0] != layer:
-                    runs.append((layer, []))
-            elif not runs:
-                runs.append((None, []))
-            runs[-1][1].append(row)
-        del at
-        return runs
+            if row[0] == "given":
+                within = row[1] is not None
+            elif labelled or not within:
+                yield row
 
 
-def _layer_of(path: str, stacks: list[str]) -> str | None:
-    for stack in stacks:
-        if path.startswith(stack + "."):
-            return f"{stack}.{path[len(stack) + 1 :].partition('.')[0]}"
-    return None
+class _Tree:
+    """The modules of a played model, each made with those above it."""
+
+    def __init__(self, model: Played, kinds: Mapping[str, str], rows: Unfolded) -> None:
+        self._kinds, self._rows = kinds, rows
+        self._stacks = {stack.path: stack for stack in rows.stacks}
+        self._made: dict[str, Module] = {"": model}
+        self._state = model._state  # noqa: SLF001 - its own tree
+
+    def module(self, path: str) -> Module:
+        """Return the module at a path."""
+        if path in self._made:
+            return self._made[path]
+        above, _, last = path.rpartition(".")
+        if above in self._stacks:
+            self._make_layers(self._stacks[above])
+            return self._made[path]
+        made = _KINDS.get(self._kinds.get(path, ""), Module)
+        module = self._made[path] = made.__new__(made)
+        outer = self.module(above)
+        if last in vars(outer):
+            raise VramBudgetError(f"{path} stands twice in the program")
+        setattr(outer, last, module)
+        return module
+
+    def _make_layers(self, stack: Stack) -> None:
+        layers = [
+            PlayedLayer(self._state, f"{stack.path}.{i}", form, checkpoints=stack.checkpoints)
+            for i, form in enumerate(self._rows.forms(stack))
+        ]
+        self._made |= {f"{stack.path}.{i}": layer for i, layer in enumerate(layers)}
+        above, _, last = stack.path.rpartition(".")
+        setattr(self.module(above), last, layers)
 
 
 def _storage(values: Values, shape: list[Any], dtype: str | None, operation: str) -> Storage:
@@ -224,74 +236,3 @@ def _parameter(
     Tensor.__init__(p, tuple(values.of(shape)), values.of(dtype), own)
     p.requires_grad = wants
     return p
-
-
-def _module(modules: dict[str, Module], path: str, kind: str | None = None) -> Module:
-    """Return the module at a path, made with those above it where there is none."""
-    if path not in modules:
-        above, _, last = path.rpartition(".")
-        outer = _module(modules, above)
-        made = _KINDS.get(kind or "", Module)
-        module = modules[path] = made.__new__(made)
-        if made in {Linear, Conv1D}:
-            module.bias = None  # type: ignore[attr-defined]
-        if last in vars(outer):
-            raise VramBudgetError(f"{path} stands twice in the program")
-        setattr(outer, last, module)
-    return modules[path]
-
-
-class _Segment:
-    """A run of instructions; a layer's may be checkpointed."""
-
-    def __init__(
-        self, layer: str | None, rows: list[Row], bound: Bound, kept: set[str], model: Played
-    ) -> None:
-        self._layer = layer
-        self._steps: list[Step] = []
-        self._reads = names_read(rows)
-        path = ""
-        for word, value in rows:
-            path = value[0] if word == "at" else path
-            if word == "del" and value in kept:
-                continue
-            step = bound.step(word, value, path)
-            if step is not None:
-                self._steps.append(step)
-        del model
-
-    def __call__(self, env: Env, run: _Run) -> None:
-        if self._layer is None or not (context.options.checkpointing and run.training and run.grad):
-            self._do(env, run)
-            return
-        inputs = {name: env[name] for name in self._reads}
-        fixed = {name: x for name, x in env.items() if name[0] == "@"}
-        state = context.purpose, context.tape.module
-        outer = run.autocast
-        calm = _Run(run.paths, run.modules, run.purpose, True, None, run.training, run.rate)  # noqa: FBT003
-        del outer
-
-        def again() -> None:
-            before = context.purpose, context.tape.module, context.grad_enabled, context.autocast
-            context.purpose, context.tape.module = state
-            calm.autocast = context.autocast
-            try:
-                self._do({**fixed, **inputs}, calm)
-            finally:
-                calm.autocast = None
-                (
-                    context.purpose,
-                    context.tape.module,
-                    context.grad_enabled,
-                    context.autocast,
-                ) = before
-
-        before, context.frame = context.frame, CheckpointFrame(again)
-        try:
-            self._do(env, run)
-        finally:
-            context.frame = before
-
-    def _do(self, env: Env, run: _Run) -> None:
-        for step in self._steps:
-            step(env, run)

@@ -20,8 +20,11 @@ class Stack:
     """A list of layers: how many there are, and which of them were recorded."""
 
     def __init__(self, row: Any, depths: Mapping[str, int], where: str) -> None:
-        self.path, self.key, self.first, self.period, self.recorded = row
-        self.layers = self.recorded if self.key is None else depths[self.key]
+        self.path: str
+        self.first: int
+        self.recorded: int
+        self.path, self.key, self.first, self.period, self.recorded, self.checkpoints = row
+        self.layers: int = self.recorded if self.key is None else depths[self.key]
         self.rounds = 1
         if self.period is None:
             if self.layers != self.recorded:
@@ -51,9 +54,17 @@ class Stack:
             number += at * self.period
         return f"{self.path}.{number}" + (f".{rest}" if rest else "")
 
+    def original(self, number: int) -> int:
+        """Return the recorded layer that a layer is like."""
+        if self.period is None or number < self.first:
+            return number
+        if number == self.layers - 1:
+            return self.recorded - 1
+        return self.first + (number - self.first) % int(self.period)
+
 
 def unfolded(program: Program, sizes: Mapping[str, int]) -> "Unfolded":
-    """Return a program's rows at these depths, made once for each."""
+    """Return a program's code at these depths, made once for each."""
     key = tuple(sizes[row[1]] for row in program.stacks if row[1] is not None)
     if key not in program.unfolded:
         program.unfolded[key] = Unfolded(program, sizes)
@@ -68,8 +79,16 @@ class Unfolded:
         self.program = program
         self.stacks = [Stack(row, depths, program.where) for row in program.stacks]
         self.each: dict[str, list[str]] = {}  # the names of a cycle's tensor, round by round
-        self.built = list(self._built(program.built))
         self.code = list(self._code(program.code))
+
+    def forms(self, stack: Stack) -> list[int]:
+        """Return of each layer a number that layers share whose instructions are the same."""
+        numbers: dict[str, int] = {}
+        own = {
+            path: numbers.setdefault(form, len(numbers))
+            for path, form in _forms(self.program.code).items()
+        }
+        return [own.get(f"{stack.path}.{stack.original(i)}", -1) for i in range(stack.layers)]
 
     def _renamed(self, text: str, at: int = 0) -> str:
         for stack in self.stacks:
@@ -86,7 +105,7 @@ class Unfolded:
                     return stack
         return None
 
-    def _built(self, rows: list[Row]) -> Iterator[Row]:
+    def built(self, rows: list[Row]) -> Iterator[Row]:
         """Yield how the model is built; neighbouring rows of a cycle are repeated together."""
         block: list[Row] = []
         inside: Stack | None = None
@@ -168,6 +187,36 @@ class Unfolded:
         return found
 
 
+def _forms(code: list[Row]) -> dict[str, str]:
+    """Return the instructions of each layer, names by their order."""
+    found: dict[str, str] = {}
+    path, own = "", list[Row]()
+    for word, value in code:
+        if word == "at":
+            path = value[0]
+        if word == "enter":
+            layer, own = path, []
+        own.append((word, value))
+        if word == "leave":
+            found.setdefault(layer, _form(own, layer))
+    return found
+
+
+def _form(rows: list[Row], layer: str) -> str:
+    names: dict[str, str] = {}
+
+    def plain(path: str) -> str:
+        return path.replace(layer, "#", 1) if (path + ".").startswith(layer + ".") else path
+
+    text = []
+    for word, value in rows:
+        for name in (*reads(word, value), *makes(word, value)):
+            names.setdefault(name, f"t{len(names)}")
+        own = [plain(value[0]), *value[1:]] if word == "at" else value
+        text.append(f"{word} {renamed(own, names, plain)}")
+    return "\n".join(text)
+
+
 def makes(word: str, value: Any) -> list[str]:
     """Return the tensors that an instruction makes."""
     if word == "op":
@@ -183,9 +232,7 @@ def reads(word: str, value: Any) -> list[str]:
         return [*tensors(value[2]), *tensors(value[3])]
     if word == "call":
         return tensors(value[1])
-    if word == "enter":
-        return tensors(value)
-    if word == "write":
+    if word in {"enter", "leave", "write"}:
         return tensors(value)
     return [value[1]] if word in {"alias", "detach"} else []
 

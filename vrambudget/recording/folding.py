@@ -30,11 +30,6 @@ class Unit:
         return [name for _, row in self.rows for name in makes(*row)]
 
 
-def outermost(stacks: dict[str, int]) -> list[str]:
-    """Return the stacks that are in no other."""
-    return [s for s in stacks if not any(s.startswith(o + ".") for o in stacks if o != s)]
-
-
 def _number(path: str, stack: str) -> int | None:
     if not path.startswith(stack + "."):
         return None
@@ -181,7 +176,7 @@ class Folded:
 
 
 def _all(word: str, value: Any) -> list[str]:
-    return [*reads(word, value), *([value] if word == "del" else [])]
+    return [*reads(word, value), *(tensors(value) if word == "del" else [])]
 
 
 def folded_rows(rows: Sequence[Row], folded: Folded) -> list[Row] | None:

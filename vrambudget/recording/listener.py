@@ -25,6 +25,7 @@ class Listener:
         self.comparisons: list[Comparison] = []
         self.problems: list[str] = []
         self.parameters: dict[int, Name] = {}
+        self.shared: dict[int, list[Name]] = {}  # all names of a parameter
         self.temporaries: dict[int, tuple[Name, Tensor]] = {}
         self.given: dict[int, Name] = {}  # of the call that runs: the wrappers' own names
         self.last: dict[int, Name] = {}
@@ -35,11 +36,18 @@ class Listener:
         self.effects: Effects | None = None
         self.pending: Any = None
         self.is_on = False
+        self.is_building = False
+        self.rates: dict[float, str] = {}  # of dropout: the keys that say them
         self.read: set[tuple[str, str]] = set()  # classes of configurations, keys
         self._state: State | None = None
         self._names: dict[int, dict[Name, None]] = {}
         self._held: list[Any] = []
         self._count = 0
+
+    def compared(self, found: Comparison) -> None:
+        """Note a comparison that the model's code made, in its forward pass or to be built."""
+        if self.is_on or (self.is_building and not found.place.startswith("torch.")):
+            self.comparisons.append(found)
 
     def problem(self, text: str) -> None:
         """Note what the recording cannot explain."""
@@ -53,9 +61,10 @@ class Listener:
 
     def of(self, v: Tensor) -> Name:
         """Return the name of a tensor."""
-        for names in (self.given, self.parameters):
-            if id(v) in names:
-                return names[id(v)]
+        if id(v) in self.given:
+            return self.given[id(v)]
+        if id(v) in self.parameters:
+            return self._parameter(v)
         if id(v) in self.temporaries:
             return self.temporaries[id(v)][0]
         held = self._names.get(id(v))
@@ -63,6 +72,14 @@ class Listener:
             return next(reversed(held))
         self.problem(f"a tensor without a name: {v!r} in {context.operation}")
         return Name("t0")
+
+    def _parameter(self, v: Tensor) -> Name:
+        """Return a parameter's name, where it has several the one in the module that runs."""
+        module = context.tape.module
+        path = (context.tape.paths[module] if module else "") or ""
+        names = self.shared.get(id(v), ())
+        own = (name for name in names if name.startswith(f"@{path}."))
+        return next(own, self.parameters[id(v)]) if len(names) > 1 else self.parameters[id(v)]
 
     def is_known(self, v: Tensor) -> bool:
         """Return whether modelling code has the tensor already."""
@@ -128,7 +145,7 @@ class Listener:
             )
         self.rows.append((self._state, (kind, *parts)))
 
-    def encoded(self, value: Any) -> Any:  # noqa: PLR0911 - one a kind of argument
+    def encoded(self, value: Any) -> Any:  # noqa: C901, PLR0911 - one a kind of argument
         """Return an argument with names in the place of tensors."""
         if isinstance(value, Tensor):
             return self.of(value)
@@ -147,6 +164,8 @@ class Listener:
             return Thing(type(value).__name__, [self.encoded(getattr(value, f)) for f in fields])
         if isinstance(value, int) and not isinstance(value, bool):
             return int(value)
+        if isinstance(value, float) and value in self.rates:
+            return Name(f"%{self.rates[value]}")
         if value is None or isinstance(value, bool | float | str):
             return value
         self.problem(f"an argument of type {type(value).__name__}")

@@ -26,7 +26,7 @@ class Merger:
     """Merges values of several recordings, in the form of a program's file."""
 
     def __init__(self, fitter: Fitter, precisions: Sequence[Precision]) -> None:
-        self.fitter, self._precisions = fitter, precisions
+        self.fitter, self.precisions = fitter, precisions
         self._mixed = [i for i, (w, c) in enumerate(precisions) if w != c]
 
     def merge(  # noqa: C901, PLR0911, PLR0912 - one a kind of value
@@ -74,16 +74,16 @@ class Merger:
         return str(first) if isinstance(first, str) else first
 
     def _type(self, names: list[str], where: str) -> str:
-        if len(set(names)) == 1 and len({w for w, _ in self._precisions}) > 1:
+        if len(set(names)) == 1 and len({w for w, _ in self.precisions}) > 1:
             return names[0]
-        if names == [w for w, _ in self._precisions]:
+        if names == [w for w, _ in self.precisions]:
             return "W"
-        if names == [c for _, c in self._precisions]:
+        if names == [c for _, c in self.precisions]:
             return "C"
         for name in dict.fromkeys(names):
-            if names == [c if c != w else name for w, c in self._precisions]:
+            if names == [c if c != w else name for w, c in self.precisions]:
                 return f"A:{name}"
-        raise UnfitError(f"{where}: types {names} in {self._precisions}")
+        raise UnfitError(f"{where}: types {names} in {self.precisions}")
 
     def _lies(self, values: Sequence[Lies], where: str) -> Any:
         common = [a for a in values[0].alternatives if all(a in x.alternatives for x in values)]
@@ -143,6 +143,6 @@ def _instruction(rows: list[tuple[Any, ...]], merger: Merger, at: int) -> tuple[
         args = merger.merge([row[3] for row in rows], where, word=False)
         options = merger.merge([row[4] for row in rows], where, word=False)
         return word, [name, outs, args, options]
-    if word in {"del", "enter"}:
+    if word in {"del", "enter", "leave"}:
         return word, merger.merge([row[1] for row in rows], where)
     return word, merger.merge([list(row[1:]) for row in rows], where)

@@ -1,10 +1,11 @@
 """The model that is recorded: how it was built, what it is called with and what it returns."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor
@@ -13,7 +14,8 @@ from vrambudget.recording.raw import Name
 from vrambudget.traced import build, counted, live, module
 
 Patch = tuple[Any, str, Any]
-_KINDS = ("Linear", "Embedding", "Conv1D", "Dropout")
+_TABLES = {"position_embeddings", "wpe"}
+_KINDS = ("Linear", "Embedding", "Conv1D", "Dropout", "LayerNorm")
 
 
 def patches(listener: Listener) -> Iterator[Patch]:
@@ -23,7 +25,11 @@ def patches(listener: Listener) -> Iterator[Patch]:
 
     def built(config: Any, task: Any) -> Any:
         start = len(context.tape.events)
-        found = from_config(config, task)
+        listener.is_building = True
+        try:
+            found = from_config(config, task)
+        finally:
+            listener.is_building = False
         _note_model(listener, found, start)
         return found
 
@@ -64,8 +70,9 @@ def patches(listener: Listener) -> Iterator[Patch]:
 
 
 def _note_inputs(listener: Listener, model: Any, batch: dict[str, Tensor]) -> None:
-    for name, p in model.named_parameters().items():
-        listener.parameters[id(p)] = Name(f"@{name}")
+    for name, p in _every_parameter(model):
+        listener.parameters.setdefault(id(p), Name(f"@{name}"))
+        listener.shared.setdefault(id(p), []).append(Name(f"@{name}"))
     for name, b in model._module.named_buffers():  # noqa: SLF001 - the tracer's own
         c = model._mode.counted_of(b)  # noqa: SLF001
         if c is not None:
@@ -74,6 +81,14 @@ def _note_inputs(listener: Listener, model: Any, batch: dict[str, Tensor]) -> No
         listener.inputs[name] = listener.fresh()
         listener.temporaries[id(x)] = (listener.inputs[name], x)
     listener.facts["inputs"] = {name: [list(x.shape), x.dtype] for name, x in batch.items()}
+
+
+def _every_parameter(model: Any) -> Iterator[tuple[str, Parameter]]:
+    """Yield parameters by each of their names: tied ones have several."""
+    for prefix, shadow in model.named_modules():
+        for name, value in vars(shadow).items():
+            if isinstance(value, Parameter):
+                yield prefix + name, value
 
 
 def _note_model(listener: Listener, model: Any, start: int) -> None:
@@ -94,12 +109,7 @@ def _note_model(listener: Listener, model: Any, start: int) -> None:
         return numbers.get(v.storage.index) if v.storage.tape is tape else None
 
     torch_module = model._module  # noqa: SLF001 - the tracer's own
-    named = [
-        (prefix + name, v)
-        for prefix, shadow in model.named_modules()
-        for name, v in vars(shadow).items()
-        if isinstance(v, Parameter)
-    ]
+    named = list(_every_parameter(model))
     buffers = [
         (name, c.v)
         for name, b in torch_module.named_buffers()
@@ -119,31 +129,65 @@ def _note_model(listener: Listener, model: Any, start: int) -> None:
             for n, m in torch_module.named_modules()
             if isinstance(m, torch.nn.ModuleList) and len(m)
         },
+        "checkpointed": [
+            n
+            for n, m in torch_module.named_modules()
+            if isinstance(m, torch.nn.ModuleList) and len(m) and _checkpoints(torch_module, m[0])
+        ],
+        "positions": _positions(torch_module),
         "class": type(torch_module).__name__,
         "accepts_loss_kwargs": model.accepts_loss_kwargs,
         "is_named_for_causal_lm": model.is_named_for_causal_lm,
     }
-    for stack in listener.facts["stacks"]:
+    for stack in outermost(listener.facts["stacks"]):
         for layer in torch_module.get_submodule(stack):
             layer.register_forward_pre_hook(functools.partial(_entered, listener), with_kwargs=True)
+            layer.register_forward_hook(functools.partial(_left, listener))
+
+
+def _positions(model: Any) -> int | None:
+    """Return how many tokens a table of positions is for; None where there is no table.
+
+    Rows up to that of padding stand for no token (RoBERTa's create_position_ids_from_input_ids).
+    """
+    tables = [
+        m
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Embedding) and n.rpartition(".")[2] in _TABLES
+    ]
+    if len(tables) != 1:
+        return None
+    (table,) = tables
+    padding = -1 if table.padding_idx is None else table.padding_idx
+    return int(table.num_embeddings) - int(padding) - 1
+
+
+def _checkpoints(model: Any, layer: Any) -> bool:
+    return bool(getattr(model, "supports_gradient_checkpointing", False)) and isinstance(
+        layer, GradientCheckpointingLayer
+    )
+
+
+def outermost(stacks: Mapping[str, Any]) -> list[str]:
+    """Return the stacks that are in no other."""
+    return [s for s in stacks if not any(s.startswith(o + ".") for o in stacks if o != s)]
 
 
 def _entered(listener: Listener, _module: Any, args: Any, kwargs: Any) -> None:
     """Note what a layer is called with: a checkpoint holds all of it, read or not."""
-    if not listener.is_on:
-        return
-    names: list[Name] = []
+    if listener.is_on:
+        listener.emit("enter", _names_in([args, kwargs]))
 
-    def walk(value: Any) -> None:
-        if type(value) is counted.Counted and hasattr(value, "named"):
-            names.append(value.named)
-        elif isinstance(value, list | tuple):
-            for x in value:
-                walk(x)
-        elif isinstance(value, dict):
-            for x in value.values():
-                walk(x)
 
-    walk(args)
-    walk(kwargs)
-    listener.emit("enter", names)
+def _left(listener: Listener, _module: Any, _args: Any, output: Any) -> None:
+    """Note what a layer returns: what it has besides died within it."""
+    if listener.is_on:
+        listener.emit("leave", _names_in(output))
+
+
+def _names_in(value: Any) -> list[Name]:
+    if type(value) is counted.Counted:
+        return [value.named] if hasattr(value, "named") else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [n for x in value for n in _names_in(x)] if isinstance(value, list | tuple) else []

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vrambudget.program.form import Program, Row
+from vrambudget.program.guards import holds
 from vrambudget.recording.fitting import Fitter
-from vrambudget.recording.folding import Folded, folded_rows, outermost
+from vrambudget.recording.folding import Folded, Instruction, folded_rows
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, Precision, UnfitError, code_of
+from vrambudget.recording.models import outermost
 
 PRECISIONS: dict[str, Precision] = {
     "bf16": ("bfloat16", "bfloat16"),
@@ -32,31 +34,39 @@ class Model:
 
     source: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
+    when: dict[str, Any] = field(default_factory=dict)  # the job that was recorded
     derived: dict[str, str] = field(default_factory=dict)  # sizes that others decide
     depths: dict[str, str] = field(default_factory=dict)  # of stacks: their keys
+    lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
+    activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
+    labels: set[int] | None = None  # instructions that only labels need
+    builds: list[tuple[str, Any, list[Any]]] = field(default_factory=list)
+    """Keys that decide how the model is built: another value, and the facts of each probe."""
 
 
 def program_of(probes: Sequence[Probe], model: Model) -> Program:
     """Return the program. Raises UnfitError where the recordings are not one."""
-    recordings = [probe.recording for probe in probes]
-    problems = [text for r in recordings for text in r.problems]
+    problems = [text for probe in probes for text in probe.recording.problems]
     if problems:
         raise UnfitError(problems[0])
-    fitter = Fitter([probe.sizes for probe in probes])
-    merger = Merger(fitter, [PRECISIONS[probe.precision] for probe in probes])
-    code = code_of(recordings, merger)
+    merger, code, alone = _merged(probes, model)
+    recordings = [probe.recording for probe in probes]
     facts = [r.facts for r in recordings]
     first = facts[0]
     program = Program(source=_source(first, model), keys=model.keys)
+    if first["positions"] is not None:
+        found = merger.merge([f["positions"] for f in facts], "positions")
+        program.source["positions"] = str(found).removeprefix("=")
+    program.when = {key: [value] for key, value in model.when.items()}
     program.sizes = dict.fromkeys(probes[0].sizes, None) | dict(model.derived)
-    program.guards = list(guards_of(recordings, merger))
+    guards = guards_of(recordings, merger)
+    program.guards = [g for g in guards if all(holds(g, probe.sizes) for probe in alone)]
     for text in model.derived.values():
         a, _, b = text.partition("//")
         program.guards.append([a, "%", b, True, "whole heads"])
     program.inputs = [
         [name, *merger.merge([f["inputs"][name] for f in facts], name)] for name in first["inputs"]
     ]
-    built = _built(facts, merger)
     held = [name for name in first["outputs"] if name is not None]
     loss = first["loss"]
     logits = next((n for n in held if n != loss), loss)
@@ -64,22 +74,77 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         raise UnfitError("the recordings return different tensors")
     others: list[Any] = [n for n in held if n not in {loss, logits}]
     numbers: dict[str, int] = {}
-    code = [(state, _shared(row, numbers, program.effects)) for state, row in code]
-    for stack in outermost(first["stacks"]):
-        layers = first["stacks"][stack]
-        folded = Folded(code, stack, layers) if stack in model.depths else None
-        rows = None if folded is None else folded_rows(built, folded)
-        if folded is None or rows is None or folded.period is None:
-            program.stacks.append([stack, model.depths.get(stack), 0, None, layers])
-            continue
-        code, others = folded.rows(others)
-        built = rows
-        key = model.depths[stack]
-        program.stacks.append([stack, key, folded.first, folded.period, layers])
-    program.built = built
+    code = [(state, _shared(row, numbers, program.effects)) for state, row in _marked(code, model)]
+    built = [_built(facts, merger), *(_built(f[: len(facts)], merger) for *_, f in model.builds)]
+    code, others = _fold(program, model, _stacks_of(first), code, others, built)
+    program.built = built[0]
+    for (key, value, _), rows in zip(model.builds, built[1:], strict=True):
+        program.builds.append([key, value, rows])
     program.code = list(_with_states(code))
     program.result = {"loss": loss, "logits": logits, "others": others}
     return program
+
+
+def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], list[Probe]]:
+    """Return the merged code, and which of the lone probes it is the code of."""
+    alone = [probe for probe in model.lone if not probe.recording.problems]
+    error: UnfitError | None = None
+    for chosen in (alone, *([probe] for probe in alone if len(alone) > 1), []):
+        every = [*probes, *chosen]
+        fitter = Fitter([probe.sizes for probe in every])
+        merger = Merger(fitter, [PRECISIONS[probe.precision] for probe in every])
+        try:
+            code = code_of([probe.recording for probe in every], merger)
+        except UnfitError as problem:
+            error = problem
+            continue
+        own = Merger(Fitter([probe.sizes for probe in probes]), merger.precisions[: len(probes)])
+        return own, code, list(chosen)
+    assert error is not None  # noqa: S101 - each way failed
+    raise error
+
+
+def _marked(code: list[Instruction], model: Model) -> Iterator[Instruction]:
+    """Yield the code: activations by their keys, what only labels need between marks."""
+    labels, within = model.labels or set(), False
+    for at, (state, (word, value)) in enumerate(code):
+        if (at in labels) is not within:
+            within = not within
+            yield state, ("given", "labels" if within else None)
+        if at in model.activations:
+            yield state, (word, [f"activation.{model.activations[at]}", *value[1:]])
+        else:
+            yield state, (word, value)
+    if within:
+        yield code[-1][0], ("given", None)
+
+
+def _stacks_of(facts: dict[str, Any]) -> dict[str, tuple[int, bool]]:
+    """Return how many layers each stack has, and whether they are checkpointed."""
+    return {name: (n, name in facts["checkpointed"]) for name, n in facts["stacks"].items()}
+
+
+def _fold(  # noqa: PLR0917 - the program as far as it is made
+    program: Program,
+    model: Model,
+    stacks: dict[str, tuple[int, bool]],
+    code: list[Instruction],
+    others: list[Any],
+    built: list[list[Row]],
+) -> tuple[list[Instruction], list[Any]]:
+    """Fold each stack of the code and of the ways of building, as far as its layers recur."""
+    for stack in outermost(stacks):
+        layers, checkpoints = stacks[stack]
+        folded = Folded(code, stack, layers) if stack in model.depths else None
+        rows = [] if folded is None else [folded_rows(each, folded) for each in built]
+        if folded is None or None in rows or folded.period is None:
+            program.stacks.append([stack, model.depths.get(stack), 0, None, layers, checkpoints])
+            continue
+        code, others = folded.rows(others)
+        built[:] = [row for row in rows if row is not None]
+        row = [stack, model.depths[stack], folded.first, folded.period, layers, checkpoints]
+        program.stacks.append(row)
+    return code, others
 
 
 def _source(facts: dict[str, Any], model: Model) -> dict[str, Any]:
@@ -103,7 +168,7 @@ def _with_states(code: Sequence[tuple[list[Any], Row]]) -> Iterator[Row]:
     """Yield rows, and `at` where the state changes."""
     here: list[Any] | None = None
     for state, (word, value) in code:
-        if word in {"repeat", "next"}:
+        if word in {"repeat", "next", "given"}:
             here = None
         elif word != "del" and state != here:
             here = state

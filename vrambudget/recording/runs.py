@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from transformers.configuration_utils import PreTrainedConfig
+import transformers
 
 from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import caches
@@ -23,6 +23,15 @@ BATCH, LENGTH = 3, 40
 """What is recorded, where a job names no other length."""
 
 
+RATES = [0.1 + 0.007 * n for n in range(16)]
+"""Rates of dropout that a recording tells apart, whatever else its numbers are."""
+
+
+def rates_in(values: Values) -> dict[float, str]:
+    """Return the keys of dropout by their rates, where a recording set them."""
+    return {value: key for key, value in values.items() if value in RATES and "drop" in key}
+
+
 def traced(values: Values, **fields: Any) -> tuple[TracedConfig, Job]:
     """Return the traced configuration of a job, and the job resolved."""
     fields = {"batch": BATCH, "block": LENGTH, "precision": "bf16", "steps": 1, **fields}
@@ -37,6 +46,7 @@ def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -
     """Return what a configuration's model does in a job; keys in `sizes` report comparisons."""
     config, resolved = traced(values, **job)
     listener = Listener()
+    listener.rates = rates_in(values)
     configuration = build.configuration
 
     def made(keys: Mapping[str, Any], job: Any) -> Any:
@@ -66,7 +76,9 @@ def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -
 @contextlib.contextmanager
 def _reading(listener: Listener) -> Iterator[None]:
     """Note the keys of configurations that are read while a model is built and run."""
-    get: Any = PreTrainedConfig.__getattribute__
+    name = "PreTrainedConfig" if hasattr(transformers, "PreTrainedConfig") else "PretrainedConfig"
+    base: Any = getattr(transformers, name)  # until 5.0 with a small t
+    get = base.__getattribute__
 
     def reading(self: Any, key: str) -> Any:
         found = get(self, key)
@@ -74,5 +86,5 @@ def _reading(listener: Listener) -> Iterator[None]:
             listener.read.add((type(self).__name__, get(self, "attribute_map").get(key, key)))
         return found
 
-    with patch.object(PreTrainedConfig, "__getattribute__", reading):
+    with patch.object(base, "__getattribute__", reading):
         yield

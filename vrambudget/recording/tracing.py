@@ -46,7 +46,7 @@ def listening(listener: Listener) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, new))
         stack.enter_context(patch.dict(attributes.ATTRIBUTES, dict(_answers(listener))))
         stack.enter_context(patch.dict(rules.RULES, {torch.Tensor.type: _typed}))
-        report_to(lambda found: listener.comparisons.append(found) if listener.is_on else None)
+        report_to(listener.compared)
         try:
             yield
         finally:
@@ -203,8 +203,9 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
 
 
 _OF_POSITIONS = "transformers.masking_utils."
+_OF_MASKS = "transformers.modeling_attn_mask_utils."
 _WARNS = "transformers.modeling_utils.PreTrainedModel.warn_if_padding_and_no_attention_mask"
-_HARMLESS = (_OF_POSITIONS, _WARNS)
+_HARMLESS = (_OF_POSITIONS, _OF_MASKS, _WARNS)
 """Code that asks whether rows are packed, which positions of unpacked rows always answer the same
 way, and whether to warn of padding, whose answer changes nothing else."""
 

@@ -26,7 +26,7 @@ from vrambudget.traced import kernels
 from vrambudget.traced.config import TracedConfig
 from vrambudget.traced.counted import CARD, TORCH_DTYPE, counted, dtype_of
 from vrambudget.traced.known import Known, of_tensor
-from vrambudget.traced.live import Live, loss_of_outputs
+from vrambudget.traced.live import Live, loss_in, loss_of_outputs
 from vrambudget.traced.mode import Following
 from vrambudget.traced.patches import running
 from vrambudget.training.inputs import Input, inputs_for
@@ -77,7 +77,9 @@ def live_model(config: TracedConfig, task: Task) -> Live:
     module.config.use_cache = job.use_cache
     if job.checkpointing == "full":
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Live(module, mode, values_of(job, inputs_for(config, job)), loss_of_outputs)
+    is_scripts = task == "embed" or job.label_smoothing or job.with_grad
+    loss = loss_in if is_scripts else loss_of_outputs
+    return Live(module, mode, values_of(job, inputs_for(config, job)), loss)
 
 
 def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:

@@ -96,6 +96,10 @@ class TracedConfig(ModelConfig):
             )
         return live_model(self, task)
 
+    def body(self) -> Any:
+        """Return the model without a head, its weights allocated."""
+        return self.build("embed")
+
 
 def traced_config(found: FoundModel, error: NotModelledError) -> TracedConfig:
     """Return the configuration of a model to be followed.

@@ -1,0 +1,161 @@
+"""Runs of a program's instructions: layers, which are called as modules, and what is between them.
+
+A block takes the tensors that its instructions read, runs them, and leaves what it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vrambudget.engine.checkpoint import Recomputation
+from vrambudget.engine.context import Autocast, context
+from vrambudget.engine.identical_layers import Layer
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.layers import CheckpointedLayer
+from vrambudget.program.bound import Bound, Env, Step, names_read
+from vrambudget.program.form import Row
+from vrambudget.program.unfold import makes
+from vrambudget.tape.events import Purpose
+
+
+@dataclass(slots=True)
+class Run:
+    """What one forward pass runs in."""
+
+    purpose: Purpose
+    grad: bool
+    autocast: Autocast | None
+    training: bool
+
+
+@dataclass(slots=True)
+class State:
+    """What a played model's blocks share: whose parameters they read, and the pass that runs."""
+
+    owners: dict[str, tuple[Module, str]] = field(default_factory=dict)
+    modules: dict[str, Module] = field(default_factory=dict)
+    paths: dict[str, int] = field(default_factory=dict)
+    blocks: dict[str, Block] = field(default_factory=dict)  # of layers, by path
+    run: Run | None = None
+
+    def prepare(self, model: Module) -> None:
+        """Find the modules as they are now: with adapters, and copies that are trained."""
+        if self.modules:
+            return
+        for prefix, module in model.named_modules():
+            parts = prefix[:-1].split(".")
+            path = ".".join(part for part in parts if part not in _WRAPPERS)
+            self.paths.setdefault(path, module.path)
+            if parts[-1] not in {"base_layer", "original_module"}:
+                self.modules.setdefault(path, module)
+
+    def parameters(self, names: Sequence[str]) -> Env:
+        """Return parameters and buffers by name, as they are now."""
+        return {name: getattr(*self.owners[name]) for name in names}
+
+
+_WRAPPERS = {"modules_to_save"}
+_ENDS = {"del", "write"}
+
+
+class Block:
+    """A run of instructions between layers, or a layer's."""
+
+    def __init__(
+        self, rows: Sequence[Row], bound: Bound, state: State, layer: str | None = None
+    ) -> None:
+        self._state, self.layer = state, layer
+        path = ""
+        self.steps: list[Step] = []
+        for word, value in rows:
+            path = value[0] if word == "at" else path
+            step = bound.step(word, value, path)
+            if step is not None:
+                self.steps.append(step)
+        read = names_read(list(rows))
+        self.fixed = list(bound.parameters(rows))
+        entered = [name for word, value in rows if word == "enter" for name in value]
+        self.inputs = list(dict.fromkeys([*entered, *read]))
+        made = dict.fromkeys(name for row in rows for name in makes(*row))
+        gone = {value if word == "del" else value[1] for word, value in rows if word in _ENDS}
+        left = [name for word, value in rows if word == "leave" for name in value]
+        self.outputs = list(dict.fromkeys([*left, *(n for n in made if n not in gone)]))
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], bound: Bound, state: State) -> Iterator[Block]:
+        """Yield the blocks of a program's code."""
+        own: list[Row] = []
+        at: Row | None = None
+        layer: str | None = None
+        for row in rows:
+            if row[0] == "enter":
+                layer = state_path(at)
+                yield cls(own[:-1] if own and own[-1] is at else own, bound, state)
+                own = [at] if at is not None else []
+            own.append(row)
+            at = row if row[0] == "at" else at
+            if row[0] == "leave":
+                block = cls(own, bound, state, layer)
+                assert layer is not None  # noqa: S101 - it was entered
+                state.blocks[layer] = block
+                yield block
+                own, layer = [at] if at is not None else [], None
+        yield cls(own, bound, state)
+
+    def run(self, env: Env) -> None:
+        """Run the block on the tensors of the pass."""
+        if self.layer is None:
+            env |= self._state.parameters(self.fixed)
+            for step in self.steps:
+                step(env, self._state)
+            return
+        module, run = self._state.modules[self.layer], self._state.run
+        assert run is not None  # noqa: S101 - a pass runs
+        context.grad_enabled, context.autocast = run.grad, run.autocast  # as its caller has them
+        result = module(*[env[name] for name in self.inputs])
+        if len(self.outputs) == 1:
+            env[self.outputs[0]] = result
+        else:
+            env.update(zip(self.outputs, result, strict=True))
+
+
+def state_path(at: Row | None) -> str:
+    """Return the module that an `at` names."""
+    return "" if at is None else str(at[1][0])
+
+
+class PlayedLayer(CheckpointedLayer):
+    """A layer of a played model: its block's instructions."""
+
+    def __init__(self, state: State, name: str, form: int, *, checkpoints: bool) -> None:
+        self.played = state, name
+        self.form, self.checkpoints = form, checkpoints
+
+    def walk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward, checkpointed where transformers checkpoints this layer."""
+        if self.checkpoints:
+            return super().walk(*args, **kwargs)
+        return Layer.walk(self, *args, **kwargs)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Run the layer's instructions on what it is called with."""
+        state, name = self.played
+        block, run = state.blocks[name], state.run
+        assert run is not None  # noqa: S101 - a pass runs
+        before = context.purpose, context.grad_enabled, context.autocast
+        if isinstance(context.frame, Recomputation):
+            state.run = Run(run.purpose, True, context.autocast, run.training)  # noqa: FBT003
+        env = state.parameters(block.fixed)
+        env.update(zip(block.inputs, inputs, strict=True))
+        try:
+            for step in block.steps:
+                step(env, state)
+        finally:
+            context.purpose, context.grad_enabled, context.autocast = before
+            state.run = run
+        if len(block.outputs) == 1:
+            return env[block.outputs[0]]
+        return tuple(env[name] for name in block.outputs)

@@ -1,0 +1,211 @@
+"""What each key of a configuration decides, found by recording with each changed.
+
+Of the keys that the model's code reads, one that changes nothing is no condition; one that changes
+sizes alone is free, as is a rate of dropout and an activation; one that changes only how the model
+is built (tied embeddings) has a way of building for each value; any other must be as it was
+recorded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import transformers
+
+from vrambudget.config.model_config import IGNORED_KEYS
+from vrambudget.errors import VramBudgetError
+from vrambudget.ops.elementwise import ACTIVATIONS
+from vrambudget.recording.fitting import Fitter
+from vrambudget.recording.keys import Values, flattened, nested, others
+from vrambudget.recording.listener import Listener
+from vrambudget.recording.merging import Merger, UnfitError, code_of
+from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
+from vrambudget.recording.rows import changed_operations
+from vrambudget.recording.runs import BATCH, LENGTH, RATES, recording
+
+DEPTHS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"),
+    *("decoder_layers", "num_decoder_layers", "num_encoder_layers"),
+)
+_NEVER = {
+    "return_dict",
+    "problem_type",
+    "model_type",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "use_cache",
+    *DEPTHS,
+}
+_LABELS = {"id2label", "label2id"}
+_CLASSES = 5
+"""Of a classifier that is recorded: a number that no other size is."""
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What each key of a configuration decides."""
+
+    depth: int | None
+    free: dict[str, int] = field(default_factory=dict)  # with another value
+    conditions: Values = field(default_factory=dict)
+    activations: list[str] = field(default_factory=list)
+    builds: dict[str, bool] = field(default_factory=dict)  # keys of building, with the other value
+    built: list[Any] | None = None  # how, once it was recorded
+
+
+class Prober:
+    """Records one configuration at a depth, None for its own."""
+
+    def __init__(
+        self, values: Values, deep: int | None, job: Values, tied: Mapping[str, str]
+    ) -> None:
+        self._job, self._deep, self._tied = job, deep, tied
+        self._length: int = job.get("block", LENGTH)
+        own = transformers.AutoConfig.for_model(**values)
+        self._map = dict(type(own).attribute_map)
+        self._depths = [key for key in DEPTHS if key in vars(own)]
+        self._short = dict(values)
+        if deep is not None:
+            for extra, key in zip(count(), self._depths):
+                self._short[key] = deep + 2 * extra if len(self._depths) > 1 else deep
+        self._own = self._explicit(self._short)
+        self._rates = [
+            key
+            for key, value in self._own.items()
+            if "drop" in key and not key.endswith("layerdrop") and _is_rate(value)
+        ]
+        self._full = {
+            **self._own,
+            **dict(zip(self._rates, RATES, strict=False)),
+            **{k: "gelu" for k, v in self._own.items() if _is_activation(k, v)},
+        }
+        self._full |= {key: self._full[other] for key, other in tied.items()}
+        self._sizes = frozenset(k for k, v in self._full.items() if type(v) is int) - _NEVER
+        self.base = self._recording()
+
+    def _explicit(self, values: Values) -> Values:
+        own = transformers.AutoConfig.for_model(**values)
+        found = {k: v for k, v in vars(own).items() if not k.startswith("_")}
+        plain = own.to_dict()
+        full = {k: plain.get(k, v) for k, v in found.items() if k in plain and k not in _LABELS}
+        if str(self._job.get("task", "")).endswith("cls"):
+            full["num_labels"] = values.get("num_labels", _CLASSES)
+        return {**full, "model_type": values["model_type"]}
+
+    def _recording(self, values: Values | None = None, **job: Any) -> Listener:
+        return recording({**self._full, **(values or {})}, self._sizes, **{**self._job, **job})
+
+    def depths(self) -> dict[str, str]:
+        """Return the key that says how many layers each outermost stack has."""
+        found = {}
+        for stack, layers in self.base.facts["stacks"].items():
+            keys = [key for key in self._depths if self._full.get(key) == layers]
+            if len(keys) == 1:
+                found[stack] = keys[0]
+        return found
+
+    def folds(self) -> bool:
+        """Return whether all stacks of layers recur at this depth."""
+        probe = [Probe({"batch": BATCH, "length": self._length}, "bf16", self.base)]
+        program = program_of(probe, Model(depths=self.depths()))
+        mine = [row for row in program.stacks if row[1] is not None]
+        return bool(mine) and all(row[3] is not None for row in mine)
+
+    def verdicts(self) -> Verdicts:
+        """Return what each key decides that the model's code reads."""
+        read = {key for _, key in self.base.read} & set(self._full)
+        flat = flattened({k: v for k, v in self._full.items() if k in read - _NEVER - _LABELS})
+        found = Verdicts(self._deep)
+        for key, value in sorted(flat.items()):
+            if key.rpartition(".")[2] in IGNORED_KEYS or key in {*self._rates, *self._tied}:
+                continue
+            if _is_activation(key, value):
+                found.activations.append(key)
+            elif not isinstance(value, int | float) or isinstance(value, bool):
+                self._judge(found, key, value)
+            else:
+                verdict, changed = self._changed(key, value)
+                if verdict == "free":
+                    found.free[key] = changed
+                elif verdict == "fixed":
+                    found.conditions[key] = value
+                elif isinstance(value, float) and value:
+                    found.conditions[key] = {"nonzero": True}
+        return found
+
+    def _activated(self, key: str) -> list[int]:
+        """Return the instructions whose function a key names."""
+        other = self._recording({key: "relu"})
+        return changed_operations(self.base, other, "elementwise.gelu", "elementwise.relu")
+
+    def _judge(self, found: Verdicts, key: str, value: Any) -> None:
+        """Note what a key decides that is no number: nothing, the building, or all."""
+        if isinstance(value, bool) and "." not in key:
+            try:
+                other = self._recording({key: not value})
+            except VramBudgetError:
+                other = None
+            if other is not None and repr(other.rows) == repr(self.base.rows):
+                names = ("build", "parameters", "buffers")
+                if any(other.facts[n] != self.base.facts[n] for n in names):
+                    found.builds[key] = not value
+                if other.facts["outputs"] == self.base.facts["outputs"]:
+                    return
+        found.conditions[key] = value
+
+    def _changed(self, key: str, value: Any) -> tuple[str, Any]:
+        """Record with a key changed: it is free, fixed, or ignored, which changes nothing."""
+        for changed in others(value):
+            try:
+                made = nested(self._full, {key: changed})
+                made |= {k: changed for k, other in self._tied.items() if other == key}
+                found = self._recording(made)
+                if self._is_base(found):
+                    compared = found.comparisons != self.base.comparisons
+                    return ("free" if isinstance(value, int) and compared else "ignored"), changed
+                self._same(found)
+            except (VramBudgetError, UnfitError):
+                continue
+            return ("free" if type(value) is int else "fixed"), changed
+        return "fixed", None
+
+    def _is_base(self, found: Listener) -> bool:
+        names = ("build", "parameters", "buffers", "inputs", "outputs")
+        if any(found.facts[n] != self.base.facts[n] for n in names):
+            return False
+        return repr(found.rows) == repr(self.base.rows)
+
+    def _same(self, found: Listener) -> None:
+        """Raise UnfitError where a recording differs from the base in more than sizes."""
+        if found.problems:
+            raise UnfitError(found.problems[0])
+        both = [self.base, found]
+        merger = Merger(_AnyFitter([{}]), [PRECISIONS["bf16"]] * 2)
+        code_of(both, merger)
+        for name in ("build", "parameters", "buffers", "outputs"):
+            merger.merge([r.facts[name] for r in both], name)
+        outcomes = [[(c.place, c.outcome) for c in r.comparisons] for r in both]
+        if outcomes[0] != outcomes[1]:
+            raise UnfitError("a comparison comes out otherwise")
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or isinstance(value, float) or value == 0
+
+
+def _is_activation(key: str, value: Any) -> bool:
+    return "act" in key and isinstance(value, str) and value in ACTIVATIONS
+
+
+class _AnyFitter(Fitter):
+    """Takes any numbers: only what surrounds them is compared."""
+
+    def __init__(self, probes: Any) -> None:
+        del probes
+        self.unfit = []
+
+    def fit(self, values: Any) -> int | str | None:
+        """Return an expression of nothing."""
+        return int(values[0]) if len(set(values)) == 1 else "any"

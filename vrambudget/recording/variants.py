@@ -1,0 +1,98 @@
+"""All jobs of a model in one file: a program for each task, attention and mask that it has.
+
+Jobs in which the model's code does the same are one program.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from vrambudget.program.form import Program, Row, Variant
+from vrambudget.recording.checking import check
+from vrambudget.recording.configurations import Recorded, record
+from vrambudget.recording.keys import Values
+from vrambudget.recording.probing import Verdicts
+
+ATTENTIONS = ("sdpa", "eager")
+MASKS: tuple[Values, ...] = ({}, {"attention_mask": "ones"}, {"rows": "padded"})
+
+
+def record_variants(
+    values: Values, tasks: Sequence[str], attentions: Sequence[str] = ATTENTIONS
+) -> Recorded:
+    """Return the programs of a configuration's model as one, each checked against its trace."""
+    found: list[Recorded] = []
+    for task in tasks:
+        ties: list[dict[str, str]] = [{}]
+        for tied in ties:
+            verdicts: Verdicts | None = None
+            for attention in attentions:
+                for mask in MASKS:
+                    job = {"task": task, "attention": attention, **mask}
+                    made = record(values, verdicts, tied, **job)
+                    if verdicts is None and not tied:
+                        ties += tied_in(made.program)
+                    verdicts = made.verdicts
+                    made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
+                    found.append(made)
+    checked = sum(made.checked for made in found)
+    programs = joined(made.program for made in found)
+    return dataclasses.replace(found[0], program=programs, checked=checked)
+
+
+def tied_in(program: Program) -> list[dict[str, str]]:
+    """Return keys that the model's code compares: where they are equal is another program."""
+    free = {key for key, rule in program.keys.items() if isinstance(rule, dict) and "free" in rule}
+    return [
+        {left: right}
+        for left, sign, right, outcome, _ in program.guards
+        if (sign, outcome) in {("!=", True), ("==", False)} and {left, right} <= free
+    ]
+
+
+def _equal(values: Values, tied: Values) -> Values:
+    return {key: values[other] for key, other in tied.items()}
+
+
+def joined(programs: Iterable[Program]) -> Program:
+    """Return the first program with the others as its variants; those that are alike are one."""
+    kept: list[Program] = []
+    for program in programs:
+        like = next((p for p in kept if _is_like(p, program)), None)
+        if like is None:
+            kept.append(program)
+        else:
+            _unite(like, program)
+    first = kept[0]
+    effects: list[Any] = list(first.effects)
+    first.variants = [_variant(program, effects) for program in kept[1:]]
+    return first
+
+
+def _is_like(a: Program, b: Program) -> bool:
+    names = ("keys", "sizes", "guards", "stacks", "inputs", "effects", "built", "code", "result")
+    differ = [key for key in a.when | b.when if a.when.get(key) != b.when.get(key)]
+    return len(differ) < 2 and all(getattr(a, n) == getattr(b, n) for n in names)  # noqa: PLR2004
+
+
+def _unite(a: Program, b: Program) -> None:
+    for key in a.when:
+        a.when[key] = list(dict.fromkeys([*a.when[key], *b.when.get(key, [])]))
+
+
+def _variant(program: Program, effects: list[Any]) -> Variant:
+    """Return a program as a variant, its effects numbered after those of all before it."""
+    numbers = {repr(row): n for n, row in enumerate(effects)}
+    for row in program.effects:
+        if repr(row) not in numbers:
+            numbers[repr(row)] = len(effects)
+            effects.append(row)
+    own = [numbers[repr(row)] for row in program.effects]
+
+    def renumbered(rows: list[Row]) -> Iterator[Row]:
+        for word, value in rows:
+            yield word, [own[value[0]], *value[1:]] if word == "call" else value
+
+    program.code = list(renumbered(program.code))
+    program.effects = list(effects)
+    return Variant(program.when, lambda: program, program)
