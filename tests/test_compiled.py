@@ -604,7 +604,7 @@ def test_what_is_not_compiled_here_is_refused_by_name(monkeypatch, fields, named
 def test_a_refused_job_ends_with_a_line_and_not_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(config.importlib.util, "find_spec", lambda _name: None)
     assert main(["nanogpt", "--compile", "--block", "64"]) == 2
-    assert capsys.readouterr().err.startswith("error: torch.compile is followed by PyTorch's own")
+    assert capsys.readouterr().err.startswith("error: torch.compile is traced by PyTorch's own")
 
 
 def test_nothing_of_the_compiler_is_loaded_without_it():

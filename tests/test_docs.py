@@ -180,7 +180,7 @@ def test_the_readme_counts_the_records():
 def test_the_accuracy_page_counts_the_jobs_drawn_at_random():
     drawn = sum("drawn" in param.id for param in test_records.job_records())
     text = pages.text_of(pages.ROOT / "docs" / "accuracy.md")
-    assert f"{drawn} of the jobs were drawn at random" in text
+    assert f"{drawn} of the jobs were sampled at random" in text
 
 
 def test_the_checked_versions_are_listed():

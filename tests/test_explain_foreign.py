@@ -94,6 +94,53 @@ MESSAGES = [
         *("JAX", "5.96GiB", "a smaller batch"),
         id="JAX, in GiB",
     ),
+    pytest.param(
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.\n"
+        "total allocation: 20.00GiB",
+        *("JAX", "16.00 GiB. The program would hold 20.00GiB in all.", "a smaller batch"),
+        id="JAX, with its total",
+    ),
+    pytest.param(
+        "THCudaCheck FAIL file=/pytorch/aten/src/THC/generic/THCStorage.cu line=58 error=2 : out of"
+        " memory RuntimeError: cuda runtime error (2) : out of memory at"
+        " /pytorch/aten/src/THC/generic/THCStorage.cu:58",
+        *("PyTorch", "before version 1.0 prints no sizes", "a smaller batch"),
+        id="PyTorch before 1.0",
+    ),
+    pytest.param(
+        "RuntimeError: [enforce fail at context_gpu.cu:343] error == cudaSuccess. 2 vs 0. Error at:"
+        " /caffe2/caffe2/core/context_gpu.cu:343: out of memory",
+        *("Caffe2", "asks the driver for each tensor", "IMS_PER_BATCH"),
+        id="Caffe2",
+    ),
+    pytest.param(
+        "OOM when allocating tensor with shape[64,512,512,64] and type float"
+        " on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+        *("TensorFlow", "[64, 512, 512, 64] of float, which takes 4.00 GiB", "ALLOW_GROWTH"),
+        id="TensorFlow",
+    ),
+    pytest.param(
+        "CUDA error 2 at /llama.cpp/ggml-cuda.cu:6951: out of memory",
+        *("llama.cpp", "the GPU was full", "-ngl"),
+        id="llama.cpp, an older error",
+    ),
+    pytest.param(
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy"
+        " requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when"
+        " initializing the engine.",
+        *("vLLM", "1024 dummy requests, its max_num_seqs", "--max-num-seqs"),
+        id="vLLM, its sampler",
+    ),
+    pytest.param(
+        "Error: llama runner process has terminated: cudaMalloc failed: out of memory",
+        *("Ollama", "more than the GPU has", "num_ctx"),
+        id="Ollama",
+    ),
+    pytest.param(
+        "Error: model requires more system memory (18.6 GiB) than is available (7.4 GiB)",
+        *("Ollama", "needs 18.6 GiB of main memory", "vrambudget run MODEL"),
+        id="Ollama, main memory",
+    ),
     pytest.param(MPS, "PyTorch", "holds 17.20 GB", "HIGH_WATERMARK", id="MPS"),
     pytest.param(
         "MPS backend out of memory (MPS allocated: 16.00 GB, other allocations: 3.31 GB, max"
@@ -154,6 +201,17 @@ def test_the_explanation_is_json_too(capsys):
 def test_a_text_without_a_message_is_an_error(capsys):
     assert main(["explain", "nothing is wrong here"]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_what_vllm_says_of_its_sampler_goes_before_the_allocators_message(capsys):
+    log = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB. GPU 0 has a total"
+        " capacity of 23.64 GiB of which 310.00 MiB is free.\n"
+        "The above exception was the direct cause of the following exception:\n"
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
+    )
+    assert main(["explain", log]) == 0
+    assert "lower --max-num-seqs" in capsys.readouterr().out
 
 
 def test_the_allocators_message_goes_before_others(capsys):

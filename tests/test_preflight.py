@@ -221,7 +221,7 @@ def test_other_adapters_are_followed(options):
     model = peft.get_peft_model(live("llama"), config)
     budget = looked_at(model)
     assert budget.parameters.trainable == trained(model)
-    assert "its code was followed" in budget.warnings[0]
+    assert "its code was traced" in budget.warnings[0]
 
 
 OPTIMIZERS = [
@@ -291,7 +291,7 @@ def _reentrant():
 def test_a_model_that_was_changed_by_hand_is_followed():
     changed, whole = looked_at(_changed_by_hand()), looked_at(live())
     assert changed.parameters == whole.parameters
-    assert "its code was followed" in changed.warnings[0]
+    assert "its code was traced" in changed.warnings[0]
     # A linear layer is a product and a bias as Conv1D is, with a weight that lies the other way.
     assert changed.peak.allocated_bytes == whole.peak.allocated_bytes
 

@@ -60,7 +60,7 @@ def test_workers_leave_no_record_and_a_child_that_uses_the_card_is_told(tmp_path
     script.write_text(CHILDREN)
     result = run(script)
     assert peak(result) == ("finished", 0, 20_000)  # the child's; the script itself took less
-    assert sum("several processes used the card" in warning for warning in result.warnings) == 1
+    assert sum("several processes used the GPU" in warning for warning in result.warnings) == 1
 
 
 def test_an_exception_in_a_thread_ends_the_thread_alone(tmp_path):

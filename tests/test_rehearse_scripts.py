@@ -193,7 +193,7 @@ def test_a_process_that_uses_the_card_unseen_is_an_error(rehearsed):
     )
     result, _ = rehearsed(code)
     assert (result.ended, result.exit_code) == ("unrecorded", 2)
-    assert "used the card" in result.error
+    assert "used the GPU" in result.error
 
 
 RANK = """

@@ -53,7 +53,7 @@ VALUES = {
     "sent(1, 0).to(torch.int32).data": [1, 0],
     "sent(1, 0, 0, 0).float().mean() * 4": 1.0,
     "torch.ones(2).to('meta')": [1.0, 1.0],  # batch indices, lengths, boxes
-    "torch.nn.Parameter(torch.ones(2)).to('meta')": None,  # a weight is not followed
+    "torch.nn.Parameter(torch.ones(2)).to('meta')": None,  # a weight is not traced
     "torch.ones(65_537).to('meta').sum()": None,
     "filled(1, 2)": [[1.0, 1.0]],  # may be a mask
     "(1 - filled(1, 2)).bool().any()": False,

@@ -132,7 +132,7 @@ def test_torch_1_10_is_followed_where_it_is_named():
     assert then.job["attention"] == "eager"
     assert then.job["zero_grad"] == "zeros"
     assert then.device.context_bytes == 1341 * 2**20
-    assert "torch 1.10 is followed for what was published of it, and was not rehearsed" in (
+    assert "torch 1.10 is modelled for what was published of it, and was not rehearsed" in (
         then.warnings
     )
     later = estimate(BERT, batch=8, gpu="v100-16gb", **{**OLD, "torch": "2.6"}, attention="eager")

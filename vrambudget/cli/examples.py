@@ -28,13 +28,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "vrambudget run qwen3-8b --gpu 12GB",
         "vrambudget run llama-3.3-70b:Q4_K_M --gpu 2x24GB --context 16384",
         "vrambudget run gpt-oss-120b --gpu 24GB --ram 64GB",
+        "vrambudget run ./model-00001-of-00005.gguf --gpu auto",
+        "vrambudget run org/name-GGUF:Q5_K_M --gpu 16GB",
     ),
     "picture": (
         "vrambudget flux-dev --train lora --rank 16 --resolution 1024 --gpu 24GB",
         "vrambudget sdxl --batch 4 --offload model --gpu 12GB",
         "vrambudget wan2.1-1.3b --frames 81 --resolution 480x832 --gpu 16GB",
     ),
-    "serve": ("vrambudget serve llama-3.1-8b --gpu h100 --context 8192",),
+    "serve": (
+        "vrambudget serve llama-3.1-8b --gpu h100 --context 8192",
+        "vrambudget serve llama-3.1-8b --gpu h100 --engine sglang --mem-fraction-static 0.85",
+        "vrambudget serve gpt-oss-20b --gpu h100 --max-model-len 8192 --rehearse",
+    ),
     "sweep": (
         "vrambudget sweep gpt2 --batch 1:64:x2 --precision fp32,amp-bf16 --gpu 12GB 24GB",
         "vrambudget sweep gpt2 --batch 1:100 --block 8:1024:8 --by requested -o sweep.csv",
@@ -83,6 +89,7 @@ COMMON: dict[str, tuple[str, ...]] = {
         "tensor_parallel_size",
         "output",
     ),
+    "run": ("help", "gpu", "ram", "context", "cache_type_k", "cache_type_v", "output"),
     "explain": ("help", "gpu", "model", "batch", "block", "precision", "optimizer", "output"),
     "measure": ("help", "suite", *_JOB, "output"),
     "compare": ("help", "gpu", "events", *_JOB),

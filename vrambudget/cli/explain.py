@@ -73,12 +73,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _foreign(text: str, args: argparse.Namespace) -> str | None:
-    """Return the explanation of what others said, None where PyTorch's allocator said something.
+    """Return the explanation of what others said, None where PyTorch's allocator printed sizes.
 
-    MPS has an allocator of its own, whose message has the same words in it.
+    MPS has an allocator of its own, whose message has the same words in it; what vLLM says of its
+    sampler explains the allocator's message before it.
     """
     found = explain_foreign(text)
-    if found is None or (not found.message.startswith("MPS") and _has_messages(text)):
+    says_more = found is not None and found.message.startswith(("MPS", "occurred when warming"))
+    if found is None or (not says_more and _has_sizes(text)):
         return None
     if args.format == "json":
         return json_text(asdict(found))
@@ -100,6 +102,10 @@ def _has_messages(text: str) -> bool:
     except VramBudgetError:
         return False
     return True
+
+
+def _has_sizes(text: str) -> bool:
+    return _has_messages(text) and any(message.has_numbers for message in parse_oom(text))
 
 
 def _task(args: argparse.Namespace, messages: Sequence[OomMessage]) -> Scenario | None:

@@ -1,11 +1,5 @@
 """`vrambudget run MODEL --gpu GPU`: which file runs here, how long a context, how to start it.
 
-    vrambudget run llama-3.3-70b:Q4_K_M --gpu 2x24GB --context 32768
-    vrambudget run qwen3-8b --gpu 12GB
-    vrambudget run gpt-oss-120b --gpu 24GB --ram 64GB
-    vrambudget run ./model-00001-of-00005.gguf --gpu auto
-    vrambudget run org/name-GGUF:Q5_K_M --gpu 16GB
-
 Counted by the rules of llama.cpp, whose options it takes. Without a quantisation there is a row
 for each usual one, and the best that runs here is shown.
 """

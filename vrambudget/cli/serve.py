@@ -1,10 +1,4 @@
-"""`vrambudget serve MODEL --gpu GPU`: how many requests an inference server holds on a card.
-
-    vrambudget serve llama-3.1-8b --gpu h100 --context 8192
-    vrambudget serve llama-3.1-8b --gpu h100 --engine sglang --mem-fraction-static 0.85
-    vrambudget serve llama-3.1-8b:Q4_K_M --gpu 12GB --engine llama.cpp --ctx-size 8192
-    vrambudget serve model.gguf --gpu 12GB
-    vrambudget serve gpt-oss-20b --gpu h100 --max-model-len 8192 --rehearse
+"""`vrambudget serve MODEL --gpu GPU`: how many requests an inference server holds on a GPU.
 
 Each engine has its own options, with its own names and defaults.
 """

@@ -117,11 +117,11 @@ def installed_torch() -> str:
 def _refuse(job: Job) -> None:
     if importlib.util.find_spec("torch") is None:
         raise NotModelledError(
-            "torch.compile is followed by PyTorch's own compiler, and torch is not installed",
+            "torch.compile is traced by PyTorch's own compiler, and torch is not installed",
             hint=f"pip install 'vrambudget[torch]'; {REHEARSE}",
         )
     if not sys.platform.startswith(_PLATFORMS):
-        raise NotModelledError(f"torch.compile is not followed on {sys.platform}", hint=REHEARSE)
+        raise NotModelledError(f"torch.compile is not modelled on {sys.platform}", hint=REHEARSE)
     installed = installed_torch()
     if installed.partition("+")[0] not in CHECKED:
         raise NotModelledError(

@@ -53,7 +53,7 @@ class Findings:
         if self.padded is not None:
             plain, padded = self.padded
             yield (
-                "PyTorch benchmarks on the card whether to pad matrix products:"
+                "PyTorch benchmarks on the GPU whether to pad matrix products:"
                 f" {format_bytes(plain)} requested if it does not, {format_bytes(padded)} if it"
                 " does; the larger is counted"
             )

@@ -92,7 +92,7 @@ def _guards() -> tuple[Any, Any]:
     library = Path(torch.__file__).parent / "lib" / "libc10.so"
     if not library.exists():
         raise NotModelledError(
-            f"torch.compile is not followed with this build of PyTorch: no {library}",
+            f"torch.compile is not modelled with this build of PyTorch: no {library}",
             hint=REHEARSE,
         )
     c10 = ctypes.CDLL(str(library))

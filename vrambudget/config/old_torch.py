@@ -60,4 +60,4 @@ def problems_of_old_torch(job: "Job") -> Iterator[str]:
     for name, values in _ONLY.items():
         if (value := getattr(job, name)) not in values:
             known = " or ".join(repr(each) for each in values)
-            yield f"{name} is {value!r}; under torch {OLD_TORCH} it is followed for {known} only"
+            yield f"{name} is {value!r}; under torch {OLD_TORCH} it is modelled for {known} only"

@@ -153,7 +153,7 @@ def _major(version: str) -> int:
 def remarks_on_versions(torch: str, transformers: str, followed_in: Sequence[str]) -> Iterator[str]:
     """Say whose rules stand in for those of versions that were not checked: more or less memory."""
     if is_old(torch):
-        yield f"torch {torch} is followed for what was published of it, and was not rehearsed"
+        yield f"torch {torch} is modelled for what was published of it, and was not rehearsed"
     asked: list[tuple[str, str, Sequence[str]]] = [
         ("torch", torch, CHECKED["torch"]),
         ("transformers", transformers, followed_in),

@@ -2,9 +2,13 @@
 
 PyTorch     CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED, "MPS backend out of memory";
             CUBLAS_STATUS_NOT_INITIALIZED of cublasCreate, which a full GPU gives, too
-JAX         RESOURCE_EXHAUSTED
+            before version 1.0 "cuda runtime error (2)" (THC's THCGeneral.cpp), Caffe2's
+            "error == cudaSuccess. 2 vs 0" (context_gpu.cu)
+JAX         RESOURCE_EXHAUSTED, with XLA's "total allocation" where it prints that
+TensorFlow  "OOM when allocating tensor" (core/framework/op_kernel.cc)
 """
 
+import math
 import re
 
 from vrambudget.oom.known import SIZE, Known, joined, pattern
@@ -46,10 +50,11 @@ def _jax(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     asked = hit["size"] or "a buffer"
     if hit["asked"]:
         asked = format_bytes(int(hit["asked"]))
+    total = f" The program would hold {joined(hit['total'])} in all." if hit["total"] else ""
     return (
         (
-            f"XLA asked for {asked}. JAX takes 75 % of a GPU when it starts, and another process on"
-            " the GPU, or a second framework in this one, has less than it sees."
+            f"XLA asked for {asked}.{total} JAX takes 75 % of a GPU when it starts; another process"
+            " on the GPU, or a second framework in this one, has less than it sees."
         ),
         (
             "if something else runs on the GPU: XLA_PYTHON_CLIENT_PREALLOCATE=false",
@@ -74,7 +79,71 @@ def _mps(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     )
 
 
+def _before_1_0(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    del hit
+    return (
+        (
+            "The GPU is full. PyTorch before version 1.0 prints no sizes: error 2 of the CUDA"
+            " runtime is out of memory, and the file that it names is where it was asked for."
+        ),
+        (
+            "a smaller batch or shorter inputs; torch.no_grad() around evaluation",
+            "see who else uses the GPU: nvidia-smi",
+            "a newer PyTorch prints sizes; `vrambudget MODEL --gpu GPU` counts the job",
+        ),
+    )
+
+
+def _caffe2(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    del hit
+    return (
+        (
+            "The GPU is full: Caffe2 asks the driver for each tensor, and error 2 of the CUDA"
+            " runtime is out of memory."
+        ),
+        (
+            "a smaller batch, or fewer images per GPU (IMS_PER_BATCH)",
+            "see who else uses the GPU: nvidia-smi",
+        ),
+    )
+
+
+_ITEM_BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8, "int32": 4, "int64": 8}
+
+
+def _tensorflow(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    sizes = [int(n) for n in re.findall(r"\d+", hit["shape"])]
+    item = _ITEM_BYTES.get(hit["dtype"].lower())
+    shape = f"a tensor [{', '.join(map(str, sizes))}] of {hit['dtype']}"
+    takes = f", which takes {format_bytes(math.prod(sizes) * item)}" if item else ""
+    return (
+        (
+            f"TensorFlow's allocator asked for {shape}{takes}. It takes nearly all of a GPU when it"
+            " starts: another process there, or a second framework in this one, has less."
+        ),
+        (
+            "a smaller batch: it is most often the first number of that shape",
+            "if something else runs on the GPU: TF_FORCE_GPU_ALLOW_GROWTH=true",
+            "16-bit training: tf.keras.mixed_precision.set_global_policy('mixed_bfloat16')",
+        ),
+    )
+
+
 LIBRARIES = (
+    Known("PyTorch", pattern(r"cuda runtime error \(2\) ?: out of memory"), _before_1_0),
+    Known(
+        "Caffe2",
+        pattern(r"context_gpu\.cu:\d{1,6}\]? error == cudaSuccess\. 2 vs 0"),
+        _caffe2,
+    ),
+    Known(
+        "TensorFlow",
+        pattern(
+            r"OOM when allocating tensor with shape\s?\[(?P<shape>[\d,\s]{0,200})\] and type"
+            r" (?P<dtype>\w{1,20})"
+        ),
+        _tensorflow,
+    ),
     Known("PyTorch", pattern(r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"), _cublas),
     Known(
         "PyTorch",
@@ -87,6 +156,7 @@ LIBRARIES = (
             r"RESOURCE(?:_| )EXHAUSTED: (?:Out of memory(?: while trying to allocate| allocating)?"
             r"|Failed to allocate request for)"
             rf"(?: (?:(?P<asked>\d{{1,20}}) bytes|(?P<size>{SIZE})))?"
+            rf"(?:[^\n]{{0,200}}\s{{0,40}}total allocation:? (?P<total>{SIZE}))?"
         ),
         _jax,
     ),

@@ -32,6 +32,7 @@ _CHARACTERS_AROUND = 2**17
 _MESSAGES = (
     *("out of memory", "Out of memory", "OutOfMemory", "OUT_OF_MEMORY", "Tried to allocate"),
     *("memory allocation", "No available memory", "ot enough memory", "EXHAUSTED", "ALLOC_FAILED"),
+    *("OOM when allocating", "cudaSuccess. 2 vs 0", "CUDA error", "more system memory"),
 )
 _WORDS = (
     *("memory", "Memory", "MEMORY", "alloc", "Alloc", "ALLOC", "CUBLAS", "CUDNN", "seq len"),

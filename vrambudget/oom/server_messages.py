@@ -1,16 +1,18 @@
 """Messages of servers that ran out of memory, in the words of their own options.
 
 vLLM        v1/core/kv_cache_utils.py, v1/worker/utils.py: three errors on the way to its cache;
+            v1/worker/gpu_model_runner.py: "warming up sampler";
             before its V1 engine worker/worker.py: "larger than the maximum number of tokens"
 SGLang      model_executor/model_runner.py: "Not enough memory"
 TGI         server.py: "Not enough memory to handle ... prefill tokens"
-llama.cpp   ggml-cuda.cu: "cudaMalloc failed"; ggml-alloc.c and llama: buffers that could not be
-            allocated
+llama.cpp   ggml-cuda.cu: "cudaMalloc failed", "CUDA error"; ggml-alloc.c and llama: buffers that
+            could not be allocated
+Ollama      llm/server.go: "llama runner process has terminated", "more system memory"
 """
 
 import re
 
-from vrambudget.oom.known import Known, joined, pattern
+from vrambudget.oom.known import SIZE, Known, joined, pattern
 from vrambudget.units import format_bytes
 
 _LESS_CACHE = (
@@ -18,6 +20,14 @@ _LESS_CACHE = (
     "raise --gpu-memory-utilization, if nothing else runs on the GPU",
     "spread the weights: --tensor-parallel-size; or take fewer bits: --quantization",
     "`vrambudget serve MODEL --gpu GPU` counts weights, activations and cache",
+)
+
+
+_SMALLER = (
+    "put fewer layers on the GPU: -ngl",
+    "shorten the context: -c; keys and values take the same for every token of it",
+    "keys and values in 8 bit: -ctk q8_0 -ctv q8_0 (with -fa)",
+    "a smaller compute buffer: -ub",
 )
 
 
@@ -41,6 +51,21 @@ def _one_request(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     longest = re.search(r"estimated maximum model length is (\d+)", joined(hit[0]))
     first = (f"--max-model-len {longest[1]} is the longest that fits",) if longest else ()
     return what, (*first, "halve the cache: --kv-cache-dtype fp8", *_LESS_CACHE[1:])
+
+
+def _sampler(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    return (
+        (
+            f"After its cache was allocated vLLM samples for {hit['requests']} dummy requests, its"
+            " max_num_seqs: float32 scores of the whole vocabulary for each, several times over."
+            " The GPU has no room for them beside weights, cache and graphs."
+        ),
+        (
+            f"lower --max-num-seqs: {hit['requests']} requests at once are counted",
+            "lower --gpu-memory-utilization, which leaves more outside the cache",
+            "`vrambudget serve MODEL --gpu GPU` counts weights, activations and cache",
+        ),
+    )
 
 
 def _fewer_tokens(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
@@ -110,16 +135,60 @@ def _llama_buffer(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
             " of the layers on the GPU, keys and values for the whole context, and a compute"
             " buffer are each allocated at once when the model is loaded."
         ),
+        _SMALLER,
+    )
+
+
+def _ggml(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    del hit
+    what = (
+        "llama.cpp's CUDA backend asked the driver for memory while it ran, and the GPU was full:"
+        " weights, keys and values and the compute buffer leave too little for it."
+    )
+    return what, _SMALLER
+
+
+def _ollama(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    needed, there = hit["needed"], hit["there"]
+    what = "Ollama's runner, which is llama.cpp, asked the driver for more than the GPU has."
+    if needed:
+        what = (
+            f"The model needs {joined(needed)} of main memory for the layers that do not fit the"
+            f" GPU, and {joined(there)} are available."
+        )
+    return (
+        what,
         (
-            "put fewer layers on the GPU: -ngl",
-            "shorten the context: -c; keys and values take the same for every token of it",
-            "keys and values in 8 bit: -ctk q8_0 -ctv q8_0 (with -fa)",
-            "a smaller compute buffer: -ub",
+            "fewer layers on the GPU: PARAMETER num_gpu; a shorter context: PARAMETER num_ctx",
+            "fewer requests at once: OLLAMA_NUM_PARALLEL=1; 8-bit cache: OLLAMA_KV_CACHE_TYPE=q8_0",
+            "a smaller file: `vrambudget run MODEL --gpu GPU` lists which quantisations run there",
         ),
     )
 
 
 SERVERS = (
+    Known(
+        "vLLM",
+        pattern(r"occurred when warming up sampler with (?P<requests>\d{1,9}) dummy requests"),
+        _sampler,
+    ),
+    Known(
+        "Ollama",
+        pattern(
+            r"llama runner process has terminated:[^\n]{0,200}out of memory"
+            rf"|model requires more system memory \((?P<needed>{SIZE})\) than is available"
+            rf" \((?P<there>{SIZE})\)"
+        ),
+        _ollama,
+    ),
+    Known(
+        "llama.cpp",
+        pattern(
+            r"CUDA error(?: 2)? at \S{0,200}ggml-cuda\S{0,80}:\d{1,7}"
+            r"|CUDA error: out of memory(?=[^\x00]{0,400}ggml)"
+        ),
+        _ggml,
+    ),
     Known("vLLM", pattern(r"No available memory for the cache blocks"), _no_blocks),
     Known(
         "vLLM",

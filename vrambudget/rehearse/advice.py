@@ -9,10 +9,10 @@ from vrambudget.config.gpus import Gpu
 _READS_SHOWN = 3
 _WITHOUT_CUDNN = {
     "convolution": "convolutions take PyTorch's own kernels, with a buffer for columns; a real card"
-    " takes cuDNN's, with workspaces (asked without a card since 9.8): both come and go within the"
+    " takes cuDNN's, with workspaces (asked without a GPU since 9.8): both come and go within the"
     " operation",
     "recurrence": "recurrent layers take PyTorch's own kernels, which keep other tensors for"
-    " backward than cuDNN's do: expect another peak on a real card",
+    " backward than cuDNN's do: expect another peak on a real GPU",
 }
 
 _WITHOUT_A_CARD = {"cufft": "cuFFT", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE"}  # bits 0 to 2
@@ -44,10 +44,10 @@ def warnings_of(
         yield from _of_no_use(str(record.get("message")))
         return
     if sum(r.get("peaks", (0,))[-1] > 0 for r in records) > 1:
-        yield "several processes used the card, each all of it; the highest peak is shown"
+        yield "several processes used the GPU, each all of it; the highest peak is shown"
     if ranks is not None:
         yield (
-            f"this is one of {ranks} ranks, each on its own card: NCCL's buffers are not"
+            f"this is one of {ranks} ranks, each on its own GPU: NCCL's buffers are not"
             " counted, which lie outside PyTorch's allocator; the others are taken to send what"
             " this one does"
         )
@@ -59,7 +59,7 @@ def warnings_of(
     if record.get("unfollowed"):
         yield (
             f"integers are read back as zero with this PyTorch ({record['unfollowed']}): masks, and"
-            " shapes made from values, are not those of a real card"
+            " shapes made from values, are not those of a real GPU"
         )
     yield from _of_calls(record)
     yield from _of_workspaces(record.get("unknown_workspaces", 0))
@@ -150,7 +150,7 @@ def _of_kernels(record: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
     if kernels and min(kernels) > 10 * major + minor:
         yield (
             f"this PyTorch has no kernels for {gpu.name} (compute capability {major}.{minor}):"
-            " on the real card it would not run"
+            " on the real GPU it would not run"
         )
 
 

@@ -99,7 +99,7 @@ def _tried(batch: int, found: Rehearsal) -> Try:
 
 _COLUMNS = [
     Column("batch", "batch", "right", str),
-    Column("device_peak_bytes", "the card must hold", "right", format_bytes),
+    Column("device_peak_bytes", "the GPU must hold", "right", format_bytes),
     Column("fits", "", "left", lambda fits: "fits" if fits else "out of memory"),
 ]
 

@@ -71,7 +71,7 @@ def unrecorded(folder: Path, records: Sequence[Mapping[str, Any]]) -> str | None
     used = {_pid(path) for path in folder.glob("used-*")} - seen
     if used:
         pids = ", ".join(map(str, sorted(used)))
-        return f"nothing was recorded of a process that used the card (pid {pids})"
+        return f"nothing was recorded of a process that used the GPU (pid {pids})"
     return None if records else "nothing was recorded: no Python process imported torch"
 
 

@@ -43,7 +43,7 @@ def _sections(result: Rehearsal, unit: str) -> Iterator[str]:
         yield f"<section><h2>Along the steps</h2>{_along_steps(result)}"
         yield f"{plot(result.curve, unit, _room(result))}</section>"
         yield _largest(result.curve)
-    yield from (_table("Each card", *_cards(result)) for _ in result.cards[:1])
+    yield from (_table("Each GPU", *_cards(result)) for _ in result.cards[:1])
     for event in result.out_of_memory:
         lines = "\n".join(frames_text(event))
         yield (

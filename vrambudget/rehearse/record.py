@@ -118,7 +118,7 @@ class Rehearsal:
 
     @property
     def device_peak_bytes(self) -> int:
-        """What the card must hold: segments and CUDA context."""
+        """What the GPU must hold: segments and CUDA context."""
         return self.peak_reserved_bytes + self.context_bytes
 
     @property

@@ -79,9 +79,9 @@ def _totals(result: Rehearsal) -> str:
     rows = [
         ("asked for by tensors", result.peak_requested_bytes),
         ("allocated (rounded to blocks)", result.peak_allocated_bytes),
-        ("reserved (segments taken from the card)", result.peak_reserved_bytes),
+        ("reserved (segments taken from the driver)", result.peak_reserved_bytes),
         ("CUDA context", result.context_bytes),
-        ("the card must hold", result.device_peak_bytes),
+        ("the GPU must hold", result.device_peak_bytes),
     ]
     return _table([(name, format_bytes(n), f"{n:,}") for name, n in rows], ("peak", "", "bytes"))
 
@@ -96,7 +96,7 @@ def _cards(result: Rehearsal) -> Iterator[str]:
         )
         for card in result.cards
     ]
-    yield _table(rows, ("peaks of each card", "asked for", "allocated", "reserved"))
+    yield _table(rows, ("peaks of each GPU", "asked for", "allocated", "reserved"))
 
 
 def _moment(peak: Moment) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _out_of_memory(event: RecordedOutOfMemory) -> Iterator[str]:
     yield out_of_memory_text(event)
     sizes = event.allocated_bytes, event.reserved_bytes, event.free_bytes
     allocated, reserved, free = map(format_bytes, sizes)
-    yield f"  with {allocated} allocated, {reserved} reserved and {free} free on the card"
+    yield f"  with {allocated} allocated, {reserved} reserved and {free} free on the GPU"
     yield from (f"  {line}" for line in frames_text(event))
 
 

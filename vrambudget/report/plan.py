@@ -134,7 +134,12 @@ def _of_several(found: Plan) -> str:
 def _nothing(found: Plan) -> str:
     """Return that nothing was found: too large where it was counted, no rule where it was not."""
     if found.alternatives and not found.counted and found.goal == "any":
-        return f"for {found.block:,} tokens as asked, count your GPUs: --gpu 2x..., or --goal full"
+        best = found.alternatives[0].choice.fields.get("block", found.block)
+        loop = " in a plain loop" if best == found.block else ""
+        return (
+            f"{found.block:,} tokens{loop} take more than one GPU: name several, for example --gpu"
+            " 2x24GB, or add --goal full"
+        )
     at = f"{found.model} at {found.block:,} tokens a sequence"
     where = f"{found.most} x {found.gpu}" if found.most > 1 else _one_gpu(found.gpu)
     if not found.not_considered:

@@ -16,7 +16,7 @@ QuantizationMethod = Literal[
 class ServeOptions(Settings, heading="server"):
     """vLLM's engine arguments, with its defaults."""
 
-    engine: Engine = Field("vllm", description="whose rules are followed")
+    engine: Engine = Field("vllm", description="whose rules are used")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="of the weights; auto: bfloat16, before compute capability 8.0 float16"
     )
@@ -36,10 +36,10 @@ class ServeOptions(Settings, heading="server"):
         description="tokens in one step (default: 8192 from 70 GiB on, A100 and others 2048)",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="the part of the card that the server may take"
+        0.9, description="the part of the GPU that the server may take"
     )
-    tensor_parallel_size: Size = Field(1, description="cards that share each layer")
-    pipeline_parallel_size: Size = Field(1, description="groups of cards that share the layers")
+    tensor_parallel_size: Size = Field(1, description="GPUs that share each layer")
+    pipeline_parallel_size: Size = Field(1, description="groups of GPUs that share the layers")
     kv_cache_dtype: KvCacheDtype = Field("auto", description="of keys and values")
     block_size: Literal[8, 16, 32, 64, 128] = Field(16, description="tokens of a block")
     enforce_eager: bool = Field(
@@ -52,7 +52,7 @@ class ServeOptions(Settings, heading="server"):
         0.0, description="GiB of the layers' weights that stay in main memory, of each GPU"
     )
     enable_expert_parallel: bool = Field(
-        default=False, description="whole experts on each card, which is refused: rehearse it"
+        default=False, description="whole experts on each GPU, which is refused: rehearse it"
     )
     data_parallel_size: Size = Field(
         1, description="engines that share requests; more than 1 is refused: rehearse it"
@@ -88,23 +88,23 @@ class SglangOptions(Settings, heading="server, with --engine sglang"):
         None, description="tokens of the longest request (default: the model's own limit)"
     )
     chunked_prefill_size: Size | None = Field(
-        None, description="tokens of a prefill step (default: 2048 to 16384, by the card)"
+        None, description="tokens of a prefill step (default: 2048 to 16384, by the GPU)"
     )
     cuda_graph_max_bs: Size | None = Field(
-        None, description="requests of the largest CUDA graph (default: 8 to 512, by the card)"
+        None, description="requests of the largest CUDA graph (default: 8 to 512, by the GPU)"
     )
     max_running_requests: Size | None = Field(
         None, description="requests at once (default: by the pool, 2048 to 4096)"
     )
     max_total_tokens: Size | None = Field(None, description="tokens of the pool, at most")
     page_size: Size = Field(1, description="tokens of a page")
-    tensor_parallel_size: Size = Field(1, description="cards that share each layer")
-    pipeline_parallel_size: Size = Field(1, description="groups of cards that share the layers")
+    tensor_parallel_size: Size = Field(1, description="GPUs that share each layer")
+    pipeline_parallel_size: Size = Field(1, description="groups of GPUs that share the layers")
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="of keys and values"
     )
     ep_size: Size = Field(
-        1, description="cards that share experts, each whole; more than 1 is refused: not modelled"
+        1, description="GPUs that share experts, each whole; more than 1 is refused: not modelled"
     )
 
 
@@ -118,7 +118,7 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     engine: Engine = "llama.cpp"
     engine_version: LlamaCppVersion = Field(
         "2026-10",
-        description="whose defaults and rules are followed; 2025-08 and 2025-05: before --fit",
+        description="whose defaults and rules are used; 2025-08 and 2025-05: before --fit",
     )
     ctx_size: Annotated[int, Field(ge=0)] = Field(
         4096, description="tokens of all slots together; 0: the model's own limit"

@@ -1,14 +1,14 @@
-"""What vLLM does with a card: weights, a profiled step, and the rest for its cache.
+"""What vLLM does with a GPU: weights, a profiled step, and the rest for its cache.
 
     may take      ceil(utilization * capacity)
     weights       as loaded, merged (`serving.weights`)
     activations   the larger of a step's MLP and the warm-up of the sampler over max_num_seqs rows
-    outside       what the card's free memory falls by besides PyTorch's tensors in between:
+    outside       what the GPU's free memory falls by besides PyTorch's tensors in between:
                   kernels, libraries, NCCL's buffers. No rule says how much: it is measured, a range
     cache         the rest, in blocks (`serving.blocks`)
     graphs        CUDA graphs are captured after all this and come out of 1 - utilization: measured
 
-Of several cards the one with the fewest blocks decides for all.
+Of several GPUs the one with the fewest blocks decides for all.
 
 Source: vllm/v1/worker/gpu_worker.py (determine_available_memory), gpu_model_runner.py (profile_run,
 _dummy_sampler_run), v1/sample/ops/topk_topp_sampler.py, engine/arg_utils.py (get_batch_defaults),
@@ -52,7 +52,7 @@ GRAPHS = (512 * MIB, 1946 * MIB)  # measured: CUDA graphs, on top of all
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What one card of a server holds; `least` and `most`: over the range of what is measured."""
+    """What one GPU of a server holds; `least` and `most`: over the range of what is measured."""
 
     weights_bytes: int
     activations_bytes: int
@@ -134,7 +134,7 @@ def _check_quantised(options: ServeOptions, quantised: Quantisation) -> None:
         and options.tensor_parallel_size > 1
     ):
         raise VramBudgetError(
-            "vLLM reads a checkpoint that bitsandbytes quantised on one card alone",
+            "vLLM reads a checkpoint that bitsandbytes quantised on one GPU alone",
             hint="--pipeline-parallel-size divides it by its layers",
         )
 

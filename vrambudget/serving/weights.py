@@ -44,11 +44,11 @@ def decoder_of(config: object) -> DecoderConfig:
 
 
 def whole_experts(option: str) -> NotModelledError:
-    """Return the error for a server whose cards have whole experts, not a part of each."""
+    """Return the error for a server whose GPUs have whole experts, not a part of each."""
     return NotModelledError(
-        f"{option} is not modelled: whole experts on each card have workspaces of other sizes",
-        hint="leave it out for tensor parallelism, where a card's weights are as many bytes if the"
-        " cards divide the experts",
+        f"{option} is not modelled: whole experts on each GPU have workspaces of other sizes",
+        hint="leave it out for tensor parallelism, where a GPU's weights are as many bytes if the"
+        " GPUs divide the experts",
     )
 
 
@@ -77,7 +77,7 @@ def weight_bytes(
 ) -> int:
     """Return allocated bytes of the weights of one rank, which has these layers.
 
-    `quantised`: how, and for which card's kernels. Raises NotModelledError.
+    `quantised`: how, and for which GPU's kernels. Raises NotModelledError.
     """
     scales = [float32.itemsize] * _SCALES * len(layers)
     itemsizes = itemsize, itemsize
@@ -122,7 +122,7 @@ def reserved_bytes(
     tp: int,
     quantised: tuple[Quantisation, Gpu] | None = None,
 ) -> int:
-    """Return what the card's free memory falls by as SGLang loads one rank's weights.
+    """Return what the GPU's free memory falls by as SGLang loads one rank's weights.
 
     Of latent attention it keeps the halves of kv_b_proj once more, laid out for its products.
     PyTorch's cache is emptied before the free memory is read.

@@ -167,7 +167,7 @@ class Tape:
 
 def _too_long() -> TooLargeError:
     return TooLargeError(
-        f"this job makes more than {MOST_STORAGES:,} tensors, too many to follow",
+        f"this job makes more than {MOST_STORAGES:,} tensors, too many to trace",
         hint="look for a slip in layers and experts; steps and micro-batches (--grad-accum) after "
         "the first few repeat them, so fewer say as much",
     )

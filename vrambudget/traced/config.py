@@ -72,7 +72,7 @@ class TracedConfig(ModelConfig):
         """Yield how the model is counted."""
         from vrambudget.traced.build import layers_at_random  # noqa: PLC0415 - it imports torch
 
-        yield f"{self.model_type} has no rules of its own: transformers' code was followed"
+        yield f"{self.model_type} has no rules of its own: transformers' code was traced"
         if names := layers_at_random(self):
             yield f"{' and '.join(names)}: layers skipped at random are counted as never skipped"
 
@@ -91,7 +91,7 @@ class TracedConfig(ModelConfig):
             size is None or isinstance(size, int) for size in sizes
         ):  # a sweep's vector of sizes
             raise NotModelledError(
-                f"{self.model_type} is followed at one size at a time",
+                f"{self.model_type} is traced at one size at a time",
                 hint="sweep without --by requested",
             )
         return live_model(self, task)
@@ -124,7 +124,7 @@ def _ways(found: FoundModel, hint: str | None) -> Iterator[str]:
     name = found.name if "/" in found.name else found.where
     name = name if "/" in name else "path/to/config.json"
     yield (
-        "its own code is followed if torch and transformers are installed:"
+        "its own code is traced if torch and transformers are installed:"
         " pip install 'vrambudget[torch]';"
     )
     yield f"or `vrambudget rehearse {name}` runs it on a virtual GPU;"

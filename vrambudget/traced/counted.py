@@ -87,7 +87,7 @@ def counted(
 def dtype_of(theirs: torch.dtype) -> DType:
     """Return our dtype of torch's. Raises NotModelledError for exotic ones."""
     if theirs not in DTYPE:
-        raise NotModelledError(f"tensors of type {theirs} are not followed")
+        raise NotModelledError(f"tensors of type {theirs} are not traced")
     return DTYPE[theirs]
 
 

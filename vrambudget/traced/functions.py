@@ -86,11 +86,11 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
     """Run a function's forward, and let the engine run its backward."""
     if function is CheckpointFunction:
         raise NotModelledError(
-            "checkpointing with use_reentrant=True is not followed",
+            "checkpointing with use_reentrant=True is not traced",
             hint="gradient_checkpointing_enable({'use_reentrant': False}) is PyTorch's own advice",
         )
     if kwargs or function.setup_context is not torch.autograd.Function.setup_context:
-        raise NotModelledError(f"{function.__name__} with a setup_context is not followed")
+        raise NotModelledError(f"{function.__name__} with a setup_context is not traced")
     regions.adopt()
     inputs = [mode.counted_of(x) if isinstance(x, torch.Tensor) else None for x in args]
     wants = tuple(x is not None and x.v.requires_grad for x in inputs)

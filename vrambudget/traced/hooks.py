@@ -125,7 +125,7 @@ class GradFn:
         return added(hooks, hook)
 
     def __getattr__(self, name: str) -> Any:
-        raise NotModelledError(f"grad_fn.{name} is not followed")
+        raise NotModelledError(f"grad_fn.{name} is not traced")
 
 
 def added(hooks: Hooks, hook: Callable[..., Any]) -> RemovableHandle:

@@ -105,7 +105,7 @@ def _written(func: Any, given: Any, target: Counted, root: Counted, mode: Any) -
         base: torch.Tensor = before.value().clone()
         view = base if shown is None else shown(base)
         if view.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
-            raise NotModelledError("a write through this view is not followed", hint=REHEARSE)
+            raise NotModelledError("a write through this view is not traced", hint=REHEARSE)
         place.put(view)
         _worked_out(func, *found)
         return base

@@ -94,7 +94,7 @@ class ModuleConfig(ModelConfig):
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is counted."""
-        yield f"{self.model_type} has no rules of its own: its code was followed"
+        yield f"{self.model_type} has no rules of its own: its code was traced"
 
     def not_modelled(self) -> Iterator[str]:
         """Yield the operations that were counted by their results alone."""

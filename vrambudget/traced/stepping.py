@@ -68,7 +68,7 @@ def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any
 
 def _refused(what: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NotModelledError(f"{what} is not followed", hint=REHEARSE)
+        raise NotModelledError(f"{what} is not traced", hint=REHEARSE)
 
     return refuse
 
@@ -79,7 +79,7 @@ def _hooks_refused() -> Callable[..., Any]:
 
     def enter(self: Any) -> Any:
         if not getattr(self.pack_hook, "__module__", "").startswith("vrambudget."):
-            raise NotModelledError("hooks on saved tensors are not followed", hint=REHEARSE)
+            raise NotModelledError("hooks on saved tensors are not traced", hint=REHEARSE)
         return entered(self)
 
     return enter
@@ -100,7 +100,7 @@ def _regions() -> Iterator[tuple[Any, str, Any]]:
         if is_off and self not in made_here:
             raise NotModelledError(
                 "this torch.autocast('cuda') is off: it was made on a machine without a GPU",
-                hint="make it in the step that is followed",
+                hint="make it in the step that is traced",
             )
         return entered(self)
 

@@ -145,7 +145,7 @@ def set_data(mode: Any, x: Counted, value: Any) -> None:
     """Take another's storage, layout and type."""
     other = mode.counted_of(value)
     if other is None:
-        raise NotModelledError("x.data = a tensor on the CPU is not followed")
+        raise NotModelledError("x.data = a tensor on the CPU is not traced")
     x.v.shape, x.v.dtype = other.v.shape, other.v.dtype
     x.v.storage, x.v.strides = other.v.storage, other.v.strides
     _torch.data.__set__(x, counted(other.v))  # type: ignore[attr-defined]

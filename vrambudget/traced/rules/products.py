@@ -57,7 +57,7 @@ def grouped_mm(x: Any, weight: Any, *, offs: Any = None, bias: Any = None, **_: 
 )
 def recurrent(*_: Any, **__: Any) -> Any:
     """Refuse: on the card these run fused kernels, or cuDNN's (aten/src/ATen/native/RNN.cpp)."""
-    raise NotModelledError("recurrent layers run fused kernels on the card", hint=REHEARSE)
+    raise NotModelledError("recurrent layers run fused kernels on the GPU", hint=REHEARSE)
 
 
 @on("embedding")

@@ -19,6 +19,6 @@ def check_backend(torch: Any) -> None:
     if backend != _OWN:
         raise RuntimeError(
             f"PyTorch's backend {backend} cannot be rehearsed: what it takes is decided by the"
-            " driver's own pools, which only a real card has. Rehearse without"
+            " driver's own pools, which only a real GPU has. Rehearse without"
             f" backend:{backend}"
         )
