@@ -155,6 +155,27 @@ def test_an_exception_that_cannot_say_what_it_is_is_the_scripts_own(rehearsed):
     assert result.error == "Mute: (its text cannot be shown)"
 
 
+def test_an_exception_whose_class_cannot_be_asked_is_recorded(rehearsed):
+    code = "class Shy(type):\n    def __getattribute__(self, name):\n        raise RuntimeError\n"
+    result, _ = rehearsed(USE + code + "class Mute(Exception, metaclass=Shy): pass\nraise Mute")
+    assert (result.exit_code, result.peak_requested_bytes) == (1, 4000)
+    assert result.error == "Mute: "
+
+
+@pytest.mark.parametrize(("program", "ended"), [("true", "finished"), ("false", "failed")])
+def test_a_process_that_becomes_another_program_was_not_killed(rehearsed, program, ended):
+    result, _ = rehearsed(USE + f"os.execvp('{program}', ['{program}'])")
+    assert (result.ended, result.peak_reserved_bytes) == (ended, 2 << 20)
+    assert any("left no record" in warning for warning in result.warnings)
+
+
+def test_a_record_that_cannot_be_written_is_said(rehearsed):
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    result, _ = rehearsed(USE + full)
+    assert result.ended == "finished"
+    assert any("left no record" in warning for warning in result.warnings)
+
+
 DEAF = """
 for number in range(1, signal.NSIG):
     try:
@@ -169,7 +190,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize("last", ["os.kill(os.getpid(), signal.SIGSTOP)", DEAF])
+DEAF_TO_ONE = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nwhile True:\n    time.sleep(0.1)\n"
+
+
+@pytest.mark.parametrize("last", ["os.kill(os.getpid(), signal.SIGSTOP)", DEAF, DEAF_TO_ONE])
 def test_a_script_that_is_stopped_or_deaf_is_ended_with_its_record(rehearsed, monkeypatch, last):
     monkeypatch.setattr("vrambudget.rehearse.process.GRACE_SECONDS", 20.0)
     result, _ = rehearsed(USE + last, timeout=10)

@@ -73,7 +73,10 @@ def warnings_of(
 def _of_killed(steps: int) -> str:
     """Say what is known of a process that left no record."""
     known = f"the other peaks are those of step {steps}" if steps else "the rest is not known"
-    return f"the process was killed and left no record: what it reserved is its peak, {known}"
+    return (
+        "the process left no record, as one does that is killed, or becomes another program (exec):"
+        f" what it reserved is its peak, {known}"
+    )
 
 
 def _of_no_use(message: str) -> Iterator[str]:

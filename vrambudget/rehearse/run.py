@@ -51,6 +51,7 @@ from vrambudget.rehearse.workplace import workplace
 Command = str | Path | Sequence[str] | Callable[[], object]
 _OUT_OF_MEMORY = "OutOfMemoryError"
 _INTERRUPTED = 130  # as a shell says it
+_BY_SIGNAL = 128  # and beyond: a signal's number on top
 _UNRECORDED = _NO_STEP = 2
 _TOO_SHORT = "the time limit was reached before an iteration was over: peaks are of its beginning"
 
@@ -265,7 +266,8 @@ def _ending(record: dict[str, Any], ended: process.Ended) -> Ending:
         return "steps"
     if record.get("error") == _OUT_OF_MEMORY:
         return "out of memory"
-    if record.get("ended") is not None:  # a signal's name, or "killed"
+    left_none = record.get("ended") == "killed" and ended.exit_code < _BY_SIGNAL
+    if record.get("ended") is not None and not left_none:  # a signal's name, or "killed"
         return "killed"
     return "finished" if ended.exit_code == 0 else "failed"
 

@@ -70,8 +70,8 @@ def watch_clock(
         up()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         time.sleep(grace)
-        write("timeout")
-        os._exit(0)  # the main thread does not end
+        if write("timeout"):  # or the main thread writes it, and leaves
+            os._exit(0)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         if not is_writing():  # the record would be lost

@@ -13,6 +13,7 @@ This file runs in the user's Python, 3.9 or later, without the rest of vrambudge
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -38,6 +39,8 @@ from .modules import Modules
 from .ranks import pretend
 from .reads import Reads
 from .versions import architectures, versions
+
+_NAME = type.__dict__["__name__"].__get__  # a class's, whatever its metaclass says
 
 
 class Recorder:
@@ -289,7 +292,10 @@ class Recorder:
             return False
         self.ended = self.ended or ended
         self._native().virtual_gpu_on_read(None)
-        self._leave(f"record-{os.getpid()}.json", self._record())
+        try:
+            self._leave(f"record-{os.getpid()}.json", self._record())
+        except OSError as error:  # a full disk
+            _say(f"vrambudget: the record cannot be written: {error.strerror}\n")
         return True
 
     def keep(self, name: str) -> None:
@@ -313,7 +319,7 @@ class Recorder:
         record["versions"] = versions(self.torch, self.cudnn.version)
         record["architectures"] = architectures(self.torch)
         last = getattr(sys, "last_value", None)
-        record["error"] = type(last).__name__ if last is not None else None
+        record["error"] = None if last is None else _NAME(type(last))
         record["message"] = _message(last)
         record["cuda"] = bool(self.torch.cuda.is_initialized())
         if record["cuda"]:
@@ -345,6 +351,11 @@ class Recorder:
             out_of_memory=self.out_of_memory,
             history=history(trace, self.modules.of, cplusplus=self.plan["stacks"] == "all"),
         )
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode())
 
 
 def _message(error: BaseException | None) -> str | None:
