@@ -199,7 +199,6 @@ def test_a_value_that_makes_no_sense_is_named(field, value, words):
         Job.parse({field: value})
 
     assert words in error.value.message
-    assert "pydantic" not in error.value.render()
     assert len(error.value.message) < 250
 
 

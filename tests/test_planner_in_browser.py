@@ -34,8 +34,7 @@ def served(tmp_path_factory):
     from vrambudget.planner.site import write_site  # noqa: PLC0415 - not where tests are skipped
 
     site = tmp_path_factory.mktemp("planner") / "site"
-    wheels = Path(RUNTIME).parents[1] / "wheels"
-    write_site(site, pyodide=Path(RUNTIME), **({"wheels": wheels} if wheels.is_dir() else {}))
+    write_site(site, pyodide=Path(RUNTIME))
     handler = functools.partial(Quiet, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.asked = []

@@ -33,9 +33,7 @@ const folder = python.runPython("import site; site.getsitepackages()[0]");
 const page = readFileSync(`${site}/index.html`, "utf8");
 const settings = JSON.parse(page.match(/id="settings">(.*?)<\\/script>/)[1]);
 const read = (name) => new Uint8Array(readFileSync(`${site}/${name}`)).buffer;
-const [packages, ...wheels] = settings.archives.map(read);
-python.unpackArchive(packages, "zip", { extractDir: folder });
-for (const wheel of wheels) python.unpackArchive(wheel, "wheel");
+python.unpackArchive(read(settings.packages), "zip", { extractDir: folder });
 const answer = python.pyimport("vrambudget.planner.answers").answer;
 const asked = JSON.parse(readFileSync(questions, "utf8"));
 console.log(JSON.stringify(asked.map((question) => JSON.parse(answer(JSON.stringify(question))))));
@@ -56,9 +54,7 @@ def drawn():
 
 def test_drawn_jobs_have_the_same_bytes_in_the_browser(tmp_path):
     site = tmp_path / "site"
-    wheels = Path(RUNTIME).parents[1] / "wheels"
-    given = {"wheels": wheels} if wheels.is_dir() else {}
-    write_site(site, pyodide=Path(RUNTIME), **given)
+    write_site(site, pyodide=Path(RUNTIME))
     questions = list(drawn())
     (tmp_path / "questions.json").write_text(json.dumps(questions))
     (tmp_path / "program.mjs").write_text(PROGRAM)

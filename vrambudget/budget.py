@@ -7,12 +7,12 @@ given one. `Budget.check` has the invariants.
 The JSON is the dataclass, field for field, under `"schema": 1`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from vrambudget.bounded import read_object
+from vrambudget.declared import RefusedError, taken
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import json_text
 
@@ -240,8 +240,6 @@ class Budget:
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str | None = None) -> "Budget":
         """Return the budget that `to_json` wrote. Raises VramBudgetError for anything else."""
-        from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - only for reading back
-
         values = read_object(text, where=where, so=", so not a saved budget")
         if (schema := values.pop("schema", None)) != SCHEMA:
             raise VramBudgetError(
@@ -250,11 +248,11 @@ class Budget:
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True).check()
-        except ValidationError as error:
-            first, *others = error.errors(include_url=False)
-            key = ".".join(map(str, first["loc"]))
-            more = f" (and {len(others)} more)" if others else ""
-            raise VramBudgetError(f"{key}: {first['msg']}{more}", where=where) from None
+            return taken(cls, values).check()  # type: ignore[no-any-return]
+        except RefusedError as error:
+            key = ".".join(map(str, error.path))
+            raise VramBudgetError(
+                f"{key} is {error.value!r:.60}; {error.rule}", where=where
+            ) from None
         except AssertionError as error:
             raise VramBudgetError(f"this budget contradicts itself: {error}", where=where) from None

@@ -10,7 +10,6 @@ Exit codes: 0 it fits or is done, 1 it does not fit, 2 it could not be done.
 """
 
 import gc
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,12 +60,7 @@ def _starting() -> Iterator[None]:
     """Import quickly: what is made now stays, so no collection need look at it, now or later.
 
     Once in a process: a further call's parsers go, and would be kept for ever.
-
-    Pydantic would read the metadata of every installed package, for plugins that nothing here uses.
     """
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    asked = os.environ.get(name)
-    os.environ[name] = "__all__"
     gc.disable()
     try:
         yield
@@ -74,7 +68,3 @@ def _starting() -> Iterator[None]:
         if not gc.get_freeze_count():
             gc.freeze()
         gc.enable()
-        if asked is None:  # a script that is rehearsed keeps its plugins
-            del os.environ[name]
-        else:
-            os.environ[name] = asked

@@ -1,6 +1,6 @@
 """`vrambudget doctor`: which extras are here, which versions have rules, and what can rehearse.
 
-Nothing has to be here but pydantic and tabulate: estimates need no more. PyTorch's CUDA build is
+Nothing has to be here but tabulate: estimates need no more. PyTorch's CUDA build is
 looked for in the Python that VRAMBUDGET_PYTHON names, else in this one.
 """
 

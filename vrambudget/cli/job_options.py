@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from vrambudget.config.fast_path import Declared
 from vrambudget.config.fields.batches import lengths_of
 from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.options import EITHER, option_of
 from vrambudget.config.settings import Settings
 from vrambudget.config.source import Run
+from vrambudget.declared import Declared
 
 _NO_LIMIT = 2**62
 SWITCHES = {

@@ -30,30 +30,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FOLDER",
         help=f"copy Pyodide {PYODIDE} from there (default: the page loads it from its address)",
     )
-    parser.add_argument(
-        "--wheels",
-        metavar="FOLDER",
-        help="where pydantic-core's wheel for WebAssembly is (default: pip downloads it)",
-    )
     parser.add_argument("--port", type=int, default=0, help="of the server (default: any)")
     parser.set_defaults(run=run, output=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the planner, or serve it until it is interrupted."""
-    given = {
-        name: home_of(Path(folder)) if (folder := getattr(args, name)) else None
-        for name in ("pyodide", "wheels")
-    }
+    pyodide = home_of(Path(args.pyodide)) if args.pyodide else None
     if args.output:
-        write_site(home_of(Path(args.output)), **given)
+        write_site(home_of(Path(args.output)), pyodide=pyodide)
         say(f"wrote {args.output}: host it anywhere, or `python -m http.server -d {args.output}`")
         return DONE
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
             signal.signal(getattr(signal, name), _leave)
     with TemporaryDirectory(prefix="vrambudget-") as folder:
-        write_site(Path(folder), **given)
+        write_site(Path(folder), pyodide=pyodide)
         with serving(Path(folder), args.port) as address:
             put(f"{address}\n")
             say("Ctrl-C ends it")

@@ -24,9 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.job import Job
 from vrambudget.config.settings import Field, Names, Settings
+from vrambudget.declared import Before
 from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.files import read_file
 

@@ -8,9 +8,6 @@ A value of the wrong type is an error and never converted: true is not a number,
 and infinity. An unknown key is an error that names the nearest known one. All mistakes in one
 object are reported together, with the key as the user wrote it and the value.
 
-What is plainly right is taken as it is. All else is pydantic's to judge, in `config.judged`: its
-import takes longer than an estimate, and most commands need none.
-
 Not modelled: nested objects; the input is flat.
 """
 
@@ -19,8 +16,8 @@ from operator import index
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_origin
 
-from vrambudget.config.fast_path import Before, Declared, UnclearError, taken
-from vrambudget.errors import VramBudgetError
+from vrambudget.declared import Before, Declared, RefusedError, taken
+from vrambudget.errors import VramBudgetError, did_you_mean
 
 LARGEST = 2**31
 """Beyond every real dimension, batch or block; where a typing slip or a broken file begins."""
@@ -28,7 +25,7 @@ LARGEST = 2**31
 _SHOWN = 60  # characters of a wrong value that an error repeats
 
 
-def Field(  # noqa: N802 - as pydantic calls it
+def Field(  # noqa: N802 - it stands for a type's part
     default: Any = ...,
     *,
     default_factory: Callable[[], Any] | None = None,
@@ -49,17 +46,13 @@ def _whole(value: Any) -> Any:
         return value
 
 
-def _names(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 Size = Annotated[int, Before(_whole), Field(ge=1, le=LARGEST)]
 """A dimension or a count: 1 to 2**31."""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 """A dropout probability: at 1 nothing would be left."""
 
-Names = Annotated[tuple[str, ...], Before(_names)]
+Names = tuple[str, ...]
 """A JSON list of words."""
 
 
@@ -67,7 +60,7 @@ Names = Annotated[tuple[str, ...], Before(_names)]
 class Settings:
     """A frozen, strict set of values; `aliases` are other spellings of its fields.
 
-    Its methods are called as pydantic's are.
+    Its methods are named as pydantic's.
     """
 
     __slots__ = ("__dict__", "model_fields_set")  # the values; the names of those that were given
@@ -214,16 +207,25 @@ class Settings:
             values = cls.completed(canonical(written, cls.aliases))
         except ValueError as error:
             raise mistakes([str(error)], where) from None
-        fields = cls.model_fields
-        try:
-            found = {name: taken(fields[name].annotation, values[name]) for name in values}
-        except (KeyError, UnclearError, ValueError):
-            found = None
-        if found is not None and all(n in found or f.has_default for n, f in fields.items()):
-            return found
-        from vrambudget.config.validated import judged  # noqa: PLC0415 - it imports pydantic
-
-        return judged(cls, values, written, where)
+        fields, found = cls.model_fields, {}
+        spelled = {cls.aliases.get(key, key): key for key in written}
+        unknown = [spelled.get(name, name) for name in values if name not in fields]
+        wrong = []
+        for name, field in fields.items():
+            key = spelled.get(name, name)
+            if name in values:
+                try:
+                    found[name] = taken(field.annotation, values[name])
+                except RefusedError as error:
+                    part = ".".join(map(str, (key, *error.path)))
+                    wrong.append(f"{part} is {show(error.value)}; {error.rule}")
+            elif not field.has_default:
+                wrong.append(f"{key} is missing")
+        if wrong or unknown:
+            wrong += [f"{key} is not known" for key in unknown]
+            hints = [hint for key in unknown if (hint := did_you_mean(key, cls.known_keys()))]
+            raise mistakes(wrong, where, "; ".join(hints) or None)
+        return found
 
 
 def _dumped(value: Any, *, as_json: bool) -> Any:

@@ -3,25 +3,20 @@
     index.html, planner.js, planner.css    the page, with the report's own drawing code
     choices.json                           models, GPUs and fields, there before Python is
     worker.js                              Python and the package, away from the page's thread
-    packages.zip                           this package and the pure ones it needs, as installed
-    pydantic_core-*.whl                    its build for WebAssembly, from PyPI or a given folder
+    packages.zip                           this package and what it needs, as installed
     pyodide/                               CPython in WebAssembly, copied if a folder was given
 
 Without that folder the page takes Pyodide from its public address.
 
-Source: pyodide.org/en/stable/usage/api/js-api.html (loadPyodide, unpackArchive); PEP 783 for the
-platform's name.
+Source: pyodide.org/en/stable/usage/api/js-api.html (loadPyodide, unpackArchive).
 """
 
 import io
 import json
-import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 
@@ -33,28 +28,23 @@ from vrambudget.report.html import beside, style
 
 PYODIDE = "314.0.7"
 PUBLIC = f"https://cdn.jsdelivr.net/pyodide/v{PYODIDE}/full/"
-_TAGS = ("--python-version", "3.14", "--implementation", "cp", "--abi", "cp314")
-_PLATFORM = "pyemscripten_2026_0_wasm32"
 _RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 _LOCK = "pyodide-lock.json"
-_COMPILED = "pydantic-core"
 _SCRIPTS = ("drag.js", "plan.js", "planner.js")
 _PACKAGE = Path(__file__).parents[1]
 
 
-def write_site(folder: Path, *, pyodide: Path | None = None, wheels: Path | None = None) -> None:
+def write_site(folder: Path, *, pyodide: Path | None = None) -> None:
     """Write the planner into a folder, which is made if it is missing.
 
-    `pyodide`: a folder with its runtime (the npm package's, or a release's). `wheels`: a folder
-    with pydantic-core's wheel for WebAssembly; without one pip downloads it. Raises
+    `pyodide`: a folder with its runtime (the npm package's, or a release's). Raises
     VramBudgetError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if pyodide is not None:
         _copy_runtime(pyodide, folder / "pyodide")
-    wheel = _wheel(wheels, folder)
     place = PUBLIC if pyodide is None else "pyodide/"
-    settings = {"pyodide": place, "archives": ["packages.zip", wheel]}
+    settings = {"pyodide": place, "packages": "packages.zip"}
     page = _text("planner.html").replace("{settings}", json.dumps(settings))
     for name, text in {
         "index.html": page,
@@ -68,7 +58,7 @@ def write_site(folder: Path, *, pyodide: Path | None = None, wheels: Path | None
 
 
 def packages() -> bytes:
-    """Return this package and the pure ones that it needs, as a zip of a site-packages folder."""
+    """Return this package and what it needs, as a zip of a site-packages folder."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in sorted(_files()):
@@ -85,23 +75,9 @@ def _files() -> Iterator[tuple[str, Path]]:
             yield f"vrambudget/{inside.as_posix()}", path
     for path in cards_folder().glob("*.toml"):
         yield f"vrambudget/model_cards/{path.name}", path
-    for name in _needed({"pydantic", "tabulate"}):
-        for file in distribution(name).files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
-                yield file.as_posix(), Path(str(file.locate()))
-
-
-def _needed(names: set[str]) -> set[str]:
-    """Return packages with all that they need, but what is compiled."""
-    found: set[str] = set()
-    while names:
-        name = names.pop()
-        found.add(name)
-        for line in distribution(name).requires or ():
-            needed = re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("_", "-")
-            if ";" not in line and needed not in {_COMPILED, *found}:
-                names.add(needed)
-    return found
+    for file in distribution("tabulate").files or ():
+        if ".." not in file.parts and "__pycache__" not in file.parts:
+            yield file.as_posix(), Path(str(file.locate()))
 
 
 def _copy_runtime(source: Path, target: Path) -> None:
@@ -116,45 +92,6 @@ def _copy_runtime(source: Path, target: Path) -> None:
     for name in (*_RUNTIME, _LOCK):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
-
-
-def _wheel(wheels: Path | None, folder: Path) -> str:
-    """Put pydantic-core's wheel for WebAssembly into the folder; return its name."""
-    version = _version(_COMPILED)
-    pattern = f"pydantic_core-{version}-*{_PLATFORM}.whl"
-    if wheels is None and not list(folder.glob(pattern)):
-        _download(f"{_COMPILED}=={version}", folder)
-    found = next(iter(sorted((wheels or folder).glob(pattern))), None)
-    if found is None:
-        raise VramBudgetError(
-            f"there is no wheel {pattern}",
-            where=str(wheels),
-            hint="leave --wheels out: pip finds it",
-        )
-    if wheels is not None:
-        shutil.copyfile(found, folder / found.name)
-    return found.name
-
-
-def _version(name: str) -> str:
-    try:
-        return distribution(name).version
-    except PackageNotFoundError:
-        raise VramBudgetError(f"{name} is not installed") from None
-
-
-def _download(requirement: str, folder: Path) -> None:
-    words = ["pip", "download", requirement, "--no-deps", "--only-binary=:all:", "--quiet"]
-    words += ["--disable-pip-version-check", *_TAGS, "--platform", _PLATFORM, "--dest", str(folder)]
-    done = subprocess.run(  # noqa: S603 - our own words
-        [sys.executable, "-m", *words], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise VramBudgetError(
-            f"pip cannot download {requirement} for WebAssembly: "
-            f"{(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}",
-            hint="--wheels FOLDER names a folder that has it",
-        )
 
 
 def _text(name: str) -> str:

@@ -2,15 +2,13 @@
 // another. A question and its answer are JSON (vrambudget.planner.answers).
 let answer = null;
 
-async function start({ pyodide: place, archives }) {
+async function start({ pyodide: place, packages }) {
   const base = new URL(place, location.href).href;
   const { loadPyodide } = await import(new URL("pyodide.mjs", base).href);
-  const fetched = archives.map(async (name) => (await fetch(name)).arrayBuffer());
+  const fetched = fetch(packages).then((response) => response.arrayBuffer());
   const python = await loadPyodide({ indexURL: base });
-  const [packages, ...wheels] = await Promise.all(fetched);
   const folder = python.runPython("import site; site.getsitepackages()[0]");
-  python.unpackArchive(packages, "zip", { extractDir: folder });
-  for (const wheel of wheels) python.unpackArchive(wheel, "wheel");
+  python.unpackArchive(await fetched, "zip", { extractDir: folder });
   answer = python.pyimport("vrambudget.planner.answers").answer;
 }
 

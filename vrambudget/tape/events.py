@@ -190,7 +190,7 @@ class Storage:
                 )
             tape = Tape()  # the allocator is not asked for nothing
         elif isinstance(nbytes, float | str | list | tuple):
-            self.events, self.index = [], 0
+            self.events, self.index = list[int](), 0
             raise TypeError(f"{operation} of {nbytes!r:.40} bytes")
         sizes = tape.sizes
         self.tape = tape

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Probability, Settings, Size
+from vrambudget.declared import Before
 
 Quant = Literal["nf4", "int8"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.layout import DEEPSPEED, Layout, parse_layout
 from vrambudget.config.settings import Field, Settings, Size
 from vrambudget.config.versions import plain_version
+from vrambudget.declared import Before
 from vrambudget.errors import VramBudgetError
 
 DTypeName = Literal["fp32", "bf16", "fp16"]

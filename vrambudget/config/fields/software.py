@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Settings
 from vrambudget.config.versions import default_version, plain_version
+from vrambudget.declared import Before
 
 
 def _minor_version(value: Any) -> Any:

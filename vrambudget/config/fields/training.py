@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Settings, Size
+from vrambudget.declared import Before
 
 Mode = Literal["train", "eval", "generate", "forward"]
 LoopName = Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]

@@ -6,9 +6,8 @@ Not modelled: RoPE scaling (it changes values, not sizes).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
@@ -26,7 +25,7 @@ from vrambudget.ops.reduce import sum_dim
 from vrambudget.ops.shape import reshape, view
 from vrambudget.ops.softmax import softmax
 
-Layers = Annotated[tuple[int, ...], Before(lambda x: tuple(x) if isinstance(x, list) else x)]
+Layers = tuple[int, ...]
 
 
 class TopKRouter(Router):

@@ -3,9 +3,8 @@
 Llama whose every fourth layer has no rotary positions, and with `use_sliding_window` a window.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Size
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.decoder import LayerType
@@ -14,7 +13,7 @@ from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.rotary import Rotary
 from vrambudget.models.parts.windows import LayerTypesConfig
 
-Flags = Annotated[tuple[int, ...], Before(lambda x: tuple(x) if isinstance(x, list) else x)]
+Flags = tuple[int, ...]
 
 
 class WithoutPositions(Attention):

@@ -9,11 +9,11 @@ Not modelled: interpolated positions, masked patches, the pooler.
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
+from vrambudget.declared import Before
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor

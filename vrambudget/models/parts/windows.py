@@ -9,15 +9,11 @@ Source: __post_init__ of the configuration classes, forward of the models (trans
 """
 
 from collections.abc import Iterator
-from typing import Annotated
 
-from vrambudget.config.fast_path import Before
 from vrambudget.config.settings import Field, Size
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 
-LayerTypes = Annotated[
-    tuple[LayerType, ...], Before(lambda x: tuple(x) if isinstance(x, list) else x)
-]
+LayerTypes = tuple[LayerType, ...]
 
 
 class SlidingConfig(DecoderConfig):
