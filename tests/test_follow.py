@@ -177,7 +177,7 @@ def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatc
     error = capsys.readouterr().err
     assert "model_type 'bloom' is not modelled" in error
     assert "pip install 'vrambudget[torch]'" in error
-    assert f"vrambudget rehearse {tmp_path / 'config.json'}" in error
+    assert f"vrambudget rehearse --gpu GPU {tmp_path / 'config.json'}" in error
 
 
 @pytest.mark.parametrize(("asked", "near"), [("lama", "'llama'"), ("gemma3", None), ("t5g", None)])

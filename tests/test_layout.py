@@ -64,7 +64,7 @@ def test_a_slip_in_a_layout_is_told(text, ranks, words):
 def test_a_known_layout_without_rules_is_refused_with_a_way_out(text):
     with pytest.raises(NotModelledError) as error:
         parse_layout(text, 8)
-    assert "rehearse --ranks" in str(error.value.hint)
+    assert "rehearse --gpu GPU --ranks" in str(error.value.hint)
 
 
 def test_settings_of_another_library_are_refused():

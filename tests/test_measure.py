@@ -140,7 +140,7 @@ def test_a_named_model_runs_as_its_configuration():
         runnable({"model": "gpt-3"})
     with pytest.raises(VramBudgetError, match="several ranks") as refused:
         runnable({"model": "gpt2", "batch": 1, "parallel": {"method": "ddp", "world": 8}})
-    assert "rehearse --ranks" in str(refused.value.hint)
+    assert "rehearse --gpu GPU --ranks" in str(refused.value.hint)
 
 
 def test_a_record_keeps_the_job_and_forgets_its_last_run():

@@ -18,7 +18,7 @@ COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
     "validate": ("vrambudget.cli.validate", "compare predictions with measured records"),
     "fit": ("vrambudget.cli.fit", "find the largest batch or the longest block that fits"),
-    "plan": ("vrambudget.cli.plan", "find the fewest GPUs for a job, and how to use them"),
+    "plan": ("vrambudget.cli.plan", "find how to train a model on your GPU, or on how many"),
     "check": ("vrambudget.cli.check", "say whether the jobs of files still fit; for CI"),
     "run": ("vrambudget.cli.run", "find the file and the context that run here, with llama.cpp"),
     "serve": ("vrambudget.cli.serve", "show how many requests an inference server holds"),

@@ -31,7 +31,9 @@ NOT_MODELLED = {
     "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
     "sp": "sequence parallelism",
 }
-_REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
+_REHEARSE = (
+    "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16
 _AUTOCAST = {"torch.bfloat16": "amp-bf16", "torch.float16": "amp-fp16"}
 _ACCELERATE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_REHEARSE = "`vrambudget rehearse SCRIPT` runs any script on a virtual GPU"
+_REHEARSE = "`vrambudget rehearse --gpu GPU -- python SCRIPT` runs any script on a virtual GPU"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from vrambudget.errors import NotModelledError
 
 _BLOCK = 64  # weights that share a scale, on NVIDIA's GPUs
-_REHEARSE = "`vrambudget rehearse SCRIPT` runs any script on a virtual GPU"
+_REHEARSE = "`vrambudget rehearse --gpu GPU -- python SCRIPT` runs any script on a virtual GPU"
 
 
 def is_4bit(parameter: Any) -> bool:

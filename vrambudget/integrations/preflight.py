@@ -224,7 +224,8 @@ def _as_frozen(scenario: Scenario, live: LiveModel) -> Scenario:
     ):
         raise NotModelledError(
             "the model's parameters are not those of its configuration",
-            hint="a model that was changed by hand can be rehearsed: `vrambudget rehearse SCRIPT`",
+            hint="rehearse a model that was changed by hand:"
+            " `vrambudget rehearse --gpu GPU -- python SCRIPT`",
         )
     if scenario.job.lora_rank is not None:
         return scenario

@@ -149,7 +149,7 @@ def runnable(job: Mapping[str, Any]) -> dict[str, Any]:
     if job.get("parallel"):
         raise VramBudgetError(
             "a job of several ranks is not run from its options",
-            hint="`vrambudget rehearse --ranks N -- python train.py` runs one rank of a script",
+            hint="`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs one rank",
         )
     loop, loops = job.get("loop", "plain"), get_args(LoopName)
     if loop not in loops:

@@ -83,7 +83,9 @@ def _cut_model(job: Job, layout: Layout) -> Ranked | None:
     return _TensorParallel(job, layout) if layout.tp > 1 else None
 
 
-_REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
+_REHEARSE = (
+    "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
+)
 
 
 def refuse(job: Job, layout: Layout) -> None:

@@ -35,7 +35,7 @@ def inputs_for(job: PictureJob, denoiser: Any) -> Inputs:
     if make is None:
         raise NotModelledError(
             f"no training script for {kind} is traced",
-            hint="`vrambudget rehearse -- python train.py ...` runs any",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs any",
         )
     return make(job, denoiser.config)
 

@@ -8,7 +8,7 @@ from vrambudget.config.gpus import Gpu
 
 _READS_SHOWN = 3
 _WITHOUT_CUDNN = {
-    "convolution": "convolutions take PyTorch's own kernels, with a buffer for columns; a real card"
+    "convolution": "convolutions take PyTorch's own kernels, with a buffer for columns; a real GPU"
     " takes cuDNN's, with workspaces (asked without a GPU since 9.8): both come and go within the"
     " operation",
     "recurrence": "recurrent layers take PyTorch's own kernels, which keep other tensors for"
@@ -111,7 +111,7 @@ def _of_workspaces(unknown_workspaces: int) -> Iterator[str]:
 
 
 def _of_calls(record: Mapping[str, Any]) -> Iterator[str]:
-    """Say what a real card computes with cuDNN, where it was not asked."""
+    """Say what a real GPU computes with cuDNN, where it was not asked."""
     calls = record.get("history", {}).get("calls", {})
     for kind, places in calls.items():
         at = _at(*places[0][:2]) if places else "the script"

@@ -127,6 +127,6 @@ def _ways(found: FoundModel, hint: str | None) -> Iterator[str]:
         "its own code is traced if torch and transformers are installed:"
         " pip install 'vrambudget[torch]';"
     )
-    yield f"or `vrambudget rehearse {name}` runs it on a virtual GPU;"
+    yield f"or `vrambudget rehearse --gpu GPU {name}` runs it on a virtual GPU;"
     if hint:
         yield hint

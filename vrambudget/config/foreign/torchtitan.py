@@ -156,7 +156,7 @@ def finished(keys: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         raise NotModelledError(
             f"torchtitan's selective_ac_option {option!r} is not modelled",
             hint="every layer (1), every second layer (2) and op are; `vrambudget rehearse"
-            " --ranks N -- python -m torchtitan.train` runs it",
+            " --gpu GPU --ranks N -- python -m torchtitan.train` runs it",
         )
     return {**fields, "checkpointing": _SELECTIVE[option]}
 

@@ -54,7 +54,7 @@ class ContextParallel(Ranked):
                 f"context parallelism of {type(root).__name__} is not modelled: torchtitan's Llama"
                 " is",
                 hint="model_type titan is the same architecture as Llama;"
-                " `vrambudget rehearse --ranks N -- python train.py` runs any script",
+                " `vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script",
             )
         self._tables = [Buffer(root.freqs_cis, 0, restored=True)]
         return self.inner.wrap(model, called)

@@ -34,7 +34,7 @@ class FSDP1(Ranked):
         if job.no_sync or (self.is_library and job.grad_accum > 1):
             raise NotModelledError(
                 "FSDP 1 with no_sync is not modelled",
-                hint="FSDP2 is, or `vrambudget rehearse --ranks N -- python train.py`",
+                hint="FSDP2 is, or `vrambudget rehearse --gpu GPU --ranks N -- python train.py`",
             )
         quantised = job.weight_dtype if job.quant else None
         mixed = (quantised or job.autocast_dtype) if self.is_library else None

@@ -214,7 +214,7 @@ def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
     if head is None or embedding is None:
         raise NotModelledError(
             "the embedding and the head of this model, which accelerate wraps, are not known here",
-            hint="`vrambudget rehearse --ranks N -- python train.py` runs any script",
+            hint="`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script",
         )
     has_adapters = any(isinstance(module, LoraLinear) for module in model.modules())
     norms = [module for module in base.children() if "Norm" in type(module).__name__]

@@ -44,7 +44,8 @@ def pieces_of(model: Module, *, stages: int, own: range) -> list[Piece]:
     if not isinstance(model, Trained):
         raise NotModelledError(
             f"a pipeline of {type(model).__name__} is not modelled: torchtitan's Llama is",
-            hint="model_type titan is the architecture of Llama 3; `vrambudget rehearse --ranks N"
+            hint="model_type titan is the architecture of Llama 3; `vrambudget rehearse"
+            " --gpu GPU --ranks N"
             " -- python train.py` runs any script as one rank of N",
         )
     count = len(model.model.layers)

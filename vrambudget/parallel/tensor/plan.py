@@ -26,7 +26,9 @@ from vrambudget.parallel.tensor.collectives import part_of
 from vrambudget.parallel.tensor.loss import cross_entropy
 from vrambudget.parallel.tensor.styles import Colwise, Gathers, Lookup, Rowwise
 
-_REHEARSE = "`vrambudget rehearse --ranks N -- python train.py` runs any script as one rank of N"
+_REHEARSE = (
+    "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
+)
 
 
 def parallelize(
