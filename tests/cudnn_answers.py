@@ -1,5 +1,7 @@
 """Ask cuDNN for the answers that the package keeps: `PYTHONPATH=. python tests/cudnn_answers.py`.
 
+With `pictures` as its argument it asks for pipelines and classifiers alone, and keeps the rest.
+
 It needs a CUDA build of torch with its cuDNN (VRAMBUDGET_PYTHON), whose virtual driver is loaded
 here, and torch and transformers for followed models.
 """
@@ -7,9 +9,11 @@ here, and torch and transformers for followed models.
 import ctypes
 import json
 import os
+import sys
 from itertools import product
 from pathlib import Path
 
+from vrambudget.cli import main as main_of
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record, read_records
 from vrambudget.cudnn import answers, asking
@@ -52,6 +56,28 @@ def ask_of_records() -> None:
             simulate(scenario.config, job.resolve(scenario.config), scenario.platform)
 
 
+GPUS = ("a100-80gb", "RTX 3060", "RTX 4090", "h100")
+PICTURES = (
+    *(f"flux-dev --only {phase} --resolution {r}" for phase in ("decode", "encode-images")
+      for r in (512, 768, 1024)),
+    "flux-dev --only decode --resolution 832x1216",
+    *(f"sdxl --precision fp16 --only {phase} --resolution {r} --batch {b}"
+      for phase in ("decode", "denoise") for r in (512, 768, 1024) for b in (1, 2, 4)),
+    "sdxl", "sdxl --batch 4", "sdxl --train lora", "sdxl --train lora --batch 2 --checkpointing",
+    "sdxl --train lora --batch 4 --checkpointing",
+    "sdxl --train lora --precision bf16 --checkpointing",
+    "sdxl --train lora --precision bf16 --checkpointing --latents encoded",
+    *(f"resnet50 --batch {b} --precision {p}{order}" for b in (32, 64, 128, 256)
+      for p in ("amp-fp16", "fp32") for order in ("", " --channels-last")),
+)  # fmt: skip
+
+
+def ask_of_pictures() -> None:
+    for words, gpu in product(PICTURES, GPUS):
+        print(words, gpu, flush=True)  # noqa: T201
+        main_of([*words.split(), "--gpu", gpu, "-o", "/dev/null", "--format", "json"])
+
+
 def main() -> None:
     os.environ.update(environment(find_gpu("a100-80gb")))
     for library in stub_libraries(find_torch([os.environ["VRAMBUDGET_PYTHON"]])):
@@ -59,7 +85,8 @@ def main() -> None:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     cudnn = installed()
     assert cudnn is not None
-    asked: dict[str, int] = {}
+    only_pictures = sys.argv[1:] == ["pictures"]
+    asked: dict[str, int] = dict(answers._kept()["answers"]) if only_pictures else {}  # noqa: SLF001
     answers._kept = lambda: {"version": "", "answers": {}}  # noqa: SLF001 - all is asked anew
     ask = asking.ask
 
@@ -70,8 +97,10 @@ def main() -> None:
         return found
 
     asking.ask = noted
-    ask_of_patches()
-    ask_of_records()
+    ask_of_pictures()
+    if not only_pictures:
+        ask_of_patches()
+        ask_of_records()
     lines = ",\n".join(f"{json.dumps(key)}: {asked[key]}" for key in sorted(asked))
     text = f'{{"version": "{cudnn.version}", "answers": {{\n{lines}\n}}}}\n'
     Path(answers.__file__).with_name("answers.json").write_text(text, encoding="utf-8")

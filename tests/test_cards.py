@@ -22,7 +22,8 @@ OF_MODELLED_FAMILIES = [
     for n, card in CARDS.items()
     if card.config["model_type"] in {*model_types(), *recorded_types()}
 ]
-OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] != "nanogpt"]
+OF_OTHERS = {"nanogpt", "resnet50", "torchvision-resnet50"}
+OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] not in OF_OTHERS]
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
 LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
 LEARNED_POSITIONS |= {"albert", "bart", "electra", "deberta-v2", "mpnet", "whisper"}

@@ -97,7 +97,7 @@ def test_a_program_is_read_as_it_was_written():
         (lambda text: text.replace('"=batch"', '"=10**30"', 1), "expression"),
         (lambda text: text.replace('"=batch"', "1" + 30 * "0", 1), "larger than any size"),
         (lambda text: text.replace('"=batch"', '"=__import__(1)"', 1), "no expression"),
-        (lambda text: text.replace("\nop ", "\nrun ", 1), "no word"),
+        (lambda text: text.replace("\nop ", "\ngo ", 1), "no word"),
         (lambda text: text.replace('op ["', 'op ["os.', 1), "no operation"),
         (lambda text: text.replace("\nalias ", "\nnew ", 1), "lines do not fit together"),
         (

@@ -75,6 +75,8 @@ def _check(config: ModelConfig, job: Job) -> None:
             f"{config.model_type} with packed rows is not modelled",
             hint="`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is",
         )
+    if job.channels_last and not config.reads_channels_last:
+        raise NotModelledError(f"{config.model_type} with channels last is not modelled")
     if job.attention_mask != "none" and not config.reads_attention_mask:
         raise NotModelledError(f"{config.model_type} with an attention mask is not modelled")
     if job.quant is not None and not (config.loads_in_4bit and job.task == "causal-lm"):

@@ -101,7 +101,7 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
             f"{scenario.config.model_type} does not look where packed sequences begin: no mask is"
             " built, and tokens see those of other sequences"
         )
-    if job.task == "image-cls" and scenario.config.num_labels:
+    if job.task == "image-cls" and not getattr(scenario.config, "is_file", False):
         yield (
             f"the head has {scenario.config.num_labels} classes; a config.json with its own"
             " id2label counts another number"

@@ -57,6 +57,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--advise", action="store_true", help="list what would save memory, even if the job fits"
     )
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)  # the default mode
+    parser.add_argument(
+        "--inputs", metavar="NxCxHxW", help="shape of what 'module:factory' is called with"
+    )
     add_job_options(parser)
     add_output_options(
         parser,
@@ -67,12 +71,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 if it fits or no GPU was named, else 1."""
-    scenario = resolve(args.model, gpu=on_nodes(args.gpu, args.nodes), **job_fields(args))
+    scenario = _scenario(args)
     if is_picture(args.output):
         return _draw(scenario, args)
     followed = follow(scenario)
     emit(_parts(followed, args), args)
     return DOES_NOT_FIT if followed.budget.fits is False else DONE
+
+
+def _scenario(args: argparse.Namespace) -> Scenario:
+    gpu, fields = on_nodes(args.gpu, args.nodes), job_fields(args)
+    if args.inputs is None:
+        return resolve(args.model, gpu=gpu, **fields)
+    from vrambudget.cli.factory import scenario_of  # noqa: PLC0415 - few name a factory
+
+    return scenario_of(args.model or "", args.inputs, gpu=gpu, **fields)
 
 
 def _parts(followed: Traced, args: argparse.Namespace) -> Iterator[str]:

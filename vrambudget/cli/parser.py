@@ -29,16 +29,18 @@ COMMANDS = {
     "record": ("vrambudget.cli.record", "record a model as a program that needs no torch"),
     "rehearse": ("vrambudget.cli.rehearse", "run any PyTorch script on a virtual GPU"),
     "models": ("vrambudget.cli.models", "list the models that are known by name"),
-    "picture": (
-        "vrambudget.cli.picture",
-        "show what FLUX, SDXL or Wan takes, by diffusers' code",
-    ),
     "gpus": ("vrambudget.cli.gpus", "list the GPUs that are known by name"),
     "page": ("vrambudget.cli.page", "open a live planner in the browser"),
     "doctor": ("vrambudget.cli.doctor", "show which extras are here, and what can be rehearsed"),
     "completion": ("vrambudget.cli.completion", "print a script that completes words on TAB"),
 }
 """name: (module, what it does). A new command is its module and its line here."""
+
+_OF_PIPELINES = {
+    DEFAULT: "vrambudget.cli.picture",
+    "plan": "vrambudget.cli.picture_plan",
+}
+"""What the same words do where they name a pipeline of diffusers."""
 
 
 class _Help(argparse.Action):
@@ -156,22 +158,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         overview().parse_args(argv)
     from vrambudget.cli.job_options import with_files  # noqa: PLC0415 - the overview needs no job
 
-    name, words = _command_of(argv)
+    home, words = _command_of(argv)
     program = Parser(prog="vrambudget")
     subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
-    import_module(COMMANDS[name][0]).add_parser(subparsers)
-    command = subparsers.choices[name]
+    import_module(home).add_parser(subparsers)
+    (command,) = subparsers.choices.values()
     args = command.parse_args(_in_own_words(words, command.option_strings))
     return with_files(args) if "config" in args else args
 
 
 def _command_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the command that `argv` means, and its words: a pipeline has a command of its own."""
-    if argv[0] in COMMANDS:
-        return argv[0], argv[1:]
-    from vrambudget.pictures.cards import picture_name  # noqa: PLC0415 - commands need none
+    """Return the module of the command that `argv` means, and its words."""
+    name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
+    if name in _OF_PIPELINES and words:
+        from vrambudget.pictures.cards import picture_name  # noqa: PLC0415 - commands need none
 
-    return ("picture" if picture_name(argv[0]) else DEFAULT), argv
+        if any(picture_name(word) for word in words[:1]):
+            return _OF_PIPELINES[name], words
+    return COMMANDS[name][0], words
 
 
 def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:

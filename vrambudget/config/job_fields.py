@@ -31,13 +31,14 @@ class JobFields(TypedDict, total=False):
     """Tokens per target sequence for seq2seq-lm (default: the block)."""
     image_size: int | None
     """Pixels along each side of an image (default: the model's own)."""
+    channels_last: bool
+    """Weights and images lie with their channels last."""
     rows: Literal["full", "padded", "packed"]
     """What the rows of a batch hold: one sequence that fills the block; one with padding and the
     tokenizer's mask; or several, packed, with position_ids that restart.
     """
     attention_mask: Literal["none", "ones", "padding"] | None
-    """The mask that the model is called with (default: none for full rows; ones: a tokenizer's mask
-    for full rows).
+    """The mask that the model is called with (default: none for full rows; ones: a tokenizer's).
     """
     causal_mask: Literal["built", "skipped"] | None
     """Whether transformers builds the causal mask for sdpa, which it decides from values that it
@@ -52,9 +53,7 @@ class JobFields(TypedDict, total=False):
     precision: Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
     """Autocast (amp-...), or the dtype of the weights themselves."""
     weights: Literal["fp32", "bf16", "fp16"] | None
-    """Dtype of the weights where it is not the precision's own: bf16 weights under autocast, as
-    from_pretrained loads them.
-    """
+    """Dtype of the weights where not the precision's own, as from_pretrained has it."""
     optimizer: Literal[
         "adamw",
         "adam",

@@ -106,6 +106,7 @@ class ModelConfig(Settings):
     tasks: ClassVar[tuple[Task, ...]] = ("causal-lm",)
     """The tasks that the family has heads for; the first is the default."""
 
+    reads_channels_last: ClassVar[bool] = False
     reads_attention_mask: ClassVar[bool] = True
     """Whether its forward takes a tokenizer's attention mask."""
 

@@ -23,6 +23,7 @@ class SweepFields(TypedDict, total=False):
     )
     target_len: int | Iterable[int | None] | None
     image_size: int | Iterable[int | None] | None
+    channels_last: bool | Iterable[bool]
     rows: Literal["full", "padded", "packed"] | Iterable[Literal["full", "padded", "packed"]]
     attention_mask: (
         Literal["none", "ones", "padding"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vrambudget.dtypes import DType, bfloat16, float32
+from vrambudget.dtypes import DType, bfloat16, float32, float64
 from vrambudget.engine.autograd import record
 from vrambudget.engine.context import Autocast, context
 from vrambudget.engine.tensor import Tensor, empty, empty_like
@@ -62,7 +62,7 @@ def to(x: Tensor, dtype: DType) -> Tensor:
 def lower_precision(x: Tensor) -> Tensor:
     """Return x as the operations on autocast's lower-precision list read it."""
     region = context.autocast
-    if region is None or x.dtype is region.dtype or not x.dtype.is_floating_point:
+    if region is None or x.dtype is region.dtype or not _is_eligible(x):
         return x
     # cached_cast: float32 leaves that require a gradient and are no views
     if region.caches and x.dtype is float32 and x.requires_grad and x.node is None:
@@ -79,6 +79,9 @@ def lower_precision(x: Tensor) -> Tensor:
 
 def full_precision(x: Tensor) -> Tensor:
     """Return x as the operations on autocast's float32 list read it."""
-    if context.autocast is None or not x.dtype.is_floating_point:
-        return x
-    return to(x, float32)
+    return to(x, float32) if context.autocast is not None and _is_eligible(x) else x
+
+
+def _is_eligible(x: Tensor) -> bool:
+    """Whether autocast casts a tensor: float64 stays as it is (autocast_mode.h, is_eligible)."""
+    return x.dtype.is_floating_point and x.dtype is not float64

@@ -21,7 +21,7 @@ from vrambudget.engine.tensor import ShapeError, Tensor, empty
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, div_by_constant, mul_scalar, neg
 from vrambudget.ops.fill import masked_fill_
-from vrambudget.ops.reduce import count_true, sum_all, sum_dim
+from vrambudget.ops.reduce import count_true, sum_all, sum_dim, with_partial_sums
 from vrambudget.ops.softmax import log_softmax
 
 
@@ -64,3 +64,25 @@ def nll_loss(x: Tensor, target: Tensor) -> Tensor:
         return empty(shape, dtype)
 
     return record("nll_loss", loss, inputs=(x,), saved=kept, backward=backward)
+
+
+def mse_loss(x: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of squared differences; its storage stays as large as they were.
+
+    Source: aten/src/ATen/native/Loss.cpp (TORCH_META_FUNC(mse_loss)), BinaryOps.cpp.
+    """
+    x, target = full_precision(x), full_precision(target)
+    kept = keep(x, when=x.requires_grad), keep(target, when=x.requires_grad)
+    context.operation = "mse_loss"
+    whole = empty(x.shape, x.dtype)
+    y = Tensor((), x.dtype, whole.storage)
+    differences = empty(x.shape, x.dtype)
+    with_partial_sums(differences, tuple(range(x.ndim)), x.dtype, accumulator=4)
+    del whole, differences
+    shape, dtype = x.shape, x.dtype
+
+    def backward(_dy: Tensor) -> Tensor:
+        context.operation = "mse_loss_backward"
+        return empty(shape, dtype)
+
+    return record("mse_loss", y, inputs=(x,), saved=kept, backward=backward)

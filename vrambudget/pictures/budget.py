@@ -7,9 +7,11 @@ from typing import Any
 from vrambudget.budget import Budget, Parameters
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.versions import default_version
-from vrambudget.errors import NotModelledError
 from vrambudget.estimator import on_card
+from vrambudget.pictures.generation import generated, schedule_of
 from vrambudget.pictures.job import PictureJob
+from vrambudget.pictures.phases import phase_peaks
+from vrambudget.pictures.training import trained
 from vrambudget.remarks import remarks_on_choice, remarks_on_convolutions
 from vrambudget.scenario import platform_of
 from vrambudget.tape.replay import replay
@@ -24,33 +26,21 @@ class PictureBudget:
 
 
 def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -> PictureBudget:
-    """Return what a job of a pipeline takes, by diffusers' own code.
-
-    Raises NotModelledError where the libraries are missing, or cannot be traced.
-    """
-    try:
-        from vrambudget.pictures.generation import generated  # noqa: PLC0415 - they import torch
-        from vrambudget.pictures.phases import phase_peaks  # noqa: PLC0415
-        from vrambudget.pictures.training import trained  # noqa: PLC0415
-    except ImportError as error:
-        raise NotModelledError(
-            f"pipelines are traced by diffusers' own code, which needs PyTorch ({error})",
-            hint="pip install torch diffusers transformers peft (the CPU build of torch will do)",
-        ) from error
+    """Return what a job of a pipeline takes. Raises NotModelledError for what was not recorded."""
     version = torch or default_version("torch")
     left = (trained if job.train else generated)(job, platform_of(gpu, version))
     replayed = replay(left.tape)
     device, out_of_memory = on_card(gpu, left.tape, replayed)
     budget = Budget(
         model=job.card["title"],
-        job=_described(job, version, left.optimizers, len(replayed.steps)),
+        job=_described(job, version, len(replayed.steps)),
         parameters=Parameters(left.parameters, left.trainable),
         peak=replayed.peak,
         breakdown=replayed.breakdown,
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=left.not_modelled,
+        not_modelled=left.missing,
         warnings=(
             *_notes(job),
             *remarks_on_convolutions(left.tape, left.unknown_workspace_bytes),
@@ -64,19 +54,23 @@ def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -
 
 
 def _notes(job: PictureJob) -> Iterator[str]:
-    yield "diffusers' own code was traced; no weights were read"
-    if job.train:
+    source = schedule_of(job).source
+    yield (
+        f"played from programs of diffusers' own code, recorded with {source['diffusers']}; no"
+        " weights were read"
+    )
+    if job.train and job.latents == "cached":
         yield "latents and text embeddings are cached: VAE and text encoders are not on the GPU"
+    if job.train and job.latents == "encoded":
+        yield "text embeddings are cached; the VAE is on the GPU and encodes each step's pictures"
 
 
-def _described(
-    job: PictureJob, version: str, optimizers: tuple[str, ...], steps: int
-) -> dict[str, Any]:
+def _described(job: PictureJob, version: str, steps: int) -> dict[str, Any]:
     return {
         "mode": "step",
         "steps": steps,
         "precision": job.precision,
-        "optimizer": " and ".join(optimizers) or "no optimizer",
+        "optimizer": job.optimizer if job.train else "none",
         "checkpointing": "full" if job.checkpointing else "none",
         "torch": version,
     }

@@ -8,6 +8,7 @@ A card has these keys; TOML has no null, in a component it is written "null".
     pipeline = "WanPipeline"              diffusers' class
     precision = "bf16"                    of its weights
     multiple = 16                         height and width are multiples of it
+    recorded_step = 64                    at such alone, where the model's code rounds otherwise
     resolution = [480, 832]               if none is named: height, width
     frames = 81, frames_step = 4          if none are named; they are 4 n + 1
     tokens = [512]                        of a prompt, by tokenizer
@@ -60,3 +61,13 @@ def card(name: str) -> dict[str, Any]:
     for part, keys in own.get("components", {}).items():
         components[part] = components.get(part, {}) | keys
     return {**base, **own, "components": components}
+
+
+def program_name(own: dict[str, Any], component: str) -> str:
+    """Return the name of a component's program: its own, or the pipeline's that it is first of."""
+    keys = own["components"][component]
+    if "program" in keys:
+        return str(keys["program"])
+    while "extends" in own and card(own["extends"])["components"].get(component) == keys:
+        own = card(own["extends"])
+    return f"{own['name']}.{component}"

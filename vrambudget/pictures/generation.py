@@ -1,72 +1,183 @@
-"""A generation: the pipeline's own call, for a few steps of its scheduler.
+"""A generation: the pipeline's own call, played for two steps of its scheduler.
 
-All steps of denoising allocate alike, so few are traced. Guidance doubles the batch where the
-pipeline does so by itself.
+All steps of denoising allocate alike. Guidance doubles the batch where the pipeline does so by
+itself.
 """
 
 from typing import Any
 
-import torch
-
-from vrambudget.engine.context import Platform
-from vrambudget.pictures.components import pipeline
-from vrambudget.pictures.four_bit import in_four_bit
+from vrambudget.dtypes import float32
+from vrambudget.engine.context import (
+    ModelOptions,
+    Platform,
+    context,
+    made_for,
+    no_grad,
+    recording,
+)
+from vrambudget.engine.module import register
+from vrambudget.engine.tensor import Tensor
+from vrambudget.errors import NotModelledError
 from vrambudget.pictures.job import PictureJob
-from vrambudget.pictures.phases import Schedule
-from vrambudget.traced.mode import Following
-from vrambudget.traced.step import Stepped, stepped
+from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
+from vrambudget.pictures.phases import Schedule, phase_of
+from vrambudget.pictures.played import Left
+from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
+from vrambudget.program.catalog import program_at
+from vrambudget.program.form import TYPES, Program
+from vrambudget.program.guards import check_guards
+from vrambudget.program.values import Values
+from vrambudget.tape.events import Purpose, Storage, Tape
+from vrambudget.tape.marks import Phase
+from vrambudget.training.inputs import on_device
 
-_STEPS = 2  # of the scheduler; a second expert has a step of its own
 _LARGE = 2**30  # parameters of a text encoder from which on people put it in 4 bits
 
 
-def generated(job: PictureJob, platform: Platform) -> Stepped:
+def schedule_of(job: PictureJob) -> Program:
+    """Return the recorded schedule of a job's pipeline. Raises NotModelledError without one."""
+    path = RECORDED / f"{job.name}.{job.precision}.schedule.program"
+    if not path.is_file():
+        names = sorted(
+            p.name.split(".")[-3] for p in RECORDED.glob(f"{job.name}.*.schedule.program")
+        )
+        raise NotModelledError(
+            f"{job.card['title']} in {job.precision} was not recorded",
+            hint=f"--precision {' or '.join(names)}" if names else None,
+        )
+    return program_at(path)
+
+
+def generated(job: PictureJob, platform: Platform) -> Left:
     """Return what one call of a job's pipeline leaves on the tape. Raises NotModelledError."""
-    pipe = pipeline(job)
-    packed = [name for name, part in pipe.components.items() if _is_packed(job, name, part)]
-    for name in packed:
-        in_four_bit(pipe.components[name])
-    schedule = Schedule(pipe, job.offload, packed)
-
-    def prepare(mode: Following) -> None:
-        pipe.upcast_vae = lambda: pipe.vae.to(torch.float32)
-        schedule.begin(mode)
-
-    def generate(*_: Any) -> Any:
-        with _on_the_gpu(type(pipe)), torch.no_grad():
-            return pipe(["a prompt"] * job.batch, **_sizes(job)).values()
-
-    modules = tuple(schedule.parts.values())
-    return stepped(generate, modules, steps=1, platform=platform, prepare=prepare)
-
-
-def _is_packed(job: PictureJob, name: str, part: Any) -> bool:
-    """Whether a job has a component in 4 bits: the denoiser, and text encoders of billions."""
-    if job.base != "nf4" or not isinstance(part, torch.nn.Module):
-        return False
-    is_denoiser = name.startswith(("transformer", "unet"))
-    return is_denoiser or sum(p.numel() for p in part.parameters()) > _LARGE
-
-
-def _sizes(job: PictureJob) -> dict[str, Any]:
-    sizes = {"height": job.height, "width": job.width, "num_inference_steps": _STEPS}
-    if job.frames:
-        sizes["num_frames"] = job.frames
-    return {**sizes, "output_type": "pt"}
+    program = schedule_of(job)
+    with recording(platform, ModelOptions(dtype=TYPES[PRECISIONS[job.precision]])) as tape:
+        if job.only:
+            return _alone(job, program, tape)
+        check_guards(program, job.sizes)
+        parts, missing = {}, list[str]()
+        for name, call in program.source["components"]:
+            single = _rows(program, job, f"{name}.{call}") == 1
+            try:
+                parts[name] = _part(job, name, call, single=single)
+            except NotModelledError as error:
+                if call != "decode":  # what follows needs nothing of it
+                    raise
+                missing.append(f"{phase_of(name, call)} and the weights of the {name}: {error}")
+        for part in parts.values():
+            part.arrive()
+            register(part.model, tape)
+            part.model.eval()
+        schedule = Schedule(parts, job.offload)
+        schedule.begin()
+        tape.mark(0, Phase.FORWARD, resets_allocator=True)
+        with no_grad():
+            held = _Playing(program, job, schedule).run()
+        tape.mark(0, Phase.STEP_END)
+        tape.close()
+        unknown = max(context.unknown_workspaces, default=0)
+        count = sum(part.parameters for part in parts.values())
+        del held, schedule, parts
+    return Left(tape, count, 0, unknown, tuple(missing))
 
 
-class _on_the_gpu:  # noqa: N801 - a context
-    """The device of a pipeline whose components are on none."""
+def _alone(job: PictureJob, program: Program, tape: Tape) -> Left:
+    """Return what one call of one component leaves, as the pipeline calls it, without guidance."""
+    wanted = str(job.only).replace("-", " ")
+    calls = [tuple(row[0].split(".")) for word, row in program.built if word == "run"]
+    named = [(n, c) for n, c in [*calls, ("vae", "encode")] if phase_of(n, c) == wanted]
+    name, call = named[0]
+    part = _part(job, name, call, single=job.batch == 1)
+    part.arrive()
+    register(part.model, tape)
+    part.model.eval()
+    schedule = Schedule({name: part}, job.offload)
+    schedule.begin()
+    sizes = sizes_of(job, part, program, call)
+    with made_for(Purpose.INPUTS):
+        given = [on_device(x) for x in inputs_of(part, sizes, part.dtype).values()]
+    tape.mark(0, Phase.FORWARD, resets_allocator=True)
+    with no_grad():
+        schedule.before(name, call)
+        held = part.call(given, numbers_of(part, sizes))
+    tape.mark(0, Phase.STEP_END)
+    tape.close()
+    unknown = max(context.unknown_workspaces, default=0)
+    count = part.parameters
+    del held, given, schedule, part
+    return Left(tape, count, 0, unknown)
 
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
 
-    def __enter__(self) -> None:
-        self._own = self._kind.__dict__.get("_execution_device")
-        self._kind._execution_device = property(lambda _: torch.device("cuda"))  # type: ignore[attr-defined] # noqa: SLF001
+def _rows(program: Program, job: PictureJob, call: str) -> int:
+    """Return how many pictures a component is called with at once: guidance doubles them."""
+    row = next(r for word, r in program.built if word == "run" and r[0] == call)
+    rows: int = Values(job.sizes, float32, None).of(row[1][0][1][0])
+    return rows
 
-    def __exit__(self, *_: object) -> None:
-        if self._own is None:
-            del self._kind._execution_device  # type: ignore[attr-defined] # noqa: SLF001
-        else:
-            self._kind._execution_device = self._own  # type: ignore[attr-defined] # noqa: SLF001
+
+def _part(job: PictureJob, name: str, kind: str, *, single: bool) -> Part:
+    """Return a component; in 4 bits, or 8, are the denoiser and text encoders of billions."""
+    dtype = TYPES[PRECISIONS[job.precision]]
+    base = job.base if name.startswith(("transformer", "unet")) else "bf16"
+    part = Part(job.card, name, kind, dtype, base, single=single)
+    if job.swap and name.startswith(("transformer", "unet")):
+        part.swap(job.swap)
+    if job.base == "nf4" and name.startswith("text_encoder") and part.parameters > _LARGE:
+        return Part(job.card, name, kind, dtype, "nf4", single=single)
+    return part
+
+
+class _Playing:
+    """Plays a schedule: what the pipeline's own code makes, and its components' calls."""
+
+    def __init__(self, program: Program, job: PictureJob, schedule: Schedule) -> None:
+        self._rows, self._schedule = program.built, schedule
+        own = TYPES[PRECISIONS[job.precision]]
+        self._values = Values(job.sizes, own, None)
+        self._held: dict[int, Storage] = {}
+
+    def run(self) -> dict[int, Storage]:
+        """Play all rows; return what is held at the end."""
+        for word, row in self._rows:
+            if word == "new":
+                self._new(row)
+            elif word == "free":
+                self._held.pop(row, None)
+            elif word == "cast":
+                self._schedule.parts[row[0]].cast(self._values.of(row[1]))
+            else:
+                self._run(row)
+        return self._held
+
+    def _new(self, row: list[Any]) -> None:
+        label, shape, dtype, operation = row
+        sizes, own = tuple(self._values.of(shape)), self._values.of(dtype)
+        nbytes = own.itemsize
+        for size in sizes:
+            nbytes *= size
+        purpose = Purpose.TEMPORARIES
+        self._held[label] = Storage(context.tape, nbytes, purpose, operation, (sizes, own))
+
+    def _run(self, row: list[Any]) -> None:
+        own, given, numbers, outs = row
+        name, _, call = own.partition(".")
+        if name not in self._schedule.parts:
+            return
+        self._schedule.before(name, call)
+        part = self._schedule.parts[name]
+        inputs = [self._given(x) for x in given]
+        sizes = {key: self._values.of(n) for key, n in numbers.items()}
+        results = part.call(inputs, sizes)
+        if part.model.entered is not None:
+            part.model.entered("")
+        for label, y in zip(outs, results, strict=True):
+            if label is not None:
+                self._held[label] = y.storage
+
+    def _given(self, given: list[Any]) -> Tensor:
+        label, shape, dtype, strides = given
+        sizes, own = tuple(self._values.of(shape)), self._values.of(dtype)
+        lies = None if strides is None else tuple(self._values.of(strides))
+        if label is None:  # a number on the host
+            return Tensor(sizes, own, Storage(context.tape, 0, Purpose.INPUTS, "host"), lies)
+        return Tensor(sizes, own, self._held[label], lies)

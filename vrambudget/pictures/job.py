@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.pictures.cards import card
 
 Train = Literal["lora", "full"]
-Offload = Literal["none", "model", "sequential"]
+Offload = Literal["none", "model", "sequential", "group"]
+Base = Literal["bf16", "fp8", "nf4"]
+Only = Literal["encode-text", "encode-images", "denoise", "decode"]
 _LARGEST = 16_384  # pixels along a side, or frames
 
 
@@ -25,8 +27,22 @@ class PictureJob:
     checkpointing: bool = False
     optimizer: str = "adamw"
     precision: str = "bf16"
-    base: str = "16-bit"  # or nf4: the linear layers of the denoiser and of large text encoders
+    base: Base = "bf16"  # as the precision has it; nf4: of large text encoders, too
     offload: Offload = "none"
+    swap: int = 0  # blocks whose linear layers' weights wait in main memory
+    latents: str = "cached"  # or "encoded", by a VAE that is on the GPU in a training
+    only: Only | None = None  # one component's call alone
+
+    @property
+    def denoiser(self) -> str:
+        """The component that is trained."""
+        return "transformer" if "transformer" in self.card["components"] else "unet"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of its schedule's program."""
+        found = {"batch": self.batch, "height": self.height, "width": self.width}
+        return {**found, "frames": self.frames} if self.frames else found
 
     @property
     def card(self) -> dict[str, Any]:
@@ -49,16 +65,25 @@ def picture_job(
             raise VramBudgetError(
                 f"--{word} is {getattr(job, word)}; it should be from 1 to {_LARGEST:,}"
             )
+    _check_together(job)
+    return job
+
+
+def _check_together(job: PictureJob) -> None:
+    """Raise VramBudgetError for what cannot be together."""
     if job.train and job.offload != "none":
         raise VramBudgetError(
             f"--offload {job.offload} is for generation; a training needs its gradients on the GPU",
             hint="--base nf4 and --checkpointing make a training smaller",
         )
-    if job.train == "full" and job.base != "16-bit":
-        raise VramBudgetError(
-            f"weights in {job.base} cannot be trained themselves", hint="--train lora"
-        )
-    return job
+    if job.train == "full" and (job.base != "bf16" or job.swap):
+        what = f"weights in {job.base}" if job.base != "bf16" else "blocks that are swapped"
+        raise VramBudgetError(f"{what} cannot be trained themselves", hint="--train lora")
+    for word, default in (("checkpointing", False), ("latents", "cached"), ("optimizer", "adamw")):
+        if not job.train and getattr(job, word) != default:
+            raise VramBudgetError(f"--{word} is of a training", hint="add --train lora")
+    if job.train and job.only:
+        raise VramBudgetError("--only is of a generation", hint="leave --train out")
 
 
 def _sizes(resolution: str | None, own: dict[str, Any]) -> tuple[int, int]:
@@ -79,6 +104,13 @@ def _sizes(resolution: str | None, own: dict[str, Any]) -> tuple[int, int]:
             raise VramBudgetError(
                 f"--resolution has {n}; {own['title']} needs multiples of {multiple}",
                 hint=f"the nearest that works is {near}",
+            )
+    step = own.get("recorded_step", multiple)
+    for n in numbers:
+        if n % step:
+            raise NotModelledError(
+                f"--resolution has {n}; {own['title']} was recorded at multiples of {step}",
+                hint=f"the nearest that can be counted is {max(step, round(n / step) * step)}",
             )
     return numbers[0], numbers[-1]
 

@@ -3,82 +3,141 @@
     none          all components, all the time
     model         the one that runs: it goes to the GPU before its call, the one before it back
     sequential    the weights of one layer, while it runs
+    group         the same, as diffusers' group offload of leaves does without streams
 
 Packed components (nf4) are made on the GPU, all of them, before any is moved to the host.
+A base in fp8 is cast layer by layer (layerwise casting): a layer's weights are in 16 bit while it
+runs.
 
 A call of a component is a phase of the tape: encode text, encode images, denoise, decode.
 
 Source: diffusers/pipelines/pipeline_utils.py (enable_model_cpu_offload,
-enable_sequential_cpu_offload); accelerate/hooks.py (CpuOffload.pre_forward, AlignDevicesHook).
-Not modelled: group offload, which loads blocks ahead on another stream.
+enable_sequential_cpu_offload), hooks/group_offloading.py, hooks/layerwise_casting.py;
+accelerate/hooks.py (CpuOffload.pre_forward, AlignDevicesHook).
+Not modelled: groups of several blocks, and streams that load them ahead.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+import re
+from collections.abc import Mapping
 
-import torch
-
+from vrambudget.dtypes import float8_e4m3fn
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.pictures.job import Offload
+from vrambudget.pictures.parts import Part
 from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.steady import run
-from vrambudget.traced.counted import counted, dtype_of
-from vrambudget.traced.mode import Following
 
-_CALLS = ("forward", "encode", "decode")
+_KEPT_WIDE = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")
+_ROWS = 2  # dimensions of a linear layer's weight
 
 
 class Schedule:
     """Marks the phases of a pipeline on the tape, and moves its components as its offload does."""
 
-    def __init__(self, pipe: Any, offload: Offload, packed: Collection[str] = ()) -> None:
-        self.parts: dict[str, torch.nn.Module] = {
-            name: part
-            for name, part in pipe.components.items()
-            if isinstance(part, torch.nn.Module)
-        }
-        self.offload = offload
-        self._waiting = {*packed} if offload != "none" else set[str]()
-        self._loaded: str | None = None
+    def __init__(self, parts: Mapping[str, Part], offload: Offload) -> None:
+        self.parts, self.offload = parts, offload
+        self._waiting = [p for p in parts.values() if p.packs and offload != "none"]
+        self._loaded: Part | None = None
         self._phase = ""
 
-    def begin(self, mode: Following) -> None:
-        """Take over the components' calls; they have been replayed."""
-        for name, part in self.parts.items():
-            if self.offload != "none":
-                if name not in self._waiting:
-                    _leave(mode, part)
-                _moved_later(mode, part)
-            if self.offload == "sequential":
-                _by_layer(mode, part)
-            for call in _CALLS:
-                if callable(getattr(part, call, None)):
-                    setattr(part, call, self._watched(mode, name, call, getattr(part, call)))
+    def begin(self) -> None:
+        """Take from the GPU what a pipeline that offloads has there no longer."""
+        for part in self.parts.values():
+            if self.offload != "none" and part not in self._waiting:
+                part.leave()
+            if part.base == "fp8":
+                _in_float8(part)
+            if self.offload in {"sequential", "group"} or part.base == "fp8":
+                part.model.entered = _Layers(part, moves=self.offload not in {"none", "model"}).at
 
-    def _watched(
-        self, mode: Following, name: str, call: str, function: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            while self._waiting:
-                _leave(mode, self.parts[self._waiting.pop()])
-            phase = _phase_of(name, call)
-            moves = self.offload == "model" and self._loaded != name
-            if moves and self._loaded is not None:
-                _leave(mode, self.parts[self._loaded])
-            if phase != self._phase:
-                context.tape.mark(0, phase)
-                self._phase = phase
-            if moves:
-                _arrive(mode, self.parts[name])
-                self._loaded = name
-            return function(*args, **kwargs)
-
-        return called
+    def before(self, name: str, call: str) -> None:
+        """Do what is done before a component's call."""
+        while self._waiting:
+            self._waiting.pop().leave()
+        part, phase = self.parts[name], phase_of(name, call)
+        moves = self.offload == "model" and self._loaded is not part
+        if moves and self._loaded is not None:
+            self._loaded.leave()
+        if phase != self._phase:
+            context.tape.mark(0, phase)
+            self._phase = phase
+        if moves:
+            part.arrive()
+            self._loaded = part
 
 
-def _phase_of(name: str, call: str) -> str:
+class _Layers:
+    """What the layers of a component do with their own weights while they run."""
+
+    def __init__(self, part: Part, *, moves: bool) -> None:
+        self._part, self._moves, self._active = part, moves, list[str]()
+        self._own: dict[str, list[Tensor]] = {}
+        for name, v in part.model.weights.items():
+            path = name[1:].rpartition(".")[0]
+            found = self._own.setdefault(path, [])
+            if all(v is not x for x in found):
+                found.append(v)
+                found += part.packs[id(v)].tables if id(v) in part.packs else ()
+
+    def at(self, path: str) -> None:
+        """Hear that instructions of a module follow; "" at the end of the call."""
+        words = path.split(".")
+        chain = [".".join(words[:n]) for n in range(1, len(words) + 1)]
+        chain = [p for p in chain if p in self._own]
+        for left in reversed([p for p in self._active if p not in chain]):
+            self._after(self._own[left])
+        for entered in [p for p in chain if p not in self._active]:
+            self._before(self._own[entered])
+        self._active = chain
+
+    def _before(self, tensors: list[Tensor]) -> None:
+        if self._moves:
+            self._part.arrive(tensors)
+        self._cast(tensors, widens=True)
+
+    def _after(self, tensors: list[Tensor]) -> None:
+        self._cast(tensors, widens=False)
+        if self._moves:
+            self._part.leave(tensors)
+
+    def _cast(self, tensors: list[Tensor], *, widens: bool) -> None:
+        """Cast a layer's weights from float8, or back to it."""
+        context.operation = "layerwise_cast"
+        for v in tensors:
+            if id(v) in self._part.in_float8:
+                v.dtype = self._part.dtype if widens else float8_e4m3fn
+                if not widens and self._part.give_back(v):
+                    continue
+                with made_for(Purpose.WEIGHTS):
+                    v.storage = empty(v.shape, v.dtype).storage
+
+
+def _in_float8(part: Part) -> None:
+    """Keep the weights of linear layers and convolutions in float8, as diffusers does."""
+    source = part.program.source
+    patterns = (*_KEPT_WIDE, *source["kept_wide"], *source["kept_float32"])
+    by_path: dict[str, list[Tensor]] = {}
+    for name, v in part.model.weights.items():
+        by_path.setdefault(name[1:].rpartition(".")[0], []).append(v)
+    for path, tensors in by_path.items():
+        words = path.split(".")[1:]
+        prefixes = [".".join(words[:n]) for n in range(1, len(words) + 1)]
+        if any(re.search(pattern, prefix) for pattern in patterns for prefix in prefixes):
+            continue
+        if part.model.kind_of(path) == "Linear" or tensors[0].ndim > _ROWS:
+            part.in_float8.update(id(v) for v in tensors if v.dtype is part.dtype)
+    for v in part.tensors():
+        if id(v) in part.in_float8:
+            v.dtype = float8_e4m3fn
+            if v.storage is not None:
+                with made_for(Purpose.WEIGHTS):
+                    v.storage = empty(v.shape, v.dtype).storage
+
+
+def phase_of(name: str, call: str) -> str:
+    """Return the phase that a component's call is."""
     if name.startswith("text_encoder"):
         return "encode text"
     if name.startswith(("vae", "vqvae", "movq")):
@@ -86,64 +145,6 @@ def _phase_of(name: str, call: str) -> str:
     if name.startswith(("image_encoder", "safety", "feature")):
         return "encode images"
     return "denoise"
-
-
-def _tensors(mode: Following, module: torch.nn.Module, *, recurse: bool) -> Iterator[Tensor]:
-    """Yield a module's tensors in the order in which `module.to` moves them, shared ones once."""
-    seen = set[int]()
-    children = module.children() if recurse else ()
-    for child in children:
-        for v in _tensors(mode, child, recurse=True):
-            if id(v) not in seen:
-                seen.add(id(v))
-                yield v
-    for x in (*module._parameters.values(), *module._buffers.values()):  # noqa: SLF001
-        found = None if x is None else mode.counted_of(x)
-        if found is not None and id(found.v) not in seen:
-            seen.add(id(found.v))
-            yield found.v
-
-
-def _leave(mode: Following, module: torch.nn.Module, *, recurse: bool = True) -> None:
-    nowhere: Any = None
-    for v in _tensors(mode, module, recurse=recurse):
-        v.storage = nowhere
-
-
-def _arrive(mode: Following, module: torch.nn.Module, *, recurse: bool = True) -> None:
-    context.operation = "to_device"
-    with made_for(Purpose.WEIGHTS):
-        for v in _tensors(mode, module, recurse=recurse):
-            if v.storage is None:
-                v.storage = empty(v.shape, v.dtype).storage
-
-
-def _moved_later(mode: Following, part: Any) -> None:
-    """Let `.to(dtype)` of a component that is on the host change what comes to the GPU later."""
-
-    def to(*args: Any, **kwargs: Any) -> Any:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)]
-        for x in (*part.parameters(), *part.buffers()) if given else ():
-            found = mode.counted_of(x)
-            if found is not None and found.v.dtype.is_floating_point:
-                found.v.dtype = dtype_of(given[0])
-                mode.weights[id(x)] = counted(found.v)  # which shows the new type to the code
-        return part
-
-    part.to = to
-
-
-def _by_layer(mode: Following, part: torch.nn.Module) -> None:
-    def before(module: torch.nn.Module, *_: Any) -> None:
-        _arrive(mode, module, recurse=False)
-
-    def after(module: torch.nn.Module, *_: Any) -> None:
-        _leave(mode, module, recurse=False)
-
-    for module in part.modules():
-        if module._parameters or module._buffers:  # noqa: SLF001 - its own ones
-            module.register_forward_pre_hook(before)
-            module.register_forward_hook(after)
 
 
 def phase_peaks(tape: Tape) -> dict[str, int]:

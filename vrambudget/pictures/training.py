@@ -5,85 +5,166 @@
     backward, clip, optimizer.step, optimizer.zero_grad
 
 Latents and text embeddings were made before and are the step's inputs, as the scripts cache them.
-LoRA's weights are float32, all else is frozen in the precision of the weights.
+LoRA's weights are float32, all else is frozen in the precision of the weights. A base in fp8 is as
+kohya's trainers keep it (fp8_base): linear layers' weights in float8, cast at each use. Swapped
+blocks (blocks_to_swap): their linear layers' weights take turns in those of the others.
 
 Source: diffusers/examples/dreambooth/train_dreambooth_lora_flux.py, _lora_sdxl.py (main);
-examples/text_to_image/train_text_to_image.py.
+examples/text_to_image/train_text_to_image.py; sd-scripts library/custom_offloading_utils.py
+(ModelOffloader, swap_weight_devices_cuda).
 Not modelled: text encoders that are trained, prior preservation, EMA.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from vrambudget.engine.context import Platform
-from vrambudget.errors import NotModelledError
-from vrambudget.pictures.components import TYPES, component
-from vrambudget.pictures.four_bit import in_four_bit
-from vrambudget.pictures.inputs import inputs_for
+from vrambudget.dtypes import float8_e4m3fn, float32
+from vrambudget.engine.autocast import autocast, to
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.cached_trace import WalkedOnce
+from vrambudget.engine.context import (
+    ModelOptions,
+    Platform,
+    context,
+    made_for,
+    no_grad,
+    recording,
+)
+from vrambudget.engine.module import Module, register
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.outputs import Outputs
+from vrambudget.ops.creation import made
+from vrambudget.ops.elementwise import add
+from vrambudget.ops.loss import mse_loss
+from vrambudget.pictures.generation import schedule_of
 from vrambudget.pictures.job import PictureJob
-from vrambudget.traced.step import Stepped, stepped
+from vrambudget.pictures.parts import PRECISIONS, Part
+from vrambudget.pictures.played import Left
+from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
+from vrambudget.program.form import TYPES
+from vrambudget.tape.events import Purpose
+from vrambudget.training.clip import clip_grad_norm
+from vrambudget.training.inputs import on_device
+from vrambudget.training.lora import add_lora
+from vrambudget.training.optimizers import make_optimizer
 
 _STEPS = 3
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adafactor": torch.optim.Adafactor,
-    "sgd": torch.optim.SGD,
-}
 
 
-def trained(job: PictureJob, platform: Platform) -> Stepped:
+class _Loss(Module):
+    """The loss of a denoiser on noisy latents."""
+
+    def __init__(self, part: Part) -> None:
+        self.denoiser = part.model
+        self._part = [part]  # no module of its own
+
+    def forward(self, **batch: Tensor) -> Outputs:
+        """Return the loss, the prediction, and what a step's variables hold besides."""
+        first, latents = next(iter(batch.items()))
+        noise = made("randn_like", latents.shape, latents.dtype)
+        batch[first] = add(latents, noise)
+        outputs = self.denoiser(**batch)
+        del batch
+        prediction = outputs.logits
+        loss = mse_loss(to(prediction, float32), to(noise, float32))
+        return Outputs(loss, prediction, (noise, latents))
+
+
+def trained(job: PictureJob, platform: Platform) -> Left:
     """Return what steps of a job's training leave on the tape. Raises NotModelledError."""
-    name = "transformer" if "transformer" in job.card["components"] else "unet"
-    denoiser = component(job, name)
-    weights = _adapted(job, denoiser) if job.train == "lora" else _all(denoiser)
-    if job.checkpointing:
-        denoiser.enable_gradient_checkpointing()
-    denoiser.train()
-    optimizer = _OPTIMIZERS[job.optimizer](weights, lr=1e-4)
-    given = inputs_for(job, denoiser)
-    dtype = TYPES[job.precision]
+    dtype = TYPES[PRECISIONS[job.precision]]
+    name = job.denoiser
+    options = ModelOptions(dtype=dtype, checkpointing=job.checkpointing)
+    with recording(platform, options) as tape:
+        kept = float32 if job.train == "full" else dtype
+        base = "nf4" if job.base == "nf4" else "bf16"
+        part = Part(job.card, name, job.train or "lora", kept, base, single=job.batch == 1)
+        context.options = ModelOptions(dtype=kept, checkpointing=job.checkpointing)
+        if job.base == "fp8":
+            _in_float8(part)
+        if job.swap:
+            part.swap(job.swap)
+        part.arrive()
+        if job.train == "lora":
+            _adapt(part.model, job)
+        model = _Loss(part)
+        register(model, tape)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        sizes = sizes_of(job, part, schedule_of(job), "forward")
+        with made_for(Purpose.INPUTS):
+            batch = {key: on_device(x) for key, x in inputs_of(part, sizes, dtype).items()}
+        part.model.numbers = numbers_of(part, sizes)
+        encode = _Encoding(job) if job.latents == "encoded" else None
+        tape.mark(0, "encode images" if encode else "forward", resets_allocator=True)
+        held = _run(job, WalkedOnce(model), parameters, batch, encode)
+        tape.close()
+        unknown = max(context.unknown_workspaces, default=0)
+        count = part.parameters
+        del held, model, batch, part
+    return Left(tape, count, sum(p.numel for p in parameters), unknown)
 
-    def step(_denoiser: Any, _optimizer: Any, *tensors: torch.Tensor) -> torch.Tensor:
-        args, kwargs, latents = given.call(tensors)
-        noise = torch.randn_like(latents)
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):
-            prediction = denoiser(*args, **kwargs, return_dict=False)[0]
-            loss = torch.nn.functional.mse_loss(prediction.float(), noise.float())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
 
-    return stepped(step, (denoiser, optimizer, *given.tensors), steps=_STEPS, platform=platform)
+class _Encoding:
+    """A VAE on the GPU that encodes a batch of pictures in each step, in float32 as it lies."""
+
+    def __init__(self, job: PictureJob) -> None:
+        own = job.card.get("trains_with_vae", "fp32")
+        self._part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
+        self._part.arrive()
+        self._part.model.eval()
+        self._sizes = sizes_of(job, self._part, schedule_of(job), "encode")
+
+    def __call__(self, latents: Tensor) -> None:
+        """Encode; the sample of the distribution is as large as the latents."""
+        options, part = context.options, self._part
+        with no_grad():
+            given = [on_device(x) for x in inputs_of(part, self._sizes, part.dtype).values()]
+            outputs = part.call(given, numbers_of(part, self._sizes))
+            del given
+            sample = made("randn", latents.shape, part.dtype)
+            del outputs
+            scaled = made("mul", sample.shape, part.dtype)
+            del sample
+            to(scaled, latents.dtype)
+        context.options = options
 
 
-def _all(denoiser: Any) -> list[torch.nn.Parameter]:
-    """Let all weights be trained: in float32, under autocast."""
-    denoiser.float()
-    return list(denoiser.parameters())
+def _run(
+    job: PictureJob,
+    model: Module,
+    parameters: list[Any],
+    batch: dict[str, Tensor],
+    encode: _Encoding | None,
+) -> Any:
+    optimizer = make_optimizer(job.optimizer, None, parameters)
+    dtype = TYPES[PRECISIONS[job.precision]]
+    region = None if dtype is float32 else dtype
+    for step in range(_STEPS):
+        if encode is not None:
+            if step:
+                context.tape.mark(step, "encode images")
+            encode(next(iter(batch.values())))
+        if step or encode is not None:
+            context.tape.mark(step, "forward")
+        with autocast(region):
+            outputs = model(**batch)
+        context.tape.mark(step, "backward")
+        run_backward(outputs.loss)
+        context.tape.mark(step, "optimizer_step")
+        clip_grad_norm(parameters)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        loss = outputs.loss
+        del outputs
+        context.tape.mark(step, "step_end")
+    return loss
 
 
-def _adapted(job: PictureJob, denoiser: Any) -> list[torch.nn.Parameter]:
+def _adapt(model: Module, job: PictureJob) -> None:
     """Put LoRA's weights into a frozen denoiser; they are float32 (cast_training_params)."""
-    try:
-        from peft import LoraConfig  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise NotModelledError(
-            "LoRA's weights are put in by PEFT, which is not installed", hint="pip install peft"
-        ) from error
-    denoiser.requires_grad_(False)  # noqa: FBT003 - torch's own way
-    if job.base == "nf4":
-        in_four_bit(denoiser)
-    targets = job.card["lora_targets"]
-    config = LoraConfig(
-        r=job.rank, lora_alpha=job.rank, init_lora_weights="gaussian", target_modules=targets
-    )
-    with torch.device("meta"):
-        denoiser.add_adapter(config)
-    weights = [p for p in denoiser.parameters() if p.requires_grad]
-    for p in weights:
-        p.data = p.data.to(torch.float32)
-    return weights
+    add_lora(model, job.rank, tuple(job.card["lora_targets"]), model_type="")
+
+
+def _in_float8(part: Part) -> None:
+    for v in part.linear_weights():
+        v.dtype = float8_e4m3fn

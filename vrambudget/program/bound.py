@@ -213,6 +213,8 @@ def _attention(
 def _at(path: str, is_output: bool, grad: bool, autocast: bool) -> Step:  # noqa: FBT001 - a row
     def step(_env: Env, state: Any) -> None:
         run = state.run
+        if state.entered is not None:
+            state.entered(path)
         context.tape.module = state.paths.get(path, 0)
         context.purpose = Purpose.LOGITS_AND_LOSS if is_output else run.purpose
         context.grad_enabled = run.grad if grad else False

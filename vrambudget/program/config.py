@@ -64,6 +64,8 @@ class ProgramConfig(ModelConfig):
     @property
     def default_block(self) -> int:
         """Tokens per sequence if a job names none."""
+        if self.is_file:
+            return 1
         return min(length_of(self.keys), self.learned_positions or LARGEST)
 
     @property
@@ -80,7 +82,9 @@ class ProgramConfig(ModelConfig):
     @property
     def keeps_cache(self) -> bool:
         """Whether it is a decoder that keeps keys and values in training, too (use_cache)."""
-        return decodes({**self.keys, "architectures": [self.first.source.get("class", "")]})
+        return not self.is_file and decodes(
+            {**self.keys, "architectures": [self.first.source.get("class", "")]}
+        )
 
     def for_job(self, job: Job) -> Any:
         """Return the configuration with the job; where it was not recorded, one that is traced."""
@@ -147,6 +151,11 @@ class ProgramConfig(ModelConfig):
         return sizes
 
     @property
+    def reads_channels_last(self) -> bool:  # type: ignore[override]
+        """Whether weights that lie so were recorded."""
+        return any("channels_last" in variant.when for variant in self.programs)
+
+    @property
     def is_file(self) -> bool:
         """Whether it is a file's program, whose model has inputs of its own."""
         return bool(self.first.source.get("inputs"))
@@ -170,6 +179,9 @@ class ProgramConfig(ModelConfig):
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is counted."""
+        if self.is_file:
+            yield f"{self.model_type} is played from a program of its own code"
+            return
         yield (
             f"{self.model_type} is played from a program of its own code, recorded with"
             f" transformers {self.first.source.get('transformers')}"
@@ -207,6 +219,7 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
         "attention_mask": job.attention_mask not in {None, "none"},
         "causal_mask": job.causal_mask or "skipped",
         "use_cache": bool(job.use_cache),
+        "channels_last": job.channels_last,
     }
     for name, value in asked.items():
         if value not in when.get(name, [value]):

@@ -6,8 +6,9 @@ A layout is (shape, type, strides), as a program has an operand of a call by the
 from collections.abc import Callable
 from typing import Any
 
-from vrambudget.dtypes import DType, bool_, float64, int64
+from vrambudget.dtypes import DType, bool_, float32, float64, int64
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
+from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.indexing import accumulating_buffers
 from vrambudget.ops.reduce import with_partial_sums
@@ -85,6 +86,49 @@ def _product(args: Any, _result: Lying) -> None:
     cublas_workspace(epilogue=args[0])
 
 
+def _columns(args: Any, result: Lying) -> None:
+    if numel(result[0]) > numel(args[0][0]):
+        began = empty(args[0][0], args[0][1])
+        del began
+
+
+def _group_norm(args: Any, _result: Any) -> None:
+    x, weight, bias, rows, channels, pixels = args[:6]
+    if pixels > 1 and (weight is not None or bias is not None):
+        factors = _float32_rows(x, 2, rows, channels)
+        del factors
+
+
+def _group_norm_backward(args: Any, result: Any) -> None:
+    x, weight, (rows, channels, pixels, groups) = args[1], args[4], args[5:9]
+    sums = _float32_rows(x, 2, rows, channels)
+    if result[0] is not None:
+        factors = _float32_rows(x, 2, rows, groups)
+        if pixels > 1 and weight is not None:
+            factors += _float32_rows(x, 1, rows, channels)
+        del factors
+    del sums
+
+
+def _float32_rows(x: Lying, count: int, rows: int, columns: int) -> list[Tensor]:
+    kind = float32 if x[1].itemsize < float32.itemsize else x[1]
+    return [empty((rows, columns), kind) for _ in range(count)]
+
+
+def _upsample(args: Any, _result: Lying) -> None:
+    shape, dtype, strides = args[0]
+    if len(shape) != _IMAGE or strides is None or _tensor(args[0]).is_contiguous:
+        return
+    is_last = is_like_channels_last(shape, strides) and shape[1] >= _CHANNELS_TO_GAIN
+    if not (is_last and is_packed(shape, strides, channels_last=True)):
+        copied = empty(shape, dtype)
+        del copied
+
+
+_IMAGE = 4  # dimensions of [N, C, H, W]
+_CHANNELS_TO_GAIN = 4  # from here on channels last is the quicker way
+
+
 def _nothing(_args: Any, _result: Lying) -> None:
     """Leave it at the result."""
 
@@ -103,4 +147,10 @@ KERNELS: dict[str, Callable[[Any, Any], None]] = {
     "smooth_l1_loss": _loss,
     "pow": _raised,
     "product": _product,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "upsample_nearest2d": _upsample,
+    "_upsample_nearest_exact2d": _upsample,
+    "native_batch_norm_backward": _nothing,
+    "im2col": _columns,
 }

@@ -5,7 +5,7 @@ A block takes the tensors that its instructions read, runs them, and leaves what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ class State:
     paths: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, Block] = field(default_factory=dict)  # of layers, by path
     run: Run | None = None
+    entered: Callable[[str], None] | None = None  # hears whose instructions follow
 
     def prepare(self, model: Module) -> None:
         """Find the modules as they are now: with adapters, and copies that are trained."""

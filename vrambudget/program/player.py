@@ -67,9 +67,9 @@ class Played(Module):
             elif word == "module":
                 kinds[value[0]] = value[1]
             elif word == "weight":
-                name, label, shape, dtype, wants = value
+                name, label, *lies = value
                 if label not in shared:
-                    shared[label] = _parameter(values, storages.get(label), shape, dtype, wants)
+                    shared[label] = _parameter(values, storages.get(label), lies)
                 named[name] = shared[label]
             else:
                 name, label, shape, dtype = value
@@ -224,15 +224,12 @@ def _storage(values: Values, shape: list[Any], dtype: str | None, operation: str
     return Storage(context.tape, numel(sizes) * own.itemsize, context.purpose, operation, content)
 
 
-def _parameter(
-    values: Values,
-    storage: Storage | None,
-    shape: list[Any],
-    dtype: str,
-    wants: bool,  # noqa: FBT001
-) -> Parameter:
+def _parameter(values: Values, storage: Storage | None, lies: list[Any]) -> Parameter:
+    """Return a parameter: its shape, type, whether it is trained, and its strides if unusual."""
+    shape, dtype, wants, *strides = lies
     p = Parameter.__new__(Parameter)
     own = storage or _storage(values, [0], dtype, "empty")
-    Tensor.__init__(p, tuple(values.of(shape)), values.of(dtype), own)
+    order = tuple(values.of(strides[0])) if strides else None
+    Tensor.__init__(p, tuple(values.of(shape)), values.of(dtype), own, order)
     p.requires_grad = wants
     return p

@@ -32,6 +32,7 @@ class Listener:
         self.same: dict[int, Name] = {}
         self.inputs: dict[str, Name] = {}
         self.facts: dict[str, Any] = {}
+        self.hears_all_layers = False  # those within others, too
         self.depth = 0
         self.effects: Effects | None = None
         self.pending: Any = None

@@ -25,9 +25,15 @@ class UnfitError(VramBudgetError):
 class Merger:
     """Merges values of several recordings, in the form of a program's file."""
 
-    def __init__(self, fitter: Fitter, precisions: Sequence[Precision]) -> None:
+    def __init__(
+        self,
+        fitter: Fitter,
+        precisions: Sequence[Precision],
+        regions: Sequence[bool] | None = None,
+    ) -> None:
         self.fitter, self.precisions = fitter, precisions
-        self._mixed = [i for i, (w, c) in enumerate(precisions) if w != c]
+        mixed = [w != c for w, c in precisions] if regions is None else regions
+        self._mixed = [i for i, is_on in enumerate(mixed) if is_on]
 
     def merge(  # noqa: C901, PLR0911, PLR0912 - one a kind of value
         self, values: Sequence[Any], where: str = "", *, word: bool = True
@@ -80,6 +86,8 @@ class Merger:
             return "W"
         if names == [c for _, c in self.precisions]:
             return "C"
+        if len(set(names)) == 1:
+            return names[0]
         for name in dict.fromkeys(names):
             if names == [c if c != w else name for w, c in self.precisions]:
                 return f"A:{name}"

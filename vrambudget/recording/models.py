@@ -30,13 +30,13 @@ def patches(listener: Listener) -> Iterator[Patch]:
             found = from_config(config, task)
         finally:
             listener.is_building = False
-        _note_model(listener, found, start)
+        note_model(listener, found, start)
         return found
 
     def built_of_module(self: Any, task: Any) -> Any:
         start = len(context.tape.events)
         found = from_module(self, task)
-        _note_model(listener, found, start)
+        note_model(listener, found, start)
         return found
 
     def forwarded(self: Any, **batch: Tensor) -> Any:
@@ -91,7 +91,7 @@ def _every_parameter(model: Any) -> Iterator[tuple[str, Parameter]]:
                 yield prefix + name, value
 
 
-def _note_model(listener: Listener, model: Any, start: int) -> None:
+def note_model(listener: Listener, model: Any, start: int) -> None:
     """Note how a model was built: allocations, parameters, buffers, modules."""
     if "build" in listener.facts:
         return
@@ -117,7 +117,10 @@ def _note_model(listener: Listener, model: Any, start: int) -> None:
     ]
     listener.facts |= {
         "build": events,
-        "parameters": [[n, place(p), list(p.shape), p.dtype, p.requires_grad] for n, p in named],
+        "parameters": [
+            [n, place(p), list(p.shape), p.dtype, p.requires_grad, *_strides_of(p)]
+            for n, p in named
+        ],
         "buffers": [[n, place(v), list(v.shape), v.dtype] for n, v in buffers],
         "modules": {
             n: type(m).__name__
@@ -139,7 +142,8 @@ def _note_model(listener: Listener, model: Any, start: int) -> None:
         "accepts_loss_kwargs": model.accepts_loss_kwargs,
         "is_named_for_causal_lm": model.is_named_for_causal_lm,
     }
-    for stack in outermost(listener.facts["stacks"]):
+    stacks = listener.facts["stacks"]
+    for stack in stacks if listener.hears_all_layers else outermost(stacks):
         for layer in torch_module.get_submodule(stack):
             layer.register_forward_pre_hook(functools.partial(_entered, listener), with_kwargs=True)
             layer.register_forward_hook(functools.partial(_left, listener))
@@ -171,6 +175,11 @@ def _checkpoints(model: Any, layer: Any) -> bool:
 def outermost(stacks: Mapping[str, Any]) -> list[str]:
     """Return the stacks that are in no other."""
     return [s for s in stacks if not any(s.startswith(o + ".") for o in stacks if o != s)]
+
+
+def _strides_of(p: Parameter) -> list[list[int]]:
+    """Return how a weight lies, where it is not in the usual order."""
+    return [] if p.strides is None else [list(p.strides)]
 
 
 def _entered(listener: Listener, _module: Any, args: Any, kwargs: Any) -> None:

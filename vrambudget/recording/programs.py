@@ -14,9 +14,12 @@ from vrambudget.recording.models import outermost
 
 PRECISIONS: dict[str, Precision] = {
     "bf16": ("bfloat16", "bfloat16"),
+    "fp16": ("float16", "float16"),
     "fp32": ("float32", "float32"),
     "amp-bf16": ("float32", "bfloat16"),
+    "bf16-amp": ("bfloat16", "bfloat16"),  # frozen weights in 16 bit, in a region
 }
+_FEW = 3  # layers of which none can recur
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Model:
     when: dict[str, Any] = field(default_factory=dict)  # the job that was recorded
     derived: dict[str, str] = field(default_factory=dict)  # sizes that others decide
     depths: dict[str, str] = field(default_factory=dict)  # of stacks: their keys
+    is_nested: bool = False  # stacks within layers that do not recur are folded, too
     lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
     activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
     labels: set[int] | None = None  # instructions that only labels need
@@ -92,13 +96,19 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
     for chosen in (alone, *([probe] for probe in alone if len(alone) > 1), []):
         every = [*probes, *chosen]
         fitter = Fitter([probe.sizes for probe in every])
-        merger = Merger(fitter, [PRECISIONS[probe.precision] for probe in every])
+        precisions = [PRECISIONS[probe.precision] for probe in every]
+        regions = ["amp" in probe.precision for probe in every]
+        merger = Merger(fitter, precisions, regions)
         try:
             code = code_of([probe.recording for probe in every], merger)
         except UnfitError as problem:
             error = problem
             continue
-        own = Merger(Fitter([probe.sizes for probe in probes]), merger.precisions[: len(probes)])
+        own = Merger(
+            Fitter([probe.sizes for probe in probes]),
+            merger.precisions[: len(probes)],
+            regions[: len(probes)],
+        )
         return own, code, list(chosen)
     assert error is not None  # noqa: S101 - each way failed
     raise error
@@ -133,16 +143,22 @@ def _fold(  # noqa: PLR0917 - the program as far as it is made
     built: list[list[Row]],
 ) -> tuple[list[Instruction], list[Any]]:
     """Fold each stack of the code and of the ways of building, as far as its layers recur."""
-    for stack in outermost(stacks):
+    waiting = outermost(stacks)
+    while waiting:
+        stack = waiting.pop(0)
         layers, checkpoints = stacks[stack]
-        folded = Folded(code, stack, layers) if stack in model.depths else None
+        folds = stack in model.depths or (model.is_nested and layers > _FEW)
+        folded = Folded(code, stack, layers) if folds else None
         rows = [] if folded is None else [folded_rows(each, folded) for each in built]
         if folded is None or None in rows or folded.period is None:
+            if model.is_nested:
+                inner = {s: n for s, n in stacks.items() if s.startswith(f"{stack}.")}
+                waiting = [*outermost(inner), *waiting]
             program.stacks.append([stack, model.depths.get(stack), 0, None, layers, checkpoints])
             continue
         code, others = folded.rows(others)
         built[:] = [row for row in rows if row is not None]
-        row = [stack, model.depths[stack], folded.first, folded.period, layers, checkpoints]
+        row = [stack, model.depths.get(stack), folded.first, folded.period, layers, checkpoints]
         program.stacks.append(row)
     return code, others
 

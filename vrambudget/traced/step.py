@@ -8,8 +8,7 @@ Modules, optimizers and tensors that the step uses (`followed.found`) are on the
 holds of the last step while the next one runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any
@@ -57,15 +56,12 @@ def stepped(
     steps: int,
     platform: Platform,
     warm: bool = False,
-    prepare: Callable[[Any], None] = lambda _mode: None,
-    way: "Way | None" = None,
+    prepare: Callable[[Following], None] = lambda _mode: None,
 ) -> Stepped:
     """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError.
 
-    `warm`: the process has trained before. `prepare` is called once all lies on the card. `way`:
-    how torch's calls are counted; by default on counted tensors.
+    `warm`: the process has trained before. `prepare` is called once all lies on the card.
     """
-    way = way or COUNTED
     kernels.unchecked.clear()
     numbers.decided.clear()
     found = found_in(step, *given)
@@ -77,12 +73,13 @@ def stepped(
     with recording(platform) as tape, as_they_were(found):
         if warm:
             warm_up()
-        with way.mode() as mode:
-            parameters = way.allocate(found, given, mode)
-            prepare(mode)
-            tape.mark(0, Phase.FORWARD, resets_allocator=True)
-            held = _run(step, given, steps, mode, way)
-            tape.close()
+        mode = Following()
+        mode.is_step = True
+        parameters = _allocated(found, given, mode)
+        prepare(mode)
+        tape.mark(0, Phase.FORWARD, resets_allocator=True)
+        held = _run(step, given, steps, mode)
+        tape.close()
         unknown = max(context.unknown_workspaces, default=0)
         del held, mode
     trained = [p for p in parameters if p.requires_grad]
@@ -99,26 +96,13 @@ def stepped(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a step's calls of torch are counted.
-
-    `mode` is entered for all of it, `allocate` puts on the GPU what the step uses and returns its
-    parameters, and `inside` is entered for each call of the step.
-    """
-
-    mode: Callable[[], AbstractContextManager[Any]]
-    allocate: Callable[[Found, Sequence[Any], Any], list[Any]]
-    inside: Callable[[Any], AbstractContextManager[None]]
-
-
-def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Any, way: Way) -> Any:
+def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Following) -> Any:
     """Call the step as a loop does; return what it returned last."""
     result: Any = None
     for number in range(steps):
-        mode.begins = Marks(number).begins
+        mode.begins = _Marks(number).begins
         try:
-            with way.inside(mode):
+            with running(mode), stepping(mode):
                 result = step(*given)
         except (NotModelledError, TooLargeError) as error:
             error.where = error.where or _line(error)
@@ -140,7 +124,7 @@ def _line(error: BaseException) -> str | None:
     return own_line((frame.filename, frame.lineno or 0) for frame in reversed(frames))
 
 
-class Marks:
+class _Marks:
     """Notes on the tape when a phase of a step begins."""
 
     def __init__(self, number: int) -> None:
@@ -212,23 +196,6 @@ def _lay(x: torch.Tensor, mode: Following, purpose: Purpose) -> Tensor:
     is_known = x.is_cpu and not x.is_floating_point()
     mode.weights[id(x)] = counted(v, of_tensor(x) if is_known else None)
     return v
-
-
-@contextmanager
-def _mode() -> Iterator[Following]:
-    mode = Following()
-    mode.is_step = True
-    yield mode
-
-
-@contextmanager
-def _inside(mode: Following) -> Iterator[None]:
-    with running(mode), stepping(mode):
-        yield
-
-
-COUNTED = Way(_mode, _allocated, _inside)
-"""On counted tensors, by the engine's autograd."""
 
 
 def _name(step: Callable[..., Any]) -> str:

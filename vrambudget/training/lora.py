@@ -174,10 +174,10 @@ def add_lora(
         )
     found = [
         (parent, name)
-        for parent, name, child in _places(model)
+        for parent, path, child in _paths(model)
         if isinstance(child, Linear | Conv1D)
-        and name not in chosen
-        and _is_target(name, targets)
+        and (name := path.rpartition(".")[2]) not in chosen
+        and _is_target(path, targets)
         and not (trains_head and id(child) in heads)
     ]
     if not found and not chosen:
@@ -222,15 +222,22 @@ def _train_copies_of_heads(model: Module) -> None:
 
 def _places(module: Module) -> Iterator[tuple[Module, str, object]]:
     """Yield what modules hold and where, in the order of torch's named_modules."""
+    return ((parent, path.rpartition(".")[2], child) for parent, path, child in _paths(module))
+
+
+def _paths(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, object]]:
     for name, child in vars(module).items():
-        yield module, name, child
+        yield module, prefix + name, child
         for inner in child if isinstance(child, list) else [child]:
             if isinstance(inner, Module):
-                yield from _places(inner)
+                yield from _paths(inner, f"{prefix}{name}.")
 
 
-def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
-    return name not in _OUTPUT_EMBEDDINGS if targets == ALL_LINEAR else name in targets
+def _is_target(path: str, targets: str | tuple[str, ...]) -> bool:
+    """Whether a module's path ends like a target: "to_k", or "attn.to_k" of some of them."""
+    if targets == ALL_LINEAR:
+        return path.rpartition(".")[2] not in _OUTPUT_EMBEDDINGS
+    return any(f".{path}".endswith(f".{target}") for target in targets)
 
 
 def _cast(model: Module, layers: Collection[Linear], dtype: DType) -> None:

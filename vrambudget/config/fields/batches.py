@@ -49,6 +49,9 @@ class Batches(Settings, heading="batches"):
     image_size: Size | None = Field(
         None, description="pixels along each side of an image (default: the model's own)"
     )
+    channels_last: bool = Field(
+        default=False, description="weights and images lie with their channels last"
+    )
     rows: Rows = Field(
         "full",
         description="what the rows of a batch hold: one sequence that fills the block; one with"
@@ -57,7 +60,7 @@ class Batches(Settings, heading="batches"):
     attention_mask: AttentionMask | None = Field(
         None,
         description="the mask that the model is called with (default: none for full rows;"
-        " ones: a tokenizer's mask for full rows)",
+        " ones: a tokenizer's)",
     )
     causal_mask: CausalMask | None = Field(
         None,

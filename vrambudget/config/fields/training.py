@@ -63,8 +63,7 @@ class Training(Settings, heading="loop and optimizer"):
     )
     weights: WeightsDtype | None = Field(
         None,
-        description="dtype of the weights where it is not the precision's own: bf16 weights under"
-        " autocast, as from_pretrained loads them",
+        description="dtype of the weights where not the precision's own, as from_pretrained has it",
     )
     optimizer: Optimizer = Field(
         "adamw", description="optimizer of torch.optim, or of bitsandbytes (lion, ...-8bit)"

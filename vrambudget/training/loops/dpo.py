@@ -38,7 +38,8 @@ _Predicted = tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]
 
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what the trainer's variables hold at the end."""
-    return trainer.trained(run, _made(run))
+    barrier = trainer.barrier(run)
+    return trainer.trained(run, _made(run)) | {"barrier": barrier}
 
 
 def evaluate(run: Run) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""PyTorch's own eager code on a fake GPU: its autograd, its hooks, its functional transforms."""

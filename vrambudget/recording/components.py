@@ -1,0 +1,198 @@
+"""A component of a pipeline as a program: one call of it, with the arguments that a pipeline gives.
+
+Sizes are those of its inputs, by name and dimension ("hidden_states_1"), and whole numbers among
+its arguments; those that agree at all probes are one. A denoiser is recorded with gradients, so the
+same program trains and generates; what it checkpoints is noted, too.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+from vrambudget.engine.autocast import autocast
+from vrambudget.engine.autograd import run_backward
+from vrambudget.engine.context import ModelOptions, context, no_grad
+from vrambudget.engine.context import recording as on_tape
+from vrambudget.engine.module import Module, register
+from vrambudget.errors import NotModelledError
+from vrambudget.ops.reduce import mean_all
+from vrambudget.program.component import PlayedComponent
+from vrambudget.program.form import TYPES, Program
+from vrambudget.recording.checking import Peaks, UnequalError
+from vrambudget.recording.listener import Listener
+from vrambudget.recording.models import note_model
+from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
+from vrambudget.recording.signatures import (
+    Caller,
+    Component,
+    symbols_by_number,
+    symbols_of,
+    whole_multiples,
+)
+from vrambudget.recording.tracing import listening
+from vrambudget.recording.units import checkpoints, with_units
+from vrambudget.scenario import platform_of
+from vrambudget.tape.events import Tape
+from vrambudget.tape.marks import Phase
+from vrambudget.tape.replay import replay
+from vrambudget.traced import kernels
+from vrambudget.traced.build import allocated
+from vrambudget.traced.live import Live
+from vrambudget.traced.mode import Following
+from vrambudget.training.inputs import on_device
+
+_PLATFORM = platform_of(None, "2.11")
+Sizes = Mapping[str, int]
+
+
+class Way(NamedTuple):
+    """How a component is called: to generate, to train adapters of it, or to train it."""
+
+    trains: bool
+    is_frozen: bool
+    precisions: tuple[str, ...]
+
+
+WAYS = {
+    "forward": Way(trains=False, is_frozen=False, precisions=("bf16", "fp32")),
+    "lora": Way(trains=True, is_frozen=True, precisions=("bf16-amp",)),
+    "full": Way(trains=True, is_frozen=False, precisions=("amp-bf16",)),
+}
+
+
+class Recorder:
+    """Records a component's calls; `make(dtype)` returns the module."""
+
+    def __init__(self, make: Callable[[str], Any], way: Way) -> None:
+        self._make, self._way = make, way
+
+    def traced(
+        self, component: Component, precision: str, listener: Listener | None = None
+    ) -> Tape:
+        """Return what one call leaves."""
+        weights, _ = PRECISIONS[precision]
+        caller = Caller(self._make(weights), component)
+        caller.train(self._way.trains)
+        caller.requires_grad_(self._way.trains and not self._way.is_frozen)
+        kernels.unchecked.clear()
+        options = ModelOptions(dtype=TYPES[weights])
+        listens = listening(listener) if listener else nullcontext()
+        with listens, on_tape(_PLATFORM, options) as tape:
+            mode = Following()
+            allocated(caller, mode)
+            model = Live(caller, mode, component.known(), lambda _outputs, _inputs: None)
+            if listener:
+                note_model(listener, model, 0)
+            self._run(model, component, precision)
+            tape.close()
+            del model
+        if kernels.unchecked:
+            names = ", ".join(sorted(kernels.unchecked))
+            raise NotModelledError(f"what the kernels of {names} allocate besides is not known")
+        return tape
+
+    def _run(self, model: Module, component: Component, precision: str) -> None:
+        """Call a model once, and backward from its first output."""
+        way, computes = self._way, PRECISIONS[precision][1]
+        register(model, context.tape)
+        context.tape.mark(0, Phase.FORWARD)
+        model.train(mode=way.trains)
+        batch = {name: on_device(x) for name, x in component.inputs(TYPES[computes]).items()}
+        next(iter(batch.values())).requires_grad = way.is_frozen  # as behind an adapter
+        region = autocast(TYPES[computes] if "amp" in precision else None)
+        with nullcontext() if way.trains else no_grad(), region:
+            outputs = model(**batch)
+        del batch
+        if way.trains:
+            run_backward(mean_all(outputs.logits))
+        context.tape.mark(0, Phase.STEP_END)
+
+    def program(
+        self, seen: Sequence[tuple[Component, str]], source: dict[str, Any], depths: Sizes
+    ) -> Program:
+        """Return the program of calls at several sizes and precisions."""
+        names = symbols_of([component for component, _ in seen])
+        probes = [
+            Probe(sizes, precision, self._heard(component, precision))
+            for sizes, (component, precision) in zip(names, seen, strict=True)
+        ]
+        stacks = probes[0].recording.facts["stacks"]
+        keys = {depth: key for key, depth in depths.items()}
+        of_stacks = {stack: keys[n] for stack, n in stacks.items() if n in keys}
+        model = Model(source={**source, "inputs": "own"}, depths=of_stacks, is_nested=True)
+        program = program_of(probes, model)
+        program.source |= source
+        program.source["numbers"] = symbols_by_number(seen, names)
+        again = self._checkpointed(seen[0][0]) if self._way.trains else []
+        program.code = with_units(program.code, again)
+        program.stacks = [[*row[:5], checkpoints(row[0], again)] for row in program.stacks]
+        program.stacks = [row for row in program.stacks if row[3] is not None or row[5]]
+        program.guards += whole_multiples(names)
+        return program
+
+    def _heard(self, component: Component, precision: str) -> Listener:
+        listener = Listener()
+        listener.hears_all_layers = True
+        self.traced(component, precision, listener)
+        return listener
+
+    def _checkpointed(self, component: Component) -> list[str]:
+        """Return which modules a denoiser runs again in backward, with * for numbers."""
+        part = self._make("bfloat16")
+        paths = {id(module): path for path, module in part.named_modules()}
+        found: dict[str, None] = {}
+
+        def noted(module: Any, *args: Any, **kwargs: Any) -> Any:
+            path = paths.get(id(module))
+            if path is None:
+                raise NotModelledError(f"{module} is checkpointed, which is no module")
+            found[re.sub(r"\.\d+(?=\.|$)", ".*", f"part.{path}")] = None
+            return module(*args, **kwargs)
+
+        if not getattr(part, "_supports_gradient_checkpointing", False):
+            return []
+        part.enable_gradient_checkpointing(noted)
+        caller = Caller(part, component)
+        caller.train()
+        with on_tape(_PLATFORM):
+            mode = Following()
+            allocated(caller, mode)
+            model = Live(caller, mode, {}, lambda *_: None)
+            given = component.inputs(TYPES["bfloat16"])
+            model(**{name: on_device(x) for name, x in given.items()})
+        return [*found]
+
+    def check(self, program: Program, component: Component, precision: str, sizes: Sizes) -> None:
+        """Raise UnequalError where a program does not do at sizes of no probe what is traced."""
+        expected = peaks_of(self.traced(component, precision))
+        weights, _ = PRECISIONS[precision]
+        with on_tape(_PLATFORM, ModelOptions(dtype=TYPES[weights])) as tape:
+            model = PlayedComponent(program, sizes)
+            model.numbers = component.signature.sizes
+            for p in model.parameters() if self._way.is_frozen else ():
+                p.requires_grad = False
+            self._run(model, component, precision)
+            tape.close()
+            del model
+        actual = peaks_of(tape)
+        if not _are_equal(actual, expected):
+            raise UnequalError(
+                f"{component.name}: the program comes to {actual} bytes, the traced model to"
+                f" {expected} in {precision}"
+            )
+
+
+def _are_equal(actual: Peaks, expected: Peaks) -> bool:
+    """Whether two peaks are the same to a millionth, and what is reserved to a thousandth.
+
+    In an order of its own the allocator may reserve another segment of 2 MiB.
+    """
+    shares = [abs(a - b) / b for a, b in zip(actual, expected, strict=True)]
+    return max(shares[:2]) < 1e-6 and shares[2] < 1e-3  # noqa: PLR2004 - see above
+
+
+def peaks_of(tape: Tape) -> Peaks:
+    """Return requested, allocated and reserved bytes at the peak."""
+    peak = replay(tape).peak
+    return peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes

@@ -1,0 +1,167 @@
+"""A pipeline of diffusers whose components have their real sizes and no weights.
+
+Each is made by its own class from its card's configuration, on the meta device. A prompt is as long
+as its tokenizer pads it, whatever it says, so no tokenizer's files are needed.
+"""
+
+from typing import Any
+
+import torch
+
+from vrambudget.errors import NotModelledError
+
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_KEPT_IN_FLOAT32 = "_keep_in_fp32_modules"
+
+
+def libraries() -> tuple[Any, Any]:
+    """Return diffusers and transformers. Raises NotModelledError where they are missing."""
+    try:
+        import diffusers  # noqa: PLC0415 - an extra
+        import transformers  # noqa: PLC0415
+    except ImportError as error:
+        raise NotModelledError(
+            f"pipelines are traced by diffusers' own code, which is not installed ({error})",
+            hint="pip install torch diffusers transformers peft",
+        ) from error
+    diffusers.utils.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()
+    return diffusers, transformers
+
+
+def built(keys: dict[str, Any], *, where: str, dtype: str, cast: bool = False) -> Any:
+    """Return what a component's keys make: `class` and its configuration.
+
+    `cast`: in this type whatever its own precision is.
+
+    Raises NotModelledError for a class that the libraries have not.
+    """
+    diffusers, transformers = libraries()
+    config: dict[str, Any] = {
+        key: None if value == "null" else value for key, value in keys.items()
+    }
+    library, _, word = str(config.pop("class", "")).partition(".")
+    config.pop("program", None)
+    own = str(config.pop("precision", dtype))
+    dtype = dtype if cast else own
+    found = getattr({"diffusers": diffusers, "transformers": transformers}.get(library), word, None)
+    if found is None:
+        raise NotModelledError(
+            f"no class {word or 'at all'} of {library or 'a library'} makes this component",
+            where=where,
+            hint='a component names its class: "_class_name" in its config.json',
+        )
+    if not issubclass(found, torch.nn.Module):
+        return found.from_config(config)
+    with torch.device("meta"):
+        if library == "transformers":
+            module = found(found.config_class(**config))
+        else:
+            module = found.from_config(config)
+    return _cast(module.eval(), TYPES[dtype])
+
+
+def _cast(module: Any, dtype: torch.dtype) -> Any:
+    """Cast weights as from_pretrained(torch_dtype=) does: some modules stay in float32."""
+    kept = getattr(module, _KEPT_IN_FLOAT32, None) or () if dtype is torch.float16 else ()
+    kept = kept or (getattr(module, _KEPT_IN_FLOAT32, None) or () if _is_diffusers(module) else ())
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if x.is_floating_point() and not any(part in name.split(".") for part in kept):
+            x.data = x.data.to(dtype)
+    return module
+
+
+def _is_diffusers(module: Any) -> bool:
+    return type(module).__module__.startswith("diffusers.")
+
+
+class Tokenizer:
+    """Makes as many tokens as a prompt is padded to."""
+
+    added_tokens_encoder: dict[str, int] = {}  # noqa: RUF012 - never written
+
+    def __init__(self, tokens: int) -> None:
+        self.model_max_length = tokens
+
+    def tokenize(self, text: str) -> list[str]:
+        """Return the text as one token: it has no embedding of its own."""
+        return [text]
+
+    def __call__(self, text: str | list[str], *_: Any, **options: Any) -> Any:
+        """Return token ids and their mask."""
+        _, transformers = libraries()
+        rows = 1 if isinstance(text, str) else len(text)
+        padded = options.get("padding") == "max_length" or options.get("padding") is True
+        tokens = options.get("max_length") or self.model_max_length
+        shape = (rows, tokens if padded else min(tokens, self.model_max_length))
+        ids = torch.ones(shape, dtype=torch.long)
+        return transformers.BatchEncoding({"input_ids": ids, "attention_mask": ids.clone()})
+
+    def batch_decode(self, ids: torch.Tensor, *_: Any, **__: Any) -> list[str]:
+        """Return empty texts."""
+        return [""] * len(ids)
+
+
+DEPTHS = ("num_layers", "num_single_layers", "num_hidden_layers", "num_refiner_layers")
+"""Keys that say how often a layer recurs: recorded at a few, played at any."""
+
+
+def shortened(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return a component's keys with few layers, and the depths that it has then."""
+    found = {
+        key: 5 + 2 * place
+        for place, key in enumerate(DEPTHS)
+        if type(keys.get(key)) is int and keys[key] > 5 + 2 * place
+    }
+    return {**keys, **found}, found
+
+
+def _short_for_schedule(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return keys with few layers, but of models whose states of all layers a pipeline holds."""
+    return keys if "CLIP" in keys["class"] else shortened(keys)[0]
+
+
+def pipeline(card: dict[str, Any], precision: str, length: int | None = None) -> Any:
+    """Return the pipeline of a card, its components with few layers."""
+    diffusers, _ = libraries()
+    made = {
+        name: built(_short_for_schedule(keys), where=f"{card['name']}: {name}", dtype=precision)
+        for name, keys in card["components"].items()
+    }
+    names = ("tokenizer", "tokenizer_2", "tokenizer_3")
+    empty = dict.fromkeys(names[: len(card["tokens"])])
+    pipe = getattr(diffusers, card["pipeline"])(**_taken(diffusers, card, {**made, **empty}))
+    for name, tokens in zip(names, card["tokens"], strict=False):
+        setattr(pipe, name, Tokenizer(tokens if length is None else length))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+class on_the_gpu:  # noqa: N801 - a context
+    """The device of a pipeline whose components are on none."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        self._own = self._kind.__dict__.get("_execution_device")
+        self._kind._execution_device = property(lambda _: torch.device("cuda"))  # type: ignore[attr-defined] # noqa: SLF001
+
+    def __exit__(self, *_: object) -> None:
+        if self._own is None:
+            del self._kind._execution_device  # type: ignore[attr-defined] # noqa: SLF001
+        else:
+            self._kind._execution_device = self._own  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def _taken(diffusers: Any, own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for the pipeline's class, with those that have no default as None."""
+    import inspect  # noqa: PLC0415
+
+    asked = inspect.signature(getattr(diffusers, own["pipeline"]).__init__).parameters
+    needed = {
+        name: None
+        for name, one in asked.items()
+        if one.default is inspect.Parameter.empty and name != "self"
+    }
+    return {**needed, **given, **own["options"]}

@@ -1,0 +1,175 @@
+"""The programs of a pipeline: its schedule, and each call of a component.
+
+    NAME.PRECISION.schedule.program       what the pipeline does between its components' calls
+    PROGRAM.CALL.program                  a component's call, shared by the pipelines that have it
+
+Sizes are batch, height, width, frames and the length of the text. Each is held against its trace at
+two sizes that were no probes, of another depth.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vrambudget.config.versions import installed_version
+from vrambudget.dtypes import float32
+from vrambudget.errors import VramBudgetError
+from vrambudget.pictures.cards import card, program_name
+from vrambudget.program.catalog import program_at
+from vrambudget.program.form import Program, written
+from vrambudget.recording.checking import UnequalError
+from vrambudget.recording.components import WAYS, Recorder
+from vrambudget.recording.diffusers import built, shortened
+from vrambudget.recording.merging import UnfitError
+from vrambudget.recording.pipelines import Schedule, merged, schedule_of
+from vrambudget.recording.programs import PRECISIONS
+from vrambudget.recording.signatures import Component
+
+Sizes = dict[str, int]
+_DENOISERS = ("transformer", "unet")
+_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def cases_of(own: dict[str, Any]) -> tuple[list[Sizes], list[Sizes]]:
+    """Return the sizes at which a pipeline is recorded, and those at which it is checked."""
+    step = own.get("recorded_step", own["multiple"])
+    base = {"batch": 2, "height": 4 * step, "width": 5 * step}
+    further = {"batch": 1, "height": step, "width": step}
+    if own["frames_step"]:
+        base["frames"], further["frames"] = 2 * own["frames_step"] + 1, own["frames_step"]
+    if own.get("length"):
+        base["length"], further["length"] = 48, 16
+    cases = [base]
+    cases += [{**base, key: base[key] + further[key]} for key in base]
+    cases += [{key: base[key] + n * further[key] for key in base} for n in (2, 3)]
+    checks = [{key: base[key] + n * further[key] for key in base} for n in (4, 6)]
+    checks[1]["batch"] = 1
+    return cases, checks
+
+
+def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: str = "") -> None:
+    """Write the programs of a pipeline into a folder. Raises VramBudgetError."""
+    own = card(name)
+    cases, checks = cases_of(own)
+    precision = own["precision"]
+    seen = [schedule_of(own, case, precision) for case in cases]
+    held = [schedule_of(own, case, precision) for case in checks]
+    program = _schedule(own, cases, seen)
+    versions = {x: installed_version(x) for x in ("diffusers", "transformers", "torch")}
+    program.source = {"pipeline": own["pipeline"], **versions, "precision": precision}
+    calls_of = dict(r[0].split(".") for word, r in seen[0].rows if word == "run")
+    program.source["components"] = [[n, calls_of[n]] for n in seen[0].parts if n in calls_of]
+    (folder / f"{name}.{precision}.schedule.program").write_text(written(program))
+    for key in seen[0].components:
+        component, _, call = key.partition(".")
+        if not key.startswith(only):
+            continue
+        calls = [s.components[key] for s in (*seen, *held)]
+        kinds = ("forward", "lora", "full") if component.startswith(_DENOISERS) else ("forward",)
+        for kind in kinds:
+            word = kind if call == "forward" else call
+            path = folder / f"{program_name(own, component)}.{word}.program"
+            try:
+                _Calls(own["components"][component], kind, calls, say).record(path)
+            except VramBudgetError as error:
+                say(f"{path.name}: {type(error).__name__}: {error}")
+
+
+def _schedule(own: dict[str, Any], cases: list[Sizes], seen: list[Schedule]) -> Program:
+    """Return a pipeline's schedule: at any batch, or of one where its code goes row by row."""
+    precision = own["precision"]
+    try:
+        return merged(cases, seen, [precision] * len(cases))
+    except VramBudgetError:
+        alone = [{**case, "batch": 1} for case in cases if case["batch"] == cases[0]["batch"]]
+        alone.append({**cases[-1], "batch": 1})
+        program = merged(
+            alone, [schedule_of(own, c, precision) for c in alone], [precision] * len(alone)
+        )
+        program.guards.append(["batch", "==", "1", True, "its code goes over the batch row by row"])
+        program.sizes["batch"] = None
+        return program
+
+
+class _Calls:
+    """A component's calls in one way; the last two are no probes."""
+
+    def __init__(
+        self, keys: dict[str, Any], kind: str, calls: list[Component], say: Callable[[str], None]
+    ) -> None:
+        self._keys, self._kind, self._say = keys, kind, say
+        self._short, self._depths = shortened(keys)
+        *self._probes, self._first, self._second = calls
+        self._way = WAYS[kind]
+
+    def record(self, path: Path) -> None:
+        """Write the program, and one of its own for a single picture where that lies otherwise."""
+        known = path.is_file()  # another pipeline's, or recorded before
+        program = program_at(path) if known else self._recorded(self._probes)
+        self._check(program, self._first)
+        single, own_path = self._second.alone(self._first), path.with_suffix(f".1{path.suffix}")
+        try:
+            self._check(program_at(own_path) if own_path.is_file() else program, single)
+        except UnequalError as error:
+            self._say(f"  {path.name}: single pictures lie otherwise: {error}")
+            alone = [p.alone(self._probes[1]) for p in (self._probes[0], *self._probes[2:])]
+            own = self._recorded(alone)
+            self._check(own, single)
+            _write(own, own_path, self._say)
+            rows = program.inputs[0][1][0]
+            program.guards.append([rows[1:], ">", "1", True, "single pictures have a program"])
+        _write(program, path, self._say)
+
+    def _make(self, dtype: str, more: int = 0) -> Any:
+        keys = {**self._short, **{key: n + more for key, n in self._depths.items()}}
+        return built(keys, where=keys["class"], dtype=_NAMES[dtype], cast=True)
+
+    def _recorded(self, calls: list[Component]) -> Program:
+        """Return the program of calls. Raises UnfitError where they are not one."""
+        library = self._keys["class"].partition(".")[0]
+        source = {"class": self._keys["class"], library: installed_version(library)}
+        recorder = Recorder(self._make, self._way)
+        precisions = self._way.precisions
+        if self._kind == "forward" and calls[0].weights is float32:
+            precisions = ("fp32", "bf16")
+        seen = [(call, precisions[0]) for call in calls]
+        try:
+            others = [(calls[0], precision) for precision in precisions[1:]]
+            program = recorder.program([*seen, *others], source, self._depths)
+        except UnfitError as error:  # its code asks for the weights' type
+            if not others:
+                raise
+            self._say(f"  in {precisions[0]} alone: {error}")
+            precisions = precisions[:1]
+            program = recorder.program(seen, source, self._depths)
+        module = self._make("bfloat16")
+        for key, own in (
+            ("kept_wide", "_skip_layerwise_casting_patterns"),
+            ("kept_float32", "_keep_in_fp32_modules"),
+        ):
+            program.source[key] = [*(getattr(module, own, None) or ())]
+        program.source["weights"] = sorted({PRECISIONS[p][0] for p in precisions})
+        halves = "bfloat16" in program.source["weights"]
+        if halves and _kept(module) == _kept(self._make("float16")):
+            program.source["weights"].append("float16")
+        return program
+
+    def _check(self, program: Program, call: Component) -> None:
+        """Raise UnequalError where the program does not equal its trace, three layers deeper."""
+        own = program.source["weights"]
+        precision = next(p for p in self._way.precisions if PRECISIONS[p][0] in own)
+        deeper = {key: n + 3 for key, n in self._depths.items()}
+        checker = Recorder(lambda dtype: self._make(dtype, 3), self._way)
+        checker.check(program, call, precision, deeper)
+
+
+def _write(program: Program, path: Path, say: Callable[[str], None]) -> None:
+    path.write_text(written(program))
+    say(f"{path.name}: {path.stat().st_size:,} bytes")
+
+
+def _kept(module: Any) -> set[str]:
+    """Return the weights that stay in float32."""
+    return {name for name, p in module.named_parameters() if p.dtype is torch.float32}

@@ -1,0 +1,202 @@
+"""A pipeline's own call, written down: what it allocates between its components' calls.
+
+    new / free        what the pipeline's code makes, and what it and its components made dies
+    run               a component is called: its inputs, sizes, and the outputs that are held after
+    cast              a component's weights change their type (the VAE goes to float32)
+
+The call runs without gradients, so allocations are all that it leaves; each component's call is a
+program of its own (recording.components), recorded from the arguments that are seen here.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vrambudget.dtypes import DType, uint8
+from vrambudget.engine.context import context
+from vrambudget.errors import NotModelledError
+from vrambudget.program.form import Program, Row
+from vrambudget.recording.diffusers import on_the_gpu, pipeline
+from vrambudget.recording.fitting import Fitter
+from vrambudget.recording.merging import Merger
+from vrambudget.recording.programs import PRECISIONS
+from vrambudget.recording.signatures import Component, Signature, signature_of
+from vrambudget.scenario import platform_of
+from vrambudget.traced.counted import Counted, dtype_of
+from vrambudget.traced.live import tensors_in
+from vrambudget.traced.mode import Following
+from vrambudget.traced.step import stepped
+
+CALLS = ("forward", "encode", "decode")
+STEPS = 2  # of the scheduler: all are alike; a second expert has one of its own
+Sizes = dict[str, int]
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What one call of a pipeline did."""
+
+    rows: list[Row] = field(default_factory=list)
+    components: dict[str, Component] = field(default_factory=dict)  # by "name.call"
+    parts: list[str] = field(default_factory=list)  # in the pipeline's order
+
+
+def schedule_of(card: dict[str, Any], sizes: Sizes, precision: str) -> Schedule:
+    """Return what the pipeline of a card does in one call. Raises NotModelledError."""
+    pipe = pipeline(card, precision, sizes.get("length"))
+    parts = {n: p for n, p in pipe.components.items() if isinstance(p, torch.nn.Module)}
+    heard = _Heard(parts)
+
+    def prepare(mode: Following) -> None:
+        heard.begin(mode)
+        if type(pipe.scheduler).__name__.startswith("FlowMatch"):
+            pipe.scheduler.index_for_timestep = lambda *_, **__: 0  # else it reads a value back
+        pipe.upcast_vae = lambda: pipe.vae.to(torch.float32)
+
+    def generate(*_: Any) -> Any:
+        with on_the_gpu(type(pipe)), torch.no_grad():
+            made = pipe(["a prompt"] * sizes["batch"], **_arguments(type(pipe), sizes)).values()
+        heard.since(len(context.tape.events))
+        return made
+
+    platform = platform_of(None, "2.11")
+    stepped(generate, [*parts.values()], steps=1, platform=platform, prepare=prepare)
+    return Schedule(heard.rows, heard.components, [*parts])
+
+
+def _arguments(kind: type, sizes: Sizes) -> dict[str, Any]:
+    known = inspect.signature(kind.__call__).parameters
+    given = {
+        "height": sizes["height"],
+        "width": sizes["width"],
+        "num_frames": sizes.get("frames"),
+        "max_sequence_length": sizes.get("length"),
+        "num_inference_steps": STEPS,
+        "output_type": "pt",
+        "negative_prompt": [""] * sizes["batch"] if "true_cfg_scale" in known else None,
+    }
+    return {key: x for key, x in given.items() if x is not None and key in known}
+
+
+class _Heard:
+    """Writes rows down while the pipeline runs."""
+
+    def __init__(self, parts: dict[str, torch.nn.Module]) -> None:
+        self.rows: list[Row] = []
+        self.components: dict[str, Component] = {}
+        self._parts, self._at = parts, 0
+        self._labels: dict[int, int] = {}  # storages on the tape: their labels
+        self._mode: Following | None = None
+
+    def begin(self, mode: Following) -> None:
+        """Take over the components' calls: their weights lie on the GPU."""
+        self._mode, self._at = mode, len(context.tape.events)
+        for name, part in self._parts.items():
+            for call in CALLS:
+                if callable(getattr(part, call, None)):
+                    setattr(part, call, self._watched(name, call, getattr(part, call)))
+            part.to = self._moved(name, part)  # type: ignore[method-assign]
+
+    def since(self, end: int) -> None:
+        """Write down what happened on the tape up to an event."""
+        tape = context.tape
+        for event in tape.events[self._at : end]:
+            if event >= 0:
+                shape, dtype = tape.contents[event] or ((tape.sizes[event],), uint8)
+                row = [self._label(event), list(shape), dtype, tape.operations[event]]
+                self.rows.append(("new", row))
+            elif ~event in self._labels:
+                self.rows.append(("free", self._labels[~event]))
+        self._at = end
+
+    def _label(self, storage: int) -> int:
+        return self._labels.setdefault(storage, len(self._labels))
+
+    def _moved(self, name: str, part: torch.nn.Module) -> Callable[..., Any]:
+        to = part.to
+
+        def moved(*args: Any, **kwargs: Any) -> Any:
+            kinds = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)]
+            own = next((p.dtype for p in part.parameters() if p.is_floating_point()), None)
+            self.since(len(context.tape.events))
+            if kinds and kinds[0] is not own:
+                self.rows.append(("cast", [name, dtype_of(kinds[0])]))
+            result = to(*args, **kwargs)
+            self._at = len(context.tape.events)
+            return result
+
+        return moved
+
+    def _watched(self, name: str, call: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        own = f"{name}.{call}"
+        asked = inspect.signature(function)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            start = len(context.tape.events)
+            self.since(start)
+            signature = signature_of(asked, args, kwargs)
+            self.components.setdefault(own, Component(name, call, signature, self._type(name)))
+            given = [self._given(x) for x in signature.tensors.values()]
+            result = function(*args, **kwargs)
+            end = len(context.tape.events)
+            born = {e for e in context.tape.events[start:end] if e >= 0}
+            gone = {~e for e in context.tape.events[start:end] if e < 0}
+            if gone - born & {*self._labels}:
+                raise NotModelledError(f"{own} frees what the pipeline holds")
+            outs = [self._out(x, born - gone) for x in tensors_in(result, Counted)]
+            if call == "decode":
+                self._note_encode(name, tensors_in(result, Counted)[0])
+            self._at = end
+            self.rows.append(("run", [own, given, signature.sizes, outs]))
+            return result
+
+        return called
+
+    def _note_encode(self, name: str, images: Counted) -> None:
+        """Note how a training encodes what was decoded here: pictures as large, and as many."""
+        encode: Any = self._parts[name].encode
+        asked = inspect.signature(encode)
+        signature = signature_of(asked, (), {"x": images, "return_dict": False})
+        self.components.setdefault(
+            f"{name}.encode", Component(name, "encode", signature, self._type(name))
+        )
+
+    def _type(self, name: str) -> DType:
+        """Return the type of a component's weights."""
+        kinds = [p.dtype for p in self._parts[name].parameters() if p.is_floating_point()]
+        return dtype_of(max(set(kinds), key=kinds.count))
+
+    def _given(self, x: Counted) -> list[Any]:
+        v = x.v
+        strides = None if v.strides is None else list(v.strides)
+        return [self._labels.get(v.storage.index), list(v.shape), v.dtype, strides]
+
+    def _out(self, x: Counted, born: set[int]) -> Any:
+        index = x.v.storage.index
+        return self._label(index) if index in born or index in self._labels else None
+
+
+def merged(cases: list[Sizes], schedules: list[Schedule], precisions: list[str]) -> Program:
+    """Return the schedule at all sizes as a program. Raises UnfitError."""
+    merger = Merger(Fitter(cases), [PRECISIONS[p] for p in precisions], [False] * len(cases))
+    program = Program()
+    program.sizes = dict.fromkeys(cases[0])
+    program.built = list(_rows(schedules, merger))
+    return program
+
+
+def _rows(schedules: list[Schedule], merger: Merger) -> Iterator[Row]:
+    for at, rows in enumerate(zip(*(s.rows for s in schedules), strict=False)):
+        words = {row[0] for row in rows}
+        if len(words) > 1:
+            raise NotModelledError(f"row {at} of the schedule is {' or '.join(sorted(words))}")
+        where = f"row {at} of the schedule, {rows[0][0]}"
+        yield rows[0][0], merger.merge([row[1] for row in rows], where)
+    if len({len(s.rows) for s in schedules}) > 1:
+        raise NotModelledError(f"schedules have {sorted(len(s.rows) for s in schedules)} rows")
+
+
+__all__ = ["Schedule", "Signature", "merged", "schedule_of"]

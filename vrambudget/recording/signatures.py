@@ -1,0 +1,177 @@
+"""A component's call as a pipeline makes it: its arguments, and the sizes that are in them."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from inspect import Signature as Asked
+from typing import Any
+
+import torch
+
+from vrambudget.dtypes import DType
+from vrambudget.errors import NotModelledError
+from vrambudget.recording.sized import Size
+from vrambudget.traced.counted import Counted
+from vrambudget.traced.known import Known, of_tensor
+from vrambudget.training.inputs import Input
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor, or a whole number, stands in a call's arguments."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Signature:
+    """The arguments of a call: tensors and whole numbers by name, and the rest as it is."""
+
+    tree: Any
+    tensors: dict[str, Any]
+    sizes: dict[str, int]
+
+
+@dataclass(slots=True)
+class Component:
+    """A component's call as a pipeline makes it."""
+
+    name: str
+    call: str
+    signature: Signature
+    weights: DType
+    shapes: dict[str, Input] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Let the tensors go: their shapes are all that is asked for."""
+        self.shapes = {
+            name: Input(tuple(x.v.shape), x.v.dtype, keeps_dtype=True)
+            for name, x in self.signature.tensors.items()
+        }
+        self.signature = replace(self.signature, tensors={})
+
+    def inputs(self, dtype: DType) -> dict[str, Input]:
+        """Return its inputs where it computes in another type than it was seen with."""
+        return {
+            name: x._replace(dtype=dtype) if x.dtype is self.weights else x
+            for name, x in self.shapes.items()
+        }
+
+    def alone(self, other: "Component") -> "Component":
+        """Return the call for one picture; `other` is the same call at another batch."""
+        rows, more = (next(iter(c.shapes.values())).shape[0] for c in (self, other))
+
+        def one(own: Input, again: Input) -> Input:
+            both = [*zip(own.shape, again.shape, strict=True)]
+            return own._replace(
+                shape=tuple(n // rows if n != m and n * more == m * rows else n for n, m in both)
+            )
+
+        found = copy(self)
+        found.shapes = {name: one(x, other.shapes[name]) for name, x in self.shapes.items()}
+        return found
+
+    def known(self) -> dict[str, Known]:
+        """Return what a prompt's tokens and masks hold, as far as code reads it back."""
+        return {
+            name: of_tensor(torch.ones(x.shape, dtype=torch.long))
+            for name, x in self.shapes.items()
+            if not x.dtype.is_floating_point
+        }
+
+
+def signature_of(asked: Asked, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
+    """Return a call's arguments by the names of its parameters."""
+    tensors: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+
+    def walk(value: Any, name: str) -> Any:
+        if isinstance(value, Counted):
+            tensors[name] = value
+            return Place(name)
+        if type(value) in {int, Size}:
+            sizes[name] = int(value)
+            return Place(name)
+        if isinstance(value, Mapping):
+            return {k: walk(x, f"{name}_{k}" if name else str(k)) for k, x in value.items()}
+        if isinstance(value, list | tuple):
+            found = [walk(x, f"{name}_{i}") for i, x in enumerate(value)]
+            return found if isinstance(value, list) else tuple(found)
+        if value is None or isinstance(value, bool | float | str):
+            return value
+        raise NotModelledError(f"an argument {name} of type {type(value).__name__}")
+
+    found = dict(asked.bind(*args, **kwargs).arguments)
+    for one in asked.parameters.values():
+        if one.kind is one.VAR_KEYWORD:
+            found |= found.pop(one.name, {})
+    return Signature(walk(found, ""), tensors, sizes)
+
+
+class Caller(torch.nn.Module):
+    """Calls a component as a pipeline does, with tensors by name."""
+
+    def __init__(self, part: torch.nn.Module, component: Component) -> None:
+        super().__init__()
+        self.part = part
+        self._call, self._tree = component.call, component.signature.tree
+        self._sizes = component.signature.sizes
+
+    def forward(self, **given: torch.Tensor) -> Any:
+        """Return what the component returns."""
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, Place):
+                own = given.get(value.name)
+                return Size(self._sizes[value.name]) if own is None else own
+            if isinstance(value, dict):
+                return {k: filled(x) for k, x in value.items()}
+            if isinstance(value, list | tuple):
+                return type(value)(filled(x) for x in value)
+            return value
+
+        return getattr(self.part, self._call)(**filled(self._tree))
+
+
+def symbols_of(seen: Sequence[Component]) -> list[dict[str, int]]:
+    """Return the sizes of each call by name: each varying dimension or number of its arguments."""
+    columns: dict[str, tuple[int, ...]] = {}
+    first = seen[0]
+    for name, own in first.shapes.items():
+        for dim in range(len(own.shape)):
+            columns[f"{name}_{dim}"] = tuple(c.shapes[name].shape[dim] for c in seen)
+    for name in first.signature.sizes:
+        columns[f"{name}_"] = tuple(c.signature.sizes[name] for c in seen)
+    kept: dict[tuple[int, ...], str] = {}
+    for name, values in columns.items():
+        if len(set(values)) > 1:
+            kept.setdefault(values, name)
+    return [{name: values[i] for values, name in kept.items()} for i in range(len(seen))]
+
+
+def symbols_by_number(
+    seen: Sequence[tuple[Component, str]], names: list[dict[str, int]]
+) -> dict[str, str]:
+    """Return which size each whole number among the arguments is."""
+    found = {}
+    for name in seen[0][0].signature.sizes:
+        values = [c.signature.sizes[name] for c, _ in seen]
+        for symbol in names[0]:
+            if [own[symbol] for own in names] == values:
+                found[name] = symbol
+    return found
+
+
+def whole_multiples(names: Sequence[Mapping[str, int]]) -> list[Any]:
+    """Return guards that a size divides by the power of two that it did at all probes.
+
+    A batch, the first dimension, may be any: guidance doubles those that were seen.
+    """
+    found = []
+    for symbol in [symbol for symbol in names[0] if not symbol.endswith("_0")]:
+        step = 1
+        while all(own[symbol] % (2 * step) == 0 for own in names) and step < 64:  # noqa: PLR2004
+            step *= 2
+        if step > 1:
+            found.append([symbol, "%", str(step), True, "recorded at such sizes alone"])
+    return found
