@@ -13,7 +13,7 @@ from vrambudget.cli import main
 from vrambudget.compare import Allocation, after_first_step, first_difference, of_events, of_tape
 from vrambudget.config.versions import CHECKED
 from vrambudget.measure.record import record_of
-from vrambudget.rehearse.events import Event, JobRehearsal, rehearse_job
+from vrambudget.rehearse.events import AllocatorEvent, JobRehearsal, rehearse_job
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -64,7 +64,7 @@ def test_the_order_of_frees_does_not_matter():
 
 
 def event(action, size, block, phase="0:forward", operation="mm"):
-    return Event(action, size, block, 0, 0, phase, operation, "", "model.py:7 forward")
+    return AllocatorEvent(action, size, block, 0, 0, phase, operation, "", "model.py:7 forward")
 
 
 def test_a_compiled_job_s_first_step_counts_by_what_it_leaves():

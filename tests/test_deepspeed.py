@@ -13,7 +13,7 @@ from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import held_bytes
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
-from vrambudget.tape.packing import Kind
+from vrambudget.tape.packing import EventKind
 from vrambudget.tape.replay import replay
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
@@ -90,7 +90,7 @@ def test_a_gathered_parameter_lives_on_where_a_view_of_it_was_saved():
     scenario = resolve(SMALL, gpu="8xa100-80gb", block=32, parallel="zero3", **BF16)
     tape = simulate(scenario.config, scenario.job, scenario.platform).tape
     # What other streams may still read comes back later.
-    assert any(event.kind is Kind.RECORD_STREAM for event in tape.read())
+    assert any(event.kind is EventKind.RECORD_STREAM for event in tape.read())
     assert replay(tape).peak.allocated_bytes
 
 

@@ -16,7 +16,7 @@ from vrambudget.ops.elementwise import add, gelu, mul, tanh
 from vrambudget.ops.linear import linear
 from vrambudget.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
 from vrambudget.tape.events import Purpose, Tape
-from vrambudget.tape.repeats import Place, place_of, repeats
+from vrambudget.tape.repeats import TapePlace, place_of, repeats
 
 KIB = 1024
 
@@ -250,7 +250,7 @@ class TestCheckpoint:
 
 class TestRepeats:
     @staticmethod
-    def places(tape: Tape, sizes: list[int]) -> list[Place]:
+    def places(tape: Tape, sizes: list[int]) -> list[TapePlace]:
         """Hold a tensor of each size until the next is there; return where each begins."""
         held, places = None, []
         for size in sizes:

@@ -290,7 +290,7 @@ def test_an_unlisted_architecture_takes_the_limits_of_the_nearest_older_one():
 
 @pytest.fixture
 def plan(tmp_path):
-    return process.Plan(tmp_path, (tmp_path / "libcuda.so.1",))
+    return process.ProcessPlan(tmp_path, (tmp_path / "libcuda.so.1",))
 
 
 @LINUX
@@ -393,7 +393,7 @@ import sys; from pathlib import Path
 from vrambudget.config.gpus import find_gpu
 from vrambudget.rehearse import process
 folder = Path(sys.argv[1])
-plan = process.Plan(folder, (folder / "libcuda.so.1",))
+plan = process.ProcessPlan(folder, (folder / "libcuda.so.1",))
 process.run(["sh", "-c", f"echo $$ > {folder}/pids; exec sleep 60"], find_gpu("t4"), plan)
 """
 
@@ -444,7 +444,7 @@ def test_what_left_the_session_and_the_folder_end_with_the_rehearsal(tmp_path, n
         "import sys; from vrambudget.config.gpus import find_gpu\n"
         "from vrambudget.rehearse import process, workplace\n"
         "with workplace.workplace() as (folder, lock):\n"
-        "    plan = process.Plan(folder, (folder / 'libcuda.so.1',), lock=lock)\n"
+        "    plan = process.ProcessPlan(folder, (folder / 'libcuda.so.1',), lock=lock)\n"
         "    process.run(sys.argv[1:], find_gpu('t4'), plan)\n"
     )
     command = [sys.executable, "-S", "-c", LEAVES, str(tmp_path / "pids"), "waits"]

@@ -25,7 +25,7 @@ from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.expandable import ExpandableAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
-from vrambudget.tape.packing import Event, Kind, encode
+from vrambudget.tape.packing import Event, EventKind, encode
 from vrambudget.tape.repeats import place_of, repeats
 from vrambudget.tape.replay import replay
 from vrambudget.tape.steady import run
@@ -37,14 +37,14 @@ MIB = 2**20
 CARD = 80 * 2**30
 RECORDS = sorted(Path(__file__).parent.glob("records/streams/*.json.gz"))
 KINDS = {
-    "allocate": Kind.ALLOCATE,
-    "free": Kind.FREE,
-    "release": Kind.RELEASE,
-    "fill": Kind.FILL,
-    "record_stream": Kind.RECORD_STREAM,
-    "end": Kind.END,
+    "allocate": EventKind.ALLOCATE,
+    "free": EventKind.FREE,
+    "release": EventKind.RELEASE,
+    "fill": EventKind.FILL,
+    "record_stream": EventKind.RECORD_STREAM,
+    "end": EventKind.END,
 }
-ON_A_STREAM = {Kind.ALLOCATE, Kind.FILL, Kind.RECORD_STREAM}
+ON_A_STREAM = {EventKind.ALLOCATE, EventKind.FILL, EventKind.RECORD_STREAM}
 
 
 def load(name):
@@ -102,7 +102,7 @@ def test_the_program_s_crash_comes_where_pytorch_s_came():
     last = len(record["sizes"]) - 1  # what it asked for and did not get
     message, stream, *expected = record["out_of_memory"]
     with pytest.raises(OutOfDeviceMemoryError) as caught:
-        allocator.run([event(Kind.ALLOCATE, last, stream)], record["sizes"])
+        allocator.run([event(EventKind.ALLOCATE, last, stream)], record["sizes"])
     assert f"Tried to allocate {format_bytes(caught.value.segment_bytes)}." in message
     assert counters(allocator) == expected
     assert record["did"][-1][-1] == 2  # it had been full before, and went on
@@ -131,14 +131,14 @@ def served(events, sizes, capacity_bytes=None):
 
 def test_a_stream_never_gets_what_another_freed():
     sizes = [30 * MIB, 30 * MIB]
-    shared = served([0, ~0, event(Kind.ALLOCATE, 1, 0)], sizes)
-    apart = served([0, ~0, event(Kind.ALLOCATE, 1, 2)], sizes)
+    shared = served([0, ~0, event(EventKind.ALLOCATE, 1, 0)], sizes)
+    apart = served([0, ~0, event(EventKind.ALLOCATE, 1, 2)], sizes)
     assert shared.reserved_bytes == 30 * MIB
     assert apart.reserved_bytes == 60 * MIB
 
 
 def test_a_full_card_gives_back_the_cache_of_every_stream():
-    events = [event(Kind.ALLOCATE, 0, 1), ~0, event(Kind.ALLOCATE, 1, 2)]
+    events = [event(EventKind.ALLOCATE, 0, 1), ~0, event(EventKind.ALLOCATE, 1, 2)]
     allocator = served(events, [30 * MIB, 40 * MIB], 64 * MIB)
     assert allocator.num_alloc_retries == 1
     assert allocator.reserved_bytes == 40 * MIB
@@ -146,7 +146,7 @@ def test_a_full_card_gives_back_the_cache_of_every_stream():
 
 def test_a_block_that_another_stream_uses_is_free_from_the_next_allocation_on():
     sizes = [30 * MIB, MIB, 30 * MIB]
-    allocator = served([0, event(Kind.RECORD_STREAM, 0, 1), ~0], sizes)
+    allocator = served([0, event(EventKind.RECORD_STREAM, 0, 1), ~0], sizes)
     assert allocator.allocated_bytes == 0
     assert allocator.requested_bytes == 30 * MIB
     assert allocator.is_waiting(0)
@@ -157,27 +157,31 @@ def test_a_block_that_another_stream_uses_is_free_from_the_next_allocation_on():
 
 
 def test_a_use_on_a_block_s_own_stream_is_no_other_use():
-    events = [event(Kind.ALLOCATE, 0, 1), event(Kind.RECORD_STREAM, 0, 1), ~0]
+    events = [event(EventKind.ALLOCATE, 0, 1), event(EventKind.RECORD_STREAM, 0, 1), ~0]
     allocator = served(events, [30 * MIB])
     assert not allocator.is_waiting(0)
     assert allocator.requested_bytes == 0
 
 
 def test_a_use_ends_with_the_bytes_that_were_used():
-    events = [event(Kind.ALLOCATE, 0), event(Kind.RECORD_STREAM, 0, 1), event(Kind.RELEASE, 0)]
-    allocator = served([*events, event(Kind.FILL, 0), ~0], [30 * MIB])
+    events = [
+        event(EventKind.ALLOCATE, 0),
+        event(EventKind.RECORD_STREAM, 0, 1),
+        event(EventKind.RELEASE, 0),
+    ]
+    allocator = served([*events, event(EventKind.FILL, 0), ~0], [30 * MIB])
     assert not allocator.is_waiting(0)
 
 
 def test_emptying_the_cache_waits_for_other_streams():
-    allocator = served([0, event(Kind.RECORD_STREAM, 0, 1), ~0], [30 * MIB])
+    allocator = served([0, event(EventKind.RECORD_STREAM, 0, 1), ~0], [30 * MIB])
     allocator.empty_cache()
     assert allocator.reserved_bytes == allocator.requested_bytes == 0
 
 
 def test_bytes_come_back_where_there_is_room_then():
     sizes = [30 * MIB, 30 * MIB]
-    allocator = served([0, event(Kind.RELEASE, 0), 1, event(Kind.FILL, 0, 3)], sizes)
+    allocator = served([0, event(EventKind.RELEASE, 0), 1, event(EventKind.FILL, 0, 3)], sizes)
     assert allocator.reserved_bytes == 60 * MIB
     assert allocator.address_of(0) > allocator.address_of(1)
     assert allocator.stream_of(0) == 3
@@ -186,7 +190,7 @@ def test_bytes_come_back_where_there_is_room_then():
 def test_more_streams_than_there_are_addresses_for_is_an_error():
     allocator = ExpandableStreamAllocator(CARD)
     with pytest.raises(VramBudgetError, match="more than 12 streams"):
-        allocator.run([event(Kind.ALLOCATE, i, i) for i in range(20)], [MIB] * 20)
+        allocator.run([event(EventKind.ALLOCATE, i, i) for i in range(20)], [MIB] * 20)
 
 
 # Laws
@@ -197,22 +201,22 @@ def random_program(seed, length=500, streams=3):
     rng = random.Random(seed)  # noqa: S311 - a test's numbers are to come again
     events, sizes, full, empty = [], [], [], []
     while len(events) < length:
-        kind = rng.choices(list(Kind), [9, 7, 2, 3, 4, 1])[0]
+        kind = rng.choices(list(EventKind), [9, 7, 2, 3, 4, 1])[0]
         stream = rng.randrange(streams)
-        if kind is Kind.ALLOCATE:
+        if kind is EventKind.ALLOCATE:
             sizes.append(random_size(rng) or 1)
             full.append(len(sizes) - 1)
             events.append(event(kind, full[-1], stream))
-        elif kind in (Kind.FREE, Kind.RELEASE, Kind.RECORD_STREAM) and full:
+        elif kind in (EventKind.FREE, EventKind.RELEASE, EventKind.RECORD_STREAM) and full:
             storage = rng.choice(full)
             events.append(event(kind, storage, stream))
-            if kind is not Kind.RECORD_STREAM:
+            if kind is not EventKind.RECORD_STREAM:
                 full.remove(storage)
-                empty += [storage] * (kind is Kind.RELEASE)
-        elif kind in (Kind.FILL, Kind.END) and empty:
+                empty += [storage] * (kind is EventKind.RELEASE)
+        elif kind in (EventKind.FILL, EventKind.END) and empty:
             storage = empty.pop(rng.randrange(len(empty)))
             events.append(event(kind, storage, stream))
-            full += [storage] * (kind is Kind.FILL)
+            full += [storage] * (kind is EventKind.FILL)
     return events, sizes
 
 
@@ -257,7 +261,7 @@ def test_in_one_run_or_in_many_it_is_the_same(seed, expandable):
 @pytest.mark.parametrize("seed", range(6))
 def test_with_one_stream_it_is_the_allocator_of_one_stream(seed, stream):
     events, sizes = random_job(seed)
-    moved = [event(Kind.ALLOCATE, e, stream) if e >= 0 else e for e in events]
+    moved = [event(EventKind.ALLOCATE, e, stream) if e >= 0 else e for e in events]
     pairs = [
         (CachingAllocator(), StreamAllocator()),
         (ExpandableAllocator(CARD), ExpandableStreamAllocator(CARD)),

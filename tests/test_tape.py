@@ -13,27 +13,39 @@ from vrambudget.report.memory_curve import memory_curve
 from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
-from vrambudget.tape.packing import Event, Kind, change_of, decode, encode, storage_of, stream_of
+from vrambudget.tape.packing import (
+    Event,
+    EventKind,
+    change_of,
+    decode,
+    encode,
+    storage_of,
+    stream_of,
+)
 from vrambudget.tape.replay import replay
 
 KIB = 1024
 CHANGES = {
-    Kind.ALLOCATE: 1,
-    Kind.FREE: -1,
-    Kind.FILL: 1,
-    Kind.RELEASE: -1,
-    Kind.RECORD_STREAM: 0,
-    Kind.END: 0,
+    EventKind.ALLOCATE: 1,
+    EventKind.FREE: -1,
+    EventKind.FILL: 1,
+    EventKind.RELEASE: -1,
+    EventKind.RECORD_STREAM: 0,
+    EventKind.END: 0,
 }
 EVENTS = [
-    Event(kind, storage, stream if kind in (Kind.ALLOCATE, Kind.FILL, Kind.RECORD_STREAM) else 0)
-    for kind in Kind
+    Event(
+        kind,
+        storage,
+        stream if kind in (EventKind.ALLOCATE, EventKind.FILL, EventKind.RECORD_STREAM) else 0,
+    )
+    for kind in EventKind
     for storage in (0, 1, 2**32 - 1)
     for stream in (0, 1, 2**16 - 1)
 ]
 
 
-def kinds(tape: Tape) -> list[tuple[Kind, int, int]]:
+def kinds(tape: Tape) -> list[tuple[EventKind, int, int]]:
     return [tuple(event) for event in tape.read()]
 
 
@@ -67,10 +79,10 @@ def test_a_storage_gives_its_bytes_back_and_gets_them_again():
         storage.fill()
         del storage
     assert [kind for kind, _, _ in kinds(tape)] == [
-        Kind.ALLOCATE,
-        Kind.RELEASE,
-        Kind.FILL,
-        Kind.FREE,
+        EventKind.ALLOCATE,
+        EventKind.RELEASE,
+        EventKind.FILL,
+        EventKind.FREE,
     ]
 
 
@@ -79,7 +91,7 @@ def test_the_death_of_a_released_storage_frees_nothing():
         storage = empty_bytes(KIB)
         storage.release()
         del storage
-    assert kinds(tape)[-1] == (Kind.END, 0, 0)
+    assert kinds(tape)[-1] == (EventKind.END, 0, 0)
     assert tape.peak_requested_bytes() == KIB
 
 
@@ -173,7 +185,7 @@ def test_forward_and_backward_make_storages_of_the_same_modules(checkpointing):
 def test_layers_that_are_laid_down_are_named_as_walked_ones(checkpointing, monkeypatch):
     def made():
         tape = recorded({**GPT2, "n_layer": 9}, checkpointing=checkpointing)
-        births = [event.storage for event in tape.read() if event.kind is Kind.ALLOCATE]
+        births = [event.storage for event in tape.read() if event.kind is EventKind.ALLOCATE]
         return [(tape.operations[i], tape.path_of(i)) for i in births]
 
     laid = made()

@@ -13,7 +13,7 @@ The order of frees between two allocations does not matter: the allocator ends i
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from vrambudget.rehearse.events import Event
+from vrambudget.rehearse.events import AllocatorEvent
 from vrambudget.tape.events import Tape
 
 
@@ -59,7 +59,7 @@ def of_tape(tape: Tape) -> list[Allocation]:
     return _grouped(labelled())
 
 
-def of_events(events: Iterable[Event]) -> list[Allocation]:
+def of_events(events: Iterable[AllocatorEvent]) -> list[Allocation]:
     """Return the allocations of a rehearsal."""
     return _grouped(
         (e.action == "alloc", e.bytes, f"{e.phase} {e.node or e.operation} {e.line}".strip())

@@ -10,7 +10,7 @@ from typing import Any
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit
-from vrambudget.config.source import Run
+from vrambudget.config.source import ModelWithFiles
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import estimate_scenario
 from vrambudget.report.tabular import Column, render_rows
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _row(file: Path, gpu: str | None) -> dict[str, Any]:
     try:
-        scenario = resolve(Run(None, (file,)))
+        scenario = resolve(ModelWithFiles(None, (file,)))
         if scenario.gpu is None and gpu is not None:
-            scenario = resolve(Run(None, (file,)), gpu=gpu)
+            scenario = resolve(ModelWithFiles(None, (file,)), gpu=gpu)
         device = estimate_scenario(scenario).device
     except VramBudgetError as error:
         error.where = error.where or str(file)

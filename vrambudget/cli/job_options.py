@@ -14,7 +14,7 @@ from vrambudget.config.fields.training import counted_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.options import EITHER, option_of
 from vrambudget.config.settings import Settings
-from vrambudget.config.source import Run
+from vrambudget.config.source import ModelWithFiles
 from vrambudget.declared import Declared
 
 _NO_LIMIT = 2**62
@@ -114,7 +114,7 @@ def job_fields(args: argparse.Namespace) -> dict[str, Any]:
 def with_files(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments with their model and the files of --config as one."""
     if "model" in args and (files := vars(args).get("config")):
-        args.model = Run(args.model, tuple(files))
+        args.model = ModelWithFiles(args.model, tuple(files))
     return args
 
 

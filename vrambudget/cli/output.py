@@ -12,7 +12,7 @@ from threading import Timer
 
 from vrambudget.cli.streams import put, say
 from vrambudget.config.config_file import CONFIG_NAME
-from vrambudget.config.source import Run
+from vrambudget.config.source import ModelWithFiles
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import for_terminal
 from vrambudget.files import write_file
@@ -162,6 +162,6 @@ def _sources(args: argparse.Namespace) -> list[Path]:
     """Return the files that a command reads, as far as its arguments name them."""
     named = [getattr(args, name, None) for name in ("jobs", "log")]
     model = getattr(args, "model", None)
-    named += [model.model, *model.files] if isinstance(model, Run) else [model]
+    named += [model.model, *model.files] if isinstance(model, ModelWithFiles) else [model]
     files = [Path(name) for name in named if name] + list(getattr(args, "records", ()))
     return [*files, *(file / CONFIG_NAME for file in files)]

@@ -21,7 +21,7 @@ from vrambudget.config.foreign.meanings import (
     Choice,
     Ignored,
     Meaning,
-    Ranks,
+    OnlyRanks,
     Same,
     Switch,
     Uncounted,
@@ -88,7 +88,7 @@ class _Reading:
 
     def _take(self, name: str, meaning: Meaning, left: deque[str], *, has_value: bool) -> None:
         value = _value(name, meaning, left, has_value=has_value)
-        if isinstance(meaning, Ignored | Ranks):
+        if isinstance(meaning, Ignored | OnlyRanks):
             self.ignored.append(name)
             return
         found = meaning.translate(value)

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ModelWithFiles:
     """A model with files that say how it is run; without a model, one of the files names it."""
 
     model: str | Path | Mapping[str, Any] | None
     files: tuple[Path, ...]
 
 
-ModelSource = str | Path | Mapping[str, Any] | Run
+ModelSource = str | Path | Mapping[str, Any] | ModelWithFiles
 """What names a model."""
 
 
@@ -56,9 +56,11 @@ Files = str | Path | Sequence[str | Path]
 def of_files(model: ModelSource | None, files: Files) -> ModelSource:
     """Return the model with the files; without files and a model, one that cannot be found."""
     paths = (files,) if isinstance(files, str | Path) else tuple(files)
-    if isinstance(model, Run):
-        return Run(model.model, (*model.files, *map(Path, paths)))
-    return model if model is not None and not paths else Run(model, tuple(map(Path, paths)))
+    if isinstance(model, ModelWithFiles):
+        return ModelWithFiles(model.model, (*model.files, *map(Path, paths)))
+    return (
+        model if model is not None and not paths else ModelWithFiles(model, tuple(map(Path, paths)))
+    )
 
 
 class FoundModel(NamedTuple):
@@ -93,7 +95,7 @@ class FoundModel(NamedTuple):
 
 def find_model(name: ModelSource) -> FoundModel:
     """Return the model that `name` means. Raises VramBudgetError that says what to type instead."""
-    if isinstance(name, Run):
+    if isinstance(name, ModelWithFiles):
         return _of_run(name.model, name.files)
     if isinstance(name, str | Path) and _is_run_file(name):
         return _of_run(None, (Path(name),))

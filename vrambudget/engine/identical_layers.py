@@ -21,7 +21,7 @@ from typing import Any
 from vrambudget.engine.autograd import Node, edge_to
 from vrambudget.engine.context import context
 from vrambudget.engine.hook_state import LayerHooks, likeness
-from vrambudget.engine.layer_calls import Call, Moment
+from vrambudget.engine.layer_calls import LayerCall, TapeMoment
 from vrambudget.engine.layer_parts import BackwardPart, ForwardPart
 from vrambudget.engine.layer_state import FilledByLayers, Left, Like, filled_by
 from vrambudget.engine.module import Module
@@ -105,7 +105,7 @@ class _Pass:
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.is_captured = False
-        self.calls: list[Call] = []
+        self.calls: list[LayerCall] = []
         self.forward: dict[object, ForwardPart] = {}  # those that were replayed, by key
         self.backward: dict[object, BackwardPart] = {}
 
@@ -117,11 +117,11 @@ class _Pass:
         if number != len(self.calls) or key is None:
             self.calls = []
             return layer.walk(*args, **kwargs)
-        call = Call(
+        call = LayerCall(
             number,
             key,
             self.stack.parameters[number],
-            Moment.now(),
+            TapeMoment.now(),
             context.sequence,
             x.storage.index,
             layer.path,
@@ -135,7 +135,7 @@ class _Pass:
         part = self._part_for(call)
         if part is not None:
             return self._lay(part, call, x, filled)
-        call.begin = Moment.now(layer.hook_state)
+        call.begin = TapeMoment.now(layer.hook_state)
         result = layer.walk(*args, **kwargs)
         if filled is not None:
             call.left = Left.of(filled, number)
@@ -169,16 +169,16 @@ class _Pass:
         modes = context.grad_enabled, layer.training
         return given, like, fills and fills.kind(), modes, likeness(layer.hook_state)
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: LayerCall) -> None:
         """Note that the next layer is called; what was walked must be like what was replayed."""
-        call.end = Moment.now(None if call.is_replayed else call.hook_state)
+        call.end = TapeMoment.now(None if call.is_replayed else call.hook_state)
         used = self.forward.get(call.key)
         if used is None or call.is_replayed or used.call is call:
             return
         if not used.same_as(ForwardPart.of(call)):
             raise CannotRepeatError
 
-    def _part_for(self, call: Call) -> ForwardPart | None:
+    def _part_for(self, call: LayerCall) -> ForwardPart | None:
         """Return what can be replayed for a call, None where it has to be walked."""
         if self.stack.is_last[call.number]:
             return None
@@ -190,7 +190,9 @@ class _Pass:
             self.forward[call.key] = part
         return self.forward[call.key]
 
-    def _lay(self, part: ForwardPart, call: Call, x: Tensor, filled: FilledByLayers | None) -> Any:
+    def _lay(
+        self, part: ForwardPart, call: LayerCall, x: Tensor, filled: FilledByLayers | None
+    ) -> Any:
         held, output = x.storage, part.lay(call, x)
         left = call.left.fill(filled, call.number) if call.left and filled else []
         if call.has_graph:
@@ -202,7 +204,7 @@ class _Pass:
                 each.node = output.node if each.requires_grad else None
         return (output, None) if part.call.is_pair else output
 
-    def _boundary(self, below: Call, x: Tensor) -> Node:
+    def _boundary(self, below: LayerCall, x: Tensor) -> Node:
         """Return a node that notes when the gradient of a walked layer's output is complete."""
 
         def backward(gradient: Tensor) -> Tensor:
@@ -211,7 +213,7 @@ class _Pass:
 
         return _node(x, backward)
 
-    def _replayed(self, call: Call, x: Tensor, kept: list[Storage]) -> Node:
+    def _replayed(self, call: LayerCall, x: Tensor, kept: list[Storage]) -> Node:
         """Return the node whose backward replays a layer's backward."""
 
         def backward(gradient: Tensor) -> Tensor:
@@ -225,12 +227,12 @@ class _Pass:
         node.attributes = kept
         return node
 
-    def _complete(self, call: Call, gradient: Tensor) -> None:
+    def _complete(self, call: LayerCall, gradient: Tensor) -> None:
         """Note that a gradient is complete; what was walked must be like what was replayed."""
-        call.complete = Moment.now(None if call.is_replayed else call.hook_state)
+        call.complete = TapeMoment.now(None if call.is_replayed else call.hook_state)
         call.gradient, above = Like.of(gradient), self.calls[call.number + 1]
         if not above.is_replayed:
-            above.over = Moment.now(above.hook_state)
+            above.over = TapeMoment.now(above.hook_state)
         if not self.backward:  # nothing is replayed yet
             return
         used = self.backward.get(above.key)
@@ -239,7 +241,7 @@ class _Pass:
         if not used.same_as(BackwardPart.of(above, call)):
             raise CannotRepeatError
 
-    def _is_first(self, call: Call) -> bool:
+    def _is_first(self, call: LayerCall) -> bool:
         """Whether it is the first of its kind: with it dies what all of them share."""
         return all(other.key[0] != call.key[0] for other in self.calls[: call.number])
 

@@ -19,7 +19,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 
 
 @dataclass(slots=True)
-class Moment:
+class TapeMoment:
     """A place on the tape, the next event and the next storage; what is around a layer there."""
 
     event: int
@@ -27,13 +27,13 @@ class Moment:
     around: Around = NOTHING
 
     @classmethod
-    def now(cls, hooks: LayerHooks | None = None) -> Moment:
+    def now(cls, hooks: LayerHooks | None = None) -> TapeMoment:
         """Return the end of the tape."""
         return cls(len(context.tape.events), len(context.tape.sizes), Around.now(hooks))
 
 
 @dataclass(slots=True)
-class Call:
+class LayerCall:
     """One layer's call. In backward: when the gradient of its output was complete, and that.
 
     What is around a layer is noted where it is walked.
@@ -42,12 +42,12 @@ class Call:
     number: int
     key: tuple[Any, ...]  # what decides what it does; first all but its input
     parameters: Sequence[Parameter]
-    begin: Moment
+    begin: TapeMoment
     sequence: int
     input: int
     path: int  # of the layer, on the tape
     hook_state: LayerHooks | None = None
-    end: Moment | None = None  # where the next layer was called
+    end: TapeMoment | None = None  # where the next layer was called
     output: Like | None = None
     held: frozenset[int] = frozenset()  # by the graph, until backward comes there
     attributes: frozenset[int] = frozenset()  # by the graph, until it dies as a whole
@@ -57,8 +57,8 @@ class Call:
     is_replayed: bool = False
     is_pair: bool = False  # hidden states and None are returned
     left: Left | None = None  # what it filled of what all layers are called with
-    complete: Moment | None = None
-    over: Moment | None = None  # when the gradient of its input was
+    complete: TapeMoment | None = None
+    over: TapeMoment | None = None  # when the gradient of its input was
     gradient: Like | None = None
 
     @property

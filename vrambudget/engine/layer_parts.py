@@ -17,7 +17,7 @@ from typing import Any
 
 from vrambudget.engine.context import context
 from vrambudget.engine.hook_state import Value, likeness, storage_of
-from vrambudget.engine.layer_calls import Call, Moment
+from vrambudget.engine.layer_calls import LayerCall, TapeMoment
 from vrambudget.engine.layer_events import FORWARD, GRADIENT, HELD, INPUT, NamedEvents
 from vrambudget.engine.layer_state import Like
 from vrambudget.engine.passes import CannotRepeatError
@@ -34,13 +34,13 @@ class _UnknownError(Exception):
 class ForwardPart:
     """What one layer's forward pass does to the tape."""
 
-    call: Call
+    call: LayerCall
     first: int
     stop: int
     named: NamedEvents
 
     @classmethod
-    def of(cls, call: Call) -> ForwardPart | None:
+    def of(cls, call: LayerCall) -> ForwardPart | None:
         """Return a walked call's part; None where it does what is not known here."""
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
@@ -78,7 +78,7 @@ class ForwardPart:
             and _left_around(self.call.end) == _left_around(other.call.end)
         )
 
-    def lay(self, call: Call, x: Tensor) -> Tensor:
+    def lay(self, call: LayerCall, x: Tensor) -> Tensor:
         """Lay the part down for a call with input x; return the output, without its node."""
         tape, source = context.tape, self.call
         values = [] if call.hook_state is None else call.hook_state.held()
@@ -108,7 +108,7 @@ class ForwardPart:
         call.attributes = self._moved(source.attributes, call, shift)
         return output
 
-    def _moved(self, storages: frozenset[int], call: Call, shift: int) -> frozenset[int]:
+    def _moved(self, storages: frozenset[int], call: LayerCall, shift: int) -> frozenset[int]:
         """Return a replayed call's for the walked one's; what all layers hold is left to these."""
         return frozenset(
             index + shift if index >= self.first else call.input
@@ -121,14 +121,14 @@ class ForwardPart:
 class BackwardPart:
     """What one layer's backward pass does to the tape."""
 
-    call: Call
+    call: LayerCall
     first: int
     stop: int
     named: NamedEvents
     output: Like  # the gradient of the layer's input
 
     @classmethod
-    def of(cls, call: Call, below: Call) -> BackwardPart:
+    def of(cls, call: LayerCall, below: LayerCall) -> BackwardPart:
         """Return a walked call's part, from its output's gradient to that of `below`'s output.
 
         Raises CannotRepeatError where it does what is not known here.
@@ -177,7 +177,7 @@ class BackwardPart:
             and _left_around(self.call.over) == _left_around(other.call.over)
         )
 
-    def lay(self, call: Call, gradient: Tensor, kept: list[Storage]) -> Tensor:
+    def lay(self, call: LayerCall, gradient: Tensor, kept: list[Storage]) -> Tensor:
         """Lay the part down for a call; return the gradient of its input.
 
         Of `kept`, the storages that the node holds, those stay that die with it.
@@ -221,7 +221,7 @@ class BackwardPart:
         tape.purposes[forward:stop] = tape.purposes[source.begin.storage : source.end.storage]
         return self.output.replayed(tape, shift) if self.output.index >= self.first else gradient
 
-    def _held_before(self, call: Call) -> list[Value]:
+    def _held_before(self, call: LayerCall) -> list[Value]:
         """Return what the layer's hooks hold: it must be like what the copied ones held."""
         if call.hook_state is None:
             return []
@@ -230,7 +230,7 @@ class BackwardPart:
             raise CannotRepeatError
         return call.hook_state.held()
 
-    def _leave_around(self, call: Call, values: list[Value], shift: int) -> None:
+    def _leave_around(self, call: LayerCall, values: list[Value], shift: int) -> None:
         source = self.call
         if call.hook_state is not None and source.over is not None and source.complete is not None:
             after, before = source.over.around, source.complete.around
@@ -266,5 +266,5 @@ def _disown_held(named: NamedEvents, values: list[Value]) -> None:
             disown(storage)
 
 
-def _left_around(end: Moment | None) -> tuple[Any, ...]:
+def _left_around(end: TapeMoment | None) -> tuple[Any, ...]:
     return () if end is None else end.around.like()

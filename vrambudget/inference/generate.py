@@ -19,7 +19,7 @@ from vrambudget.inference.few_layers import walker
 from vrambudget.inference.model_inputs import positions_of
 from vrambudget.inference.sampling import Sampling
 from vrambudget.inference.settings import EncoderDecoder, GenerateSettings
-from vrambudget.inference.skipping import Planner, Unsteady, Walked, walked
+from vrambudget.inference.skipping import StretchFinder, Unsteady, Walked, walked
 from vrambudget.models.parts.anew import Anew
 from vrambudget.ops.creation import made
 from vrambudget.tape.events import Purpose, Storage
@@ -137,7 +137,7 @@ def _skip_to(
 
     odd = range(0) if loop.cache is None else loop.cache.odd_steps(done)
     walk_step = walker(loop.model, walk_alone, shown - done)
-    planner = Planner(walk_step, settings.prompt, aligned=settings.padded, odd=odd)
+    planner = StretchFinder(walk_step, settings.prompt, aligned=settings.padded, odd=odd)
     try:
         stretches = tuple(planner.stretches(done + 1, shown - 1))
     except Unsteady:

@@ -81,7 +81,7 @@ def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
     return names
 
 
-class Planner:
+class StretchFinder:
     """Finds stretches of steps that are alike; `walk` walks a step by its number.
 
     `odd`: steps known to be unlike those between them.

@@ -26,7 +26,7 @@ from vrambudget.auto_classes import built, class_for, lora_options
 from vrambudget.measure.inference import INFERENCE, infer
 from vrambudget.measure.loading import loaded
 from vrambudget.measure.loops import PREPARING, real_loop
-from vrambudget.measure.loops.run import OnPhase, Run
+from vrambudget.measure.loops.run import MeasuredRun, OnPhase
 from vrambudget.measure.quantised import load_quantised
 
 Job = Mapping[str, Any]
@@ -80,7 +80,7 @@ def run_job(job: Job, on_phase: OnPhase = lambda _step, _phase: None) -> dict[st
     if job.get("compile") and by_hand:
         model = torch.compile(model, mode=job.get("compile_mode"))
     loop = real_loop(job.get("loop", "plain"))
-    run = Run(model, job, result, on_phase, lambda: build_model(job))
+    run = MeasuredRun(model, job, result, on_phase, lambda: build_model(job))
     held = loop.train(run) if job.get("mode", "train") == "train" else loop.evaluate(run)
     result.update(_totals())
     del held  # a script's variables live as long as it does

@@ -6,7 +6,7 @@ Each is known by its words. What its numbers mean is said in its own options' wo
 import re
 from dataclasses import dataclass
 
-from vrambudget.oom.known import Known, joined
+from vrambudget.oom.known import KnownMessage, joined
 from vrambudget.oom.library_messages import LIBRARIES
 from vrambudget.oom.log_lines import excerpts
 from vrambudget.oom.server_messages import SERVERS
@@ -36,7 +36,7 @@ def explain_foreign(text: str) -> ForeignExplanation | None:
     return ForeignExplanation(known.source, joined(hit[0])[:_MOST], what, steps)
 
 
-def _found(text: str) -> list[tuple[int, Known, re.Match[str]]]:
+def _found(text: str) -> list[tuple[int, KnownMessage, re.Match[str]]]:
     return [
         (hit.start(), known, hit)
         for known in (*SERVERS, *LIBRARIES)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownMessage:
     """A message of `source`; `explain` says what it means, and what to do."""
 
     source: str

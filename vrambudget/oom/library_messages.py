@@ -11,7 +11,7 @@ TensorFlow  "OOM when allocating tensor" (core/framework/op_kernel.cc)
 import math
 import re
 
-from vrambudget.oom.known import SIZE, Known, joined, pattern
+from vrambudget.oom.known import SIZE, KnownMessage, joined, pattern
 from vrambudget.units import format_bytes
 
 
@@ -130,13 +130,13 @@ def _tensorflow(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
 
 
 LIBRARIES = (
-    Known("PyTorch", pattern(r"cuda runtime error \(2\) ?: out of memory"), _before_1_0),
-    Known(
+    KnownMessage("PyTorch", pattern(r"cuda runtime error \(2\) ?: out of memory"), _before_1_0),
+    KnownMessage(
         "Caffe2",
         pattern(r"context_gpu\.cu:\d{1,6}\]? error == cudaSuccess\. 2 vs 0"),
         _caffe2,
     ),
-    Known(
+    KnownMessage(
         "TensorFlow",
         pattern(
             r"OOM when allocating tensor with shape\s?\[(?P<shape>[\d,\s]{0,200})\] and type"
@@ -144,13 +144,15 @@ LIBRARIES = (
         ),
         _tensorflow,
     ),
-    Known("PyTorch", pattern(r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"), _cublas),
-    Known(
+    KnownMessage(
+        "PyTorch", pattern(r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"), _cublas
+    ),
+    KnownMessage(
         "PyTorch",
         pattern(r"CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublasCreate"),
         _no_handle,
     ),
-    Known(
+    KnownMessage(
         "JAX",
         pattern(
             r"RESOURCE(?:_| )EXHAUSTED: (?:Out of memory(?: while trying to allocate| allocating)?"
@@ -160,7 +162,7 @@ LIBRARIES = (
         ),
         _jax,
     ),
-    Known(
+    KnownMessage(
         "PyTorch",
         pattern(
             rf"MPS backend out of memory \(MPS allocated: (?P<allocated>{SIZE}),"

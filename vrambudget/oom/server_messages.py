@@ -12,7 +12,7 @@ Ollama      llm/server.go: "llama runner process has terminated", "more system m
 
 import re
 
-from vrambudget.oom.known import SIZE, Known, joined, pattern
+from vrambudget.oom.known import SIZE, KnownMessage, joined, pattern
 from vrambudget.units import format_bytes
 
 _LESS_CACHE = (
@@ -167,12 +167,12 @@ def _ollama(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
 
 
 SERVERS = (
-    Known(
+    KnownMessage(
         "vLLM",
         pattern(r"occurred when warming up sampler with (?P<requests>\d{1,9}) dummy requests"),
         _sampler,
     ),
-    Known(
+    KnownMessage(
         "Ollama",
         pattern(
             r"llama runner process has terminated:[^\n]{0,200}out of memory"
@@ -181,7 +181,7 @@ SERVERS = (
         ),
         _ollama,
     ),
-    Known(
+    KnownMessage(
         "llama.cpp",
         pattern(
             r"CUDA error(?: 2)? at \S{0,200}ggml-cuda\S{0,80}:\d{1,7}"
@@ -189,8 +189,8 @@ SERVERS = (
         ),
         _ggml,
     ),
-    Known("vLLM", pattern(r"No available memory for the cache blocks"), _no_blocks),
-    Known(
+    KnownMessage("vLLM", pattern(r"No available memory for the cache blocks"), _no_blocks),
+    KnownMessage(
         "vLLM",
         pattern(
             r"To serve at least one request with the models?(?:'s)? max seq len"
@@ -200,7 +200,7 @@ SERVERS = (
         ),
         _one_request,
     ),
-    Known(
+    KnownMessage(
         "vLLM",
         pattern(
             r"max seq len \((?P<length>\d{1,12})\) is larger than the maximum number of tokens that"
@@ -208,7 +208,7 @@ SERVERS = (
         ),
         _fewer_tokens,
     ),
-    Known(
+    KnownMessage(
         "vLLM",
         pattern(
             r"Free memory on device(?: \S{1,20})? \((?P<free>[\d.]{1,15})/(?P<total>[\d.]{1,15})"
@@ -217,12 +217,12 @@ SERVERS = (
         ),
         _not_free,
     ),
-    Known(
+    KnownMessage(
         "SGLang",
         pattern(r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static"),
         _sglang,
     ),
-    Known(
+    KnownMessage(
         "TGI",
         pattern(
             r"Not enough memory to handle (?:\d{1,9} total tokens with )?"
@@ -230,7 +230,7 @@ SERVERS = (
         ),
         _tgi,
     ),
-    Known(
+    KnownMessage(
         "llama.cpp",
         pattern(
             r"allocating (?P<asked>[\d.]{1,20}) MiB on device \d{1,3}: cudaMalloc failed"

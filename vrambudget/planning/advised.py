@@ -6,7 +6,7 @@ from typing import Any
 
 from vrambudget.planning.changes import Cost
 from vrambudget.planning.choices import card_word, model_word
-from vrambudget.planning.tensors import Held
+from vrambudget.planning.tensors import HeldTensors
 from vrambudget.scenario import Scenario
 
 
@@ -29,7 +29,7 @@ class Advice:
     fits: bool | None
     device_peak_bytes: int
     options: tuple[Option, ...]
-    largest: tuple[Held, ...]
+    largest: tuple[HeldTensors, ...]
     capacity_bytes: int | None = None  # of the GPU, where one was named
     spare_bytes: int = 0  # by how much its context may be larger than counted
     plan: str | None = None  # the command that finds how many GPUs it takes

@@ -51,7 +51,7 @@ MACHINE = 8  # GPUs that NVLink connects in most machines
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayoutChoice:
     """One way to run a job: what to change of it, and in words."""
 
     name: str
@@ -120,7 +120,7 @@ def layouts(
     per_node: int = MACHINE,
     autocast: Collection[Trained] = (),
     fsdp_wrap: str | None = None,
-) -> Iterator[Layout]:
+) -> Iterator[LayoutChoice]:
     """Yield the ways to run `job` on so many GPUs, for what is to be trained.
 
     Tensor parallelism stays within a machine, which has `per_node` of them. `autocast`: what is
@@ -139,7 +139,7 @@ def layouts(
                 name = ", ".join([way, *words])
                 most_cut = f"{_MOST_FRUGAL} x TP {min(per_node, gpus // 2)}"
                 frugal = way in {_MOST_FRUGAL, most_cut} and checkpointing != "none"
-                yield Layout(name, fields | more, gpus, trained, frugal)
+                yield LayoutChoice(name, fields | more, gpus, trained, frugal)
 
 
 def _trained(job: Job, trained: Trained) -> dict[str, Any]:

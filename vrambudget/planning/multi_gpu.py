@@ -26,7 +26,7 @@ from vrambudget.planning.layouts import (
     GOALS,
     MACHINE,
     Goal,
-    Layout,
+    LayoutChoice,
     Sizes,
     Traffic,
     global_batch,
@@ -113,7 +113,7 @@ class Planner:
         found = (self._largest(layout, each) for layout in self._ways(gpus))
         return sorted((choice for choice in found if choice is not None), key=self._cost)
 
-    def _largest(self, layout: Layout, each: int | None) -> Choice | None:
+    def _largest(self, layout: LayoutChoice, each: int | None) -> Choice | None:
         choice = self._choice(layout)
         if choice is None or "microbatches" in layout.fields:
             return choice
@@ -136,7 +136,7 @@ class Planner:
                 return choice
         return None
 
-    def _of_all_ranks(self, layout: Layout, job: Job, budget: Budget) -> Choice | None:
+    def _of_all_ranks(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice | None:
         """Return a layout that fits the first rank, if it fits all; where all are even it does."""
         shards = job.layout.shards // job.replicate
         if job.rank is not None and any(rows % shards for rows in self.rows):
@@ -146,7 +146,7 @@ class Planner:
             )
         return self._of(layout, job, budget) if self._fits(budget) else None
 
-    def _ways(self, gpus: int) -> list[Layout]:
+    def _ways(self, gpus: int) -> list[LayoutChoice]:
         has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
         job, per_node = self.scenario.job, self.per_node
         ways = layouts(
@@ -160,7 +160,7 @@ class Planner:
         )
         return [way for way in ways if self.offload or not way.fields.get("cpu_offload")]
 
-    def _choice(self, layout: Layout) -> Choice | None:
+    def _choice(self, layout: LayoutChoice) -> Choice | None:
         """Return a layout that fits, None for one that does not or cannot be: tried once."""
         key = layout.name, layout.gpus
         if key not in self.tried:
@@ -172,7 +172,7 @@ class Planner:
                     self.refused[error.message] += 1
         return self.tried[key]
 
-    def _bound(self, layout: Layout) -> int:
+    def _bound(self, layout: LayoutChoice) -> int:
         try:
             job = self._job(layout)
         except VramBudgetError:
@@ -180,14 +180,14 @@ class Planner:
         trainable = self.parameters if job.lora_rank is None else 0
         return least_bytes(job, self.parameters, trainable)
 
-    def _job(self, layout: Layout) -> Job:
+    def _job(self, layout: LayoutChoice) -> Job:
         ranks: dict[str, Any] = {"ranks": layout.gpus}
         if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed3")):
             ranks["rank"] = 0  # of even shards no other has more
         changed = self.scenario.job.changed({**layout.fields, **ranks})
         return changed.resolve(self.scenario.config.for_job(self.scenario.job))
 
-    def _tried(self, layout: Layout) -> Choice | None:
+    def _tried(self, layout: LayoutChoice) -> Choice | None:
         """Return a layout that fits, None for one that does not."""
         self.progress()
         if not self._is_wanted(layout):
@@ -203,7 +203,7 @@ class Planner:
         self.counted_layouts.add(layout.name)
         return self._of_all_ranks(layout, job, budget) if self._fits(budget) else None
 
-    def _is_wanted(self, layout: Layout) -> bool:
+    def _is_wanted(self, layout: LayoutChoice) -> bool:
         """Return whether a recipe may be of this layout; a job that cannot be is refused later."""
         try:
             return self.suits(self._job(layout))
@@ -220,7 +220,7 @@ class Planner:
         assert device is not None  # noqa: S101 - a GPU was named
         return device.fits and device.headroom_bytes >= _nccl_bytes(budget) + self.margin_bytes
 
-    def _of(self, layout: Layout, job: Job, budget: Budget) -> Choice:
+    def _of(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice:
         device, several, nccl = budget.device, budget.several, _nccl_bytes(budget)
         assert device is not None  # noqa: S101 - a GPU was named
         moved = traffic(job, self._sizes(budget))

@@ -46,7 +46,7 @@ _AT_THE_HEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensors:
     """Tensors that are alive at a moment and alike; `bytes` of one of them.
 
     `module`: the path of what made them, "*" for the layers of several; "" if no module did.
@@ -72,7 +72,7 @@ def describe(tape: Tape, storage: int, job: Job) -> str:
     return f"{name} as {content[1]}{_shape(content[0], rows)}"
 
 
-def held(tape: Tape, storages: Iterable[int], job: Job) -> list[Held]:
+def held(tape: Tape, storages: Iterable[int], job: Job) -> list[HeldTensors]:
     """Return what these storages are, the largest first."""
     alike: dict[tuple[str, int, str], list[int]] = {}
     for storage in storages:
@@ -80,7 +80,9 @@ def held(tape: Tape, storages: Iterable[int], job: Job) -> list[Held]:
         alike.setdefault(kind, []).append(storage)
     return sorted(
         (
-            Held(name, nbytes, len(group), tape.path_of(group[0]) if len(group) == 1 else module)
+            HeldTensors(
+                name, nbytes, len(group), tape.path_of(group[0]) if len(group) == 1 else module
+            )
             for (name, nbytes, module), group in alike.items()
         ),
         key=lambda one: -one.bytes,

@@ -60,8 +60,12 @@ def _nested(value: Any, name: Any) -> Any:
 
 
 def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small functions side by side
-    arguments, begin, meta_of = casts.autocast_arguments, derived.Call.__init__, derived.Call.meta
-    made, pack, unpack = derived._Tracer.made, derived.Call._pack, derived.Call._unpack  # noqa: SLF001
+    arguments, begin, meta_of = (
+        casts.autocast_arguments,
+        derived.TorchCall.__init__,
+        derived.TorchCall.meta,
+    )
+    made, pack, unpack = derived._Tracer.made, derived.TorchCall._pack, derived.TorchCall._unpack  # noqa: SLF001
 
     def autocast_arguments(name: str, args: Any, kwargs: Any) -> Any:
         if not listener.is_on:
@@ -116,11 +120,11 @@ def _of_calls(listener: Listener) -> Iterator[Patch]:  # noqa: C901 - small func
         return unpack(self, kept)
 
     yield casts, "autocast_arguments", autocast_arguments
-    yield derived.Call, "__init__", init
-    yield derived.Call, "meta", meta
+    yield derived.TorchCall, "__init__", init
+    yield derived.TorchCall, "meta", meta
     yield derived._Tracer, "made", made_  # noqa: SLF001
-    yield derived.Call, "_pack", pack_
-    yield derived.Call, "_unpack", unpack_
+    yield derived.TorchCall, "_pack", pack_
+    yield derived.TorchCall, "_unpack", unpack_
 
 
 def _place(listener: Listener, call: Any, storage: Any) -> list[Any]:
@@ -162,7 +166,7 @@ def _lies(v: Tensor, others: list[tuple[str, Tensor]]) -> Lies:
 
 
 def _of_graphs(listener: Listener) -> Iterator[Patch]:
-    finish, backward = derived.Call.finish, derived.Call.backward
+    finish, backward = derived.TorchCall.finish, derived.TorchCall.backward
     make_node = derived._Graph._node  # noqa: SLF001
 
     def finished(self: Any, result: Any) -> Any:
@@ -193,9 +197,9 @@ def _of_graphs(listener: Listener) -> Iterator[Patch]:
         self.dys = ()
         return result
 
-    yield derived.Call, "finish", finished
+    yield derived.TorchCall, "finish", finished
     yield derived._Graph, "_node", node  # noqa: SLF001
-    yield derived.Call, "backward", ran
+    yield derived.TorchCall, "backward", ran
 
 
 def _gradient(listener: Listener, call: Any, g: Any, given: Any) -> Any:

@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 from vrambudget.rehearse.record import CATEGORIES, Category
-from vrambudget.rehearse.timeline import Replay, born_as
-from vrambudget.report.memory_curve import MemoryCurve, Moment, Span, TensorGroup
+from vrambudget.rehearse.timeline import EventReplay, born_as
+from vrambudget.report.memory_curve import CurvePoint, MemoryCurve, PhaseSpan, TensorGroup
 from vrambudget.tape.events import Purpose
 
 OTHER = "other"
@@ -52,7 +52,7 @@ def curve_of(record: Mapping[str, Any]) -> MemoryCurve | None:
         columns.at(event)
     spans, at = [], 0
     for phase, count in _counts(phases):
-        spans.append(Span(phase.step - 1, phase.name, at, at := at + count))
+        spans.append(PhaseSpan(phase.step - 1, phase.name, at, at := at + count))
     peak = max(range(len(moments)), key=lambda i: columns.found[i].allocated_bytes)
     full = None if seen.ran_out < 0 else bisect_right([b.start for b in bins], seen.ran_out) - 1
     groups = tuple(columns.groups)
@@ -90,7 +90,7 @@ def _bins(phase: _Phase, count: int) -> Iterator[range]:
     yield from (range(a, b) for a, b in pairwise(edges))
 
 
-class _Seen(Replay):
+class _Seen(EventReplay):
     """The first walk: what blocks are, levels, and phases."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ class _Columns:
         self.alive: Counter[TensorGroup] = Counter()
         self.reserved = self.number = self.done = 0
         self.line = ""
-        self.found: list[Moment] = []
+        self.found: list[CurvePoint] = []
 
     def at(self, event: int) -> None:
         """Add the moment after an event."""
@@ -172,7 +172,7 @@ class _Columns:
             _LARGEST, (g for g in live if live[g]), key=lambda g: live[g] * g.size_bytes
         )
         self.found.append(
-            Moment(
+            CurvePoint(
                 event,
                 self.line,
                 tuple(self.parts[part] for part in _PARTS),

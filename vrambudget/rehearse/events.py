@@ -25,7 +25,7 @@ _EVERYTHING = 5_000_000  # events that the history keeps
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocatorEvent:
     """One event of the allocator. `block` numbers allocations from 1; a free names its own."""
 
     action: str  # as PyTorch has it: alloc, free_requested, free_completed, segment_alloc, …
@@ -47,7 +47,7 @@ class JobRehearsal:
     gpu: str
     versions: Mapping[str, str]
     measured: Mapping[str, Any]
-    events: tuple[Event, ...]
+    events: tuple[AllocatorEvent, ...]
 
 
 def rehearse_job(
@@ -70,7 +70,7 @@ def rehearse_job(
     libraries = stub_libraries(find_torch([program], any_torch=any_torch))
     with workplace() as (folder, lock):
         stacks = "all" if events else "none"
-        plan = process.Plan(
+        plan = process.ProcessPlan(
             folder, libraries, stacks=stacks, events=_EVERYTHING, routing=routing, lock=lock
         )
         run = jobs.JobFolder(folder, job)
@@ -83,7 +83,7 @@ def rehearse_job(
     return JobRehearsal(job, card.name, records[0]["versions"], measured, found)
 
 
-def read_events(record: Mapping[str, Any]) -> Iterator[Event]:
+def read_events(record: Mapping[str, Any]) -> Iterator[AllocatorEvent]:
     """Yield a record's history, with the phases that the runner marked."""
     history = record["history"]
     marks = [(phase, a, f) for phase, a, f, *_ in record["marks"] if ":" in phase]
@@ -104,7 +104,7 @@ def read_events(record: Mapping[str, Any]) -> Iterator[Event]:
         elif action == "free_requested":
             frees += 1
         block = 0 if action.startswith("segment") else blocks.get(address, 0)
-        yield Event(action, size, block, address, stream, phase, *stacks[stack])
+        yield AllocatorEvent(action, size, block, address, stream, phase, *stacks[stack])
 
 
 def _described(stack: Any) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ _SAID = {"timeout": "ran until the time limit"}
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class RehearsedTry:
     """One rehearsal of the search."""
 
     batch: int
@@ -33,7 +33,7 @@ class Search:
     """What was found; `largest` is None where not even the smallest batch fits."""
 
     largest: int | None
-    tries: tuple[Try, ...]
+    tries: tuple[RehearsedTry, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -67,7 +67,7 @@ def largest_batch(
             f"the command and its environment say nowhere {PLACE}",
             hint=f"for example: --batch-from 1:64 -- python train.py --batch_size={PLACE}",
         )
-    tries: list[Try] = []
+    tries: list[RehearsedTry] = []
 
     def fits(batch: int) -> bool:
         environment.update((k, text.replace(PLACE, str(batch))) for k, text in variables.items())
@@ -86,7 +86,7 @@ def largest_batch(
     return Search(low, tuple(tries))
 
 
-def _tried(batch: int, found: Rehearsal) -> Try:
+def _tried(batch: int, found: Rehearsal) -> RehearsedTry:
     reported_nothing = found.ended == "timeout" and not found.steps
     if reported_nothing or (found.fits and found.ended not in ("finished", "steps", "timeout")):
         raise VramBudgetError(
@@ -94,7 +94,9 @@ def _tried(batch: int, found: Rehearsal) -> Try:
             f" {found.error or found.exit_code}",
             hint="rehearse that command by itself",
         )
-    return Try(batch, found.fits, found.ended, found.peak_reserved_bytes, found.device_peak_bytes)
+    return RehearsedTry(
+        batch, found.fits, found.ended, found.peak_reserved_bytes, found.device_peak_bytes
+    )
 
 
 _COLUMNS = [

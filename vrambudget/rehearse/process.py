@@ -35,7 +35,7 @@ _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProcessPlan:
     """What the recorder in the command's Python is to do; it travels as JSON in the environment."""
 
     folder: Path
@@ -91,7 +91,7 @@ class Ended:
 
 
 def environment(
-    gpu: Gpu, plan: Plan, base: Mapping[str, str], also: Path | None = None
+    gpu: Gpu, plan: ProcessPlan, base: Mapping[str, str], also: Path | None = None
 ) -> dict[str, str]:
     """Return the command's environment; what Triton compiles is kept apart from real cards'.
 
@@ -115,7 +115,7 @@ def environment(
     }
 
 
-def _ranks(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+def _ranks(plan: ProcessPlan, base: Mapping[str, str]) -> dict[str, str]:
     """Return which rank it is, and how many cards it sees."""
     if plan.ranks is None:
         return cards_environment(plan.devices or visible_cards(base))
@@ -126,7 +126,7 @@ def _ranks(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
 def run(
     command: Sequence[str],
     gpu: Gpu,
-    plan: Plan,
+    plan: ProcessPlan,
     *,
     watch: Callable[[], None] = lambda: None,
     quiet: bool = False,
@@ -173,7 +173,7 @@ def run(
 
 def _wait(
     child: subprocess.Popen[bytes],
-    plan: Plan,
+    plan: ProcessPlan,
     interrupt: threading.Event,
     watch: Callable[[], None],
     reader: Reader | None,

@@ -148,7 +148,7 @@ def rehearse_command(
         started = (*inner.prefix, *started)
     libraries = stub_libraries(build, options.say)
     with workplace() as (folder, lock):
-        plan = process.Plan(
+        plan = process.ProcessPlan(
             folder,
             libraries,
             options.steps,

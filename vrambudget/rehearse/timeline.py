@@ -51,10 +51,10 @@ class Timeline:
 
 def read_timeline(record: Mapping[str, Any]) -> Timeline:
     """Return the phases and the peak of a process's record."""
-    replay = Replay(record)
+    replay = EventReplay(record)
     replay.run()
     # A second pass stops at the peak: only there it matters what was alive.
-    at_peak = Replay(record)
+    at_peak = EventReplay(record)
     at_peak.run(until=replay.highest_at)
     return Timeline(
         phases=tuple(PhasePeak(step, phase, n) for (step, phase), n in replay.phases.items()),
@@ -63,7 +63,7 @@ def read_timeline(record: Mapping[str, Any]) -> Timeline:
     )
 
 
-class Replay:
+class EventReplay:
     """Walks the events in order; `alive` is what the program holds."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ what would help              GiB  fits  gives up
 
 from vrambudget.planning.advised import Advice, Option
 from vrambudget.planning.changes import Cost
-from vrambudget.planning.tensors import Held
+from vrambudget.planning.tensors import HeldTensors
 from vrambudget.report.tabular import WIDTH, grid
 from vrambudget.units import format_bytes, unit_for
 
@@ -69,6 +69,6 @@ def _verdict(option: Option, advice: Advice) -> str:
     return "yes" if option.fits else "no"
 
 
-def _tensor(tensor: Held) -> str:
+def _tensor(tensor: HeldTensors) -> str:
     line, where = f"  {format_bytes(tensor.bytes):>10}  {tensor}", f", in {tensor.module}"
     return line if len(line) <= WIDTH else line.removesuffix(where) + f"\n{' ' * 14}{where[2:]}"

@@ -44,7 +44,7 @@ class TensorGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CurvePoint:
     """One moment: the event with the most allocated bytes among those that it stands for."""
 
     event: int
@@ -56,7 +56,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PhaseSpan:
     """Columns `start` to `stop` are this phase."""
 
     step: int
@@ -69,14 +69,14 @@ class Span:
 class MemoryCurve:
     """A tape, ready to be drawn; `peak` is the number of the highest column."""
 
-    columns: tuple[Moment, ...]
-    spans: tuple[Span, ...]
+    columns: tuple[CurvePoint, ...]
+    spans: tuple[PhaseSpan, ...]
     groups: tuple[TensorGroup, ...]
     peak: int
     out_of_memory: int | None = None  # the column in which the card is full
     parts: tuple[str, ...] = PARTS  # of each column
 
-    def span_of(self, column: int) -> Span:
+    def span_of(self, column: int) -> PhaseSpan:
         """Return the phase that a column is in."""
         return self.spans[bisect_right([span.start for span in self.spans], column) - 1]
 
@@ -86,7 +86,7 @@ def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryC
     phases = list(_phases(tape))
     counts = list(_counts(phases))
     allocated = _allocated(tape)
-    columns, spans, starts, at = _Columns(tape, job), list[Span](), list[int](), 0
+    columns, spans, starts, at = _Columns(tape, job), list[PhaseSpan](), list[int](), 0
     bins = [
         [] if mark.steps else _bins(start, stop, count)
         for (mark, start, stop), count in zip(phases, counts, strict=True)
@@ -104,7 +104,7 @@ def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryC
         if mark.steps is not None:
             columns.between(mark, mark.steps, [samples.found[number] for number in steps])
         starts += [b[0] for b in part] or [start] * len(steps)
-        spans.append(Span(mark.step, mark.phase, at, at := len(columns.found)))
+        spans.append(PhaseSpan(mark.step, mark.phase, at, at := len(columns.found)))
     # As `max_memory_allocated` counts: from where the loop resets it, once the model is built.
     since = max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
     counted = (i for i, column in enumerate(columns.found) if column.event >= since)
@@ -168,7 +168,7 @@ class _Columns:
         self.parts = [0] * len(Purpose)  # bytes, in the order of PARTS
         self.alive = [0] * len(self.groups.groups)  # of each group
         self.done = 0  # events
-        self.found: list[Moment] = []
+        self.found: list[CurvePoint] = []
 
     def at(self, event: int, after: tuple[int, int]) -> None:
         """Add the moment after an event, with the bytes allocated and reserved then."""
@@ -214,7 +214,7 @@ class _Columns:
         allocated, reserved = after
         whole = *parts, allocated - sum(parts)  # the last is block rounding
         largest = self.groups.largest(alive)
-        self.found.append(Moment(event, operation, whole, allocated, reserved, largest))
+        self.found.append(CurvePoint(event, operation, whole, allocated, reserved, largest))
 
 
 class _Groups:

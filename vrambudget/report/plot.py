@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from vrambudget.escaping import escape
 from vrambudget.report.colours import slug, stacked
-from vrambudget.report.memory_curve import MemoryCurve, Span
+from vrambudget.report.memory_curve import MemoryCurve, PhaseSpan
 from vrambudget.report.phrases import phase_text
 from vrambudget.units import bytes_in, format_bytes
 
@@ -120,7 +120,7 @@ def _steps(drawn: MemoryCurve) -> Iterator[str]:
 
 
 def _step_spans(drawn: MemoryCurve) -> list[tuple[int, int, int]]:
-    spans: dict[int, list[Span]] = {}
+    spans: dict[int, list[PhaseSpan]] = {}
     for span in drawn.spans:
         spans.setdefault(span.step, []).append(span)
     return [(step, found[0].start, found[-1].stop) for step, found in spans.items()]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.marks import Mark
-from vrambudget.tape.steps import CARRIED, Pattern, Step, Steps, phase_of
+from vrambudget.tape.steps import CARRIED, Pattern, RepeatedStep, Steps, phase_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Samples:
         self._kept_bytes = 0
         self._left: dict[int, list[int]] = {}  # by pattern
 
-    def __call__(self, step: Step, carried: list[int], allocator: CachingAllocator) -> None:
+    def __call__(self, step: RepeatedStep, carried: list[int], allocator: CachingAllocator) -> None:
         """Note a step that has run."""
         left = self._left.get(id(step.pattern))
         if left is None:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from vrambudget.dtypes import DType
 from vrambudget.errors import TooLargeError
 from vrambudget.tape.marks import Mark
-from vrambudget.tape.packing import SPECIAL, Event, Kind, changes, decode, encode, stream_bits
+from vrambudget.tape.packing import SPECIAL, Event, EventKind, changes, decode, encode, stream_bits
 from vrambudget.units import format_bytes
 
 if TYPE_CHECKING:
-    from vrambudget.tape.settling import Turn
+    from vrambudget.tape.settling import LastStep
 
 _LARGEST = 2**46  # bytes of one storage; beyond is a slip, and slow to follow
 MOST_STORAGES = 3_000_000  # of a job; 94 layers of 128 experts, one by one, make 2,600,000
@@ -69,7 +69,7 @@ class Tape:
     replayed: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # see tape.repeats
     expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
     driver_addresses: str = "rising"  # where the driver puts segments that do not expand
-    turn: "Turn | None" = None  # the last step, which may be replayed again: `tape.settling`
+    turn: "LastStep | None" = None  # the last step, which may be replayed again: `tape.settling`
     is_plain: bool = True  # nothing but allocations and frees, all on the default stream
     module: int = 0  # what storages are made by now; 0: by none
     stream_bits: int = 0  # what their events have for the stream that is current
@@ -229,7 +229,7 @@ class Storage:
 
     def release(self) -> None:
         """Give the bytes back and live on: `untyped_storage().resize_(0)`."""
-        self._note(Kind.RELEASE)
+        self._note(EventKind.RELEASE)
         self.is_released = True
 
     def fill(self) -> None:
@@ -240,9 +240,9 @@ class Storage:
 
         Once freed, the block waits for that work to be over.
         """
-        self._note(Kind.RECORD_STREAM, stream)
+        self._note(EventKind.RECORD_STREAM, stream)
 
-    def _note(self, kind: Kind, stream: int = 0) -> None:
+    def _note(self, kind: EventKind, stream: int = 0) -> None:
         self.tape.is_plain = False
         self.events.append(encode(Event(kind, self.index, stream)))
 
@@ -253,14 +253,14 @@ class _Released(Storage):
     __slots__ = ()
 
     def __del__(self) -> None:
-        self._note(Kind.END)
+        self._note(EventKind.END)
 
     def release(self) -> None:
         """Stay as it is."""
 
     def fill(self) -> None:
         """Ask for the bytes again, on the stream that is current."""
-        self._note(Kind.FILL, self.tape.stream)
+        self._note(EventKind.FILL, self.tape.stream)
         self.is_released = False
 
     def record_stream(self, stream: int) -> None:

@@ -28,7 +28,7 @@ SPECIAL = 1 << _KIND_BITS
 """An event `e` is an allocation where 0 <= e < SPECIAL, a free of ~e where -SPECIAL <= e < 0."""
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What an event does; the numbers are the bits above the storage and the stream."""
 
     ALLOCATE = 0
@@ -42,7 +42,7 @@ class Kind(IntEnum):
 class Event(NamedTuple):
     """One event: `stream` is the one that bytes are asked for on, or that a storage is used on."""
 
-    kind: Kind
+    kind: EventKind
     storage: int
     stream: int = 0
 
@@ -52,8 +52,8 @@ class Event(NamedTuple):
         return _CHANGES[self.kind]
 
 
-_KINDS = {int(kind): kind for kind in Kind}
-_CHANGES = {kind: (kind < Kind.RECORD_STREAM) - 2 * (kind < 0) for kind in Kind}
+_KINDS = {int(kind): kind for kind in EventKind}
+_CHANGES = {kind: (kind < EventKind.RECORD_STREAM) - 2 * (kind < 0) for kind in EventKind}
 
 
 def stream_bits(stream: int) -> int:
@@ -96,12 +96,12 @@ def on_storage(number: int, storage: int) -> int:
 
 def change_of(number: Any) -> Any:
     """Return 1 where the storage's bytes come, -1 where they go, 0 where neither."""
-    return 1 * (number < Kind.RECORD_STREAM << _KIND_BITS) - 2 * (number < 0)
+    return 1 * (number < EventKind.RECORD_STREAM << _KIND_BITS) - 2 * (number < 0)
 
 
 def changes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the storage and the change of each event."""
-    mask, none = _STORAGE_MASK, Kind.RECORD_STREAM << _KIND_BITS
+    mask, none = _STORAGE_MASK, EventKind.RECORD_STREAM << _KIND_BITS
     for number in numbers:
         yield (number & mask, int(number < none)) if number >= 0 else (~number & mask, -1)
 
@@ -110,7 +110,7 @@ def died_in(numbers: Iterable[int], *, is_plain: bool) -> set[int]:
     """Return the storages that die in these events; of a plain tape (`Tape.is_plain`), sooner."""
     if is_plain:
         return {~number for number in numbers if number < 0}
-    ends = Kind.END << _KIND_BITS
+    ends = EventKind.END << _KIND_BITS
     return {storage_of(number) for number in numbers if -SPECIAL <= number < 0 or number >= ends}
 
 

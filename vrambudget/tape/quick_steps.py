@@ -13,10 +13,10 @@ from itertools import cycle, islice
 
 from vrambudget.tape.allocator import SIZE_SHIFT, CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
-from vrambudget.tape.run_steps import Run, Watch
+from vrambudget.tape.run_steps import StepRunner, Watch
 from vrambudget.tape.segment_sizes import SMALL
-from vrambudget.tape.step_plans import Outcome, Plan, Turn, Whole, planned
-from vrambudget.tape.steps import CARRIED, Step, Steps
+from vrambudget.tape.step_plans import PartOutcome, StepPart, StepPlan, Whole, planned
+from vrambudget.tape.steps import CARRIED, RepeatedStep, Steps
 from vrambudget.tape.two_pools import TwoPools, units
 
 
@@ -28,16 +28,16 @@ def run_steps(
     watch: Watch | None = None,
 ) -> None:
     """Run all steps, as if at an event of the tape. Raises OutOfDeviceMemoryError."""
-    run: Run
+    run: StepRunner
     if isinstance(allocator, TwoPools):
         run = _QuickRun(steps, allocator, sizes, position)
     else:
-        run = Run(steps, allocator, sizes, position)
+        run = StepRunner(steps, allocator, sizes, position)
     run.watch = watch
     run.run()
 
 
-class _QuickRun(Run):
+class _QuickRun(StepRunner):
     """Runs steps turn by turn, or as a whole where all turns were met together."""
 
     allocator: TwoPools
@@ -46,15 +46,15 @@ class _QuickRun(Run):
         self, steps: Steps, allocator: TwoPools, sizes: Sequence[int], position: int
     ) -> None:
         super().__init__(steps, allocator, sizes, position)
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[int, StepPlan] = {}
         self.shapes: dict[tuple[int, ...], int] = {}
-        self.outcomes: dict[tuple[int, ...], Outcome] = {}
+        self.outcomes: dict[tuple[int, ...], PartOutcome] = {}
         self.levels: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # by sizes
         self.free: tuple[int, ...] | None = None  # in the small pool; None: as the allocator has it
         self.stands: tuple[int, ...] | None = None  # what the allocator has, where that is known
         self.numbers: dict[tuple[int, ...], int] = {}  # of free blocks
 
-    def step(self, step: Step) -> None:
+    def step(self, step: RepeatedStep) -> None:
         """Run one step."""
         if not step.is_inner:
             self.plans.clear()
@@ -79,7 +79,7 @@ class _QuickRun(Run):
             return
         self.carry(step)
 
-    def _run_plainly(self, step: Step) -> None:
+    def _run_plainly(self, step: RepeatedStep) -> None:
         self.settle()
         self.stands = None
         super().step(step)
@@ -91,7 +91,7 @@ class _QuickRun(Run):
                 self.allocator.put_small_pool(self.free)
             self.stands, self.free = self.free, None
 
-    def _run_small(self, plan: Plan, step: Step, free: tuple[int, ...]) -> Whole:
+    def _run_small(self, plan: StepPlan, step: RepeatedStep, free: tuple[int, ...]) -> Whole:
         """Serve a step's small events, or put in place what came of them."""
         placed, carried, made = (
             self.allocator.placed,
@@ -112,14 +112,16 @@ class _QuickRun(Run):
         self.free = whole.free
         return whole
 
-    def _run_turns(self, plan: Plan, step: Step, free: tuple[int, ...], number: int) -> Whole:
+    def _run_turns(
+        self, plan: StepPlan, step: RepeatedStep, free: tuple[int, ...], number: int
+    ) -> Whole:
         """Serve a step's small events turn by turn, until they go round in circles.
 
         Where a turn does what an earlier one did, and those behind both follow one another alike,
         what came behind the earlier one comes again.
         """
         placed, first = self.allocator.placed, self.first
-        turns, met = plan.turns, list[Outcome]()
+        turns, met = plan.turns, list[PartOutcome]()
         last: dict[int, int] = {}  # the turn that did this last, by the outcome's identity
         for at, turn in enumerate(turns):
             if at < len(met):  # as a circle ago
@@ -143,8 +145,8 @@ class _QuickRun(Run):
         return Whole(free, blocks, level, most, tuple(met))
 
     def _outcome(
-        self, turn: Turn, now: Sequence[int], free: tuple[int, ...], number: int
-    ) -> Outcome:
+        self, turn: StepPart, now: Sequence[int], free: tuple[int, ...], number: int
+    ) -> PartOutcome:
         """Return what a turn does to the small pool's free blocks; serve it where that is new."""
         placed = self.allocator.placed
         there = [placed[storage] for storage in self._freed(turn)]
@@ -156,8 +158,8 @@ class _QuickRun(Run):
         return outcome
 
     def _served(
-        self, turn: Turn, now: Sequence[int], key: tuple[int, ...], there: Sequence[int]
-    ) -> Outcome:
+        self, turn: StepPart, now: Sequence[int], key: tuple[int, ...], there: Sequence[int]
+    ) -> PartOutcome:
         """Serve a turn that was not met before; the blocks `there` end in it."""
         allocator = self.allocator
         made = allocator.small_segments_made
@@ -174,17 +176,17 @@ class _QuickRun(Run):
         free = self.stands = allocator.free_small
         number = self.numbers.setdefault(free, len(self.numbers))
         blocks = tuple([got[at] for at in turn.left_at])
-        outcome = Outcome(free, number, blocks, change, beside, max(beside))
+        outcome = PartOutcome(free, number, blocks, change, beside, max(beside))
         if allocator.small_segments_made == made:
             self.outcomes[key] = outcome
         return outcome
 
-    def _freed(self, turn: Turn) -> list[int]:
+    def _freed(self, turn: StepPart) -> list[int]:
         """Return the storages that were there before a turn and die in it."""
         first, carried = self.first, self.carried
         return [first + i if i < CARRIED else carried[i - CARRIED] for i in turn.freed]
 
-    def _plan(self, step: Step) -> Plan:
+    def _plan(self, step: RepeatedStep) -> StepPlan:
         """Return a step's plan, that of the steps before it while it holds."""
         plan = self.plans.get(id(step.pattern))
         if plan is not None and all(units(step.sizes[i]) <= SMALL for i in plan.may_become_large):

@@ -10,7 +10,7 @@ from vrambudget.tape.events import Tape
 from vrambudget.tape.packing import died_in, renamed
 
 
-class Place(NamedTuple):
+class TapePlace(NamedTuple):
     """A moment of a recording: how many of each the tape had."""
 
     event: int
@@ -19,9 +19,9 @@ class Place(NamedTuple):
     replayed: int
 
 
-def place_of(tape: Tape) -> Place:
+def place_of(tape: Tape) -> TapePlace:
     """Return the end of the tape."""
-    return Place(len(tape.events), len(tape.sizes), len(tape.marks), len(tape.replayed))
+    return TapePlace(len(tape.events), len(tape.sizes), len(tape.marks), len(tape.replayed))
 
 
 def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int) -> None:
@@ -37,7 +37,7 @@ def lay(tape: Tape, source: list[int], first: int, shift: int, older_shift: int)
     tape.replayed.append((start, len(tape.events), id(source), shift, older_shift))
 
 
-def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
+def repeats(tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace) -> bool:
     """Whether all from `here` to `end` is as all from `before` to `here`, storage by storage.
 
     What was there before the part, and dies in it, is what the part before left, oldest by oldest.
@@ -63,7 +63,7 @@ def repeats(tape: Tape, before: Place, here: Place, end: Place) -> bool:
 
 
 def _not_replayed_twice(
-    tape: Tape, before: Place, here: Place, end: Place
+    tape: Tape, before: TapePlace, here: TapePlace, end: TapePlace
 ) -> tuple[list[int], list[int]]:
     """Return the events of both parts, without what was replayed in both from one source."""
     period, shift = here.event - before.event, here.storage - before.storage
@@ -78,7 +78,7 @@ def _not_replayed_twice(
 
 
 def _without(
-    tape: Tape, start: Place, end: Place, replayed: list[tuple[int, int, int, int, int]]
+    tape: Tape, start: TapePlace, end: TapePlace, replayed: list[tuple[int, int, int, int, int]]
 ) -> list[int]:
     events, position = list[int](), start.event
     for begin, stop, *_ in replayed:

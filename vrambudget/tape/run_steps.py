@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
-from vrambudget.tape.steps import CARRIED, Step, Steps, each, phase_of
+from vrambudget.tape.steps import CARRIED, RepeatedStep, Steps, each, phase_of
 
-Watch = Callable[[Step, list[int]], None]
+Watch = Callable[[RepeatedStep, list[int]], None]
 """Receives each step, once it has run, and the sizes of what it carries on."""
 
 
-class Run:
+class StepRunner:
     """Runs steps one by one, each event of them."""
 
     watch: Watch | None = None
@@ -53,7 +53,7 @@ class Run:
             b % self.banks for b in range(bank + 1, bank + self.banks) if b % self.banks not in held
         )
 
-    def step(self, step: Step) -> None:
+    def step(self, step: RepeatedStep) -> None:
         """Run one step."""
         self.serve(step, step.pattern.events)
         self.carry(step)
@@ -61,7 +61,7 @@ class Run:
     def settle(self) -> None:
         """Let the allocator stand as it does after the steps so far."""
 
-    def carry(self, step: Step) -> None:
+    def carry(self, step: RepeatedStep) -> None:
         """Note what a step carries on."""
         first, carried = self.first, self.carried
         self.carried = [
@@ -69,7 +69,7 @@ class Run:
             for final in step.pattern.finals
         ]
 
-    def serve(self, step: Step, events: Sequence[int]) -> None:
+    def serve(self, step: RepeatedStep, events: Sequence[int]) -> None:
         """Run these events of a step."""
         try:
             self.allocator.serve(self.named(events), self.sizes, 0)

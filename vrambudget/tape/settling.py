@@ -21,7 +21,7 @@ records two reserve 1 % more in 40 steps."""
 _COLUMNS = ("sizes", "purposes", "operations", "contents", "modules")
 
 
-class Turn(NamedTuple):
+class LastStep(NamedTuple):
     """The last step of a tape, which repeats the one before it: where it begins, and ends."""
 
     event: int

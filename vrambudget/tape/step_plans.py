@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vrambudget.tape.segment_sizes import SMALL
-from vrambudget.tape.steps import CARRIED, Step
+from vrambudget.tape.steps import CARRIED, RepeatedStep
 from vrambudget.tape.two_pools import units
 
 _FEWEST = 24  # small events of a turn, but for the last
@@ -17,7 +17,7 @@ _LARGE = 1 << 50  # stands for an event of the large pool
 
 
 @dataclass(slots=True)
-class Turn:
+class StepPart:
     """A part of a step: small events, with large ones between them.
 
     `shape` has them by names of its own: i for the i-th that is born, ~i for its end,
@@ -87,7 +87,7 @@ class Turn:
         return tuple(beside), level
 
 
-class Outcome(NamedTuple):
+class PartOutcome(NamedTuple):
     """What a turn does: free blocks, blocks of what is left, units more than before."""
 
     free: tuple[int, ...]
@@ -105,7 +105,7 @@ class Whole(NamedTuple):
     blocks: tuple[int, ...]
     change: int
     most: int  # units more than before the step
-    outcomes: tuple[Outcome, ...]  # of the turns
+    outcomes: tuple[PartOutcome, ...]  # of the turns
 
     @property
     def beside(self) -> list[int]:
@@ -119,10 +119,10 @@ class Whole(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """A step as turns; it holds for steps with the same large storages."""
 
-    turns: list[Turn]
+    turns: list[StepPart]
     large: list[int]  # events
     born: list[int]  # storages that are carried on
     died: list[int]  # numbers of what was carried into the step
@@ -133,10 +133,12 @@ class Plan:
     wholes: dict[tuple[int, ...], Whole] = field(default_factory=dict)
 
 
-def planned(step: Step, carried: Sequence[bool], shapes: dict[tuple[int, ...], int]) -> Plan:
+def planned(
+    step: RepeatedStep, carried: Sequence[bool], shapes: dict[tuple[int, ...], int]
+) -> StepPlan:
     """Return a step's plan; `carried`: which of what is carried into it are large."""
     needs = [units(nbytes) for nbytes in step.sizes]
-    turn, turns, large, died = Turn(), list[Turn](), list[int](), list[int]()
+    turn, turns, large, died = StepPart(), list[StepPart](), list[int](), list[int]()
     for event in step.pattern.events:
         old = ~event - CARRIED
         if old >= 0:
@@ -144,7 +146,7 @@ def planned(step: Step, carried: Sequence[bool], shapes: dict[tuple[int, ...], i
         if carried[old] if old >= 0 else needs[max(event, ~event)] > SMALL:
             if turn.is_full:
                 turns.append(turn)
-                turn = Turn()
+                turn = StepPart()
             large.append(event)
             turn.add_large()
         else:
@@ -159,7 +161,7 @@ def planned(step: Step, carried: Sequence[bool], shapes: dict[tuple[int, ...], i
     born = {final for final in finals if final < CARRIED}
     freed = dict.fromkeys(i for turn in turns for i in turn.freed)
     left = [i for turn in turns for i in turn.left if i not in freed]
-    return Plan(
+    return StepPlan(
         turns,
         large,
         list(born),
@@ -171,7 +173,7 @@ def planned(step: Step, carried: Sequence[bool], shapes: dict[tuple[int, ...], i
     )
 
 
-def _find_followers(turns: Sequence[Turn]) -> None:
+def _find_followers(turns: Sequence[StepPart]) -> None:
     """Let each turn know how far turns go on that follow one another as it follows its last."""
     links = [None, *map(_link, turns, turns[1:]), None]
     for at in range(len(turns) - 1, -1, -1):
@@ -179,7 +181,7 @@ def _find_followers(turns: Sequence[Turn]) -> None:
         turns[at].goes_on_to = turns[at + 1].goes_on_to if goes_on else at + 1
 
 
-def _link(last: Turn, turn: Turn) -> tuple[int, ...] | None:
+def _link(last: StepPart, turn: StepPart) -> tuple[int, ...] | None:
     """Return the turn's number and which of what the last left it frees; None if not that alone."""
     if turn.growing or any(i not in last.left for i in turn.freed):
         return None

@@ -61,7 +61,7 @@ class Steps(NamedTuple):
     after: tuple[int, ...]  # and out of the last; one that keeps its size is the same
 
 
-class Step(NamedTuple):
+class RepeatedStep(NamedTuple):
     """One of the steps; those a period apart differ in the sizes at `growing` alone."""
 
     number: int
@@ -78,7 +78,7 @@ def phase_of(step: int) -> str:
     return f"decode {step}"
 
 
-def each(steps: Steps) -> Iterator[Step]:
+def each(steps: Steps) -> Iterator[RepeatedStep]:
     """Yield each step; the sizes are the same list, with other numbers, a period later."""
     for stretch in steps.stretches:
         period = len(stretch.patterns)
@@ -95,4 +95,4 @@ def each(steps: Steps) -> Iterator[Step]:
                     now[i] += growth[i]
             is_inner = grows and steady <= number < stretch.count - period
             pattern = stretch.patterns[which]
-            yield Step(stretch.first + number, pattern, now, growing[which], is_inner)
+            yield RepeatedStep(stretch.first + number, pattern, now, growing[which], is_inner)

@@ -24,7 +24,7 @@ from typing import Any
 
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.expandable import POOL_ADDRESSES, ExpandableAllocator
-from vrambudget.tape.packing import ON_DEFAULT, Event, Kind, decode
+from vrambudget.tape.packing import ON_DEFAULT, Event, EventKind, decode
 from vrambudget.tape.segment_sizes import UNIT_BITS
 
 
@@ -78,7 +78,7 @@ class StreamAllocator(CachingAllocator):
                 part.append(~storage)
             elif event.change < 0:
                 self._defer(storage)
-            elif event.kind is Kind.RECORD_STREAM and event.stream != stream:
+            elif event.kind is EventKind.RECORD_STREAM and event.stream != stream:
                 uses.setdefault(storage, set()).add(event.stream)
         self.serve(part, sizes, position + 1 - len(part))
 
@@ -133,7 +133,7 @@ class StreamAllocator(CachingAllocator):
 
     def _needs_care(self, event: Event) -> bool:
         if event.change > 0:
-            return bool(self._waiting) or event.kind is Kind.FILL
+            return bool(self._waiting) or event.kind is EventKind.FILL
         return not event.change or event.storage in self._uses
 
     def _use(self, stream: int) -> None:

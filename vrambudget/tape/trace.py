@@ -21,7 +21,7 @@ from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.quick_steps import run_steps
-from vrambudget.tape.steps import Step, Steps
+from vrambudget.tape.steps import RepeatedStep, Steps
 
 ActionKind = Literal[
     "alloc", "free", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom"
@@ -72,7 +72,7 @@ def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
     return Trace(actions, segments, streams, blocks, frozenset(tracing.waiting))
 
 
-StepWatch = Callable[[Step, list[int], CachingAllocator], None]
+StepWatch = Callable[[RepeatedStep, list[int], CachingAllocator], None]
 """Receives a step that is not on the tape, the sizes of what it carries on, and the allocator."""
 
 
@@ -99,7 +99,9 @@ def levels(
         yield allocator.allocated_bytes, allocator.reserved_bytes
 
 
-def _pass_on(watch: StepWatch, allocator: CachingAllocator, step: Step, carried: list[int]) -> None:
+def _pass_on(
+    watch: StepWatch, allocator: CachingAllocator, step: RepeatedStep, carried: list[int]
+) -> None:
     watch(step, carried, allocator)
 
 

@@ -109,7 +109,7 @@ class _Kept:
         return meta
 
 
-class Call:
+class TorchCall:
     """One call of torch by its general rule."""
 
     def __init__(self, *, in_place: bool) -> None:
@@ -238,7 +238,7 @@ class Call:
 class _Graph:
     """PyTorch's nodes behind a call, as nodes of the engine's."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: TorchCall) -> None:
         self.call = call
         self._nodes: dict[int, Node] = {}
         self._functions: list[Any] = []  # held, so that their ids stay theirs

@@ -27,7 +27,7 @@ from vrambudget.ops.creation import made
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import casts, known, regions
 from vrambudget.traced.counted import CARD, Counted, counted, dtype_of, no_rule
-from vrambudget.traced.derived import Call, mapped
+from vrambudget.traced.derived import TorchCall, mapped
 from vrambudget.traced.hooks import LeafHooks
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
@@ -181,7 +181,7 @@ class _Handled:
             args = (args[0], _index_on_card(args[1]), *args[2:])
         if name == "cuda":
             func, args, kwargs = torch.Tensor.to, (args[0], CARD), {}
-        call = Call(in_place=in_place)
+        call = TorchCall(in_place=in_place)
         metas = mapped((args, kwargs), Tensor, call.meta)
         if "device" in metas[1] or any(_names_a_device(name, a) for a in metas[0]):
             metas = mapped(metas, (torch.device, str), _off_the_card)

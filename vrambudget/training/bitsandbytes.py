@@ -29,7 +29,7 @@ _SMALLEST_PAGED = 100_000
 _CODES = 256
 
 
-class Kind(NamedTuple):
+class StateKind(NamedTuple):
     """How many states, how wide, and where."""
 
     states: int
@@ -38,10 +38,10 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "lion": Kind(states=1, bits=32),
-    "lion-8bit": Kind(states=1, bits=8),
-    "adamw-8bit": Kind(states=2, bits=8),
-    "paged-adamw-8bit": Kind(states=2, bits=8, paged=True),
+    "lion": StateKind(states=1, bits=32),
+    "lion-8bit": StateKind(states=1, bits=8),
+    "adamw-8bit": StateKind(states=2, bits=8),
+    "paged-adamw-8bit": StateKind(states=2, bits=8, paged=True),
 }
 """By the names that a job has for them."""
 
@@ -49,7 +49,7 @@ KINDS = {
 class BitsAndBytes(Optimizer):
     """AdamW (two states) or Lion (one)."""
 
-    def __init__(self, parameters: Sequence[Parameter], kind: Kind) -> None:
+    def __init__(self, parameters: Sequence[Parameter], kind: StateKind) -> None:
         super().__init__(parameters, "for-loop")
         self.kind = kind
         self.states: dict[Parameter, list[Tensor]] = {}
@@ -87,5 +87,5 @@ def paged_bytes(name: str, parameters: Sequence[Parameter]) -> int:
     )
 
 
-def _is_paged(kind: Kind, parameter: Parameter) -> bool:
+def _is_paged(kind: StateKind, parameter: Parameter) -> bool:
     return kind.paged and parameter.numel >= _SMALLEST_PAGED

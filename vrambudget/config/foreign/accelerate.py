@@ -12,7 +12,7 @@ from vrambudget.config.foreign.deepspeed import ZERO
 from vrambudget.config.foreign.meanings import (
     Choice,
     Fields,
-    Ranks,
+    OnlyRanks,
     Same,
     Several,
     Switch,
@@ -68,7 +68,7 @@ _DEEPSPEED: Table = {
         Uncounted("optimizer states on the host", flag=False, saves=True)
     ),
     "offload_param_device": Several(Uncounted("weights on the host", flag=False, saves=True)),
-    "zero3_init_flag": Ranks(),
+    "zero3_init_flag": OnlyRanks(),
     **of_ranks("zero3_save_16bit_model deepspeed_multinode_launcher deepspeed_hostfile"),
 }
 
@@ -102,7 +102,7 @@ ACCELERATE: Table = {
     **{f"fsdp_config.fsdp_{name}": meaning for name, meaning in FSDP.items()},
     **{f"deepspeed_config.{name}": meaning for name, meaning in _DEEPSPEED.items()},
     **{f"deepspeed_config.zero_optimization.{name}": meaning for name, meaning in ZERO.items()},
-    "deepspeed_config.deepspeed_config_file": Ranks(),
+    "deepspeed_config.deepspeed_config_file": OnlyRanks(),
     **of_ranks(
         "num_machines machine_rank gpu_ids main_process_ip main_process_port"
         " rdzv_backend same_network tpu_name tpu_zone tpu_env tpu_use_cluster tpu_use_sudo"

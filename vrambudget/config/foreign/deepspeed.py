@@ -9,7 +9,7 @@ Source: DeepSpeed, docs/_pages/config-json.md; runtime/zero/config.py, runtime/c
 
 from vrambudget.config.foreign.meanings import (
     Choice,
-    Ranks,
+    OnlyRanks,
     Same,
     Switch,
     Table,
@@ -72,7 +72,7 @@ DEEPSPEED: Table = {
     "activation_checkpointing.partition_activations": Uncounted("activations divided between GPUs"),
     "activation_checkpointing.cpu_checkpointing": Uncounted("activations on the host", saves=True),
     "compression_training": Uncounted("compression", flag=False),
-    "train_batch_size": Ranks(),
+    "train_batch_size": OnlyRanks(),
     **{f"zero_optimization.{name}": meaning for name, meaning in ZERO.items()},
     **several(
         {

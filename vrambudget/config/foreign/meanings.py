@@ -132,7 +132,7 @@ class Uncounted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class OnlyRanks:
     """What only several GPUs have."""
 
     def translate(self, value: Any) -> Translation:
@@ -162,7 +162,7 @@ class Model:
         return NOTHING
 
 
-Meaning = Same | Switch | Choice | Ignored | Uncounted | Ranks | Several | Model
+Meaning = Same | Switch | Choice | Ignored | Uncounted | OnlyRanks | Several | Model
 Table = Mapping[str, Meaning]
 
 
@@ -173,7 +173,7 @@ def ignored(names: str, *, flag: bool = False) -> dict[str, Meaning]:
 
 def of_ranks(names: str) -> dict[str, Meaning]:
     """Return a table of names that only several GPUs have."""
-    return dict.fromkeys(names.split(), Ranks())
+    return dict.fromkeys(names.split(), OnlyRanks())
 
 
 def several(table: Mapping[str, Same | Switch | Choice | Uncounted]) -> dict[str, Meaning]:

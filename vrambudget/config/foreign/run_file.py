@@ -17,7 +17,7 @@ from vrambudget.config.config_file import SUFFIXES
 from vrambudget.config.foreign import torchtitan, torchtune
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
 from vrambudget.config.foreign.hugging_face import settled
-from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, Ranks, Several
+from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, OnlyRanks, Several
 from vrambudget.config.foreign.text import flat, read_text
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -198,7 +198,7 @@ class _Sorted:
     def take(self, key: str, value: Any) -> None:
         """Sort one key."""
         meaning = self.known.table.get(key)
-        if isinstance(meaning, Ranks) or _within(key, self.known.ranks_groups, meaning):
+        if isinstance(meaning, OnlyRanks) or _within(key, self.known.ranks_groups, meaning):
             self.ranks.append(key)
         elif meaning is None and not _within(key, self.known.ignored_groups, meaning):
             self.unknown.append(key)

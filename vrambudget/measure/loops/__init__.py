@@ -7,7 +7,7 @@ statement: which of its variables lives how long decides the peak.
 from importlib import import_module
 from typing import Any, Protocol
 
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 
 NAMES = ("plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt")
 PREPARING = ("sft", "dpo")
@@ -17,10 +17,10 @@ PREPARING = ("sft", "dpo")
 class RealLoop(Protocol):
     """What a loop's module has."""
 
-    def train(self, run: Run) -> dict[str, Any]:
+    def train(self, run: MeasuredRun) -> dict[str, Any]:
         """Train."""
 
-    def evaluate(self, run: Run) -> dict[str, Any]:
+    def evaluate(self, run: MeasuredRun) -> dict[str, Any]:
         """Evaluate, without training."""
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 
 _MIXED = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
 
 
-def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its variables
+def train(run: MeasuredRun) -> dict[str, Any]:  # noqa: C901 - one script, and its variables
     """Train, and return what the loop's variables hold at the end."""
     settings, accelerator = run.settings, _accelerator(run)
     times, keeps = settings.get("grad_accum", 1), settings.get("keep_outputs", True)
@@ -61,7 +61,7 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901 - one script, and its varia
     return locals()
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def evaluate(run: MeasuredRun) -> dict[str, Any]:
     """Run forward passes without autograd, and return what the variables hold at the end."""
     settings, accelerator = run.settings, _accelerator(run)
     model = accelerator.prepare(run.model)
@@ -78,7 +78,7 @@ def evaluate(run: Run) -> dict[str, Any]:
     return locals()
 
 
-def _accelerator(run: Run) -> Any:
+def _accelerator(run: MeasuredRun) -> Any:
     from accelerate import Accelerator  # noqa: PLC0415 - other loops need none
 
     return Accelerator(
@@ -87,7 +87,7 @@ def _accelerator(run: Run) -> Any:
     )
 
 
-def _batches(run: Run, accelerator: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
+def _batches(run: MeasuredRun, accelerator: Any, size: int, count: int) -> Iterator[dict[str, Any]]:
     """Return a prepared loader's batches."""
     rows: Any = run.rows(count, size)
     loader = accelerator.prepare(DataLoader(rows, batch_size=size))

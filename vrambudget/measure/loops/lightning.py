@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 
 _EVALUATED_BEFORE = 3  # as config.job has it, which these files do not import
 _PRECISIONS = {"amp-bf16": "bf16-mixed", "amp-fp16": "16-mixed"}
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: MeasuredRun) -> dict[str, Any]:
     """Train, and return what is left of it."""
     job = run.settings
     times, steps = job.get("grad_accum", 1), job.get("steps", 3)
@@ -27,7 +27,7 @@ def train(run: Run) -> dict[str, Any]:
         return locals()
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def evaluate(run: MeasuredRun) -> dict[str, Any]:
     """Run `Trainer.validate`."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer, module = _trainer(run, folder), _module(run)
@@ -36,12 +36,12 @@ def evaluate(run: Run) -> dict[str, Any]:
         return locals()
 
 
-def _loader(run: Run, count: int, size: int) -> Any:
+def _loader(run: MeasuredRun, count: int, size: int) -> Any:
     rows: Any = run.rows(count, size)
     return DataLoader(rows, batch_size=size)
 
 
-def _trainer(run: Run, folder: str) -> Any:
+def _trainer(run: MeasuredRun, folder: str) -> Any:
     from lightning.pytorch import Trainer  # noqa: PLC0415 - other loops need none
 
     job = run.settings
@@ -63,7 +63,7 @@ def _trainer(run: Run, folder: str) -> Any:
     )
 
 
-def _module(run: Run) -> Any:  # noqa: C901 - a class, and what marks its phases
+def _module(run: MeasuredRun) -> Any:  # noqa: C901 - a class, and what marks its phases
     from lightning.pytorch import LightningModule  # noqa: PLC0415
 
     class Module(LightningModule):

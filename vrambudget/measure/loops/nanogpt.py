@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: MeasuredRun) -> dict[str, Any]:
     """Train, and return what the script's variables hold at the end."""
     model, settings = run.model, run.settings
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -36,7 +36,7 @@ def train(run: Run) -> dict[str, Any]:
     return locals()
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def evaluate(run: MeasuredRun) -> dict[str, Any]:
     """Run an evaluation whose batches are the steps; what it held is gone."""
     run.model.eval()
     batches = run.batches()
@@ -49,7 +49,7 @@ def evaluate(run: Run) -> dict[str, Any]:
     return locals()
 
 
-def _estimate_loss(run: Run) -> None:
+def _estimate_loss(run: MeasuredRun) -> None:
     run.model.eval()
     batches = run.eval_batches()
     with torch.no_grad():
@@ -62,6 +62,6 @@ def _estimate_loss(run: Run) -> None:
     del batch, logits, loss
 
 
-def _called(run: Run, batch: dict[str, Any]) -> tuple[Any, Any]:
+def _called(run: MeasuredRun, batch: dict[str, Any]) -> tuple[Any, Any]:
     outputs = run.model(**batch)
     return outputs["logits"], outputs["loss"]

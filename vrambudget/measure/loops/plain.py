@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 
 
-def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and its variables
+def train(run: MeasuredRun) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and its variables
     """Train, and return what the loop's variables hold at the end."""
     model, settings = run.model, run.settings
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -61,7 +61,7 @@ def train(run: Run) -> dict[str, Any]:  # noqa: C901, PLR0912 - one script, and 
     return locals()
 
 
-def _step(run: Run, optimizer: Any, scaler: Any, parameters: list[Any]) -> None:
+def _step(run: MeasuredRun, optimizer: Any, scaler: Any, parameters: list[Any]) -> None:
     """Clip, step, and zero the gradients."""
     if run.settings.get("clip"):
         scaler.unscale_(optimizer)
@@ -73,7 +73,7 @@ def _step(run: Run, optimizer: Any, scaler: Any, parameters: list[Any]) -> None:
             optimizer.zero_grad(set_to_none=run.settings.get("zero_grad", "none") == "none")
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def evaluate(run: MeasuredRun) -> dict[str, Any]:
     """Run forward passes without autograd, and return what the variables hold at the end."""
     model, settings = run.model, run.settings
     model.eval()

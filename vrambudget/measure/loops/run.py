@@ -21,7 +21,7 @@ _EVALUATED_BEFORE = 3  # as config.job has it, which these files do not import
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
-class Run:
+class MeasuredRun:
     """One run of a loop; its settings are a job as records have it."""
 
     def __init__(

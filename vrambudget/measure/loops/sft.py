@@ -3,21 +3,21 @@
 from typing import Any
 
 from vrambudget.measure.loops import trainer
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 from vrambudget.measure.loops.trl_parts import Rows, rows_of, trl_arguments
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: MeasuredRun) -> dict[str, Any]:
     """Train, and return what is left of it."""
     return trainer.trained(run, _trainer)
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def evaluate(run: MeasuredRun) -> dict[str, Any]:
     """Run `SFTTrainer.evaluate`."""
     return trainer.evaluated(run, _trainer)
 
 
-def _trainer(run: Run, folder: str) -> Any:
+def _trainer(run: MeasuredRun, folder: str) -> Any:
     from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - other loops need none
 
     made = SFTTrainer(

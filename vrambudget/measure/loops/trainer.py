@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vrambudget.measure.loops.run import Run
+from vrambudget.measure.loops.run import MeasuredRun
 
 _OPTIM = {
     ("adamw", "fused"): "adamw_torch_fused",
@@ -23,20 +23,20 @@ _OPTIM = {
 """TrainingArguments.optim by a job's optimizer and its implementation."""
 
 
-MakeTrainer = Callable[[Run, str], Any]
+MakeTrainer = Callable[[MeasuredRun, str], Any]
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: MeasuredRun) -> dict[str, Any]:
     """Train, and return what is left of it."""
     return trained(run, _trainer)
 
 
-def evaluate(run: Run) -> dict[str, Any]:
+def evaluate(run: MeasuredRun) -> dict[str, Any]:
     """Run `Trainer.evaluate`."""
     return evaluated(run, _trainer)
 
 
-def trained(run: Run, make_trainer: MakeTrainer) -> dict[str, Any]:
+def trained(run: MeasuredRun, make_trainer: MakeTrainer) -> dict[str, Any]:
     """Train with a Trainer, and return what is left of it."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer = make_trainer(run, folder)
@@ -46,7 +46,7 @@ def trained(run: Run, make_trainer: MakeTrainer) -> dict[str, Any]:
         return locals()
 
 
-def evaluated(run: Run, make_trainer: MakeTrainer) -> dict[str, Any]:
+def evaluated(run: MeasuredRun, make_trainer: MakeTrainer) -> dict[str, Any]:
     """Run a Trainer's `evaluate`."""
     with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
         trainer = make_trainer(run, folder)
@@ -56,7 +56,7 @@ def evaluated(run: Run, make_trainer: MakeTrainer) -> dict[str, Any]:
         return locals()
 
 
-def _trainer(run: Run, folder: str) -> Any:
+def _trainer(run: MeasuredRun, folder: str) -> Any:
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - other loops need none
 
     run.result["trainable"] = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
@@ -82,7 +82,7 @@ def compiles(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"torch_compile": True, "torch_compile_mode": job.get("compile_mode")}
 
 
-def arguments(run: Run, folder: str) -> dict[str, Any]:
+def arguments(run: MeasuredRun, folder: str) -> dict[str, Any]:
     """Return the arguments that say what the job says."""
     job, trains = run.settings, run.settings.get("mode", "train") == "train"
     precision = job.get("precision", "fp32")
@@ -107,7 +107,7 @@ def arguments(run: Run, folder: str) -> dict[str, Any]:
     }
 
 
-def others(run: Run) -> dict[str, Any]:
+def others(run: MeasuredRun) -> dict[str, Any]:
     """Return what a Trainer gets besides: what lets it evaluate, and gather the logits."""
     gathers = run.settings.get("eval_gather")
     return {
@@ -116,7 +116,7 @@ def others(run: Run) -> dict[str, Any]:
     }
 
 
-def counts_of_batches(run: Run) -> tuple[int, int]:
+def counts_of_batches(run: MeasuredRun) -> tuple[int, int]:
     """Return how many batches are trained on and how many are evaluated."""
     job, steps = run.settings, run.settings.get("steps", 3)
     trains = job.get("mode", "train") == "train"
@@ -124,14 +124,14 @@ def counts_of_batches(run: Run) -> tuple[int, int]:
     return job.get("grad_accum", 1) * steps, evaluated
 
 
-def eval_size(run: Run) -> int:
+def eval_size(run: MeasuredRun) -> int:
     """Return the rows of an evaluation's batch."""
     trains = run.settings.get("mode", "train") == "train"
     size: int = run.settings.get("eval_batch", 8) if trains else run.settings["batch"]
     return size
 
 
-def _evaluating(run: Run) -> Any:
+def _evaluating(run: MeasuredRun) -> Any:
     """Return a callback that lets Trainer evaluate after the step that a job evaluates after."""
     from transformers import TrainerCallback  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ def _evaluating(run: Run) -> Any:
     return Evaluating()
 
 
-def _mark_training(run: Run, trainer: Any) -> None:
+def _mark_training(run: MeasuredRun, trainer: Any) -> None:
     """Mark the phases of Trainer's steps."""
     _before(trainer, "get_batch_samples", run.next_step)
     _before(trainer, "training_step", lambda: run.mark("forward"))

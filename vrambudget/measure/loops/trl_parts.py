@@ -6,14 +6,14 @@ from typing import Any
 
 from vrambudget.auto_classes import lora_options
 from vrambudget.measure.loops import trainer
-from vrambudget.measure.loops.run import Run, at_lengths
+from vrambudget.measure.loops.run import MeasuredRun, at_lengths
 
 WORD, END = "w", "<end>"
 
 Rows = dict[str, Any]
 
 
-def trl_arguments(run: Run, folder: str) -> dict[str, Any]:
+def trl_arguments(run: MeasuredRun, folder: str) -> dict[str, Any]:
     """Return the arguments that say what the job says; rows are as long as they are."""
     return {
         **trainer.arguments(run, folder),
@@ -30,7 +30,7 @@ def _packing(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"padding_free": True, "dataset_kwargs": {"skip_prepare_dataset": True}}
 
 
-def rows_of(run: Run, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
+def rows_of(run: MeasuredRun, row: Callable[[int, int, int], Rows]) -> dict[str, Any]:
     """Return what a trainer gets besides its model and arguments.
 
     `row` makes one of the tokens of its prompt, of its completion, and of a second one. Where rows
@@ -75,7 +75,7 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END, pad_token="<pad>")  # noqa: S106 - no password
 
 
-def _lora_config(run: Run) -> Any:
+def _lora_config(run: MeasuredRun) -> Any:
     job = run.settings
     if not job.get("lora_rank"):
         return None

@@ -41,7 +41,7 @@ _REDUCTION_STREAM = 1
 
 
 @dataclass(slots=True)
-class Group:
+class ParameterGroup:
     """One parameter group, of which the rank has a partition."""
 
     partition: Partition
@@ -89,7 +89,7 @@ class DeepSpeedZeroOptimizer:
 
     def _group(
         self, parameters: Sequence[Parameter], make: Callable[[Sequence[Parameter]], Optimizer]
-    ) -> Group:
+    ) -> ParameterGroup:
         """Flatten a group's parameters; keep float32 copies of the rank's part."""
         part, dtype = partition(parameters, self.config.group), self.config.dtype
         context.tape.mark(0, Phase.BUILD, resets_allocator=True)  # empty_cache()
@@ -110,7 +110,7 @@ class DeepSpeedZeroOptimizer:
         kept = Parameter.__new__(Parameter)
         Tensor.__init__(kept, master.shape, master.dtype, master.storage)
         kept.requires_grad = True
-        return Group(part, flat, kept, make([kept]))
+        return ParameterGroup(part, flat, kept, make([kept]))
 
     def _grad_handling_hook(self, leaf: Tensor) -> None:
         """Take a gradient once it is there: process_gradients."""
@@ -247,7 +247,7 @@ class DeepSpeedZeroOptimizer:
             for p in group.partition.parameters:
                 p.grad = None
 
-    def _flat_partition(self, group: Group) -> list[Tensor]:
+    def _flat_partition(self, group: ParameterGroup) -> list[Tensor]:
         """Return views of the rank's part of its gradients, and what pads the last."""
         part, dtype = group.partition, self.config.dtype
         assert group.all_grads is not None  # noqa: S101 - the caller set them
@@ -295,7 +295,7 @@ class DeepSpeedZeroOptimizer:
         offload.clear()
         return self._global_grad_norm
 
-    def _step_group(self, group: Group) -> None:
+    def _step_group(self, group: ParameterGroup) -> None:
         with made_for(Purpose.GRADIENTS):
             flat = group.averaged[0]
             if len(group.averaged) > 1:

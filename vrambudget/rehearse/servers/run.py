@@ -7,7 +7,7 @@ from typing import Any
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.options import RehearsalOptions
-from vrambudget.rehearse.process import Plan
+from vrambudget.rehearse.process import ProcessPlan
 from vrambudget.rehearse.record import Rehearsal
 from vrambudget.rehearse.servers.command import ServerCommand, prepared
 from vrambudget.rehearse.servers.log import ServerLog
@@ -34,7 +34,7 @@ class ServerRun:
         self.prepared = prepared(server, folder, gpu, torch)
         self.log = ServerLog(server.engines())
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: ProcessPlan) -> ProcessPlan:
         """Return the plan of a server's processes."""
         return replace(
             plan,

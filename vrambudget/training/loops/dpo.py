@@ -47,7 +47,7 @@ def evaluate(run: Run) -> dict[str, Any]:
     return trainer.evaluated(run, _made(run))
 
 
-def _made(run: Run) -> trainer.Kind:
+def _made(run: Run) -> trainer.TrainerKind:
     """Make the trainer: its reference, or the reference's log probabilities of all rows."""
     settings = run.settings
     precomputes, has_adapters = settings.precompute_ref_log_probs, settings.lora_rank is not None
@@ -71,7 +71,7 @@ def _made(run: Run) -> trainer.Kind:
             return loss, None, None
         return loss, (outputs.logits,), inputs["input_ids"]
 
-    return trainer.Kind(compute_loss, prediction_step, counts_labels=False)
+    return trainer.TrainerKind(compute_loss, prediction_step, counts_labels=False)
 
 
 def _precompute_ref_logps(run: Run, batches: Callable[..., Iterator[Batch]], count: int) -> None:

@@ -27,8 +27,8 @@ from vrambudget.ops.reduce import mean_all
 from vrambudget.ops.shape import reshape, slice_dim
 from vrambudget.tape.events import Purpose
 from vrambudget.tape.marks import Phase
-from vrambudget.tape.repeats import Place, place_of, repeats
-from vrambudget.tape.settling import Turn
+from vrambudget.tape.repeats import TapePlace, place_of, repeats
+from vrambudget.tape.settling import LastStep
 from vrambudget.training.clip import clip_grad_norm
 from vrambudget.training.inputs import Input, on_device
 from vrambudget.training.optimizer_base import Optimizer
@@ -286,7 +286,7 @@ def _noticing(count: int, *, settles: bool = False) -> Iterator[int]:
     `settles`, the last turn may be replayed again.
     """
     tape = context.tape
-    before: Place | None = None
+    before: TapePlace | None = None
     for number in range(count):
         here = place_of(tape)
         yield number
@@ -296,5 +296,5 @@ def _noticing(count: int, *, settles: bool = False) -> Iterator[int]:
             if mark is not None and mark.position == here.event < end.event:
                 tape.marks[here.mark] = mark._replace(period=end.event - here.event)
                 if settles:
-                    tape.turn = Turn(here.event, here.storage, here.mark, end.event)
+                    tape.turn = LastStep(here.event, here.storage, here.mark, end.event)
         before = here

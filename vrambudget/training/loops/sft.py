@@ -105,4 +105,4 @@ def _prediction_step(
     return loss, (outputs.logits,), inputs["labels"]
 
 
-_KIND = trainer.Kind(_compute_loss, _prediction_step)
+_KIND = trainer.TrainerKind(_compute_loss, _prediction_step)

@@ -48,7 +48,7 @@ class ComputeLoss(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrainerKind:
     """What a trainer that inherits Trainer's loop does its own way."""
 
     compute_loss: ComputeLoss
@@ -66,7 +66,7 @@ def evaluate(run: Run) -> dict[str, Any]:
     return evaluated(run, _OWN)
 
 
-def trained(run: Run, kind: Kind) -> dict[str, Any]:
+def trained(run: Run, kind: TrainerKind) -> dict[str, Any]:
     """Train as a kind of Trainer does (`_run_epoch`)."""
     model = run.model
     run.frees_memory()
@@ -99,14 +99,14 @@ def trained(run: Run, kind: Kind) -> dict[str, Any]:
     return locals()
 
 
-def evaluated(run: Run, kind: Kind) -> dict[str, Any]:
+def evaluated(run: Run, kind: TrainerKind) -> dict[str, Any]:
     """Evaluate as a kind of Trainer does."""
     _evaluation_loop(run, kind, run.steps(), run.batches())
     return locals()
 
 
 def _get_batch_samples(
-    run: Run, kind: Kind, batches: Iterator[Batch]
+    run: Run, kind: TrainerKind, batches: Iterator[Batch]
 ) -> tuple[list[Batch], Tensor | None]:
     batch_samples = [next(batches) for _ in range(run.settings.grad_accum)]
     counted = _get_num_items_in_batch(run, batch_samples) if kind.counts_labels else None
@@ -147,7 +147,11 @@ def over_ranks(run: Run, count: Tensor) -> Tensor:
 
 
 def _training_step(
-    run: Run, kind: Kind, inputs: Batch, num_items_in_batch: Tensor | None, scaler: GradScaler
+    run: Run,
+    kind: TrainerKind,
+    inputs: Batch,
+    num_items_in_batch: Tensor | None,
+    scaler: GradScaler,
 ) -> Tensor:
     run.model.train()
     loss, _ = kind.compute_loss(run, inputs, num_items_in_batch)
@@ -187,7 +191,9 @@ def _look_for_nan(loss: Tensor) -> None:
     del size, is_infinite
 
 
-def _evaluation_loop(run: Run, kind: Kind, steps: Iterator[int], batches: Iterator[Batch]) -> None:
+def _evaluation_loop(
+    run: Run, kind: TrainerKind, steps: Iterator[int], batches: Iterator[Batch]
+) -> None:
     run.model.eval()
     losses = logits = labels = all_losses = all_labels = None
     all_preds: tuple[Tensor, ...] | None = None
@@ -243,4 +249,4 @@ def _all_added(before: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tu
     return tuple(_added(x, y) for x, y in zip(before, new, strict=True))
 
 
-_OWN = Kind(_compute_loss, _prediction_step)
+_OWN = TrainerKind(_compute_loss, _prediction_step)
