@@ -21,7 +21,8 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.report.run_here import run_report, run_values
-from vrambudget.serving.gguf_configs import ALSO, CONFIGS, TYPES, GgufConfig
+from vrambudget.serving.gguf_configs import GgufConfig
+from vrambudget.serving.gguf_known import ALSO, CONFIGS, TYPES
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
@@ -154,10 +155,10 @@ def _config_of(found: FoundModel) -> ModelConfig:
     return load_config(found.values, config_class, where=found.where)
 
 
-def _known(name: str) -> str | None:
+def _known(name: str) -> str:
+    """Return the name that a model of no card has here, or another's card; else the name."""
     plain = re.sub(r"[-_](instruct|it|chat|base)$", "", name.strip().lower().replace("_", "-"))
-    plain = ALSO.get(plain, plain)
-    return plain if plain in CONFIGS else None
+    return ALSO.get(plain, plain if plain in CONFIGS else name)
 
 
 def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
@@ -167,6 +168,8 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     if isinstance(name, str) and is_of_files(name, kind):
         header, file = hub_header(name, kind)
         return of_header(header, f"{name}:{kind}" if kind else name, file)
-    if isinstance(name, str) and (known := _known(name)):
-        return FoundModel(known, known, CONFIGS[known])
+    if isinstance(name, str):
+        name = _known(name)
+        if name in CONFIGS:
+            return FoundModel(name, name, CONFIGS[name])
     return find_model(name)

@@ -113,6 +113,7 @@ def _allocate(arenas: dict[int, "_Arena"], node: Node) -> None:
             is_free = source.at >= 0 and source.readers == 1 and source.device == node.device
             if is_free and source.shape == node.shape:
                 node.at, source.at = source.at, -1
+                _arena(arenas, node).shrink(node.at, source.nbytes, node.nbytes)
                 return
     node.at = _arena(arenas, node).take(node.nbytes)
 
@@ -142,6 +143,12 @@ class _Arena:
     def give(self, at: int, nbytes: int) -> None:
         """Free a block."""
         self.free = list(_merged(sorted([*self.free, (at, self._up(nbytes))])))
+
+    def shrink(self, at: int, old: int, new: int) -> None:
+        """Free the end of a block whose tensor is replaced by a smaller one."""
+        old, new = self._up(old), self._up(new)
+        if old > new:
+            self.give(at + new, old - new)
 
     def _up(self, nbytes: int) -> int:
         return -(-nbytes // self.alignment) * self.alignment

@@ -84,9 +84,15 @@ _FAMILIES: Mapping[str, Family] = {
     "glm4_moe": Family("glm4moe", norms=("attn_norm", "post_attention_norm"), biases=_QKV),
     "llama4_text": Family("llama4", window=True),
     "cohere2": Family("cohere2", norms=("attn_norm",), window=True, tied=True),
-    "qwen3_next": Family(
-        "qwen3next", norms=("attn_norm", "post_attention_norm"), head_norms="head"
-    ),
+    **{
+        kind: Family(name, norms=("attn_norm", "post_attention_norm"), head_norms="head")
+        for kind, name in (
+            ("qwen3_next", "qwen3next"),
+            ("qwen3_5_text", "qwen35"),
+            ("qwen3_5_moe_text", "qwen35moe"),
+        )
+    },
+    "minimax_m2": Family("minimax-m2", head_norms="all"),
     "olmoe": Family("olmoe", head_norms="all"),
     "granitemoe": Family("granitemoe"),
     "deepseek_v2": Family("deepseek2"),
@@ -205,11 +211,11 @@ class _Tensors:
         config, width = self.config, self.width
         head = config.head_width
         queries, keys = config.num_attention_heads * head, config.kv_heads * head
-        gated = 2 if config.model_type == "qwen3_next" else 1  # queries, and a gate of each
+        is_gated = bool(getattr(config, "linear_num_key_heads", 0))  # queries, and a gate of each
         if self.family.joint_attention:
             yield from self._with_bias("attn_qkv", width, queries + 2 * keys, layer=layer)
         else:
-            yield from self._with_bias("attn_q", width, queries * gated, layer=layer)
+            yield from self._with_bias("attn_q", width, queries * (1 + is_gated), layer=layer)
             yield from self._with_bias("attn_k", width, keys, layer=layer)
             yield from self._with_bias("attn_v", width, keys, layer=layer)
         yield from self._with_bias("attn_output", queries, width, layer=layer)
@@ -242,7 +248,9 @@ class _Tensors:
             ("ssm_norm.weight", (head,)),
         ):
             yield GgufTensor(f"blk.{layer}.{name}", shape, "F32")
-        yield self.of("ssm_ba", self.width, 2 * heads, layer=layer)
+        joint = config.model_type == "qwen3_next"
+        for name in ("ssm_ba",) if joint else ("ssm_beta", "ssm_alpha"):
+            yield self.of(name, self.width, heads * (1 + joint), layer=layer)
         yield self.of("ssm_out", values, self.width, layer=layer)
 
     def _latent(self, layer: int) -> Iterator[GgufTensor]:
@@ -290,7 +298,7 @@ class _Tensors:
             if is_oss:
                 bias = (columns, self.experts)
                 yield GgufTensor(f"blk.{layer}.{name}.bias", bias, "F32")
-        if config.model_type in {"deepseek_v3", "glm4_moe"}:
+        if config.model_type in {"deepseek_v3", "glm4_moe", "minimax_m2"}:
             yield GgufTensor(f"blk.{layer}.exp_probs_b.bias", (self.experts,), "F32")
         if shared := getattr(config, "n_shared_experts", 0):
             yield from self._mlp(layer, inner * shared, "_shexp")

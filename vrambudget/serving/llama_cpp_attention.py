@@ -10,7 +10,7 @@ Since 2026 keys and values of a quantised cache are turned by a matrix, queries 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_attn_mha,
 build_attn_inp_kv), src/llama-kv-cache.cpp (build_input_k_rot), src/models/deepseek2.cpp,
 ggml/src/ggml-cuda/fattn.cu (ggml_cuda_flash_attn_ext_get_alloc_size).
-Not modelled: recurrent layers but by their projections.
+Not modelled: recurrent layers that are no delta nets but by their projections.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
 _UNQUANTISED = frozenset({"f32", "f16", "bf16"})
+_PARTLY = frozenset({"cohere2", "cohere2moe", "llama4"})  # only layers with a window are rotated
+_FOLDED = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})  # 4 positions
+_OF_STATE = ("ssm_ba", "ssm_alpha", "ssm_beta")  # how a state decays, and is added to
 
 
 class Attention(Builder):
@@ -54,11 +57,15 @@ class Attention(Builder):
         self.masks: dict[bool, Node] = {}  # of layers with a window, and of the others
         self.idxs: dict[bool, tuple[tuple[Node], tuple[Node]]] = {}  # where keys and values go
         self.rotations: dict[bool, tuple[Node | None, Node | None]] = {}
-        self.pos = self.out_ids = Node(0, HOST)
+        self.pos = self.out_ids = self.sequences = self.scales = Node(0, HOST)
 
     def inputs(self) -> None:
         """Add what attention reads."""
-        self.pos = self.leaf(self.rows)
+        if any(self.model.states):
+            self.sequences = self.leaf(self.outputs)
+        self.pos = self.leaf(self.rows * (4 if self.model.architecture in _FOLDED else 1))
+        if self.model.architecture == "llama4":
+            self.scales = self.leaf(self.rows)
         windows = {window is not None for window in self.model.windows}
         is_latent = not any(self.model.values)
         for is_window in sorted(windows):
@@ -98,9 +105,10 @@ class Attention(Builder):
     ) -> Node:
         """Return what a layer adds to the residual stream; without `project` what it projects."""
         if "attn_output" not in of:
-            return self._recurrent(of, cur)
+            return self._recurrent(layer, of, cur)
         if "attn_kv_a_mqa" in of:
             return self._latent(layer, of, cur)
+        gate = None
         if "attn_qkv" in of:
             joint = self.matrix(of, "attn_qkv", cur)
             keys = self.model.keys[layer]
@@ -114,25 +122,47 @@ class Attention(Builder):
             made = self.node(width_of_values, joint) if is_copied else joint
             self._store(layer, rotated, made)
         else:
-            queries = self._rotated(of, "attn_q", cur)
+            queries, gate = self._queries(layer, of, cur)
             if "attn_k" in of:  # else an earlier layer's are read
                 values = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
-                self._store(layer, self._rotated(of, "attn_k", cur), values)
+                self._store(layer, self._rotated(layer, of, "attn_k", cur), values)
         made = self._kernel(layer, queries, of["attn_output"].shape[0])
+        if gate:
+            made = self._turned_back(layer, of, made)
+            made.shape = "of heads"  # the gate is what its product takes the place of
+            made = self.same(made, self.same(self.node(of["attn_output"].shape[0], gate)))
         return self.projected(layer, of, made) if project else made
 
     def projected(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
         """Return the projection of what attention made."""
-        if turn_values := self.rotations[self.model.windows[layer] is not None][1]:
-            made = self.node(of["attn_output"].shape[0], turn_values, made)
-        return self.matrix(of, "attn_output", made)
+        is_turned = any(self.model.states)  # before its gate
+        return self.matrix(
+            of, "attn_output", made if is_turned else self._turned_back(layer, of, made)
+        )
 
-    def _rotated(self, of: Mapping[str, Weight], name: str, cur: Node) -> Node:
+    def _turned_back(self, layer: int, of: Mapping[str, Weight], made: Node) -> Node:
+        """Return what attention made of values that were turned."""
+        if turn_values := self.rotations[self.model.windows[layer] is not None][1]:
+            return self.node(of["attn_output"].shape[0], turn_values, made)
+        return made
+
+    def _queries(self, layer: int, of: Mapping[str, Weight], cur: Node) -> tuple[Node, Node | None]:
+        """Return queries, and what holds a gate for each of them."""
+        width = of["attn_output"].shape[0]
+        if of["attn_q"].shape[1] != 2 * width or not any(self.model.states):
+            return self._rotated(layer, of, "attn_q", cur), None
+        both = self.matrix(of, "attn_q", cur)
+        return self.same(self.node(width, both), self.pos), both
+
+    def _rotated(self, layer: int, of: Mapping[str, Weight], name: str, cur: Node) -> Node:
         """Return queries or keys: what reads a view of them makes a tensor of its own."""
         found = self.matrix(of, name, cur)
         width = found.nbytes // F32 // self.rows
         norm = of.get(f"{name}_norm")
         if norm is None:
+            if self.model.architecture in _PARTLY and self.model.windows[layer] is None:
+                is_scaled = name == "attn_q" and self.model.architecture == "llama4"
+                return self.same(found, self.scales) if is_scaled else found
             return self.node(width, found, self.pos)
         of_heads = norm.shape[0] < width
         found = self.norm(of, f"{name}_norm", found, in_place=not of_heads)
@@ -217,8 +247,41 @@ class Attention(Builder):
         width = of["attn_output"].shape[0]
         return self.matrix(of, "attn_output", self._kernel(layer, queries, width))
 
-    def _recurrent(self, of: Mapping[str, Weight], cur: Node) -> Node:
-        """Return what a recurrent layer makes, with all of its projections alive at once."""
+    def _recurrent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
+        """Return what a gated delta net makes: convolved, normalised, and by way of its state."""
+        if not {"attn_qkv", "attn_gate", "ssm_out"} <= of.keys():
+            return self._mixer(of, cur)
+        channels, values = of["attn_qkv"].shape[1], of["ssm_out"].shape[0]
+        convolved = (of["ssm_conv1d"].shape[0] - 1) * channels
+        state = (self.model.states[layer] - convolved) * self.outputs * F32  # of each sequence
+        lies = self._cache_device(layer)
+        before = self.node(0, self.sequences, more=convolved * self.outputs * F32, device=lies)
+        joint = self.matrix(of, "attn_qkv", cur)
+        read = self.node(channels, before, joint, more=before.nbytes)
+        self._keep(read, read.nbytes - F32 * self.rows // max(1, self.outputs), lies)
+        kept = self.node(0, self.sequences, more=state, device=lies)
+        mixed = self.same(self.node(channels, read))
+        halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
+        small = [self._copied(self.matrix(of, name, cur)) for name in _OF_STATE if name in of]
+        made = self.node(values, *halves, mixed, *small, kept, more=state)
+        self._keep(made, state, lies)
+        normed = self.same(self.node(values, made))
+        gate = self._copied(self.matrix(of, "attn_gate", cur))
+        out = self.matrix(of, "ssm_out", self.same(normed, gate))
+        out.shape = "of sequences"  # it is a view of it that the residual is added to
+        return out
+
+    def _keep(self, of: Node, nbytes: int, device: int) -> None:
+        """Write a part of a tensor to where states are."""
+        part = Node(nbytes, None, [of], lies=True)
+        self.nodes += [part, Node(0, device, [part], lies=True)]
+
+    def _copied(self, x: Node) -> Node:
+        """Return what is made of a view."""
+        return self.node(x.nbytes // F32 // self.rows, x)
+
+    def _mixer(self, of: Mapping[str, Weight], cur: Node) -> Node:
+        """Return what another recurrent layer makes, with its projections alive at once."""
         names = [n for n, w in of.items() if len(w.shape) > 1 and n[:3] in {"att", "ssm", "sho"}]
         made = [self.matrix(of, n, cur) for n in names if of[n].shape[0] == self.model.hidden]
         return self.node(self.model.hidden, *made)

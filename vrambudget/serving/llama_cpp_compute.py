@@ -7,12 +7,12 @@
     where   a layer's weights are; of weights in main memory batches of 32 rows and more are
             computed on the first GPU, with a copy of each weight (and of the layer's cache)
 
-Layers that are alike need what two of them need: the others are left out.
+Layers that are alike need what six of them need: the others are left out.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_ffn,
 build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb),
 ggml/src/ggml-cuda/ggml-cuda.cu (offload_op, get_alloc_size).
-Not modelled: recurrent layers but by their widest projection, and --no-op-offload.
+Not modelled: recurrent layers that are no delta nets but by their projections, and --no-op-offload.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,6 +27,7 @@ from vrambudget.serving.options import LlamaCppOptions
 if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
+_TELLING = 6  # layers of a kind: blocks that they leave free settle into a pattern
 _RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
 
 
@@ -146,7 +147,7 @@ class _Graph(Attention):
 
 
 def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
-    """Yield two layers of each kind, and the last."""
+    """Yield six layers of each kind, and the last."""
     seen: dict[object, int] = {}
     for layer, of in enumerate(placed.layers):
         kind = (
@@ -158,5 +159,5 @@ def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
             ),
         )
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= 2 or layer == model.layers - 1:  # noqa: PLR2004
+        if seen[kind] <= _TELLING or layer == model.layers - 1:
             yield layer

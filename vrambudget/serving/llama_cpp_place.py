@@ -8,7 +8,7 @@
                layers are; --override-tensor, --cpu-moe and --n-cpu-moe go before all of it
 
 In a buffer, rows of quantised tensors are up to a multiple of 512 elements, and tensors up to one
-of 128 bytes.
+of 128 bytes (in main memory of 32).
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-model.cpp (load_tensors),
 src/llama-model-loader.cpp (create_tensor), common/arg.cpp, ggml/src/ggml-cuda/ggml-cuda.cu
@@ -31,7 +31,7 @@ from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import SIZES, row_bytes
 from vrambudget.serving.options import LlamaCppOptions
 
-_ALIGNMENT = 128  # of tensors in a buffer
+_ALIGNMENT, _OF_HOST = 128, 32  # of tensors in a buffer of a GPU, and in main memory
 _ROW_PADDING = 512  # MATRIX_ROW_PADDING: elements
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)\b")
 _EXPERTS = re.compile(r"^blk\.\d+\.ffn_(up|down|gate|gate_up)_(ch|)exps")
@@ -60,7 +60,7 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
     placed = _placed(model, options, devices, len(gpus))
     sizes = dict.fromkeys((HOST, *range(len(gpus))), 0)
     for tensor, where in placed:
-        sizes[where] += nbytes(tensor) if where == HOST else _on_a_gpu(tensor)
+        sizes[where] += _in_main_memory(tensor) if where == HOST else _on_a_gpu(tensor)
     return Placement(
         offloaded=offloaded,
         devices=tuple(devices),
@@ -93,6 +93,10 @@ def _output(placed: list[tuple[GgufTensor, int]]) -> Weight | None:
 
 def _weight(tensor: GgufTensor, where: int) -> Weight:
     return Weight(tensor.shape, _on_a_gpu(tensor), where)
+
+
+def _in_main_memory(tensor: GgufTensor) -> int:
+    return -(-nbytes(tensor) // _OF_HOST) * _OF_HOST
 
 
 def _on_a_gpu(tensor: GgufTensor) -> int:
