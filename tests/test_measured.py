@@ -14,7 +14,7 @@ import pytest
 
 from vrambudget.cli.parser import parse
 from vrambudget.config.job import Job
-from vrambudget.config.record import FOUND, TOLD, read_records
+from vrambudget.config.record import FOUND, REMARKS, read_records
 from vrambudget.config.record_inference import KEYS
 from vrambudget.config.versions import plain_version
 from vrambudget.validate import validate
@@ -46,7 +46,7 @@ def problems_of(record: dict[str, Any]) -> Iterator[str]:
         yield "versions.torch is no version"
     if "context" in record:
         yield from _problems_of_context(record["context"])
-    elif own := set(record) - {*Job.model_fields, *FOUND, *TOLD, *KEYS}:
+    elif own := set(record) - {*Job.model_fields, *FOUND, *REMARKS, *KEYS}:
         yield f"it holds {', '.join(sorted(own))}, which no job has"
     else:
         yield from _problems_of_prediction(record)
