@@ -68,7 +68,7 @@ ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernb
 WALKED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
 WALKED |= {"t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
 WALKED |= {"bart": 4 + 2, "whisper": 4 + 2}  # two more in the decoder
-WALKED |= {"albert": 0, "mpnet": 0}  # transformers checkpoints neither: no such layers
+WALKED |= {"albert": 0}  # transformers checkpoints neither: no such layers
 
 
 def scenario_of(name, fields, values=None, layers=9):

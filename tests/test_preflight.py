@@ -40,7 +40,7 @@ TINY = {
     "hunyuan_v1_dense": {"num_hidden_layers": 2, "head_dim": 128},
     "t5": {"num_layers": 2, "decoder_start_token_id": 0, "pad_token_id": 0},
 }
-WITHOUT_SDPA = {"deberta-v2", "gpt_oss", "mpnet"}
+WITHOUT_SDPA = {"deberta-v2", "gpt_oss"}
 SIZES = {"batch": 4, "block": 32}
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 

@@ -39,12 +39,13 @@ def _models() -> list[dict[str, Any]]:
 
 def _changes(python: str, path: Path, models: dict[str, dict[str, Any]]) -> list[str]:
     """Return the difference of a program that is recorded anew, or why it is not recorded."""
-    source = program_at(path).source
+    program = program_at(path)
+    source, when = program.source, program.when
     with tempfile.TemporaryDirectory() as folder:
         config, made = Path(folder) / "config.json", Path(folder) / path.name
         config.write_text(json.dumps(source.get("sizes") or models[source["model_type"]]))
-        options = [] if source.get("use_cache", True) else ["--no-cache"]
-        options += ["--task", source["task"]] if "task" in source else []
+        options = [] if when.get("use_cache", [True])[0] else ["--no-cache"]
+        options += ["--task", when["task"][0]] if "task" in when else []
         done = _run(python, "-m", "vrambudget", "record", str(config), "-o", str(made), *options)
         if not made.exists():
             return [f"{path.stem} is not recorded: {done.stderr.strip()}"]

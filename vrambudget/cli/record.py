@@ -27,6 +27,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, help="the file (default: the name + .program)")
     parser.add_argument("--task", help="the head (default: the model's own)")
     parser.add_argument(
+        "--tasks",
+        type=lambda text: text.split(","),
+        metavar="TASK,TASK",
+        help="all jobs of these tasks in one file: with and without a mask, sdpa and eager",
+    )
+    parser.add_argument(
         "--block", type=int, help="tokens of the recording, where a window decides (default: 40)"
     )
     parser.add_argument("--no-cache", action="store_true", help="as Trainer runs it: use_cache off")
@@ -47,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise VramBudgetError(f"recording runs the model's code: {error}", hint=_NEEDED) from None
     name, found = recorded(
-        args.model, args.task, args.size, block=args.block, cache=not args.no_cache
+        args.model,
+        args.tasks or args.task,
+        args.size,
+        block=args.block,
+        cache=not args.no_cache,
     )
     path = args.output or Path(f"{name}.program")
     write_file(path, written(found.program).encode(), "program")

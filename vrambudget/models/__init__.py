@@ -8,7 +8,6 @@ _CONFIG_CLASSES = {
     "albert": ("albert", "AlbertConfig"),
     "bart": ("bart", "BartConfig"),
     "bert": ("bert", "BertConfig"),
-    "camembert": ("roberta", "CamembertConfig"),
     "cohere": ("cohere", "CohereConfig"),
     "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
@@ -33,7 +32,6 @@ _CONFIG_CLASSES = {
     "mistral": ("mistral", "MistralConfig"),
     "mixtral": ("mixtral", "MixtralConfig"),
     "modernbert": ("modernbert", "ModernBertConfig"),
-    "mpnet": ("mpnet", "MPNetConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "olmo2": ("olmo2", "Olmo2Config"),
     "olmo3": ("olmo3", "Olmo3Config"),
@@ -52,7 +50,6 @@ _CONFIG_CLASSES = {
     "titan": ("titan", "TitanConfig"),
     "vit": ("vit", "ViTConfig"),
     "whisper": ("whisper", "WhisperConfig"),
-    "xlm-roberta": ("roberta", "XLMRobertaConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 

@@ -37,16 +37,29 @@ class General:
         wants = [x[i].requires_grad for i in self._wants]
         grad = context.grad_enabled and any(wants)
         if grad and not all(wants):
-            raise NotModelledError(
-                f"{self.name}: other operands want gradients than in the recorded program",
-                hint="pip install 'vrambudget[torch]' traces the model itself",
-            )
+            self._check_partial({i for i, want in zip(self._wants, wants, strict=True) if not want})
         where: Where = {"in": [t.storage for t in x], "new": [], "kept": [None] * len(self.kept)}
         self._happen(self.forward, where, grad=grad)
         made = [x[out[1]] if out[0] == "in" else _tensor(out, where, x) for out in self.outs]
         if grad:
             self._give_nodes(made, x, where["kept"])
         return made
+
+    def _check_partial(self, frozen: set[int]) -> None:
+        """Raise NotModelledError where it matters which operands want a gradient.
+
+        It does not where nothing is saved, and each gradient is the incoming one itself.
+        """
+        plain = all(
+            not events and all(g is None or g[0] == "dy" for g in outgoing)
+            for events, outgoing in self.backs.values()
+        )
+        one = len(self.nodes) == 1 and not self.kept
+        if not (plain and one and frozen):
+            raise NotModelledError(
+                f"{self.name}: other operands want gradients than in the recorded program",
+                hint="pip install 'vrambudget[torch]' traces the model itself",
+            )
 
     def _happen(self, events: list[Any], where: Where, *, grad: bool) -> None:
         """Play events in order: storages are made and freed, kernels run, tensors are saved."""

@@ -16,6 +16,7 @@ from vrambudget.program.expressions import LARGEST
 from vrambudget.program.expressions import value as size_of
 from vrambudget.program.form import Program
 from vrambudget.program.guards import all_known, check_guards, derive
+from vrambudget.program.unfold import Stack
 
 _MISSING = object()
 TRACED = (
@@ -56,6 +57,8 @@ def bound_keys(  # noqa: C901 - one rule a kind of key
             _hold_layers(program, key, rule["layers"], named[key], sizes)
     derive(program, sizes)
     check_guards(program, sizes)
+    for row in program.stacks:
+        Stack(row, sizes, program.where)  # raises where so many layers were not recorded
     return sizes
 
 

@@ -8,7 +8,7 @@ numbers, and what it took from before it is what the round before made (`carry`)
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vrambudget.errors import TooLargeError, VramBudgetError
+from vrambudget.errors import NotModelledError, TooLargeError
 from vrambudget.program.form import Program, Row, is_tensor
 
 MOST_LAYERS = 2**11
@@ -28,13 +28,13 @@ class Stack:
         self.rounds = 1
         if self.period is None:
             if self.layers != self.recorded:
-                raise VramBudgetError(
+                raise NotModelledError(
                     f"{self.key} is {self.layers}; the program is of {self.recorded}", where=where
                 )
             return
         self.rounds, rest = divmod(self.layers - self.first - 1, self.period)
         if rest or self.rounds < 0 or self.layers > MOST_LAYERS:
-            raise VramBudgetError(
+            raise NotModelledError(
                 f"{self.key} is {self.layers}; the program is of"
                 f" {self.first + 1} layers, {self.first + 1 + self.period}, ...",
                 where=where,

@@ -12,9 +12,17 @@ from vrambudget.recording.keys import Values
 
 
 def recorded(
-    model: str, task: str | None, sizes: Sequence[str], *, block: int | None, cache: bool
+    model: str,
+    task: str | list[str] | None,
+    sizes: Sequence[str],
+    *,
+    block: int | None,
+    cache: bool,
 ) -> tuple[str, Recorded]:
-    """Return a name for the file, and the program, checked at sizes that were no probes."""
+    """Return a name for the file, and the program, checked at sizes that were no probes.
+
+    Of several tasks it has all jobs' programs.
+    """
     if ":" in model and "/" not in model:
         from vrambudget.recording.modules import record_module  # noqa: PLC0415 - few are modules
 
@@ -23,6 +31,12 @@ def recorded(
     if not isinstance(found.values.get("model_type"), str):
         raise VramBudgetError("model_type is missing", where=found.where)
     values: Values = dict(found.values)
+    if isinstance(task, list):
+        from vrambudget.recording.variants import record_variants  # noqa: PLC0415 - few ask so
+
+        every = record_variants(values, task)
+        every.program.source["sizes"] = _plain(values)
+        return found.name, every
     fields: dict[str, Any] = {} if task is None else {"task": task}
     fields |= {} if block is None else {"block": block}
     fields |= {} if cache else {"use_cache": False}

@@ -64,8 +64,7 @@ def joined(programs: Iterable[Program]) -> Program:
         else:
             _unite(like, program)
     first = kept[0]
-    effects: list[Any] = list(first.effects)
-    first.variants = [_variant(program, effects) for program in kept[1:]]
+    first.variants = [_variant(program, first.effects) for program in kept[1:]]
     return first
 
 
@@ -81,7 +80,7 @@ def _unite(a: Program, b: Program) -> None:
 
 
 def _variant(program: Program, effects: list[Any]) -> Variant:
-    """Return a program as a variant, its effects numbered after those of all before it."""
+    """Return a program as a variant, its effects among those of all."""
     numbers = {repr(row): n for n, row in enumerate(effects)}
     for row in program.effects:
         if repr(row) not in numbers:
@@ -94,5 +93,5 @@ def _variant(program: Program, effects: list[Any]) -> Variant:
             yield word, [own[value[0]], *value[1:]] if word == "call" else value
 
     program.code = list(renumbered(program.code))
-    program.effects = list(effects)
+    program.effects = effects
     return Variant(program.when, lambda: program, program)

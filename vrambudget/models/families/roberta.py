@@ -6,8 +6,8 @@ row, and the first positions of the table are padding's; the classifier has its 
 Not modelled: what `encoder.py` does not; regression (`num_labels` 1) runs as a classification.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.settings import Field, Size
@@ -38,7 +38,7 @@ from vrambudget.tape.events import Purpose
 class Embeddings(EncoderEmbeddings):
     """RobertaEmbeddings."""
 
-    def __init__(self, config: "RobertaLike") -> None:
+    def __init__(self, config: "RobertaConfig") -> None:
         width = config.hidden_size
         self.word_embeddings = Embedding(config.vocab_size, width)
         if not transformers_since(5, 0):  # made twice; the first goes when the second is there
@@ -103,10 +103,7 @@ class LMHead(Module):
 class ClassificationHead(Module):
     """RobertaClassificationHead."""
 
-    def __init__(
-        self, config: EncoderConfig, activation: Callable[[Tensor], Tensor] = tanh
-    ) -> None:
-        self.activation = activation
+    def __init__(self, config: EncoderConfig) -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.head_dropout)
         self.out_proj = Linear(config.hidden_size, config.num_labels)
@@ -117,7 +114,7 @@ class ClassificationHead(Module):
         x = open_slices(x, 1)  # [:, 0, :], <s>, the first token
         x = self.dropout(x)
         x = self.dense(x)
-        x = self.activation(x)
+        x = tanh(x)
         x = self.dropout(x)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits: Tensor = self.out_proj(x)
@@ -129,12 +126,9 @@ class RobertaForMaskedLM(MaskedLM):
 
     names = ("roberta", "lm_head")
 
-    def __init__(self, config: "RobertaLike") -> None:
-        if config.head_first:
-            self.lm_head = LMHead(config)
+    def __init__(self, config: "RobertaConfig") -> None:
         self.roberta = Model(config, Embeddings(config), pooler=False)
-        if not config.head_first:
-            self.lm_head = LMHead(config)
+        self.lm_head = LMHead(config)
         if config.tie_word_embeddings:
             words = self.roberta.embeddings.word_embeddings
             tie_decoder(self.lm_head.decoder, words, self.lm_head.bias)
@@ -143,12 +137,9 @@ class RobertaForMaskedLM(MaskedLM):
 class RobertaForSequenceClassification(Module):
     """RoBERTa with a classifier of the first token."""
 
-    def __init__(self, config: "RobertaLike") -> None:
-        if config.head_first:
-            self.classifier = ClassificationHead(config)
+    def __init__(self, config: "RobertaConfig") -> None:
         self.roberta = Model(config, Embeddings(config), pooler=False)
-        if not config.head_first:
-            self.classifier = ClassificationHead(config)
+        self.classifier = ClassificationHead(config)
 
     def forward(
         self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
@@ -160,15 +151,14 @@ class RobertaForSequenceClassification(Module):
         return Outputs(loss, logits)
 
 
-class RobertaLike(WithWords):
-    """The keys of RoBERTa and of the models that are copies of it.
+class RobertaConfig(WithWords):
+    """transformers' RobertaConfig, with its defaults."""
 
-    `head_first`: the copies make their head before the model.
-    """
-
+    model_type: Literal["roberta"] = "roberta"
+    vocab_size: Size = 50265
     pad_token_id: Annotated[int, Field(ge=0)] = 1
 
-    head_first: ClassVar[bool] = False
+    followed_in = ("4.57", "5.17", "5.23")
 
     @property
     def default_block(self) -> int:
@@ -198,32 +188,3 @@ class RobertaLike(WithWords):
         if task == "masked-lm":
             return RobertaForMaskedLM(self)
         return RobertaForSequenceClassification(self)
-
-
-class RobertaConfig(RobertaLike):
-    """transformers' RobertaConfig, with its defaults."""
-
-    model_type: Literal["roberta"] = "roberta"
-    vocab_size: Size = 50265
-
-    followed_in = ("4.57", "5.17", "5.23")
-
-
-class XLMRobertaConfig(RobertaLike):
-    """transformers' XLMRobertaConfig, with its defaults; its code is a copy of RoBERTa's."""
-
-    model_type: Literal["xlm-roberta"] = "xlm-roberta"
-    vocab_size: Size = 30522
-
-    head_first = True
-    followed_in = ("5.17",)
-
-
-class CamembertConfig(RobertaLike):
-    """transformers' CamembertConfig, with its defaults; its code is a copy of RoBERTa's."""
-
-    model_type: Literal["camembert"] = "camembert"
-    vocab_size: Size = 30522
-
-    head_first = True
-    followed_in = ("5.17",)

@@ -112,13 +112,11 @@ class Model(Module):
         self,
         config: EncoderConfig,
         embeddings: EncoderEmbeddings,
-        embeddings_project: Linear | None = None,
         *,
         pooler: bool,
     ) -> None:
         self.pads = config.pad_token_id is not None
         self.embeddings = embeddings
-        self.embeddings_project = embeddings_project
         self.encoder = Encoder(config)
         self.pooler = Pooler(config.hidden_size) if pooler else None
         self.embeddings.buffers.initialise()
@@ -131,8 +129,6 @@ class Model(Module):
         if before_5 and attention_mask is None and self.pads:
             look_for_padding(input_ids.shape[0])
         embedding_output = self.embeddings(input_ids)
-        if self.embeddings_project is not None:
-            embedding_output = self.embeddings_project(embedding_output)
         # what the encoder reads is held until this returns
         if before_5:
             attention_mask = tokens_of(embedding_output, attention_mask)
