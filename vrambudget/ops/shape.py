@@ -146,7 +146,7 @@ def open_slices(x: Tensor, count: int) -> Tensor:
     """
     if torch_since(2, 11):
         return x
-    for _ in range(count):
+    for _ in range(min(count, x.ndim)):
         x = last_elements(x)
     return x
 

@@ -10,14 +10,18 @@ repeat_backward).
 from vrambudget.engine.autograd import record, record_many
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.errors import TooLargeError
 from vrambudget.ops.reduce import sum_over
 from vrambudget.ops.shape import reshape
+from vrambudget.tape.events import MOST_STORAGES
 
 
 def unbind(x: Tensor, dim: int) -> list[Tensor]:
     """Return a view of x at each index of `dim`, without that dimension; backward stacks them."""
     dim %= x.ndim
     shape, dtype, strides = x.shape, x.dtype, x.actual_strides()
+    if shape[dim] > MOST_STORAGES:
+        raise TooLargeError(f"unbind would make {shape[dim]:,} tensors")
     part, rest = shape[:dim] + shape[dim + 1 :], strides[:dim] + strides[dim + 1 :]
     outputs = [x.viewed(part, rest) for _ in range(shape[dim])]
 

@@ -25,7 +25,7 @@ from vrambudget.program.form import (
 )
 
 MISFITS = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
     ValueError,
 )
 
