@@ -7,7 +7,7 @@
     where   a layer's weights are; of weights in main memory batches of 32 rows and more are
             computed on the first GPU, with a copy of each weight (and of the layer's cache)
 
-Layers that are alike need what six of them need: the others are left out.
+Layers that are alike need what a few of them need: the others are left out.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_ffn,
 build_moe_ffn), src/models/*.cpp, src/llama-context.cpp (sched_reserve, graph_get_cb),
@@ -27,7 +27,8 @@ from vrambudget.serving.options import LlamaCppOptions
 if TYPE_CHECKING:
     from vrambudget.serving.llama_cpp_place import Placement
 
-_TELLING = 6  # layers of a kind: blocks that they leave free settle into a pattern
+_TELLING = 3  # layers of a kind; where kinds alternate, more: what they leave free settles later
+_OF_KINDS = 6
 _RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
 
 
@@ -147,8 +148,9 @@ class _Graph(Attention):
 
 
 def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
-    """Yield six layers of each kind, and the last."""
+    """Yield a few layers of each kind, and the last."""
     seen: dict[object, int] = {}
+    telling = _OF_KINDS if any(model.windows) or any(model.states) else _TELLING
     for layer, of in enumerate(placed.layers):
         kind = (
             placed.devices[layer],
@@ -159,5 +161,5 @@ def _telling(placed: "Placement", model: GgufModel) -> Iterator[int]:
             ),
         )
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= _TELLING or layer == model.layers - 1:
+        if seen[kind] <= telling or layer == model.layers - 1:
             yield layer
