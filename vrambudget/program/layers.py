@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from vrambudget.engine.checkpoint import Recomputation
@@ -69,13 +70,7 @@ class Block:
         self, rows: Sequence[Row], bound: Bound, state: State, layer: str | None = None
     ) -> None:
         self._state, self.layer = state, layer
-        path = ""
-        self.steps: list[Step] = []
-        for word, value in rows:
-            path = value[0] if word == "at" else path
-            step = bound.step(word, value, path)
-            if step is not None:
-                self.steps.append(step)
+        self._rows, self._bound = rows, bound
         read = names_read(list(rows))
         self.fixed = list(bound.parameters(rows))
         entered = [name for word, value in rows if word == "enter" for name in value]
@@ -84,6 +79,18 @@ class Block:
         gone = {value if word == "del" else value[1] for word, value in rows if word in _ENDS}
         left = [name for word, value in rows if word == "leave" for name in value]
         self.outputs = list(dict.fromkeys([*left, *(n for n in made if n not in gone)]))
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """What its instructions do: of a layer that is copied nobody asks."""
+        found: list[Step] = []
+        path = ""
+        for word, value in self._rows:
+            path = value[0] if word == "at" else path
+            step = self._bound.step(word, value, path)
+            if step is not None:
+                found.append(step)
+        return found
 
     @classmethod
     def of(cls, rows: Sequence[Row], bound: Bound, state: State) -> Iterator[Block]:
