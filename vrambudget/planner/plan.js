@@ -11,7 +11,7 @@ function recipes({ gpu, recipes: found, notes }) {
     const none = `nothing that is known here trains it on one ${gpu}; for several: vrambudget plan`;
     return [make("p", { className: "waiting", textContent: none })];
   }
-  const head = ["press one to take it", "batch", "of the GPU", "left", "costs"];
+  const head = ["recipe: press one to take it", "batch", "memory used", "left", "gives up"];
   const rows = found.map(({ words, batch, peak, left, costs, fields }) => {
     const button = make("button", { type: "button", textContent: words });
     button.onclick = () => {
