@@ -37,10 +37,11 @@ _LARGE = 2**30  # parameters of a text encoder from which on people put it in 4 
 def schedule_of(job: PictureJob) -> Program:
     """Return the recorded schedule of a job's pipeline. Raises NotModelledError without one."""
     path = RECORDED / f"{job.name}.{job.precision}.schedule.program"
+    known = sorted(RECORDED.glob(f"{job.name}.*.schedule.program"))
+    if not path.is_file() and known and (job.train or job.only):
+        path = known[0]  # for its sizes alone, which are the same in all precisions
     if not path.is_file():
-        names = sorted(
-            p.name.split(".")[-3] for p in RECORDED.glob(f"{job.name}.*.schedule.program")
-        )
+        names = [found.name.split(".")[-3] for found in known]
         raise NotModelledError(
             f"{job.card['title']} in {job.precision} was not recorded",
             hint=f"--precision {' or '.join(names)}" if names else None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.dtypes import DType, uint8
-from vrambudget.engine.context import ModelOptions, context, made_for, on_meta
+from vrambudget.engine.context import context, made_for, on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -60,10 +60,11 @@ class Part:
         self.dtype = TYPES[PRECISIONS[keys["precision"]]] if "precision" in keys else dtype
         self._check_type(own)
         depths = {row[1]: keys[row[1]] for row in self.program.stacks if row[1] is not None}
-        context.options = ModelOptions(dtype=self.dtype)
+        before, context.options = context.options, replace(context.options, dtype=self.dtype)
         with on_meta():
             self.model = PlayedComponent(self.program, depths)
             self._order = self._in_order()
+        context.options = before
         kept = self.program.source["kept_float32"]
         self.packs: dict[int, Packed] = pack(self.model, self.dtype, kept) if base == "nf4" else {}
         self.in_float8: set[int] = set()  # weights that are in 16 bit only while they are used

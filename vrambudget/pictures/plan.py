@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.pictures.budget import picture_budget
 from vrambudget.pictures.cards import card
 from vrambudget.pictures.job import picture_job
@@ -28,6 +28,10 @@ _TRAINING = (
     _Way({"train": "lora", "checkpointing": True}, "a quarter of the speed"),
     _Way({"train": "lora", "checkpointing": True, "base": "fp8"}, "half of the base's digits"),
     _Way({"train": "lora", "checkpointing": True, "base": "nf4"}, "three quarters of them"),
+    _Way(
+        {"train": "lora", "checkpointing": True, "base": "fp8", "swap": 35},
+        "half of the base's digits, and the time to move 35 blocks",
+    ),
 )
 _GENERATION = (
     _Way({}, "nothing"),
@@ -89,8 +93,10 @@ def _of(goal: str, ways: tuple[_Way, ...], asked: _Sizes) -> Iterator[Recipe]:
         try:
             own = {"resolution": asked.resolution, "frames": asked.frames, **options}
             found = picture_budget(picture_job(asked.name, **own), asked.gpu)
-        except NotModelledError:
-            continue  # not recorded: another way may be
+        except VramBudgetError as error:
+            if isinstance(error, NotModelledError) or "swap" in options:
+                continue  # not recorded, or fewer blocks: another way may do
+            raise
         device = found.budget.device
         assert device is not None  # noqa: S101 - a GPU was named
         phase = max(found.phases, key=lambda key: found.phases[key])
