@@ -50,7 +50,7 @@ def test_what_is_shown_is_the_budget_of_the_sliders(controls):
     explored, sliders = controls
     job = {"block": 96, "clip": 1.0}
     assert explored.html.value == budget_html(vrambudget.estimate(SMALL, gpu="12GB", **job))
-    for name, value in {"batch": 8, "precision": "bf16", "lora_rank": 4, "block": 32}.items():
+    for name, value in {"batch": 8, "precision": "bf16", "lora_rank": 4, "quant": "nf4"}.items():
         sliders[name].move(value)
         job[name] = value
         assert explored.html.value == budget_html(vrambudget.estimate(SMALL, gpu="12GB", **job))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from vrambudget.config.fields.adapters import Quant
 from vrambudget.config.fields.modules import Checkpointing
 from vrambudget.config.fields.training import Optimizer, Precision
 from vrambudget.config.gpus import Gpu
@@ -32,6 +33,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "optimizer": get_args(Optimizer),
     "checkpointing": get_args(Checkpointing),
+    "quant": ("", *get_args(Quant)),
 }
 
 
@@ -94,8 +96,9 @@ def _controls(widgets: Any, scenario: Scenario) -> Any:
             ),
         )
     for name, choices in _CHOICES.items():
-        value = getattr(scenario.job, name)
-        yield name, widgets.Dropdown(options=choices, value=value, description=name)
+        options = [(choice or "none", choice) for choice in choices]
+        value = getattr(scenario.job, name) or ""
+        yield name, widgets.Dropdown(options=options, value=value, description=name)
 
 
 def _shown(model: ModelSource, gpu: str | Gpu | None, job: Mapping[str, Any]) -> str:
