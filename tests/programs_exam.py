@@ -6,19 +6,19 @@ Prints a line per program, and ends with 1 if one is unequal. Takes about a seco
 needs torch and transformers.
 """
 
-# ruff: noqa: T201, E402 - a command, that finds its modules first
+# ruff: noqa: T201 - a command, that finds its modules first
 
+import json
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
-from rehearsed import records_of
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.program.catalog import RECORDED, program_at
 from vrambudget.recording.checking import check
 
+MODELS = Path(__file__).parent / "records" / "traced" / "model_types.jsonl"
 FEWEST_LAYERS = 4  # of a program whose first layers differ; some records have fewer
 
 
@@ -34,7 +34,8 @@ def examined(path, values):
 
 def main(names):
     """Examine the programs of some model types, all without names."""
-    models = {r["model"]["model_type"]: r["model"] for r in records_of("model_types.jsonl")}
+    lines = MODELS.read_text(encoding="utf-8").splitlines()
+    models = {model["model_type"]: model for model in (json.loads(line)["model"] for line in lines)}
     unequal = 0
     for path in sorted(RECORDED.glob("*.program")):
         model_type = path.name.partition(".")[0]

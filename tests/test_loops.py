@@ -227,6 +227,7 @@ OPTIONS = {
     "micro-batches": {"grad_accum": 5, "precision": "amp-fp16", "clip": 1.0, "steps": 4},
     "clipping": {"precision": "amp-fp16", "clip": 1.0, "steps": 4},
     "dropped before the step": {"drop_before_step": True, "empty_cache": True, "grad_accum": 2},
+    "labels that are the inputs": {"shared_labels": True, "drop_before_step": True},
     "outputs dropped": {"keep_outputs": False, "optimizer": "sgd"},
     "a cache filled": {"use_cache": True, "steps": 4},
     "the loss alone": {"forward_returns": "loss", "zero_grad": "zeros"},

@@ -96,6 +96,8 @@ class JobFields(TypedDict, total=False):
     """The loop drops its outputs and the loss between backward and the optimizer's step: `del
     outputs, loss`.
     """
+    shared_labels: bool
+    """The labels are the input_ids themselves, and no copy: `model(x, labels=x)`."""
     empty_cache: bool
     """The loop calls torch.cuda.empty_cache() before every step."""
     keep_losses: Literal["none", "list", "graphs"]

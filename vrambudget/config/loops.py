@@ -18,6 +18,7 @@ _PLAIN_ONLY: Mapping[str, Any] = {
     "forward_returns": "outputs",
     "keep_outputs": True,
     "drop_before_step": False,
+    "shared_labels": False,
     "empty_cache": False,
     "model_mode": "train",
     "keep_losses": "none",
@@ -65,6 +66,7 @@ _PHRASES: tuple[tuple[str, Any, str], ...] = (
     ("forward_returns", "loss", "the loss alone returned"),
     ("keep_outputs", False, "outputs discarded"),
     ("drop_before_step", True, "outputs and loss dropped before the optimizer's step"),
+    ("shared_labels", True, "labels that are the inputs"),
     ("empty_cache", True, "the cache emptied before every step"),
     ("keep_losses", "list", "losses kept"),
     ("keep_losses", "graphs", "losses kept with their graphs"),
@@ -151,6 +153,8 @@ def _is_since(version: object, first: tuple[int, int]) -> bool:
 
 def problems_of_loop(job: "Job") -> Iterator[str]:
     """Yield what a job's loop does not leave open."""
+    if job.shared_labels and (job.task not in {"causal-lm", "masked-lm"} or job.label_smoothing):
+        yield "shared_labels is counted where labels are as many as tokens, without label smoothing"
     if job.label_smoothing and job.loop not in {"plain", "trainer"}:
         yield "label_smoothing is counted for loops 'plain' and 'trainer'"
     if job.keep_losses == "graphs" and job.checkpointing != "none":

@@ -89,6 +89,7 @@ class SweepFields(TypedDict, total=False):
     forward_returns: Literal["outputs", "loss"] | Iterable[Literal["outputs", "loss"]]
     keep_outputs: bool | Iterable[bool]
     drop_before_step: bool | Iterable[bool]
+    shared_labels: bool | Iterable[bool]
     empty_cache: bool | Iterable[bool]
     keep_losses: Literal["none", "list", "graphs"] | Iterable[Literal["none", "list", "graphs"]]
     model_mode: Literal["train", "eval"] | Iterable[Literal["train", "eval"]]

@@ -23,8 +23,8 @@ from vrambudget.config.old_torch import is_old
 from vrambudget.errors import VramBudgetError
 
 CHECKED = {
-    "torch": ("2.6", "2.8", "2.11", "2.13", "2.15"),
-    "transformers": ("4.57", "5.17", "5.23"),
+    "torch": ("2.6", "2.8", "2.11", "2.13", "2.14", "2.15"),
+    "transformers": ("4.57", "5.17", "5.23", "5.24"),
 }
 """Versions whose rules were compared with events, the oldest first."""
 

@@ -21,7 +21,7 @@ from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.files import open_file
 from vrambudget.rehearse.elf import Library, read_library
 
-TRIED = ("2.6", "2.8", "2.10", "2.11", "2.13", "2.15")
+TRIED = ("2.6", "2.8", "2.10", "2.11", "2.13", "2.14", "2.15")
 """Releases with which jobs were rehearsed; their records are in tests/records."""
 
 UNKNOWN_WORKSPACES = ("libcufft", "libcusolver", "libcusparse")

@@ -37,6 +37,10 @@ class Script(Settings, heading="how the loop is written"):
         description="the loop drops its outputs and the loss between backward and the optimizer's"
         " step: `del outputs, loss`",
     )
+    shared_labels: bool = Field(
+        default=False,
+        description="the labels are the input_ids themselves, and no copy: `model(x, labels=x)`",
+    )
     empty_cache: bool = Field(
         default=False,
         description="the loop calls torch.cuda.empty_cache() before every step",

@@ -185,6 +185,8 @@ def make_batch(job: Mapping[str, Any], model: Any, device: str = "cuda") -> dict
         mask = torch.ones(count, job["block"], dtype=torch.long)
         mask[:, -1] = int(not padded)
         batch["attention_mask"] = mask.to(device)
+    if job.get("shared_labels"):
+        return {**batch, "labels": batch["input_ids"]}
     if task == "embed":
         return batch
     if job.get("rows") == "packed":  # two sequences in a row

@@ -150,7 +150,7 @@ class BertConfig(BertLike):
 
     model_type: Literal["bert"] = "bert"
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
 
     def body(self) -> EncoderBody:
         """Return the model without a head, its weights allocated."""

@@ -209,7 +209,7 @@ class DistilBertConfig(ModelConfig):
 
     tasks = ("masked-lm", "seq-cls")
     loads_in_4bit = False
-    followed_in = ("5.17", "5.23")
+    followed_in = ("5.17", "5.23", "5.24")
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "dim": "hidden_size",
         "n_layers": "num_hidden_layers",

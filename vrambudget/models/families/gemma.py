@@ -76,7 +76,7 @@ class GemmaConfig(DecoderConfig):
     tie_word_embeddings: bool = True
     use_bidirectional_attention: Literal[False] | None = None
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     norm = ZeroCenteredRMSNorm
     embedding = ScaledEmbedding
     ignored_keys = DecoderConfig.ignored_keys | {"hidden_activation"}

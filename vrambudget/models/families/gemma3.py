@@ -110,7 +110,7 @@ class Gemma3TextConfig(RotaryByKindConfig):
     use_bidirectional_attention: Literal[False] | None = None
 
     title = "Gemma 3"
-    followed_in: ClassVar[tuple[str, ...]] = ("5.17", "5.23")
+    followed_in: ClassVar[tuple[str, ...]] = ("5.17", "5.23", "5.24")
     norm = ZeroCenteredRMSNorm
     embedding = ScaledEmbedding
     heads_share_width = True  # validate_architecture of configuration_gemma3.py

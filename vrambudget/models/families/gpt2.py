@@ -243,7 +243,7 @@ class GPT2Config(ModelConfig):
     attn_pdrop: Probability = 0.1
     tie_word_embeddings: bool = True
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

@@ -178,7 +178,7 @@ class GPTNeoXConfig(RotaryConfig):
     rotary_pct: Annotated[float, Field(gt=0, le=1)] = 0.25
     tie_word_embeddings: bool = False
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     tasks = ("causal-lm", "seq-cls")
     ignored_keys = RotaryConfig.ignored_keys | {"rotary_emb_base", "classifier_dropout"}
 

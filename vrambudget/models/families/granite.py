@@ -56,7 +56,7 @@ class GraniteConfig(DecoderConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
 
-    followed_in = ("5.17", "5.23")
+    followed_in = ("5.17", "5.23", "5.24")
     tasks = ("causal-lm",)
     ignored_keys = DecoderConfig.ignored_keys | {
         *("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")

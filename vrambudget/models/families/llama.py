@@ -23,7 +23,7 @@ class LlamaConfig(DecoderConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     heads_share_width = True  # validate_architecture of configuration_llama.py
 
     def layer(self) -> DecoderLayer:

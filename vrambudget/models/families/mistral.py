@@ -23,7 +23,7 @@ class MistralConfig(SlidingConfig):
     max_position_embeddings: Size = 131072
     sliding_window: Size | None = 4096
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
 
     def layer(self) -> DecoderLayer:
         """MistralDecoderLayer."""

@@ -95,7 +95,7 @@ class Olmo2Config(DecoderConfig):
     attention_bias: bool = False
 
     special_tokens = 1
-    followed_in = ("5.17", "5.23")
+    followed_in = ("5.17", "5.23", "5.24")
     norm = Olmo2RMSNorm
     rotary_embedding = Olmo2RotaryEmbedding
 

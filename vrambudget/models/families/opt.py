@@ -266,7 +266,7 @@ class OPTConfig(ModelConfig):
     layer_norm_elementwise_affine: bool = True
     tie_word_embeddings: bool = True
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     aliases = {  # noqa: RUF012 - declared ClassVar in the base class
         "_remove_final_layer_norm": "remove_final_layer_norm"
     }

@@ -107,7 +107,7 @@ class Phi3Config(SlidingConfig):
     resid_pdrop: Probability = 0.0
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     ignored_keys = SlidingConfig.ignored_keys | {
         *("embd_pdrop", "original_max_position_embeddings", "attention_bias")
     }

@@ -24,7 +24,7 @@ class Qwen2Config(LaterLayersSlide):
     max_position_embeddings: Size = 32768
 
     special_tokens = 1
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
     ignored_keys = LaterLayersSlide.ignored_keys | {"use_mrope"}
 
     def layer(self) -> DecoderLayer:

@@ -47,7 +47,7 @@ class Qwen3Config(LaterLayersSlide):
     attention_bias: bool = False
 
     special_tokens = 1
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
 
     def layer(self) -> DecoderLayer:
         """Qwen3DecoderLayer."""

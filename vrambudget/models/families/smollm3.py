@@ -44,7 +44,7 @@ class SmolLM3Config(LayerTypesConfig):
     no_rope_layers: Flags | None = None
     no_rope_layer_interval: Size = 4
 
-    followed_in = ("5.17", "5.23")
+    followed_in = ("5.17", "5.23", "5.24")
     ignored_keys = LayerTypesConfig.ignored_keys | {"max_window_layers"}
 
     @property

@@ -70,7 +70,7 @@ class Starcoder2Config(SlidingConfig):
     embedding_dropout: Probability = 0.0
     use_bias: bool = True
 
-    followed_in = ("5.17", "5.23")
+    followed_in = ("5.17", "5.23", "5.24")
     norm = LayerNorm
     ignored_keys = SlidingConfig.ignored_keys | {"norm_epsilon", "norm_type", "mlp_type"}
 

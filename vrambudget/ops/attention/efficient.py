@@ -4,7 +4,7 @@
     bias       [B, H, Sq, Sk]        kept: the mask, as `mask.py` makes it, expanded without a copy
     out        [B, H, Sq, Dv]        kept; lies in memory as [B, Sq, H, Dv] whatever q's layout
     logsumexp  [B, H, Sq up to 32]   float32, kept; not made if no gradient is required
-    rng state  2 integers            kept; from 2.15 on, without dropout
+    rng state  2 integers            kept; from 2.14 on, without dropout
     accumulator of out, float32      temporary, for 16-bit tensors of Dv > 128
     backward:  a copy of dout if it does not lie as [B, Sq, H, Dv]; dq, dk, dv, contiguous as
                [B, S, H, D]; the bias' gradient, rows rounded up to 16;
@@ -15,7 +15,7 @@ The workspace depends on the kernel's tiles: see `tiles.py`.
 
 Source: aten/src/ATen/native/transformers/cuda/attention.cu (_efficient_attention_forward),
 attention_backward.cu (_efficient_attention_backward), mem_eff_attention/kernel_backward.h (Params).
-The random state was on the CPU before 2.15, and is with dropout.
+The random state was on the CPU before 2.14, and is with dropout.
 Not modelled: batches of more than 65535, deterministic algorithms, nested tensors.
 """
 
@@ -101,7 +101,7 @@ def forward_buffers(q: Shape, Dv: int, dtype: DType) -> None:
 
 def _rng_state(dropout: float) -> list[Tensor]:
     """Return seed and offset; until 2.13 they are not on the card."""
-    if dropout or not torch_since(2, 15):
+    if dropout or not torch_since(2, 14):
         return []
     return [empty((), int64), empty((), int64)]
 

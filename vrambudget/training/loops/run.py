@@ -115,8 +115,10 @@ class Run:
 
     def batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """Yield batches on the device, as a data loader hands them over."""
-        for batch in cycle(self._batches):
-            yield _on_device(batch, without)
+        shares = self.settings.shared_labels
+        for inputs in cycle(self._batches):
+            batch = _on_device(inputs, {*without, "labels"} if shares else without)
+            yield {**batch, "labels": batch["input_ids"]} if shares else batch
 
     def eval_steps(self) -> Iterator[int]:
         """Yield the numbers of an evaluation's batches."""
