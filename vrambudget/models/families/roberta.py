@@ -158,7 +158,7 @@ class RobertaConfig(WithWords):
     vocab_size: Size = 50265
     pad_token_id: Annotated[int, Field(ge=0)] = 1
 
-    followed_in = ("4.57", "5.17", "5.23")
+    followed_in = ("4.57", "5.17", "5.23", "5.24")
 
     @property
     def default_block(self) -> int:
