@@ -11,6 +11,7 @@ src/llama-context.cpp (sched_reserve); ollama, ml/device.go (Log).
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -42,9 +43,21 @@ class Start:
 
 def start_of(text: str) -> Start | None:
     """Return what the last start in a log holds, None where no line says it."""
-    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
-    held = _held(lines, _LINE) or _held(lines, _OLLAMA)
-    return Start(held, next(_offloaded(lines), None)) if held else None
+    held = _held(_lines(text, "buffer size"), _LINE) or _held(_lines(text, 'msg="'), _OLLAMA)
+    if not held:
+        return None
+    hits = filter(None, map(_OFFLOADED.search, _lines(text, "offloaded ")))
+    last = deque(((hit[1], hit[2]) for hit in hits), maxlen=1)
+    return Start(held, last[0] if last else None)
+
+
+def _lines(text: str, word: str) -> Iterator[str]:
+    """Yield the beginnings of the lines that have a word; others are not looked at."""
+    at = text.find(word)
+    while at >= 0:
+        begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+        yield text[begin : end if end >= 0 else None][:_LONGEST_LINE]
+        at = text.find(word, end) if end >= 0 else -1
 
 
 def render_start(start: Start) -> str:
@@ -52,7 +65,7 @@ def render_start(start: Start) -> str:
     return "\n".join(_table(start))
 
 
-def _held(lines: list[str], pattern: re.Pattern[str]) -> dict[str, dict[str, float]]:
+def _held(lines: Iterator[str], pattern: re.Pattern[str]) -> dict[str, dict[str, float]]:
     """Return MiB of each device by part; a model's first line begins another start."""
     found: dict[str, dict[str, float]] = {}
     loading = False
@@ -69,12 +82,6 @@ def _held(lines: list[str], pattern: re.Pattern[str]) -> dict[str, dict[str, flo
         parts = found.setdefault(hit["device"], dict.fromkeys(_COLUMNS, 0.0))
         parts[part] += size
     return found
-
-
-def _offloaded(lines: list[str]) -> Iterator[tuple[str, str]]:
-    for line in reversed(lines):
-        if hit := _OFFLOADED.search(line):
-            yield hit[1], hit[2]
 
 
 def _table(start: Start) -> Iterator[str]:

@@ -54,7 +54,8 @@ class ProgramConfig(ModelConfig):
     @property
     def checkpointing(self) -> tuple[str, ...]:  # type: ignore[override]
         """The ways of checkpointing that its code has."""
-        return ("none", "full") if any(row[5] for row in self.first.stacks) else ("none",)
+        with self.judged():
+            return ("none", "full") if any(row[5] for row in self.first.stacks) else ("none",)
 
     @property
     def first(self) -> Program:

@@ -126,7 +126,7 @@ def _has_node(out: Any) -> bool:
 
 
 def _storage(shape: tuple[int, ...], dtype: Any, operation: str, elements: int | None) -> Storage:
-    context.operation = operation
+    context.operation = operation = str(operation)
     nbytes = dtype.itemsize
     for size in shape if elements is None else (elements,):
         nbytes *= size

@@ -219,7 +219,7 @@ class _Tree:
 def _storage(values: Values, shape: list[Any], dtype: str | None, operation: str) -> Storage:
     own = values.of(dtype) if dtype else dtypes.uint8
     sizes = tuple(values.of(shape))
-    context.operation = operation
+    context.operation = operation = str(operation)
     content = (sizes, own)
     return Storage(context.tape, numel(sizes) * own.itemsize, context.purpose, operation, content)
 
