@@ -21,7 +21,8 @@ from vrambudget.engine.context import ModelOptions, Platform, context, recording
 from vrambudget.engine.identical_layers import stack_layers
 from vrambudget.engine.module import Module, register
 from vrambudget.engine.passes import CannotRepeatError
-from vrambudget.engine.tensor import Parameter
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.ops.creation import made
 from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
@@ -138,6 +139,7 @@ def _record(
         if job.warm_process:
             warm_up()
         ranked = _ranked(job)
+        barrier = _barrier(job)
         if job.load:
             context.tape.mark(0, Phase.LOADING)
         with ranked.building() if ranked else nullcontext():
@@ -165,8 +167,20 @@ def _record(
         differ = ranked is not None and ranked.ranks_differ()
         fullest = ranked.fullest_rank() if ranked else 0
         unknown = max(context.unknown_workspaces, default=0)
-        del model, held, ranked
+        del model, held, ranked, barrier
     return Recording(tape, total, trainable, paged, host_bytes, differ, unknown, fullest)
+
+
+def _barrier(job: Job) -> Tensor | None:
+    """Return what TRL's ranks wait with while the first prepares the data set: a byte, kept.
+
+    Source: accelerate/state.py (main_process_first); torch/csrc/distributed/c10d/ProcessGroup.hpp
+    (barrier, whose tensor is static).
+    Not modelled: the same byte under FSDP 1.
+    """
+    if job.loop not in TRL_LOOPS or job.layout.data not in {"ddp", "fsdp2"}:
+        return None
+    return made("barrier", (1,), dtypes.uint8)
 
 
 def _begins(job: Job) -> str:

@@ -40,12 +40,14 @@ from vrambudget.parallel.rank import Materialised, Ranked
 from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
-_LIBRARIES = ("trainer", "accelerate")
+_LIBRARIES = ("accelerate", *TRAINERS)
 _PREPARED = {
-    (loop, data, "train") for loop in _LIBRARIES for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
+    (loop, data)
+    for loop in ("trainer", "accelerate")
+    for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
 }
-_PREPARED |= {("sft", "ddp", "train"), ("sft", "fsdp1", "train"), ("dpo", "ddp", "train")}
-"""Loops of libraries that are counted on several ranks: accelerate prepares their models."""
+_PREPARED |= {("sft", "ddp"), ("sft", "fsdp1"), ("sft", "fsdp2"), ("dpo", "ddp")}
+"""Trainings of libraries that are counted on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
@@ -96,7 +98,7 @@ def refuse(job: Job, layout: Layout) -> None:
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
-        and (job.loop, layout.data, job.mode) not in _PREPARED,
+        and (job.mode != "train" or (job.loop, layout.data) not in _PREPARED),
         f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
         "a gradient scaler (amp-fp16) of sharded parameters": shards
         and job.precision == "amp-fp16",

@@ -48,13 +48,12 @@ _ROWS = 32768  # _CHUNKED_LOGPROB_CHUNK_SIZE
 class FusedOutputs:
     """FusedCausalLMOutput: fields [B, T-1], zero where no label counts."""
 
+    loss: Tensor
     log_probs: Tensor
     entropy: Tensor | None
     mean_logits: Tensor | None
     is_top1: Tensor | None
     label_mask: Tensor
-    backbone_outputs: Tensor | None  # held by the patched forward until the loss is there
-    loss: Tensor | None = None
 
 
 class FusedHead(Module):
@@ -113,8 +112,10 @@ class FusedHead(Module):
             log_probs, entropy, mean_logits, is_top1 = _scattered(per_token, mask)
             del per_token
             assert log_probs is not None  # noqa: S101 - always computed
-            held = backbone_outputs.detach()
-            return FusedOutputs(log_probs, entropy, mean_logits, is_top1, mask, held)
+        negative = neg(sum_all(log_probs))
+        loss = div_by_constant(negative, _at_least_one(mask))
+        del backbone_outputs  # held until here
+        return FusedOutputs(loss, log_probs, entropy, mean_logits, is_top1, mask)
 
     def _chunked(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor | None, ...]:
         """_ChunkedLogProbFunction: [N, H], [N] -> four of [N]; its gradient is the first's."""
@@ -205,10 +206,7 @@ class FusedPrepared(Module):
 def _in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
     with run.autocast():
         outputs: FusedOutputs = model(**inputs)
-        negative = neg(sum_all(outputs.log_probs))
-        outputs.loss = div_by_constant(negative, _at_least_one(outputs.label_mask))
-        outputs.backbone_outputs = None
-    return outputs
+        return outputs
 
 
 def counted_labels(job: Job, rows: int, length: int, *, sequences: int = 0) -> int:

@@ -61,6 +61,10 @@ class State:
         self._to_run.discard(id(module))
         return output if self._to_run else self._post_forward(output)
 
+    def forget_modules(self) -> None:
+        """Forget which of several modules did not run forward (_finalize_backward)."""
+        self._to_run.clear()
+
     def _forward(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         style = self._styles[id(module)]
         if style is None:
@@ -107,12 +111,15 @@ class State:
             self.group.post_forward(in_backward=context.thread == "autograd")
         self._register_pre_backward_hook(output)
         self.training_state = TrainingState.IDLE
+        last = None
         if self.shared.iter_forward_root is self:
+            last = self.shared.comm.all_gather_output  # a local variable holds it to the return
             self.shared.comm.all_gather_output = None
             self.shared.iter_forward_root = None
         if self.policies.output_dtype is not None:
             dtype = self.policies.output_dtype
             output = mapped_outputs(output, lambda x: _as(x, dtype))
+        del last
         return output
 
     def _register_pre_backward_hook(self, output: Any) -> None:
@@ -136,6 +143,7 @@ class State:
             if group is not None and group.training_state is not TrainingState.POST_BACKWARD:
                 group.post_backward()
             state.training_state = TrainingState.IDLE
+            state.forget_modules()
             if group is not None:
                 group.training_state = TrainingState.IDLE
                 group.finalize_backward()

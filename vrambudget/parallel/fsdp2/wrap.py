@@ -205,6 +205,7 @@ def layers_of(model: Module) -> list[Layer]:
 
 def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
     """Return the embedding, the last norm and the head of a model with transformers' names."""
+    model = getattr(model, "patched", model)  # of a head that makes no logits (TRL)
     head = getattr(model, "lm_head", None)
     base: Any = next((m for m in model.children() if m is not head), None)
     names = ("embed_tokens", "wte", "embed_in")

@@ -38,8 +38,7 @@ _Predicted = tuple[Tensor, tuple[Tensor, ...] | None, Tensor | None]
 
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what the trainer's variables hold at the end."""
-    barrier = trainer.barrier(run)
-    return trainer.trained(run, _made(run)) | {"barrier": barrier}
+    return trainer.trained(run, _made(run))
 
 
 def evaluate(run: Run) -> dict[str, Any]:

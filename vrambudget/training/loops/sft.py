@@ -29,8 +29,7 @@ from vrambudget.training.loops.trainer import Batch
 
 def train(run: Run) -> dict[str, Any]:
     """Train, and return what the trainer's variables hold at the end."""
-    barrier = trainer.barrier(run)
-    return trainer.trained(run, _KIND) | {"barrier": barrier}
+    return trainer.trained(run, _KIND)
 
 
 def evaluate(run: Run) -> dict[str, Any]:
@@ -72,10 +71,10 @@ def _metrics(run: Run, outputs: FusedOutputs) -> tuple[Tensor, ...]:
     num_valid = _gathers(run)(run, count_true(outputs.label_mask))
     entropy_sum = _gathers(run)(run, sum_all(outputs.entropy.detach()))
     num_correct = _gathers(run)(run, count_true(outputs.is_top1))
-    for _ in (entropy_sum, num_correct):
+    for dtype in (entropy_sum.dtype, float32):
         is_positive = made("gt", (), bool_)
         del is_positive
-        made("div", (), float32)  # freed at once: nobody holds it
+        made("div", (), dtype)  # freed at once: nobody holds it
     return num_valid, entropy_sum, num_correct
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vrambudget.dtypes import bool_, float32, int64, uint8
+from vrambudget.dtypes import bool_, float32, int64
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
@@ -124,16 +124,6 @@ def _get_num_items_in_batch(run: Run, batch_samples: list[Batch]) -> Tensor:
         del count
     assert num_items_in_batch is not None  # noqa: S101 - there is a batch
     return over_ranks(run, num_items_in_batch) if run.has_ranks else num_items_in_batch
-
-
-def barrier(run: Run) -> Tensor | None:
-    """Return what ranks wait with while the first prepares the data set: one byte, kept for ever.
-
-    Source: accelerate/state.py (main_process_first); torch/csrc/distributed/c10d/ProcessGroup.hpp
-    (barrier, whose tensor is static).
-    Not modelled: the same byte under FSDP 1.
-    """
-    return made("barrier", (1,), uint8) if run.settings.layout.data == "ddp" else None
 
 
 def over_ranks(run: Run, count: Tensor) -> Tensor:
