@@ -1,7 +1,7 @@
-"""PyTorch's own samples of its operations (OpInfo), on the virtual GPU and on counted tensors.
+"""PyTorch's own samples of its operations (OpInfo), on the virtual GPU and on the fake one.
 
     python tests/opinfo_exam.py card FILE       under `vrambudget rehearse`, till it ends by itself
-    python tests/opinfo_exam.py counted FILE    on counted tensors
+    python tests/opinfo_exam.py counted FILE    on fake tensors, as a step runs
     python tests/opinfo_exam.py compare CARD COUNTED
 
 Each sample is called once, then its first output's backward pass runs. A row has the bytes that
@@ -147,33 +147,19 @@ def on_card(op, args, kwargs):
 
 
 def counted_side(log):
+    from vrambudget.eager.step import EAGER
     from vrambudget.engine.context import Platform, recording
-    from vrambudget.engine.tensor import Tensor, empty_bytes
+    from vrambudget.tape.events import Purpose
     from vrambudget.traced import kernels
-    from vrambudget.traced.counted import counted, dtype_of
-    from vrambudget.traced.known import of_tensor
-    from vrambudget.traced.mode import Following
-    from vrambudget.traced.patches import running
-    from vrambudget.traced.stepping import stepping
 
     version = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
     def side(op, args, kwargs):
         kernels.unchecked.clear()
-        with recording(Platform(torch=version)) as tape:
-            mode = Following()
-
-            def put(x):
-                like = torch.empty_like(x, device="meta")
-                v = empty_bytes(like.untyped_storage().nbytes())
-                strides = None if like.is_contiguous() else tuple(like.stride())
-                y = Tensor(tuple(x.shape), dtype_of(x.dtype), v, strides)
-                y.requires_grad = x.requires_grad
-                return counted(y, None if x.is_floating_point() else of_tensor(x))
-
-            args, kwargs = mapped((args, kwargs), put)
+        with recording(Platform(torch=version)) as tape, EAGER.mode() as mode:
+            args, kwargs = mapped((args, kwargs), lambda x: mode.lay(x, Purpose.INPUTS))
             places = []
-            with running(mode), stepping(mode):
+            with EAGER.inside(mode):
                 held = called(op, args, kwargs, lambda: places.append(len(tape.events)))
             sums, now = [0], 0
             for storage, change in tape.changes():

@@ -332,6 +332,19 @@ def columns(device):
     return step, (images, wanted, torch.ones(288, device=device))
 
 
+def rehearsed(case, file):
+    """Run a case's step on the card, and write the peaks to a file."""
+    step, given = case("cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(STEPS):
+        held = step(*given)
+    stats = torch.cuda.memory_stats()
+    peaks = [stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")]
+    Path(file).write_text(" ".join(map(str, peaks)))
+    del held
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -350,11 +363,4 @@ CASES = {
 }
 
 if __name__ == "__main__":
-    step, given = CASES[sys.argv[1]]("cuda")
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(STEPS):
-        held = step(*given)
-    stats = torch.cuda.memory_stats()
-    peaks = [stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")]
-    Path(sys.argv[2]).write_text(" ".join(map(str, peaks)))
+    rehearsed(CASES[sys.argv[1]], sys.argv[2])

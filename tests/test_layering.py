@@ -27,6 +27,7 @@ LAYERS = [
     {"traced"},
     {"program"},
     {"compiled"},
+    {"eager"},
     {"scenario"},
     {"build", "simulate"},
     {"per_rank", "full_length", "remarks"},
@@ -41,7 +42,7 @@ LAYERS = [
 # nanoGPT in torch is the one that is measured; it imports nothing of this package.
 EXCEPTIONS = {("budget.py", "report"), ("compiled/build.py", "measure")}
 HEAVY = {"torch", "transformers", "peft", "numpy", "pandas", "matplotlib", "huggingface_hub"}
-MAY_BE_HEAVY = {"traced", "recording", "compiled", "measure", "rehearse", "pictures"}
+MAY_BE_HEAVY = {"traced", "recording", "compiled", "eager", "measure", "rehearse", "pictures"}
 # A sweep's vector of sizes is an array; only a sweep imports it.
 MAY_IMPORT = {
     f"planning/{name}.py": {"numpy"} for name in ("size_vector", "shared_tape", "sweep_points")

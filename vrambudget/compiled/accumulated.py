@@ -35,6 +35,16 @@ class Running:
             and _references(x) == (_HELD, _ALONE)
         )
 
+    @property
+    def node(self) -> str:
+        """The name of the node that runs, "" where none does."""
+        return self._node[0] if self._node else ""
+
+    @property
+    def first(self) -> int:
+        """The number of the first storage that the node may have made."""
+        return self._first
+
     def look(self) -> None:
         """Note which node runs: to be asked before an operation makes anything."""
         node: Any = torch._C._current_autograd_node()

@@ -27,6 +27,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
 from vrambudget.traced.counted import DTYPE, TORCH_DTYPE, dtype_of
+from vrambudget.traced.kernels import WITHOUT_RESULT, result_bytes
 
 _HOST = torch.device("cpu")
 _COPY = torch.ops.aten._to_copy.default
@@ -68,12 +69,19 @@ class CardMode(FakeTensorMode):
         with self._quiet():  # what stands in for its C++ makes nothing on the card
             result = super().dispatch(func, types, args, kwargs)
         elsewhere = set(map(id, on_host(name, result)))
+        first = len(context.tape.sizes)
         for x in tree_leaves(result):
             if isinstance(x, FakeTensor) and id(x) not in elsewhere:
-                self._note(x)
-        buffers(func, name, args, result)
+                self._note(x, result_bytes(name, args, x))
+        if len(context.tape.sizes) > first or name in WITHOUT_RESULT:
+            self._need(func, name, args, result)
         del copies
         return result
+
+    def _need(self, func: Any, name: str, args: Any, result: Any) -> None:
+        """Allocate and free what an operation's kernels need besides its results."""
+        if isinstance(result, torch.Tensor):
+            buffers(func, name, args, result)
 
     @contextmanager
     def on_the_card(self) -> Iterator[None]:
@@ -104,16 +112,15 @@ class CardMode(FakeTensorMode):
         finally:
             self._is_quiet = before
 
-    def _note(self, x: FakeTensor) -> None:
+    def _note(self, x: FakeTensor, nbytes: int | None = None) -> None:
         if x.fake_device.type != CARD.type:
             return
         storage = x.untyped_storage()
         if storage._cdata not in self._storages:
             dtype = DTYPE.get(x.dtype)  # random states are of a type of their own
             content = None if dtype is None else (tuple(x.shape), dtype)
-            ours = Storage(
-                context.tape, storage.nbytes(), context.purpose, context.operation, content
-            )
+            nbytes = storage.nbytes() if nbytes is None else nbytes
+            ours = Storage(context.tape, nbytes, context.purpose, context.operation, content)
             self._bind(storage, ours)
 
     def _bind(self, storage: Any, ours: Storage) -> None:
@@ -163,7 +170,9 @@ class CardMode(FakeTensorMode):
 
     def alive_since(self, first: int) -> list[int]:
         """Return the storages from number `first` on that live."""
-        return [ours.index for _, ours in self._storages.values() if ours.index >= first]
+        tape = context.tape  # what is empty is on none
+        found = [ours for _, ours in self._storages.values() if ours.tape is tape]
+        return [ours.index for ours in found if ours.index >= first]
 
 
 def _is_on_host(args: Any, kwargs: Any) -> bool:

@@ -56,7 +56,7 @@ def buffers(func: Any, name: str, args: Sequence[Any], result: Any) -> None:
     rule = _RULES.get(name)
     if rule is not None:
         rule(args)
-    elif isinstance(result, torch.Tensor):
+    else:
         kernels.temporaries(func, name, args, result)
 
 

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -40,15 +41,20 @@ _LOG = logging.getLogger("vrambudget")
 
 
 @contextmanager
-def on_card(mode: CardMode) -> Iterator[None]:
-    """Run PyTorch's code inside as on the job's card, compiled or not."""
+def on_card(
+    mode: CardMode, functions: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
+) -> Iterator[None]:
+    """Run PyTorch's code inside as on the job's card, compiled or not.
+
+    `functions`: of aten's operations, those that run in Python besides those of python_ops.
+    """
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch, about fake tensors
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)
         stack.enter_context(devices_for_cpp())
         stack.enter_context(named(context.platform))
-        stack.enter_context(in_python())
+        stack.enter_context(in_python(functions))
         stack.enter_context(mode)
         yield
 

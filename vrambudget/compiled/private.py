@@ -89,10 +89,12 @@ _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 
 def _guards() -> tuple[Any, Any]:
     """Return what registers the guard of a device type, and the table of those registered."""
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
-    if not library.exists():
+    folder = Path(torch.__file__).parent / "lib"
+    found = (folder / name for name in ("libc10.so", "libc10.dylib"))  # Linux, macOS
+    library = next((path for path in found if path.exists()), None)
+    if library is None:
         raise NotModelledError(
-            f"torch.compile is not modelled with this build of PyTorch: no {library}",
+            f"torch.compile is not modelled with this build of PyTorch: no libc10 in {folder}",
             hint=REHEARSE,
         )
     c10 = ctypes.CDLL(str(library))

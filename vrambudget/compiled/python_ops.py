@@ -7,7 +7,7 @@
 Source: aten/src/ATen/native/TensorConversions.cpp (to_impl), Linear.cpp (linear).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -24,10 +24,11 @@ _MATRIX = 2
 
 
 @contextmanager
-def in_python() -> Iterator[None]:
-    """Let PyTorch's Python dispatcher, which tracing uses, take these inside."""
+def in_python(others: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let PyTorch's Python dispatcher, which tracing uses, take these and others inside."""
+    functions = {**_FUNCTIONS, **others}
     with ExitStack() as stack:
-        for op, function in _FUNCTIONS.items():
+        for op, function in functions.items():
             stack.enter_context(patch.dict(op.py_kernels, {_KEY: function}))
             op._dispatch_cache.clear()
         restored = torch._prims.rng_prims.graphsafe_run_with_rng_state
@@ -35,7 +36,7 @@ def in_python() -> Iterator[None]:
         try:
             yield
         finally:
-            for op in _FUNCTIONS:
+            for op in functions:
                 op._dispatch_cache.clear()
 
 

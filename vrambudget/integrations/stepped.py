@@ -24,7 +24,7 @@ from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay
 
 if TYPE_CHECKING:
-    from vrambudget.traced.step import Stepped
+    from vrambudget.traced.step import Stepped, Way
 
 _MOST_STEPS = 100
 
@@ -59,13 +59,22 @@ def follow(
     version = torch or default_version("torch")
     try:
         platform = platform_of(card, version)
-        left = stepped(step, given, steps=steps, platform=platform, warm=warm_process)
+        left = stepped(step, given, steps=steps, platform=platform, warm=warm_process, way=_way())
     except NotModelledError as error:
         command = rehearsal_command(gpu)
         error.hint = f"{error.hint.rstrip('.')}; here: {command}" if error.hint else command
         raise
     left.tape.driver_addresses = driver_addresses
     return _budget(left, card, version)
+
+
+def _way() -> "Way | None":
+    """Return how a step is run: None where this PyTorch lacks what runs it eagerly, as on Windows."""
+    try:
+        from vrambudget.eager.step import EAGER  # noqa: PLC0415 - it imports torch
+    except NotModelledError:
+        return None
+    return EAGER
 
 
 def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:

@@ -45,27 +45,44 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, geometry: Geometry | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    geometry: Geometry | None = None,
+    *,
+    output_padding: Shape | None = None,
 ) -> Tensor:
-    """Return y; without a geometry the kernel moves by its own size. Raises ShapeError."""
+    """Return y; without a geometry the kernel moves by its own size. Raises ShapeError.
+
+    With an output padding it is a transposed one.
+    """
     bias = None if bias is None else lower_precision(bias)
     weight = lower_precision(weight)
     x = lower_precision(x)
     geometry = geometry or Geometry.of_patches(weight.shape[2:])
-    if x.shape[1] != weight.shape[1] * geometry.groups:
+    channels = weight.shape[1] * geometry.groups if output_padding is None else weight.shape[0]
+    if x.shape[1] != channels:
         raise ShapeError(f"an image of {x.shape[1]} channels by a weight {list(weight.shape)}")
     kept = keep(x), keep(weight)
-    call = _Call(_Layout.of(x), _Layout.of(weight), geometry)
-    context.operation = _NAMES[call.kernel]
-    y = call.forward()
-    if x.ndim == _LINE:
-        y = _as_line(y)
+    made = call(x, weight, geometry, output_padding=output_padding)
+    context.operation = _NAMES[made.kernel]
+    y = made.result()
     wants = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
 
     def backward(dy: Tensor) -> Gradients:
-        return call.backward(dy, wants)
+        return made.backward(dy, wants)
 
-    return record(_NAMES[call.kernel], y, inputs=(x, weight, bias), saved=kept, backward=backward)
+    return record(_NAMES[made.kernel], y, inputs=(x, weight, bias), saved=kept, backward=backward)
+
+
+def call(
+    x: Tensor, weight: Tensor, geometry: Geometry, *, output_padding: Shape | None = None
+) -> "_Call":
+    """Return what one convolution makes; with an output padding it is a transposed one."""
+    layouts = _Layout.of(x), _Layout.of(weight)
+    if output_padding is None:
+        return _Call(*layouts, geometry)
+    return _Transposed(*layouts, geometry, output_padding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,12 @@ class _Call:
         self.last = last and self.kernel == "cudnn"
         self.y_shape = self.geometry.output_shape(x.shape, weight.shape)
 
-    def forward(self) -> Tensor:
+    def result(self) -> Tensor:
+        """Return y."""
+        y = self._forward()
+        return _as_line(y) if self.is_line else y
+
+    def _forward(self) -> Tensor:
         """Return y as an image."""
         x = self.x.copied(channels_last=self.last)
         y = self._new(self.y_shape)
@@ -183,6 +205,44 @@ class _Call:
             workspace(
                 direction, self.x.dtype, (x, weight, y), self.geometry, channels_last=self.last
             )
+
+
+class _Transposed(_Call):
+    """A transposed convolution: its y is the gradient of a convolution's input, and so on.
+
+    Source: aten/src/ATen/native/cudnn/ConvShared.cpp (cudnn_convolution_transpose_forward,
+    _backward_input, _backward_weight).
+    """
+
+    def __init__(
+        self, x: _Layout, weight: _Layout, geometry: Geometry, output_padding: Shape
+    ) -> None:
+        self.x, self.weight = x, weight
+        self.is_line = len(geometry.stride) < len(x.shape[2:])
+        if self.is_line:
+            geometry, output_padding = geometry.over_images(), (0, *output_padding)
+        self.geometry, self.kernel = geometry, "cudnn"
+        self.last = not self.is_line and (x.suggests_channels_last or weight.suggests_channels_last)
+        self.y_shape = geometry.input_shape(x.shape, weight.shape, output_padding)
+
+    def _forward(self) -> Tensor:
+        x = self.x.copied(channels_last=self.last)
+        y = self._new(self.y_shape)
+        weight = self.weight.copied(channels_last=self.last)
+        self._work(Direction.INPUT)
+        del weight, x
+        return y
+
+    def _input_gradient(self) -> Tensor:
+        dx = self._new(self.x.shape)
+        weight = self.weight.copied(channels_last=self.last)
+        self._work(Direction.FORWARD)
+        del weight
+        return dx
+
+    def _work(self, direction: Direction) -> None:
+        shapes = self.y_shape, self.weight.shape, self.x.shape
+        workspace(direction, self.x.dtype, shapes, self.geometry, channels_last=self.last)
 
 
 def _bias_gradient(layout: _Layout, dy: Tensor) -> Tensor:

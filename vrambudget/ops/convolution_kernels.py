@@ -56,6 +56,14 @@ class Geometry:
         image = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
         return x[0], weight[0], *image
 
+    def input_shape(self, y: Shape, weight: Shape, output_padding: Shape) -> Shape:
+        """Return the shape of the x whose convolution has y's (conv_input_size)."""
+        sizes = zip(
+            y[2:], weight[2:], self.stride, self.padding, self.dilation, output_padding, strict=True
+        )
+        image = ((n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes)
+        return y[0], weight[1] * self.groups, *image
+
 
 def select_kernel(
     x: Shape, weight: Shape, dtype: DType, geometry: Geometry, *, channels_last: bool

@@ -16,11 +16,13 @@ Not modelled: layer_norm of an x and a weight of two types (PyTorch refuses it);
 types (PyTorch composes it of other operations).
 """
 
-from vrambudget.dtypes import float32
+from collections.abc import Sequence
+
+from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import full_precision
 from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import ShapeError, Tensor, empty
+from vrambudget.engine.tensor import Shape, ShapeError, Tensor, empty, numel
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.reduce import sum_to_size
 from vrambudget.ops.shape import contiguous
@@ -70,14 +72,41 @@ def _normalised(
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
         copy = empty(shape, dtype) if must_copy else None
-        dx = empty(shape, dtype) if needs_x else None
-        dparameters = [empty((features,), dtype) if needed else None for needed in affine]
-        rows_of_dy = contiguous(dy)
-        _sum_in_parts(rows, features, dparameters)
-        del copy, rows_of_dy
-        return dx, *dparameters
+        return _gradients(dy, dtype, (features,), copy, needs_x=needs_x, affine=affine)
 
     return record(name, y, inputs=(x, weight, bias), saved=kept, backward=backward)
+
+
+def gradients(
+    x: Tensor,
+    dy: Tensor,
+    dims: int,
+    *,
+    needs_x: bool,
+    affine: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x and of what it was scaled by, over its last `dims` dimensions."""
+    copy = None if x.is_contiguous else empty(x.shape, x.dtype)
+    return _gradients(dy, x.dtype, x.shape[-dims:], copy, needs_x=needs_x, affine=affine)
+
+
+def _gradients(
+    dy: Tensor,
+    dtype: DType,
+    scaled: Shape,
+    copy: Tensor | None,
+    *,
+    needs_x: bool,
+    affine: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    features = numel(scaled)
+    dx = empty(dy.shape, dtype) if needs_x else None
+    dparameters = [empty(scaled, dtype) if needed else None for needed in affine]
+    rows_of_dy = contiguous(dy)
+    if len(scaled) == 1:
+        _sum_in_parts(dy.numel // features, features, dparameters)
+    del copy, rows_of_dy
+    return dx, *dparameters
 
 
 def _sum_in_parts(rows: int, features: int, gradients: list[Tensor | None]) -> None:

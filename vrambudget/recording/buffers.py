@@ -10,6 +10,7 @@ from vrambudget.recording.listener import Phase
 from vrambudget.recording.raw import Layout
 from vrambudget.traced import derived, kernels
 from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.products import PRODUCTS
 
 Patch = tuple[Any, str, Any]
 
@@ -54,7 +55,7 @@ def _kernel(name: str, args: Any) -> tuple[str | None, tuple[Any, ...]]:
         given = (args[0], *args[2:]) if name in kernels._NORMS else args  # noqa: SLF001
         dims = given[1] if len(given) > 1 and isinstance(given[1], list | tuple | int) else []
         return "reduced", (given[0], [dims] if isinstance(dims, int) else list(dims))
-    if name in kernels._PRODUCTS:  # noqa: SLF001
+    if name in PRODUCTS:
         return "product", (name == "addmm",)
     return None, ()
 

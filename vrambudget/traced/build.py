@@ -140,13 +140,13 @@ def _lay(module: torch.nn.Module, mode: Following) -> None:
         if x is None or mode.counted_of(x) is not None:
             continue
         context.operation = "parameter" if isinstance(x, torch.nn.Parameter) else "buffer"
-        v: Tensor = empty(tuple(x.shape), dtype_of(x.dtype), _strides_of(x))
+        v: Tensor = empty(tuple(x.shape), dtype_of(x.dtype), strides_of(x))
         v.requires_grad = bool(x.requires_grad)
         mode.weights[id(x)] = counted(v)
         mode.leaf_hooks.adopt(x, v)
 
 
-def _strides_of(x: torch.Tensor) -> tuple[int, ...] | None:
+def strides_of(x: torch.Tensor) -> tuple[int, ...] | None:
     """Return how a weight lies, None for the usual order: `to(memory_format=)` changes it."""
     no_storage: Any = None  # never read
     own = Tensor(tuple(x.shape), dtype_of(x.dtype), no_storage, tuple(x.stride()))

@@ -24,12 +24,13 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.tape.events import Storage
 from vrambudget.traced import kernels
+from vrambudget.traced.composed import composed, is_composed
 from vrambudget.traced.counted import dtype_of, meta_of, no_rule
 from vrambudget.traced.several_kernels import formula, kernel_by_kernel
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
 # (areAnyTensorSubclassLike); on the card they write into the zeros that they just made.
-_WRITES_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
+WRITES_INTO_ZEROS = {"scatter", "scatter_add", "index_put", "index_add", "masked_fill", "put"}
 
 
 class _Tracer(TorchDispatchMode):
@@ -61,6 +62,9 @@ class _Tracer(TorchDispatchMode):
         if steps is not None:
             with self:
                 return steps()
+        if is_composed(func):
+            with self:
+                return composed(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         context.operation = packet
         made = False
@@ -75,7 +79,7 @@ class _Tracer(TorchDispatchMode):
 
     def _into(self, packet: str, args: Any) -> Storage | None:
         """Return the storage that the card would write into, None where it makes one."""
-        if packet in _WRITES_INTO_ZEROS and self.runs_formula:
+        if packet in WRITES_INTO_ZEROS and self.runs_formula:
             return self.storage_of(args[0])
         return None
 

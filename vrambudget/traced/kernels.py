@@ -2,7 +2,7 @@
 
     pointwise, views, copies    nothing
     reductions                  partial sums (ops.reduce_buffers)
-    matrix products             cuBLAS' workspace
+    matrix products             cuBLAS' workspace, and copies (traced.products)
     softmax' backward           grad * output
     group norm                  a, b [N, C]; in backward ds, db, c1 [N, C] and c2, c3 [N, groups]
     upsampling                  an input that lies in neither order is copied
@@ -28,10 +28,10 @@ from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.indexing import accumulating_buffers
 from vrambudget.ops.reduce import with_partial_sums
-from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
-from vrambudget.traced import orders
+from vrambudget.traced import distances, orders
 from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.examined import EXAMINED
+from vrambudget.traced.products import PRODUCTS, batched_product, product
 
 WITHOUT_RESULT = {"index_put_", "_index_put_impl_"}
 """Operations that write into an input and yet allocate."""
@@ -73,12 +73,18 @@ _NOTHING = {
     *("complex", "view_as_complex", "view_as_real", "grid_sampler_2d", "where", "masked_fill"),
     *("mse_loss_backward", "index_put", "_index_put_impl", "unfold"),
     *("floor_divide", "softplus_backward", "histc", "gelu_backward", "silu_backward"),
-    *("expand_copy", "split_with_sizes_copy", "fill", "one_hot"),
+    *("expand_copy", "split_with_sizes_copy", "fill", "one_hot", "_cdist_forward"),
+    *(
+        "_unsafe_view",
+        "_pdist_forward",
+        "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell",
+        "_is_all_true",
+    ),
 }
 _NORMS = {"linalg_vector_norm", "norm"}
 _PLACES = {"argmax", "argmin"}
 _REDUCTIONS = {*_PLACES, "sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
-_PRODUCTS = {"mm", "addmm", "addmv", "mv", "dot", "baddbmm", "addbmm"}
 
 unchecked: set[str] = set()
 """Operations of the model that was followed last that were counted by their results alone."""
@@ -138,10 +144,16 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
         empty_bytes(float64.itemsize)  # the number that is raised, on the device; freed at once
     elif name in _REDUCTIONS:
         _reduced((args[0], *args[2:]) if name in _NORMS else args, result)  # args[1] is the order
-    elif name in _PRODUCTS:
-        cublas_workspace(epilogue=name == "addmm")
+    elif name in PRODUCTS:
+        product(name, args)
     elif not _allocates_no_more(func, name):
         unchecked.add(name)
+
+
+def knows(func: Any, name: str) -> bool:
+    """Whether a rule says what an operation's kernels need, or a table that they need nothing."""
+    rules = (_RULES, orders.RULES, _REDUCTIONS, PRODUCTS)
+    return any(name in table for table in rules) or _allocates_no_more(func, name)
 
 
 def _allocates_no_more(func: Any, name: str) -> bool:
@@ -178,11 +190,6 @@ def _softmax_backward(args: Any, result: Any) -> None:
     del result
     product = empty(tuple(args[0].shape), _kind(args[0]))
     del product
-
-
-def _batched_product(args: Any, result: Any) -> None:
-    del result
-    bmm_workspace(args[0].shape[2])
 
 
 def _running_sum(args: Any, result: Any) -> None:
@@ -275,7 +282,8 @@ _RULES: dict[str, Callable[[Any, Any], None]] = {
     "native_group_norm_backward": _group_norm_backward,
     "upsample_nearest2d": _upsample,
     "_upsample_nearest_exact2d": _upsample,
-    "bmm": _batched_product,
+    **distances.RULES,
+    "bmm": batched_product,
     "cumsum": _running_sum,
     "index_put": _index_put,
     "native_batch_norm_backward": _batch_norm_backward,

@@ -66,7 +66,7 @@ class _Place(Known):
         self._value, self._made = value, None
 
 
-def remake(func: Any, given: Any, x: Counted, number: int | None, mode: Any) -> Remake | None:
+def remake(func: Any, given: Any, x: Any, number: int | None, mode: Any) -> Remake | None:
     """Return how a view that a call made of `x` is made of the base of `x`; None if not known.
 
     `number`: which of several results the view is.
@@ -85,7 +85,7 @@ def remake(func: Any, given: Any, x: Counted, number: int | None, mode: Any) -> 
     return again
 
 
-def write(func: Any, given: Any, target: Counted, mode: Any) -> None:
+def write(func: Any, given: Any, target: Any, mode: Any) -> None:
     """Let a tensor that a call wrote into have its new value, and so its base and all views."""
     root = target if target.base is None else target.base
     root.known = _written(func, given, target, root, mode)
@@ -94,7 +94,7 @@ def write(func: Any, given: Any, target: Counted, mode: Any) -> None:
             view.known = _seen(root.known, view.remake)
 
 
-def _written(func: Any, given: Any, target: Counted, root: Counted, mode: Any) -> Known | None:
+def _written(func: Any, given: Any, target: Any, root: Any, mode: Any) -> Known | None:
     """Return the base's value with what a call writes into one of its views, or into itself."""
     before, shown, place = root.known, target.remake, _Place()
     found = _arguments(given, mode, {id(target): place})

@@ -44,6 +44,11 @@ def ordinary(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
     ).expand(shape)
 
 
+def listed(shape: tuple[int, ...]) -> Any:
+    """Return lists of numbers that nobody knows."""
+    return [listed(shape[1:]) for _ in range(shape[0])] if shape else Unknown(NUMBER)
+
+
 def note(places: Iterable[str | None]) -> None:
     """Note the line that reads a number which decides something, or may."""
     for line in places:

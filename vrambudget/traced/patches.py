@@ -29,6 +29,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import regions
 from vrambudget.traced.counted import Counted, counted
+from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.functions import apply_function
 from vrambudget.traced.mode import Following
 
@@ -77,6 +78,7 @@ def _patched(mode: Following) -> Iterator[None]:
             (torch.jit.ScriptFunction, "__call__", _as_python),
             (torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
             (torch.amp.autocast_mode, "amp_definitely_not_available", lambda: False),
+            *FAST_PATH,
         ):
             if hasattr(target, name):
                 stack.enter_context(patch.object(target, name, new))

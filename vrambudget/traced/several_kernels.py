@@ -2,7 +2,6 @@
 
     roll           one dimension of a contiguous tensor at a time; without dimensions, of all
                    elements in a row
-    binary_cross_entropy_with_logits    log-sigmoid, the loss of each element, its mean
     log_sigmoid    without the buffer that CPUs keep for backward
 
 Source: aten/src/ATen/native/cuda/TensorTransformations.cu (roll_cuda), TensorTransformations.h
@@ -37,32 +36,11 @@ def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torc
     return x
 
 
-def _bce_with_logits(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    pos_weight: torch.Tensor | None = None,
-    reduction: int = 1,
-) -> torch.Tensor:
-    log_sigmoid = torch.empty_like(x)
-    if pos_weight is not None:
-        log_weight = (pos_weight - 1).mul(target).add_(1)
-        log_sigmoid.mul_(log_weight)
-        del log_weight
-    loss = (1 - target).mul_(x).sub_(log_sigmoid)
-    if weight is not None:
-        loss.mul_(weight)
-    if not reduction:
-        return loss
-    return loss.mean() if reduction == 1 else loss.sum()
-
-
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), x.new_empty(0)
 
 
 _COMPOSED: dict[str, Callable[..., Any]] = {
-    "binary_cross_entropy_with_logits": _bce_with_logits,
     "log_sigmoid_forward": _log_sigmoid,
 }
 

@@ -8,7 +8,8 @@ Modules, optimizers and tensors that the step uses (`followed.found`) are on the
 holds of the last step while the next one runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any
@@ -56,12 +57,15 @@ def stepped(
     steps: int,
     platform: Platform,
     warm: bool = False,
-    prepare: Callable[[Following], None] = lambda _mode: None,
+    prepare: Callable[[Any], None] = lambda _mode: None,
+    way: "Way | None" = None,
 ) -> Stepped:
     """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError.
 
-    `warm`: the process has trained before. `prepare` is called once all lies on the card.
+    `warm`: the process has trained before. `prepare` is called once all lies on the card. `way`:
+    how torch's calls are counted; by default on counted tensors.
     """
+    way = way or COUNTED
     kernels.unchecked.clear()
     numbers.decided.clear()
     found = found_in(step, *given)
@@ -73,13 +77,12 @@ def stepped(
     with recording(platform) as tape, as_they_were(found):
         if warm:
             warm_up()
-        mode = Following()
-        mode.is_step = True
-        parameters = _allocated(found, given, mode)
-        prepare(mode)
-        tape.mark(0, Phase.FORWARD, resets_allocator=True)
-        held = _run(step, given, steps, mode)
-        tape.close()
+        with way.mode() as mode:
+            parameters = way.allocate(found, given, mode)
+            prepare(mode)
+            tape.mark(0, Phase.FORWARD, resets_allocator=True)
+            held = _run(step, given, steps, mode, way)
+            tape.close()
         unknown = max(context.unknown_workspaces, default=0)
         del held, mode
     trained = [p for p in parameters if p.requires_grad]
@@ -96,13 +99,26 @@ def stepped(
     )
 
 
-def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Following) -> Any:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a step's calls of torch are counted.
+
+    `mode` is entered for all of it, `allocate` puts on the GPU what the step uses and returns its
+    parameters, and `inside` is entered for each call of the step.
+    """
+
+    mode: Callable[[], AbstractContextManager[Any]]
+    allocate: Callable[[Found, Sequence[Any], Any], list[Any]]
+    inside: Callable[[Any], AbstractContextManager[None]]
+
+
+def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Any, way: Way) -> Any:
     """Call the step as a loop does; return what it returned last."""
     result: Any = None
     for number in range(steps):
-        mode.begins = _Marks(number).begins
+        mode.begins = Marks(number).begins
         try:
-            with running(mode), stepping(mode):
+            with way.inside(mode):
                 result = step(*given)
         except (NotModelledError, TooLargeError) as error:
             error.where = error.where or _line(error)
@@ -124,7 +140,7 @@ def _line(error: BaseException) -> str | None:
     return own_line((frame.filename, frame.lineno or 0) for frame in reversed(frames))
 
 
-class _Marks:
+class Marks:
     """Notes on the tape when a phase of a step begins."""
 
     def __init__(self, number: int) -> None:
@@ -196,6 +212,23 @@ def _lay(x: torch.Tensor, mode: Following, purpose: Purpose) -> Tensor:
     is_known = x.is_cpu and not x.is_floating_point()
     mode.weights[id(x)] = counted(v, of_tensor(x) if is_known else None)
     return v
+
+
+@contextmanager
+def _mode() -> Iterator[Following]:
+    mode = Following()
+    mode.is_step = True
+    yield mode
+
+
+@contextmanager
+def _inside(mode: Following) -> Iterator[None]:
+    with running(mode), stepping(mode):
+        yield
+
+
+COUNTED = Way(_mode, _allocated, _inside)
+"""On counted tensors, by the engine's autograd."""
 
 
 def _name(step: Callable[..., Any]) -> str:

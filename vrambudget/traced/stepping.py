@@ -43,7 +43,7 @@ def stepping(mode: Following) -> Iterator[None]:
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", _hooks_refused()),
             (foreach, "_foreach_supported_types", native),
             (optimizers, "_foreach_supported_types", [*native, torch.nn.Parameter]),
-            (torch._C, "_group_tensors_by_device_and_dtype", _grouped),  # noqa: SLF001
+            (torch._C, "_group_tensors_by_device_and_dtype", grouped),  # noqa: SLF001
             *_regions(),
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "device_count", lambda: 1),
@@ -108,7 +108,7 @@ def _regions() -> Iterator[tuple[Any, str, Any]]:
     yield torch.autocast, "__enter__", enter
 
 
-def _grouped(lists: Any, with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's
+def grouped(lists: Any, with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's
     """Group tensors by the type of those in the first list; the newest group comes first."""
     places: dict[Any, list[int]] = {}
     for place, x in enumerate(lists[0]):

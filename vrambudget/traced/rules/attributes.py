@@ -219,11 +219,11 @@ def item(mode: Any, x: Counted) -> Any:
 @answers(_torch.tolist)
 def tolist(mode: Any, x: Counted) -> Any:
     """Return numbers, as `item` does."""
-    return _listed(tuple(x.shape)) if _is_unknown(mode, x) else _value(mode, x, "tolist").tolist()
-
-
-def _listed(shape: tuple[int, ...]) -> Any:
-    return [_listed(shape[1:]) for _ in range(shape[0])] if shape else Unknown(numbers.NUMBER)
+    return (
+        numbers.listed(tuple(x.shape))
+        if _is_unknown(mode, x)
+        else _value(mode, x, "tolist").tolist()
+    )
 
 
 @answers(_torch.__format__)

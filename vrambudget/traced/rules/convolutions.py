@@ -1,4 +1,4 @@
-"""Convolutions: conv1d, conv2d and conv3d; transposed ones take the general rule."""
+"""Convolutions over lines, images and volumes, and transposed ones."""
 
 from typing import Any
 
@@ -29,6 +29,26 @@ def convolve(  # noqa: PLR0917 - torch's signature
         padding = [n // 2 for n in around]
     padding = _each(0 if padding == "valid" else padding, dims)
     return convolution(x, weight, bias, Geometry(stride, padding, dilation, groups))
+
+
+@on("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def convolve_transposed(  # noqa: PLR0917 - torch's signature
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """Do what a convolution's backward pass does with its output's gradient."""
+    if x.ndim != weight.ndim:  # without a batch
+        return NotImplemented
+    dims = weight.ndim - 2
+    stride, padding, dilation = (_each(n, dims) for n in (stride, padding, dilation))
+    moves = Geometry(stride, padding, dilation, groups)
+    return convolution(x, weight, bias, moves, output_padding=_each(output_padding, dims))
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

@@ -1,0 +1,249 @@
+"""Training steps that lean on PyTorch's own autograd: graphs of gradients, hooks, transforms.
+
+As in step_cases.py; `python eager_cases.py NAME FILE` runs one on the card, as a rehearsal does.
+"""
+
+import functools
+import sys
+
+import torch
+from step_cases import language_model, rehearsed, tokens
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, leaky_relu
+from torch.utils import checkpoint as checkpoints
+
+
+def training(optimizer, loss_of):
+    def step(*given):
+        loss = loss_of(*given)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def loss_of_tokens(model, x):
+    return cross_entropy(model(x).flatten(0, 1), x.flatten())
+
+
+def on_tokens(device, make=torch.optim.AdamW, loss_of=loss_of_tokens, **options):
+    model = language_model(device)
+    optimizer = make(model.parameters(), **options)
+    return training(optimizer, lambda x: loss_of(model, x)), (tokens(device),)
+
+
+class Gate(torch.autograd.Function):
+    """Keeps one tensor for backward, and another as an attribute of its context."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.gate = torch.sigmoid(x)
+        ctx.save_for_backward(x)
+        return x * ctx.gate
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy * (ctx.gate * (1 + x * (1 - ctx.gate)))
+
+
+class Gated(nn.Module):
+    def forward(self, x):
+        return Gate.apply(x)
+
+
+def context(device):
+    layers = [nn.Sequential(nn.Linear(512, 512), Gated()) for _ in range(4)]
+    model = nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return training(optimizer, lambda x: model(x).mean()), (torch.ones(256, 512, device=device),)
+
+
+def encoder(device):
+    """The fast path of a transformer in eval mode."""
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3).to(device).eval()
+
+    def step(x):
+        with torch.no_grad():
+            return model(x)
+
+    return step, (torch.ones(8, 128, 256, device=device),)
+
+
+def selective(device):
+    """Checkpoints that keep the results of products."""
+    kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+    def policy(_context, operation, *_, **__):
+        policies = checkpoints.CheckpointPolicy
+        return policies.MUST_SAVE if operation in kept else policies.PREFER_RECOMPUTE
+
+    contexts = functools.partial(checkpoints.create_selective_checkpoint_contexts, policy)
+    again = functools.partial(checkpoints.checkpoint, use_reentrant=False, context_fn=contexts)
+
+    def loss_of(model, x):
+        hidden = model[0](x)
+        for block in list(model)[1:-1]:
+            hidden = again(block, hidden)
+        return cross_entropy(model[-1](hidden).flatten(0, 1), x.flatten())
+
+    return on_tokens(device, loss_of=loss_of)
+
+
+def weighted(device):
+    model, weight = nn.Linear(512, 512).to(device), torch.ones(512, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_of(x):
+        wanted = torch.ones_like(x)
+        return binary_cross_entropy_with_logits(model(x), wanted, pos_weight=weight)
+
+    return training(optimizer, loss_of), (torch.ones(4096, 512, device=device),)
+
+
+def masters(device):
+    """Weights in bfloat16 beside copies in float32 that are trained."""
+    model = language_model(device).bfloat16()
+    weights = list(model.parameters())
+    copies = [p.detach().clone().float().requires_grad_() for p in weights]
+    optimizer = torch.optim.AdamW(copies)
+
+    def step(x):
+        cross_entropy(model(x).flatten(0, 1).float(), x.flatten()).backward()
+        for p, copy in zip(weights, copies, strict=True):
+            copy.grad = p.grad.float()
+            p.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for p, copy in zip(weights, copies, strict=True):
+                p.copy_(copy)
+
+    return step, (tokens(device),)
+
+
+def outside(device):
+    """A scaler and a region of autocast that were made before the step."""
+    model = language_model(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler, region = torch.amp.GradScaler("cuda"), torch.autocast("cuda", dtype=torch.float16)
+
+    def step(x):
+        with region:
+            loss = loss_of_tokens(model, x)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step, (tokens(device),)
+
+
+def penalty(device):
+    """A critic's gradient penalty."""
+    first, last = nn.Linear(512, 512).to(device), nn.Linear(512, 1).to(device)
+    optimizer = torch.optim.Adam([*first.parameters(), *last.parameters()])
+
+    def loss_of(x):
+        real = x.detach().requires_grad_()
+        score = last(leaky_relu(first(real), 0.2))
+        (gradient,) = torch.autograd.grad(score.sum(), real, create_graph=True)
+        return score.mean() + 10 * ((gradient.norm(2, dim=1) - 1) ** 2).mean()
+
+    return training(optimizer, loss_of), (torch.ones(256, 512, device=device),)
+
+
+def meta_learning(device):
+    """A step of gradient descent within the loss (MAML)."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss_of(x, y):
+        weights = dict(model.named_parameters())
+        inner = cross_entropy(functional_call(model, weights, (x,)), y)
+        gradients = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+        moved = {k: p - 0.1 * g for (k, p), g in zip(weights.items(), gradients, strict=True)}
+        return cross_entropy(functional_call(model, moved, (x,)), y)
+
+    classes = torch.ones(128, dtype=torch.long, device=device)
+    return training(optimizer, loss_of), (torch.ones(128, 64, device=device), classes)
+
+
+def fused(device):
+    return on_tokens(device, torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
+
+
+def recurrent(device):
+    parts = nn.Embedding(1000, 128), nn.LSTM(128, 256, 2, batch_first=True), nn.Linear(256, 1000)
+    model = nn.ModuleList(parts).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss_of(x):
+        hidden, _ = model[1](model[0](x))
+        return cross_entropy(model[2](hidden).flatten(0, 1), x.flatten())
+
+    return training(optimizer, loss_of), (tokens(device),)
+
+
+def transforms(device):
+    """One row at a time."""
+    model = nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss_of(x):
+        return vmap(lambda row: (model(row) * row).sum())(x).mean()
+
+    return training(optimizer, loss_of), (torch.ones(128, 64, device=device),)
+
+
+def offloaded(device):
+    """Saved tensors in main memory."""
+
+    def loss_of(model, x):
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            logits = model(x)
+        return cross_entropy(logits.flatten(0, 1), x.flatten())
+
+    return on_tokens(device, loss_of=loss_of)
+
+
+def categorical(device):
+    """A policy's actions, drawn from a distribution that checks its arguments."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 16)).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss_of(x):
+        said = torch.distributions.Categorical(logits=model(x))
+        return -said.log_prob(said.sample()).mean() - 0.01 * said.entropy().mean()
+
+    return training(optimizer, loss_of), (torch.ones(512, 64, device=device),)
+
+
+def reentrant(device):
+    again = functools.partial(checkpoints.checkpoint, use_reentrant=True)
+
+    def loss_of(model, x):
+        hidden = model[0](x)
+        for block in list(model)[1:-1]:
+            hidden = again(block, hidden)
+        return cross_entropy(model[-1](hidden).flatten(0, 1), x.flatten())
+
+    return on_tokens(device, loss_of=loss_of)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        *(context, encoder, selective, weighted, masters, outside, penalty),
+        *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
+    )
+}
+
+if __name__ == "__main__":
+    rehearsed(CASES[sys.argv[1]], sys.argv[2])

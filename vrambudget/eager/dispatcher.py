@@ -1,0 +1,65 @@
+"""PyTorch's Python dispatcher as an eager step has it: C++ runs, but where it asks for the device.
+
+Tracing takes decompositions in Python where C++ has kernels of its own; eager code never does. In
+their place are the functions here, of operations whose C++ looks whether a tensor is CUDA's.
+
+Source: torch/_decomp/decompositions.py (py_impl); aten/src/ATen/native/Dropout.cpp
+(is_fused_kernel_acceptable).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from vrambudget.eager import recurrent
+
+_aten = torch.ops.aten
+_KEYS = (
+    torch._C.DispatchKey.Autograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+
+
+@contextmanager
+def in_cpp() -> Iterator[None]:
+    """Let operations run by their C++ inside."""
+    operations = _decomposed()
+    with ExitStack() as stack:
+        for op in operations:
+            stack.enter_context(patch.dict(op.py_kernels))
+            for key in _KEYS:
+                op.py_kernels.pop(key, None)
+            op._dispatch_cache.clear()
+        try:
+            yield
+        finally:
+            for op in operations:
+                op._dispatch_cache.clear()
+
+
+@functools.cache
+def _decomposed() -> list[Any]:
+    """Return the operations of aten that tracing decomposes in Python."""
+    packets = [getattr(_aten, name) for name in dir(_aten)]
+    names = [(p, name) for p in packets if hasattr(p, "overloads") for name in p.overloads()]
+    operations = [getattr(packet, name, None) for packet, name in names]
+    return [op for op in operations if op and any(key in op.py_kernels for key in _KEYS)]
+
+
+def _dropout(x: Any, p: float, train: bool) -> Any:  # noqa: FBT001 - the schema of aten
+    if not train or not p or not x.numel():
+        return x
+    return _aten.native_dropout(x, p, train)[0] if p < 1 else x.mul(x.new_zeros(()))
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **recurrent.FUNCTIONS,
+    _aten.dropout.default: _dropout,
+}
+"""By operation."""

@@ -1,0 +1,117 @@
+"""Operations that a GPU's kernels run otherwise than the fake ones do: what they make, in order.
+
+convolution             in cuDNN's order of memory, with its workspaces (ops.convolution)
+embedding's gradient    sorts the indices (ops.embedding)
+layer norm              copies what does not lie in rows, sums in parts (ops.norm)
+norms of lists          one buffer for all (ops.foreach_norm)
+binary cross-entropy    log-sigmoid, the loss of each element, its mean
+fused optimizers        write in place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vrambudget.ops import convolution as convolutions
+from vrambudget.ops import norm
+from vrambudget.ops.convolution_kernels import Geometry
+from vrambudget.ops.embedding import dense_gradient
+from vrambudget.ops.foreach_norm import foreach_norm
+from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.several_kernels import kernel_by_kernel
+
+if TYPE_CHECKING:
+    from vrambudget.eager.mode import EagerMode
+
+Rule = Callable[..., Any]
+"""From the mode, what runs the fake kernel, and the arguments, to the result."""
+
+RULES: dict[Any, Rule] = {}
+"""By operation."""
+
+_aten = torch.ops.aten
+_SUPPORTED_NORMS = (1, 2, float("inf"))
+
+
+def _on(*packets: Any) -> Callable[[Rule], Rule]:
+    def registered(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(packets, rule))
+        return rule
+
+    return registered
+
+
+def _call(mode: EagerMode, x: Any, weight: Any, options: Any) -> Any:
+    stride, padding, dilation, transposed, output_padding, groups = options
+    dims = weight.dim() - 2
+    stride, padding, dilation = (
+        tuple(n) * dims if len(n) == 1 else tuple(n) for n in (stride, padding, dilation)
+    )
+    moves = Geometry(stride, padding, dilation, groups)
+    given = mode.tensor_of(x), mode.tensor_of(weight), moves
+    return convolutions.call(*given, output_padding=tuple(output_padding) if transposed else None)
+
+
+@_on(_aten.convolution)
+def _convolution(mode: EagerMode, _run: Any, x: Any, weight: Any, _bias: Any, *options: Any) -> Any:
+    return mode.fake_of(_call(mode, x, weight, options).result())
+
+
+@_on(_aten.convolution_backward)
+def _convolution_backward(
+    mode: EagerMode, _run: Any, dy: Any, x: Any, weight: Any, _bias: Any, *rest: Any
+) -> Any:
+    *options, wants = rest
+    found = _call(mode, x, weight, options).backward(mode.tensor_of(dy), tuple(wants))
+    return tuple(None if v is None else mode.fake_of(v) for v in found)
+
+
+@_on(_aten.embedding_dense_backward)
+def _embedding_backward(
+    mode: EagerMode, _run: Any, dy: Any, indices: Any, rows: int, *_: Any
+) -> Any:
+    copies = mode.contiguous(indices), mode.contiguous(dy)
+    v = dense_gradient(indices.numel(), (rows, dy.shape[-1]), dtype_of(dy.dtype))
+    del copies
+    return mode.fake_of(v)
+
+
+@_on(_aten.native_layer_norm, _aten._fused_rms_norm)
+def _normalised(mode: EagerMode, run: Any, x: Any, *_: Any) -> Any:
+    copy = mode.contiguous(x)
+    result = run()
+    del copy
+    return result
+
+
+@_on(_aten.native_layer_norm_backward, _aten._fused_rms_norm_backward)
+def _norm_backward(mode: EagerMode, _run: Any, dy: Any, x: Any, shape: Any, *rest: Any) -> Any:
+    wants_x, *affine = rest[-1]
+    given = mode.tensor_of(x), mode.tensor_of(dy), len(shape)
+    found = norm.gradients(*given, needs_x=wants_x, affine=affine)
+    return tuple(None if v is None else mode.fake_of(v) for v in found)
+
+
+@_on(_aten._foreach_norm)
+def _foreach_norm(mode: EagerMode, run: Any, tensors: Any, p: float = 2, dtype: Any = None) -> Any:
+    plain = dtype is None and p in _SUPPORTED_NORMS and len({x.dtype for x in tensors}) == 1
+    if not plain:
+        return run()
+    return [mode.fake_of(v) for v in foreach_norm([mode.tensor_of(x) for x in tensors])]
+
+
+@_on(_aten.log_sigmoid_forward, _aten.roll)
+def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
+    steps = kernel_by_kernel(mode.operation, args)
+    if steps is None:
+        return run()
+    with mode:
+        return steps()
+
+
+@_on(*(getattr(_aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
+def _in_place(*_: Any, **__: Any) -> None:
+    return None

@@ -1,0 +1,125 @@
+"""What each operation of an eager step makes on the fake GPU, and what its kernels need.
+
+PyTorch's own C++ decides which operations run, in forward and in backward, and what lives how long.
+Some of its formulas write into what they just made, but not into a subclass of Tensor, which a
+fake one is: these are told apart by the node that runs.
+
+Source: torch/csrc/autograd/FunctionsManual.cpp (areAnyTensorSubclassLike).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch.utils._pytree import tree_leaves
+
+from vrambudget.compiled.births import CardMode
+from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.hidden import buffers
+from vrambudget.eager import gpu_kernels
+from vrambudget.eager.notes import note_of
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.errors import NotModelledError
+from vrambudget.tape.events import Purpose
+from vrambudget.traced import numbers
+from vrambudget.traced.composed import composed, is_composed
+from vrambudget.traced.counted import REHEARSE, dtype_of, no_rule
+from vrambudget.traced.derived import WRITES_INTO_ZEROS
+from vrambudget.traced.lines import own_line, stack
+
+_aten = torch.ops.aten
+_READ = _aten._local_scalar_dense.default
+_LOSS = "BinaryCrossEntropyWithLogits"
+_COPY = _aten.copy_.default
+
+
+class EagerMode(CardMode):
+    """The fake mode of a step that is not compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allow_fallback_kernels = False  # they would look for a real GPU
+        self.operation = ""
+        self.autocast: set[torch.dtype] = set()  # that regions of the step compute in
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; read what is asked back, and leave the host what is the host's."""
+        kwargs = kwargs or {}
+        run = partial(super().dispatch, func, types, args, kwargs)
+        if self._is_quiet or func is torch.ops.prim.device.default:
+            return run()
+        if func is _READ and is_on_card(args[0]):
+            return self._number(args[0])
+        if kwargs.get("pin_memory"):
+            return func(*args, **{**kwargs, "pin_memory": False})
+        if func is _COPY and is_on_card(args[1]) and not is_on_card(args[0]):
+            return args[0]  # to the host, where nobody knows it
+        self._running.look()
+        try:
+            return self._by_kernels(func, args, kwargs, run)
+        except DynamicOutputShapeException as error:
+            raise NotModelledError(
+                f"the size of what {func.__name__} makes depends on values", hint=REHEARSE
+            ) from error
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            raise no_rule(func.__name__, error) from error
+
+    def _by_kernels(self, func: Any, args: Any, kwargs: Any, run: Any) -> Any:
+        """Run an operation by the rule of its kernels, if it has one, or by its parts."""
+        packet = func.overloadpacket
+        rule = gpu_kernels.RULES.get(packet)
+        if rule is not None and any(map(is_on_card, tree_leaves(args))):
+            context.operation = self.operation = packet.__name__
+            return rule(self, run, *args, **kwargs)
+        if is_composed(func):
+            with self:
+                return composed(func, args, kwargs)
+        return self._written(packet.__name__, args, run)
+
+    def _written(self, name: str, args: Any, run: Any) -> Any:
+        """Run an operation; its result lies in its first argument where a formula writes there."""
+        node, first = self._running.node, self._running.first
+        of_loss = node.startswith(_LOSS) and name in {"sub", "mul"}
+        writes = node and (name in WRITES_INTO_ZEROS or of_loss) and is_on_card(args[0])
+        into = self.storage_of(args[0]) if writes else None
+        if into is None or into.index < first:
+            return run()
+        with self._quiet():
+            result = run()
+        self._bind(result.untyped_storage(), into)
+        return result
+
+    def _need(self, func: Any, name: str, args: Any, result: Any) -> None:
+        if name == "_to_copy" and result.dtype in self.autocast and is_weight(args[0]):
+            self.storage_of(result).purpose = Purpose.AUTOCAST_COPIES
+        if func.overloadpacket not in gpu_kernels.RULES:
+            buffers(func, name, args, result)
+
+    def contiguous(self, x: torch.Tensor) -> Tensor | None:
+        """Return the copy that a kernel makes of x, None where it makes none."""
+        return None if x.is_contiguous() else empty(tuple(x.shape), dtype_of(x.dtype))
+
+    def _number(self, x: FakeTensor) -> Any:
+        """Return the number that C++ reads back."""
+        note = note_of(x)
+        if note.known is None:
+            numbers.note([own_line(stack())])
+        return note.ordinary().item()
+
+
+def is_on_card(x: Any) -> bool:
+    """Whether x is a tensor on the fake GPU."""
+    return isinstance(x, FakeTensor) and x.fake_device.type == CARD.type
+
+
+def is_weight(x: Any) -> bool:
+    """Whether x is a leaf that is trained."""
+    return bool(is_on_card(x) and x.is_leaf and x.requires_grad)

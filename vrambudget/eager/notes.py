@@ -1,0 +1,56 @@
+"""What is known of a fake tensor's numbers: their value, or a guess, and how it is a view.
+
+As `traced.known` works them out; a note lives as long as its tensor.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from vrambudget.traced import numbers
+from vrambudget.traced.counted import dtype_of
+
+
+class Note:
+    """One tensor's, under the names that `traced.known` asks for."""
+
+    __slots__ = ("__weakref__", "base", "dtype", "guess", "known", "remake", "shape", "views")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(x.shape), dtype_of(x.dtype)
+        self.known: Any = None
+        self.guess: Any = None
+        self.base: Note | None = None
+        self.remake: Any = None
+        self.views: list[Any] = []
+
+    @property
+    def v(self) -> Note:
+        """What has the type, which of counted tensors is the engine's."""
+        return self
+
+    def dim(self) -> int:
+        """Return how many dimensions there are."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Return how many numbers there are."""
+        return prod(self.shape)
+
+    def ordinary(self) -> torch.Tensor:
+        """Return the value, or what it is taken to be."""
+        found = self.known or self.guess
+        value: Any = None if found is None else found.value()
+        return numbers.ordinary(self.shape, self.dtype) if value is None else value
+
+
+def note_of(x: Any) -> Note:
+    """Return a tensor's note."""
+    note = vars(x).get("_numbers")
+    if note is None:
+        note = vars(x)["_numbers"] = Note(x)
+    found: Note = note
+    return found

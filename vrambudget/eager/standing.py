@@ -1,0 +1,219 @@
+"""Live tensors of a step, and the fake ones on the GPU that stand for them in calls of torch.
+
+A call finds the fake tensor of each live one in its arguments, and what it returns of them is the
+live one again. Tensors of the host that meet the GPU's are there from then on. What a call tells of
+its result's numbers is noted (`traced.known`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from vrambudget.compiled.dispatch import CARD
+from vrambudget.dtypes import bool_
+from vrambudget.eager.mode import EagerMode, is_on_card
+from vrambudget.eager.notes import Note, note_of
+from vrambudget.engine.context import context, made_for
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import contiguous_strides
+from vrambudget.errors import NotModelledError
+from vrambudget.tape.events import Purpose
+from vrambudget.traced import known, numbers
+from vrambudget.traced.build import strides_of
+from vrambudget.traced.counted import REHEARSE
+from vrambudget.traced.lines import own_line, stack
+from vrambudget.traced.numbers import Unknown
+from vrambudget.traced.rules.table import getter
+
+_MIXES = {"copy_", "to", "type_as", "new_tensor", "__getitem__", "__setitem__"}  # host and GPU
+
+
+class Standing(TorchFunctionMode):
+    """Hands calls the fake tensor of each live one; `begins` hears of phases."""
+
+    is_step = True
+
+    def __init__(self, card: EagerMode) -> None:
+        super().__init__()
+        self.card = card
+        self.begins: Callable[[str], None] = lambda _phase: None
+        self.shadows: dict[int, Module] = {}
+        self.head = 0
+        self.thread = ThreadPoolExecutor(1)  # autograd's
+        self._fakes: dict[int, torch.Tensor] = {}
+        self._live: dict[int, torch.Tensor] = {}  # by their fakes
+
+    def lay(self, x: torch.Tensor, purpose: Purpose, operation: str = "to_device") -> torch.Tensor:
+        """Return the fake tensor of a live one; make it if there is none."""
+        fake = self._fakes.get(id(x))
+        if fake is not None:
+            return fake
+        context.operation = operation
+        shape = tuple(x.shape)
+        strides = strides_of(x) or contiguous_strides(shape)
+        with made_for(purpose), torch.no_grad():
+            fake = torch.empty_strided(shape, strides, dtype=x.dtype, device=CARD)
+        fake.requires_grad_(x.requires_grad and x.is_leaf)
+        self._fakes[id(x)], self._live[id(fake)] = fake, x
+        if x.is_cpu and not x.is_floating_point():
+            note_of(fake).known = known.of_tensor(x)
+        for hook in (x._backward_hooks or {}).values():
+            fake.register_hook(hook)
+        for hook in (x._post_accumulate_grad_hooks or {}).values():
+            _hook(self, fake, hook)
+        return fake
+
+    def fake_of(self, x: Any) -> Any:
+        """Return the fake tensor that stands for x, or x itself."""
+        return self._fakes.get(id(x), x)
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return the fake tensors that stand for live ones."""
+        return [*self._fakes.values()]
+
+    def counted_of(self, x: Any) -> Note | None:
+        """Return the note of what is on the GPU, None for the host's."""
+        x = self._fakes.get(id(x), x)
+        return note_of(x) if is_on_card(x) else None
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PLAIN:
+            return func(*map(self.fake_of, args), **kwargs)
+        found: list[Any] = []
+        given = self.taken((args, kwargs), found)
+        if func.__name__ not in _MIXES and any(map(is_on_card, found)):
+            moving = [x for x in found if _is_of_host(x)]
+            for x in moving:
+                self.lay(x, Purpose.INPUTS)
+            if moving:
+                given = self.taken((args, kwargs), found := [])
+        answer = ANSWERS.get(func)
+        if answer is not None and given[0] and is_on_card(given[0][0]):
+            return answer(self, *given[0], **given[1])
+        value = known.brought_to_host(func, (args, kwargs), self)
+        if value is not None:
+            return value
+        result = func(*given[0], **given[1])
+        return self._handed(func, result, (args, kwargs), list(filter(is_on_card, found)))
+
+    def taken(self, value: Any, found: list[Any]) -> Any:
+        """Return arguments with fake tensors in the place of live ones; `found` has all tensors."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self.taken(item, found) for item in value])
+        if kind is dict:
+            return {key: self.taken(item, found) for key, item in value.items()}
+        if isinstance(value, torch.Tensor):
+            value = self._fakes.get(id(value), value)
+            found.append(value)
+        return value
+
+    def _handed(self, func: Any, result: Any, given: Any, found: list[Any]) -> Any:
+        """Return a call's result as the step sees it, and note what it tells of numbers."""
+        if is_on_card(result):
+            self._note(func, result, given, found, None)
+            return self._live.get(id(result), result)
+        if not isinstance(result, tuple | list):
+            return result
+        for number, x in enumerate(result):
+            if is_on_card(x):
+                self._note(func, x, given, found, number)
+        items = [self._live.get(id(x), x) for x in result]
+        kind: Any = type(result)
+        return kind(*items) if hasattr(result, "_fields") else kind(items)
+
+    def _note(self, func: Any, x: Any, given: Any, found: list[Any], number: int | None) -> None:
+        note = note_of(x)
+        if any(x is y for y in found):
+            known.write(func, given, note, self)
+            return
+        value = known.of(func, given, self) if found else known.made(func, given)
+        note.known = value if number is None else known.part(value, number)
+        if note.known is None and note.dtype is bool_:
+            note.guess = known.guess(func, given, self)
+        storage = x.untyped_storage()._cdata
+        base = next((y for y in found if y.untyped_storage()._cdata == storage), None)
+        if base is not None:
+            of = note_of(base)
+            note.remake = known.remake(func, given, of, number, self)
+            note.base = of.base or of
+            note.base.views.append(weakref.ref(note))
+
+
+_PLAIN = {
+    *map(
+        getter,
+        ("shape", "dtype", "ndim", "requires_grad", "is_leaf", "grad_fn", "_version", "layout"),
+    ),
+    *map(getter, ("is_sparse", "is_nested", "grad")),
+    *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride),
+    *(torch.Tensor.is_contiguous, torch.Tensor.is_floating_point, torch.Tensor.element_size),
+    *(torch.Tensor.is_complex, torch.Tensor.storage_offset, torch.Tensor.__len__),
+    torch.Tensor.__hash__,
+}
+"""What tells nothing of a tensor's numbers."""
+
+
+def _is_of_host(x: Any) -> bool:
+    """Whether a tensor with dimensions lies in main memory; not what functorch wraps."""
+    if type(x) not in {torch.Tensor, torch.nn.Parameter} or not x.dim():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.device.type == "cpu"
+
+
+def _value(x: Any) -> torch.Tensor:
+    note = note_of(x)
+    if note.known is None:
+        numbers.note([own_line(stack())])
+    return note.ordinary()
+
+
+def _item(_mode: Standing, x: Any) -> Any:
+    return Unknown(numbers.NUMBER) if note_of(x).known is None else _value(x).item()
+
+
+def _tolist(_mode: Standing, x: Any) -> Any:
+    return numbers.listed(tuple(x.shape)) if note_of(x).known is None else _value(x).tolist()
+
+
+def _format(mode: Standing, x: Any, spec: str) -> str:
+    return format(_item(mode, x), spec) if not x.dim() else repr(x)
+
+
+def _hook(mode: Standing, x: Any, hook: Any) -> Any:
+    live = mode._live.get(id(x), x)
+    register: Any = torch.Tensor.register_post_accumulate_grad_hook
+    return register(x, lambda _: hook(live))
+
+
+def _reader(name: str) -> Callable[..., Any]:
+    def read(_mode: Standing, x: Any) -> Any:
+        if name == "__index__" and note_of(x).known is None:
+            raise NotModelledError("a size depends on weights or data", hint=REHEARSE)
+        return getattr(_value(x), name)()
+
+    return read
+
+
+ANSWERS: dict[Any, Callable[..., Any]] = {
+    getter("device"): lambda _mode, x: x.device,
+    getter("is_cuda"): lambda _mode, _x: True,
+    torch.Tensor.item: _item,
+    torch.Tensor.tolist: _tolist,
+    torch.Tensor.cpu: lambda _mode, x, *_: _value(x),
+    torch.Tensor.numpy: lambda _mode, x, *_: _value(x),
+    torch.Tensor.__format__: _format,
+    torch.Tensor.register_post_accumulate_grad_hook: _hook,
+    **{
+        getattr(torch.Tensor, name): _reader(name)
+        for name in ("__bool__", "__int__", "__float__", "__index__")
+    },
+}
+"""By what is called of a tensor on the GPU."""

@@ -1,0 +1,35 @@
+"""Operations that C++ composes of others on every device: what they make is what those make.
+
+Autograd and modes see one operation (its formula of backward is its own), kernels see many. Which
+they are PyTorch's own dispatcher tells: the key CompositeExplicitAutograd.
+
+Source: aten/src/ATen/native/README.md; native_functions.yaml, for those that CUDA composes not.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+from vrambudget.traced import kernels
+
+_KEY = torch._C.DispatchKey.CompositeExplicitAutograd  # noqa: SLF001
+_OF_CUDA = ("_grouped_mm", "_chunk_cat", "_foreach_", "_fused_", "_pin_memory")
+
+
+@functools.cache
+def is_composed(func: Any) -> bool:
+    """Whether an operation is composed, and no table knows what its kernels need."""
+    name, packet = func.name(), func.overloadpacket.__name__
+    has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - the dispatcher's own
+    if has(name, "CompositeImplicitAutograd"):  # a part of another one: modes see no other
+        return True
+    composed = has(name, "CompositeExplicitAutograd") and not has(name, "CPU")
+    own = packet.startswith(_OF_CUDA) or "resize" in packet or func._schema.is_mutable  # noqa: SLF001
+    return composed and not own and not kernels.knows(func, packet)
+
+
+def composed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operation's parts make; the caller's mode sees them."""
+    result = func.decompose(*args, **kwargs)
+    return func._op_dk(_KEY, *args, **kwargs) if result is NotImplemented else result  # noqa: SLF001
