@@ -1,9 +1,11 @@
 """PyTorch's Python dispatcher as an eager step has it: C++ runs, but where it asks for the device.
 
-Tracing takes decompositions in Python where C++ has kernels of its own; eager code never does. In
-their place are the functions here, of operations whose C++ looks whether a tensor is CUDA's.
+Tracing takes decompositions and shapes from Python where C++ has kernels of its own, which lay a
+dimension of one element otherwise; eager code never does. In their place are the functions here, of
+operations whose C++ looks whether a tensor is CUDA's.
 
-Source: torch/_decomp/decompositions.py (py_impl); aten/src/ATen/native/Dropout.cpp
+Source: torch/_decomp/decompositions.py (py_impl), _meta_registrations.py (activate_meta),
+_subclasses/fake_impls.py (_view_meta); aten/src/ATen/native/Dropout.cpp
 (is_fused_kernel_acceptable).
 """
 
@@ -16,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._subclasses import fake_impls
 
 from vrambudget.eager import recurrent
 
@@ -23,14 +26,20 @@ _aten = torch.ops.aten
 _KEYS = (
     torch._C.DispatchKey.Autograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
+    torch._C.DispatchKey.Meta,
 )
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 
 
 @contextmanager
 def in_cpp() -> Iterator[None]:
     """Let operations run by their C++ inside."""
     operations = _decomposed()
+    implementations: Any = fake_impls.op_implementations_dict
     with ExitStack() as stack:
+        stack.enter_context(patch.dict(implementations))
+        for op in _VIEWS:
+            implementations.pop(op, None)
         for op in operations:
             stack.enter_context(patch.dict(op.py_kernels))
             for key in _KEYS:
@@ -45,7 +54,7 @@ def in_cpp() -> Iterator[None]:
 
 @functools.cache
 def _decomposed() -> list[Any]:
-    """Return the operations of aten that tracing decomposes in Python."""
+    """Return the operations of aten that tracing takes from Python."""
     packets = [getattr(_aten, name) for name in dir(_aten)]
     names = [(p, name) for p in packets if hasattr(p, "overloads") for name in p.overloads()]
     operations = [getattr(packet, name, None) for packet, name in names]
