@@ -13,16 +13,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DynamicOutputShapeException,
-    FakeTensor,
-    UnsupportedOperatorException,
-)
 from torch.utils._pytree import tree_leaves
 
 from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import buffers
+from vrambudget.compiled.private import FakeTensor, fake_tensor
 from vrambudget.eager import gpu_kernels
 from vrambudget.eager.notes import note_of
 from vrambudget.engine.context import context
@@ -65,11 +61,11 @@ class EagerMode(CardMode):
         self._running.look()
         try:
             return self._by_kernels(func, args, kwargs, run)
-        except DynamicOutputShapeException as error:
+        except fake_tensor.DynamicOutputShapeException as error:
             raise NotModelledError(
                 f"the size of what {func.__name__} makes depends on values", hint=REHEARSE
             ) from error
-        except (UnsupportedOperatorException, NotImplementedError) as error:
+        except (fake_tensor.UnsupportedOperatorException, NotImplementedError) as error:
             raise no_rule(func.__name__, error) from error
 
     def _by_kernels(self, func: Any, args: Any, kwargs: Any, run: Any) -> Any:

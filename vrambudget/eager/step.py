@@ -16,10 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch.optim import optimizer as optimizers
 
 from vrambudget.compiled.model import on_card
+from vrambudget.compiled.private import enable_python_dispatcher
 from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
 from vrambudget.eager.mode import EagerMode
 from vrambudget.eager.regions import made_without_a_gpu

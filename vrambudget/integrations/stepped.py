@@ -69,7 +69,7 @@ def follow(
 
 
 def _way() -> "Way | None":
-    """Return how a step is run: None where this PyTorch lacks what runs it eagerly, as on Windows."""
+    """Return how a step is run; None where PyTorch lacks what runs it eagerly, as on Windows."""
     try:
         from vrambudget.eager.step import EAGER  # noqa: PLC0415 - it imports torch
     except NotModelledError:
