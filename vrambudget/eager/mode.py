@@ -2,7 +2,7 @@
 
 PyTorch's own C++ decides which operations run, in forward and in backward, and what lives how long.
 Some of its formulas write into what they just made, but not into a subclass of Tensor, which a
-fake one is: these are told apart by the node that runs.
+fake one is: the node that runs says where.
 
 Source: torch/csrc/autograd/FunctionsManual.cpp (areAnyTensorSubclassLike).
 """
