@@ -18,6 +18,7 @@ from vrambudget.ops.attention import select_kernel
 from vrambudget.traced.counted import dtype_of
 
 _ALIGNMENT = 8
+_DIMENSIONS = 4  # [batch, heads, length, head_dim]: any other goes the mathematical way
 aten = torch.ops.aten
 
 
@@ -34,6 +35,10 @@ def attend(  # noqa: PLR0917 - the schema of aten
 ) -> Any:
     """Return attention's output, as torch.ops.aten.scaled_dot_product_attention."""
     wants = torch.is_grad_enabled()
+    if not q.dim() == k.dim() == v.dim() == _DIMENSIONS:
+        return aten._scaled_dot_product_attention_math(
+            q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
     before, context.grad_enabled = context.grad_enabled, wants
     kernel = select_kernel(
         *(_described(x) for x in (q, k, v)),

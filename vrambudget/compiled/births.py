@@ -116,7 +116,9 @@ class CardMode(FakeTensorMode):
         if x.fake_device.type != CARD.type:
             return
         storage = x.untyped_storage()
-        if storage._cdata not in self._storages:
+        known = self._storages.get(storage._cdata)
+        has = None if known is None else known[1].tape.sizes[known[1].index]
+        if has is None or storage.nbytes() > has:  # new, or resized, as `out=` is
             dtype = DTYPE.get(x.dtype)  # random states are of a type of their own
             content = None if dtype is None else (tuple(x.shape), dtype)
             nbytes = storage.nbytes() if nbytes is None else nbytes

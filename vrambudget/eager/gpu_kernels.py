@@ -10,16 +10,21 @@ fused optimizers        write in place
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vrambudget.dtypes import int32, int64
+from vrambudget.engine.tensor import empty, empty_bytes
 from vrambudget.ops import convolution as convolutions
 from vrambudget.ops import norm
 from vrambudget.ops.convolution_kernels import Geometry
+from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.embedding import dense_gradient
 from vrambudget.ops.foreach_norm import foreach_norm
+from vrambudget.traced import kernels, orders
 from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.several_kernels import kernel_by_kernel
 
@@ -110,6 +115,51 @@ def _several_kernels(mode: EagerMode, run: Any, *args: Any) -> Any:
         return run()
     with mode:
         return steps()
+
+
+@_on(_aten.multinomial)
+def _multinomial(
+    mode: EagerMode,
+    run: Any,
+    x: Any,
+    draws: int,
+    replacement: bool = False,  # noqa: FBT001, FBT002 - the schema of aten
+    **_: Any,
+) -> Any:
+    """Look whether they are probabilities, then take the largest of noisy ones.
+
+    Source: native/Distributions.cpp (multinomial_out).
+    """
+    if replacement and draws > 1:
+        kernels.unchecked.add("multinomial")
+        return run()
+    with mode:
+        result = x.new_empty((*x.shape[:-1], draws), dtype=torch.int64)
+        valid = (x.max() < float("inf")) & (x.min() >= 0)
+        del valid
+        missing = (x.sum(-1) == 0).sum() if x.dim() > 1 else x.sum() == 0
+        del missing
+        noisy = torch.empty_like(x)
+        if draws == 1:
+            orders.RULES["argmax"]((noisy, -1), result)
+        else:
+            values = x.new_empty(result.shape)
+            del values
+    return result
+
+
+@_on(_aten.randperm)
+def _randperm(_mode: EagerMode, run: Any, n: int, *_: Any, out: Any, **__: Any) -> Any:
+    """Sort numbers by random keys, of 32 bits where those make two equal ones unlikely.
+
+    Source: native/cuda/Randperm.cu (randperm_out_cuda).
+    """
+    bits = math.log2(n - (6 * n * n + 1) / (math.log(0.9) * 12)) if n else 0
+    numbers = empty((n,), dtype_of(out.dtype))
+    keys = [empty((n,), int32 if bits <= 32 else int64) for _ in range(2)]  # noqa: PLR2004 - of int
+    buffer = empty_bytes(sort_pairs_bytes(n, passes=-(-math.ceil(bits) // 8)))
+    del buffer, keys, numbers
+    return run()
 
 
 @_on(*(getattr(_aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))

@@ -72,7 +72,7 @@ class EagerMode(CardMode):
         """Run an operation by the rule of its kernels, if it has one, or by its parts."""
         packet = func.overloadpacket
         rule = gpu_kernels.RULES.get(packet)
-        if rule is not None and any(map(is_on_card, tree_leaves(args))):
+        if rule is not None and any(map(is_on_card, tree_leaves((args, kwargs)))):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
         if is_composed(func):

@@ -22,10 +22,13 @@ def is_composed(func: Any) -> bool:
     """Whether an operation is composed, and no table knows what its kernels need."""
     name, packet = func.name(), func.overloadpacket.__name__
     has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - the dispatcher's own
+    if has(name, "CPU"):
+        return False
     if has(name, "CompositeImplicitAutograd"):  # a part of another one: modes see no other
         return True
-    composed = has(name, "CompositeExplicitAutograd") and not has(name, "CPU")
-    own = packet.startswith(_OF_CUDA) or "resize" in packet or func._schema.is_mutable  # noqa: SLF001
+    composed = has(name, "CompositeExplicitAutograd")
+    writes = func._schema.is_mutable and not func._overloadname.endswith("out")  # noqa: SLF001
+    own = packet.startswith(_OF_CUDA) or "resize" in packet or writes
     return composed and not own and not kernels.knows(func, packet)
 
 

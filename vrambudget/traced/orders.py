@@ -42,8 +42,11 @@ def _best(args: Any, _result: Any) -> bool:
 
 
 def _best_along(args: Any, result: Any) -> bool:
-    """Of all elements: its backward divides by a mask, which no rule has."""
-    return len(args) > 1 and isinstance(args[1], int) and _best(args, result)
+    """Find the largest along a dimension with its place, or of all elements without."""
+    if len(args) > 1 and isinstance(args[1], int):
+        return _best(args, result)
+    _reduced(args[0], None, max(4, args[0].element_size()))
+    return True
 
 
 def _moments(args: Any, _result: Any) -> bool:

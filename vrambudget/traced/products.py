@@ -20,10 +20,16 @@ PRODUCTS = {"mm", "addmv", "mv", "dot", "baddbmm", "addbmm", *_EPILOGUES}
 
 
 def product(name: str, args: Any) -> None:
-    """Allocate and free what a product by cuBLAS needs besides its result."""
+    """Allocate and free what a product by cuBLAS needs besides its result; of nothing, nothing.
+
+    A bias [O] is added by cuBLASLt, unless the matrix is a single row or column.
+    """
     left, right = [x for x in args if hasattr(x, "stride")][-2:]
+    if not (left.numel() and right.numel()):
+        return
     copies = [_copy(right), _copy(left)]
-    cublas_workspace(epilogue=name in _EPILOGUES)
+    has_bias = name in _EPILOGUES and args[0].dim() == 1
+    cublas_workspace(epilogue=has_bias and 1 not in right.shape)
     del copies
 
 
