@@ -93,7 +93,7 @@ class JobFields(TypedDict, total=False):
     keep_outputs: bool
     """The loop's variables hold the last outputs while the next forward runs."""
     drop_before_step: bool
-    """The loop drops outputs and loss between backward and step: `del outputs, loss`."""
+    """The loop drops output and loss between backward and step: `del outputs, loss`."""
     shared_labels: bool
     """The labels are the input_ids themselves, and no copy: `model(x, labels=x)`."""
     empty_cache: bool

@@ -34,7 +34,7 @@ class Script(Settings, heading="how the loop is written"):
     )
     drop_before_step: bool = Field(
         default=False,
-        description="the loop drops outputs and loss between backward and step: `del outputs, loss`",
+        description="the loop drops output and loss between backward and step: `del outputs, loss`",
     )
     shared_labels: bool = Field(
         default=False,
