@@ -36,7 +36,7 @@ def program_of(own: dict[str, Any], component: str, kind: str, *, single: bool) 
     if not path.is_file():
         raise NotModelledError(
             f"{own['title']}: {component} was not recorded for this ({path.name})",
-            hint="`vrambudget rehearse -- python train.py ...` runs any script on a virtual GPU",
+            hint="`vrambudget rehearse --gpu GPU -- python train.py` runs any script",
         )
     return program_at(path)
 
