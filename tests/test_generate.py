@@ -407,6 +407,12 @@ def test_logits_may_be_those_of_the_last_tokens():
     assert (128, 50257) not in {c[0] for c in tape.contents if c}
 
 
+def test_copies_of_an_earlier_pass_in_one_region_are_freed_once():
+    tape = tape_of_forward("bert-base-uncased", task="embed", block=32, precision="amp-bf16")
+    freed = [~event for event in tape.events if event < 0]
+    assert len(freed) == len(set(freed))
+
+
 def tape_of_forward(model, **fields):
     scenario = resolve(model, gpu=GPU, mode="forward", **fields)
     return simulate(scenario.config, scenario.job, scenario.platform).tape

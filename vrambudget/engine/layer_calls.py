@@ -83,6 +83,7 @@ class LayerCall:
                 (number, Like.of(cache[id(parameter)]))
                 for number, parameter in enumerate(self.computed_with)
                 if id(parameter) in cache
+                and cache[id(parameter)].storage.index >= self.begin.storage  # not an earlier call's
             )
 
 
