@@ -25,7 +25,8 @@ from vrambudget.program.form import (
 )
 
 MISFITS = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError),
+    TypeError,
     ValueError,
 )
 
