@@ -83,7 +83,8 @@ class LayerCall:
                 (number, Like.of(cache[id(parameter)]))
                 for number, parameter in enumerate(self.computed_with)
                 if id(parameter) in cache
-                and cache[id(parameter)].storage.index >= self.begin.storage  # not an earlier call's
+                and cache[id(parameter)].storage.index
+                >= self.begin.storage  # not an earlier call's
             )
 
 
