@@ -169,6 +169,14 @@ def test_a_model_type_that_nobody_knows_is_refused():
         estimate({"model_type": "lama"}, batch=1, block=8)
 
 
+def test_what_transformers_rejects_is_an_error_that_says_why(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({**BLOOM, "n_head": "four"}))
+    assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
+    error = capsys.readouterr().err
+    assert "transformers rejects this configuration of bloom" in error
+    assert "n_head" in error
+
+
 def test_without_torch_the_error_has_the_commands_that_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text(json.dumps(BLOOM))
     monkeypatch.setattr("vrambudget.traced.config.NEEDED", ("torch_that_is_not_here",))

@@ -20,7 +20,7 @@ from vrambudget.config.job import Job
 from vrambudget.config.model_config import DROPOUT_FIELDS
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Tensor, empty
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import kernels
 from vrambudget.traced.config import TracedConfig
@@ -30,6 +30,8 @@ from vrambudget.traced.live import Live, loss_in, loss_of_outputs
 from vrambudget.traced.mode import Following
 from vrambudget.traced.patches import running
 from vrambudget.training.inputs import Input, inputs_for
+
+_MOST_LINES = 2  # of an error of transformers
 
 
 def knows(model_type: str) -> bool:
@@ -51,7 +53,7 @@ def sound_shape(config: TracedConfig) -> tuple[int, int] | None:
 
 def layers_at_random(config: TracedConfig) -> list[str]:
     """Return the keys by which the model would skip layers at random (LayerDrop)."""
-    return _layer_drops(transformers.AutoConfig.for_model(**config.keys))
+    return _layer_drops(_accepted(config.keys))
 
 
 def _layer_drops(own: Any) -> list[str]:
@@ -84,16 +86,31 @@ def live_model(config: TracedConfig, task: Task) -> Live:
 
 def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
     """Return the error for a model that transformers does not build."""
-    first = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     return NotModelledError(
-        f"transformers builds no {model_type} for {task}: {first}",
+        f"transformers builds no {model_type} for {task}: {_said(error)}",
         hint="another --task may be what it is for",
     )
 
 
+def _said(error: Exception) -> str:
+    """Return what an error says, its first lines joined."""
+    lines = str(error).split("\n")[:_MOST_LINES]
+    return " ".join(" ".join(lines).split()) or type(error).__name__
+
+
+def _accepted(keys: Mapping[str, Any]) -> Any:
+    """Return transformers' configuration of these keys. Raises VramBudgetError if there is none."""
+    try:
+        return transformers.AutoConfig.for_model(**keys)
+    except Exception as error:
+        raise VramBudgetError(
+            f"transformers rejects this configuration of {keys.get('model_type')}: {_said(error)}"
+        ) from error
+
+
 def configuration(keys: Mapping[str, Any], job: Job) -> Any:
     """Return transformers' configuration of a job's model."""
-    own = transformers.AutoConfig.for_model(**keys)
+    own = _accepted(keys)
     if own.model_type == "t5":  # its configuration names neither
         own.decoder_start_token_id, own.pad_token_id = 0, 0
     if job.dropout is not None:
