@@ -189,13 +189,8 @@ class TracedGraph:
         dropped = passes.died_in(tape.events[passes.end :], 0, passes.inputs)
         self.found = _Found.before(gradients, nodes, passes.parameters, dropped)
         self.incoming = [x.storage.index for x in gradients if x is not None]
-        # An output that the loop's graph reads runs backward without a gradient, too.
-        read = {edge[1] for n in nodes for edge in n.edges if edge and edge[0].part is self}
-        pairs = list(zip(self.edges, gradients, strict=True))
-        reached = [pair for slot, pair in enumerate(pairs) if slot in read or pair[1] is not None]
-        edges = [edge for edge, _ in reached]
-        given: list[Tensor | None] = [x for _, x in reached]
-        del pairs, reached
+        edges = [e for e, x in zip(self.edges, gradients, strict=True) if x is not None]
+        given: list[Tensor | None] = [x for x in gradients if x is not None]
         gradients.clear()
         root = Node("outputs", context.sequence, edges, (), lambda *given: given)
         run_nodes(root, given)

@@ -48,12 +48,20 @@ _ROWS = 32768  # _CHUNKED_LOGPROB_CHUNK_SIZE
 class FusedOutputs:
     """FusedCausalLMOutput: fields [B, T-1], zero where no label counts."""
 
-    loss: Tensor
+    loss: Tensor | None
     log_probs: Tensor
     entropy: Tensor | None
     mean_logits: Tensor | None
     is_top1: Tensor | None
     label_mask: Tensor
+    backbone_outputs: Tensor | None  # held by the patched forward until the loss is there
+
+    def with_loss(self) -> "FusedOutputs":
+        """Make the loss, which the trainers do not read: theirs is of the log probabilities."""
+        negative = neg(sum_all(self.log_probs))
+        self.loss = div_by_constant(negative, _at_least_one(self.label_mask))
+        self.backbone_outputs = None
+        return self
 
 
 class FusedHead(Module):
@@ -112,10 +120,13 @@ class FusedHead(Module):
             log_probs, entropy, mean_logits, is_top1 = _scattered(per_token, mask)
             del per_token
             assert log_probs is not None  # noqa: S101 - always computed
-        negative = neg(sum_all(log_probs))
-        loss = div_by_constant(negative, _at_least_one(mask))
-        del backbone_outputs  # held until here
-        return FusedOutputs(loss, log_probs, entropy, mean_logits, is_top1, mask)
+            held = backbone_outputs.detach()
+        outputs = FusedOutputs(None, log_probs, entropy, mean_logits, is_top1, mask, held)
+        if self.hooks is not None:  # FSDP2's, which cast all that is returned: the loss, too
+            loss = outputs.with_loss().loss
+            assert loss is not None  # noqa: S101 - just made
+            outputs.loss = loss.detach()  # its graph goes with the outputs, before backward
+        return outputs
 
     def _chunked(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor | None, ...]:
         """_ChunkedLogProbFunction: [N, H], [N] -> four of [N]; its gradient is the first's."""
@@ -206,7 +217,7 @@ class FusedPrepared(Module):
 def _in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
     with run.autocast():
         outputs: FusedOutputs = model(**inputs)
-        return outputs
+        return outputs if outputs.loss is not None else outputs.with_loss()
 
 
 def counted_labels(job: Job, rows: int, length: int, *, sequences: int = 0) -> int:
