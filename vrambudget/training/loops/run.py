@@ -115,10 +115,14 @@ class Run:
 
     def batches(self, *, without: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """Yield batches on the device, as a data loader hands them over."""
-        shares = self.settings.shared_labels
         for inputs in cycle(self._batches):
-            batch = _on_device(inputs, {*without, "labels"} if shares else without)
-            yield {**batch, "labels": batch["input_ids"]} if shares else batch
+            yield self._batch(inputs, without)  # which no variable of this frame holds
+
+    def _batch(self, inputs: dict[str, Input], without: Collection[str]) -> dict[str, Tensor]:
+        if not self.settings.shared_labels:
+            return _on_device(inputs, without)
+        batch = _on_device(inputs, {*without, "labels"})
+        return {**batch, "labels": batch["input_ids"]}
 
     def eval_steps(self) -> Iterator[int]:
         """Yield the numbers of an evaluation's batches."""
