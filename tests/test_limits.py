@@ -54,7 +54,7 @@ def test_a_configuration_that_makes_no_model_names_its_key(values, words):
 )
 def test_a_job_of_too_many_tensors_is_refused_by_name(model, fields, monkeypatch):
     monkeypatch.setattr(events, "MOST_STORAGES", 100_000)
-    with pytest.raises(VramBudgetError, match="more than 100,000 tensors, too many to follow"):
+    with pytest.raises(VramBudgetError, match="more than 100,000 tensors, too many to trace"):
         estimate(model, block=4, **fields)
 
 

@@ -279,4 +279,4 @@ def test_a_checkpoint_of_bitsandbytes_is_for_one_card(tmp_path, capsys):
         json.dumps({"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}})
     )
     assert main(["serve", str(path), "--gpu", "h100", "--tensor-parallel-size", "2"]) == 2
-    assert "on one card alone" in capsys.readouterr().err
+    assert "on one GPU alone" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vrambudget.cli import main
-from vrambudget.cli.parser import COMMANDS, Parser, parse
+from vrambudget.cli.parser import COMMANDS, OF_PIPELINES, Parser, parse
 from vrambudget.cli.spellings import translated
 from vrambudget.config.foreign.meanings import Choice, Same, Switch
 from vrambudget.config.foreign.words import words_of
@@ -170,11 +170,12 @@ ROOT = Path(__file__).parents[1]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 OF_OTHERS = {
     *("--nproc-per-node", "--use-env", "--use_env"),  # torchrun's
-    *("--num_processes", "--use_deepspeed"),  # accelerate's
+    *("--num_processes", "--use_deepspeed", "--config_file"),  # accelerate's
     *("--deepspeed_config", "--num_gpus"),  # deepspeed's
     "--ntasks-per-node",  # Slurm's
     *("--quantize", "--num-shard", "--max-batch-prefill-tokens"),  # TGI's
     "--bs",  # of a script that is rehearsed
+    *("--job", "--launcher"),  # torchtitan's, axolotl's
     "--version-script",  # the linker's
     *("--cases", "--only"),  # the fuzzers' of tests/fuzz
     *("--nightly", "--baseline", "--python", "--write"),  # pytest's here, those of tests/releases
@@ -183,7 +184,7 @@ OF_OTHERS = {
     *("--only-binary", "--platform", "--python-version", "--quiet"),
     *("--quantization", "--load-format", "--skip-tokenizer-init", "--tokenizer"),  # vLLM's
     *("--host", "--uds"),
-    *("--override-tensor", "--fit", "--mmproj", "--tensor-type"),  # llama.cpp's
+    *("--override-tensor", "--fit", "--mmproj", "--tensor-type", "--no-op-offload"),  # llama.cpp's
     *("--model-path", "--pp-size", "--skip-server-warmup", "--tokenizer-path", "--tp-size"),
     *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's
 }
@@ -191,10 +192,11 @@ OF_OTHERS = {
 
 def _own_options():
     options = {"--version"}
-    for name, (module, _) in COMMANDS.items():
+    for module in (*(module for module, _ in COMMANDS.values()), *OF_PIPELINES.values()):
         commands = Parser(prog="any").add_subparsers(parser_class=Parser)
         import_module(module).add_parser(commands)
-        options |= set(commands.choices[name].option_strings)
+        (command,) = commands.choices.values()
+        options |= set(command.option_strings)
     return options
 
 

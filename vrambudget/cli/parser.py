@@ -36,7 +36,7 @@ COMMANDS = {
 }
 """name: (module, what it does). A new command is its module and its line here."""
 
-_OF_PIPELINES = {
+OF_PIPELINES = {
     DEFAULT: "vrambudget.cli.picture",
     "plan": "vrambudget.cli.picture_plan",
 }
@@ -170,11 +170,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _command_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the module of the command that `argv` means, and its words."""
     name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
-    if name in _OF_PIPELINES and words:
+    if name in OF_PIPELINES and words:
         from vrambudget.pictures.cards import picture_name  # noqa: PLC0415 - commands need none
 
         if any(picture_name(word) for word in words[:1]):
-            return _OF_PIPELINES[name], words
+            return OF_PIPELINES[name], words
     return COMMANDS[name][0], words
 
 
