@@ -118,7 +118,7 @@ class Run:
         for inputs in cycle(self._batches):
             yield self._batch(inputs, without)  # which no variable of this frame holds
 
-    def _batch(self, inputs: dict[str, Input], without: Collection[str]) -> dict[str, Tensor]:
+    def _batch(self, inputs: Mapping[str, Input], without: Collection[str]) -> dict[str, Tensor]:
         if not self.settings.shared_labels:
             return _on_device(inputs, without)
         batch = _on_device(inputs, {*without, "labels"})
