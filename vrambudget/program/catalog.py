@@ -68,11 +68,15 @@ def of_programs(keys: Mapping[str, Any], programs: list[Program]) -> ProgramConf
     fitting: list[Variant] = []
     refusal: NotModelledError | None = None
     for program in programs:
-        try:
-            bound_keys(program, keys)
-            fitting += program.every()
-        except NotModelledError as error:
-            refusal = refusal or error
+        variants = program.every()
+        for at, variant in enumerate(variants):
+            try:
+                bound_keys(variant.program, keys)
+            except NotModelledError as error:
+                refusal = refusal or error
+            else:
+                fitting += variants[at:] + variants[:at]  # a job's is chosen of all
+                break
     if not fitting:
         assert refusal is not None  # noqa: S101 - there was a program
         raise refusal
