@@ -109,7 +109,8 @@ def _full_at(scenario: Scenario, tape: Tape, full: OutOfMemory | None) -> FullAt
 def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dict[str, Any]:
     """Return the job's fields, the steps that were replayed, and the kernel that sdpa takes.
 
-    `transformers` is None where the model's code is no version's of it.
+    `transformers` is None where the model's code is no version's of it; the kernel is "none" where
+    no attention runs.
     """
     job = scenario.job.model_dump(mode="json")
     job["steps"] = max(job["steps"], len(replayed.steps))
@@ -119,8 +120,9 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
         job["draw"] = recording.draws.counted
     if scenario.job.attention == "sdpa":
         names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
-        taken = sorted(names[name] for name in names.keys() & set(recording.tape.operations))
-        job["attention_kernel"] = " and ".join(taken) or "math"
+        ran = set(recording.tape.operations)
+        taken = sorted(names[name] for name in names.keys() & ran)
+        job["attention_kernel"] = " and ".join(taken) or ("math" if "softmax" in ran else "none")
     return job
 
 

@@ -91,8 +91,9 @@ def job_text(budget: Budget) -> str:
     words += [_adapters(job)] if job.get("lora_rank") else []
     words += ["padding mask"] if job.get("attention_mask") == "padding" else []
     kernel = (job.get("attention_kernel") or "").replace("cudnn", _CUDNN)
-    kernel = f" ({kernel} kernel)" if kernel else ""
-    words += [f"{job['attention']} attention{kernel}", f"torch {job['torch']}"]
+    if kernel != "none":
+        words.append(f"{job['attention']} attention" + (f" ({kernel} kernel)" if kernel else ""))
+    words.append(f"torch {job['torch']}")
     words += [f"transformers {job['transformers']}"] if job.get("transformers") else []
     return f"{_model(budget)}: {', '.join(words)}"
 
@@ -110,7 +111,9 @@ def _of_step(job: Mapping[str, Any]) -> list[str]:
 def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
         shortest = f"{job['shortest']} to " if job.get("shortest") else ""
-        return [f"block {shortest}{job['block']}", job["mode"], *_of_forward(job)]
+        has_tokens = job.get("attention_kernel") != "none"
+        lengths = [f"block {shortest}{job['block']}"] if has_tokens else []
+        return [*lengths, job["mode"], *_of_forward(job)]
     how = "sampled" if job["sample"] else "greedy"
     how = f"{job['num_beams']} beams" if job["num_beams"] > 1 else how
     words = [f"a prompt of {job['prompt']} tokens", f"generate {job['new']} more ({how})"]
