@@ -4,8 +4,8 @@ Tracing takes decompositions and shapes from Python where C++ has kernels of its
 dimension of one element otherwise; eager code never does. In their place are the functions here, of
 operations whose C++ looks whether a tensor is CUDA's.
 
-Source: torch/_meta_registrations.py (activate_meta), _subclasses/fake_impls.py (_view_meta); aten/src/ATen/native/Dropout.cpp
-(is_fused_kernel_acceptable).
+Source: torch/_meta_registrations.py (activate_meta), _subclasses/fake_impls.py (_view_meta);
+aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable).
 """
 
 from __future__ import annotations
