@@ -4,9 +4,6 @@ A factory that was recorded (timm's and torchvision's known names) is played; an
 which needs torch, and a training step of what it makes is traced on inputs of this shape.
 """
 
-import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
@@ -45,15 +42,10 @@ def _traced(
             f"{home}:{name} was not recorded, and tracing it needs PyTorch ({error})",
             hint="pip install torch (the CPU build will do), and the library that has the factory",
         ) from error
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        factory = getattr(importlib.import_module(home), name)
-    except (ImportError, AttributeError) as error:
-        raise VramBudgetError(f"{home}:{name} names no factory: {error}") from None
-    finally:
-        sys.path.pop(0)
+    from vrambudget.recording.modules import factory_named  # noqa: PLC0415 - it imports torch
+
     with torch.device("meta"):
-        module = factory()
+        module = factory_named(f"{home}:{name}")()
     x = torch.empty(shape, device="meta")
     return resolve(module, gpu=gpu, inputs={"0": x}, loss=_mean, **fields)
 

@@ -32,15 +32,21 @@ Factory = Callable[..., Any]
 
 def record_module(named: str, sizes: Mapping[str, int]) -> tuple[str, Recorded]:
     """Return a name for the file, and the program of a factory named as "module:factory"."""
+    name = named.partition(":")[2]
+    return name, record_factory(factory_named(named), {"batch": 2, **sizes}, name=name)
+
+
+def factory_named(named: str) -> Factory:
+    """Return the factory that "module:factory" names; modules of the working folder are found."""
     home, _, name = named.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        factory = getattr(importlib.import_module(home), name)
+        found: Factory = getattr(importlib.import_module(home), name)
     except (ImportError, AttributeError) as error:
         raise VramBudgetError(f"{named!r} names no factory: {error}") from None
     finally:
         sys.path.pop(0)
-    return name, record_factory(factory, {"batch": 2, **sizes}, name=name)
+    return found
 
 
 def record_factory(factory: Factory, sizes: Mapping[str, int], *, name: str) -> Recorded:
