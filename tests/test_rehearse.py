@@ -185,6 +185,26 @@ def test_a_value_that_backward_reads_is_told_of_backward(tmp_path, capfd):
     assert any("inside backward" in warning for warning in found.warnings)
 
 
+def test_only_a_pass_of_the_engine_over_real_tensors_is_a_backward_pass(tmp_path):
+    """As Megatron's schedules call the engine, and as torch.compile traces a backward pass."""
+    file = tmp_path / "engine.py"
+    file.write_text(
+        "import torch\nfrom torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "with FakeTensorMode():\n"
+        "    x = torch.ones(4, device='cuda', requires_grad=True)\n"
+        "    torch.autograd.grad(x.sum(), x)\n"
+        "w = torch.ones(2**20, device='cuda', requires_grad=True)\n"
+        "for _ in range(2):\n"
+        "    torch.autograd.Variable._execution_engine.run_backward(\n"
+        "        tensors=((w * w).sum(),), grad_tensors=(torch.ones((), device='cuda'),),\n"
+        "        keep_graph=False, create_graph=False, inputs=(), allow_unreachable=True,\n"
+        "        accumulate_grad=True)\n"
+    )
+    found = run(file)
+    assert (found.steps, found.step_unit) == (2, "backward pass")
+    assert {phase.phase for phase in found.phases} == {"forward", "backward"}
+
+
 def test_an_operation_that_is_compiled_on_first_use_runs(tmp_path):
     file = tmp_path / "jitted.py"
     file.write_text(

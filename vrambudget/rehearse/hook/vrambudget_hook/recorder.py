@@ -154,19 +154,29 @@ class Recorder:
         optimizer.Optimizer.__init__ = watched
 
     def _watch_backward(self) -> None:
-        """Note when backward begins and ends, keeping nothing alive that the caller does not."""
-        run = getattr(self.torch.autograd, "_engine_run_backward", None)
-        if run is None:
+        """Note when backward begins and ends, keeping nothing alive that the caller does not.
+
+        It is watched at the engine, which Megatron's schedules call without `torch.autograd`. What
+        torch.compile traces on fake tensors is no pass of the script's.
+        """
+        variable = self.torch.autograd.Variable
+        engine = getattr(variable, "_execution_engine", None)
+        if engine is None:
             return
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        core = self.torch._C
+        fake = core._TorchDispatchModeKey.FAKE
+
+        def run_backward(_: Any, *args: Any, **kwargs: Any) -> Any:
+            if core._get_dispatch_mode(fake) is not None:
+                return engine.run_backward(*args, **kwargs)
             outermost = not self.in_backward
             if outermost:
                 self._stop_after_steps()
                 self.mark("backward", None if self.marks else self._owned())
             self.in_backward += 1
             try:
-                return run(*args, **kwargs)
+                return engine.run_backward(*args, **kwargs)
             finally:
                 self.in_backward -= 1
                 if outermost:
@@ -175,7 +185,9 @@ class Recorder:
                     if self.iterations.is_by_backward:
                         self._note_progress()
 
-        self.torch.autograd._engine_run_backward = watched
+        kind = type(engine)
+        watched = type(kind.__name__, (kind,), {"run_backward": run_backward})
+        variable._execution_engine = watched()
 
     def _owned(self) -> dict[str, list[int]]:
         """Return where parameters are, and learn what they and the modules are called."""
