@@ -10,7 +10,12 @@ import torch
 from step_cases import language_model, rehearsed, tokens
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, leaky_relu
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    leaky_relu,
+    scaled_dot_product_attention,
+)
 from torch.utils import checkpoint as checkpoints
 
 
@@ -237,11 +242,48 @@ def reentrant(device):
     return on_tokens(device, loss_of=loss_of)
 
 
+class Attention(nn.Module):
+    """Looks at all tokens: no mask, no dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4)
+        return self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def attention(device):
+    model = nn.Sequential(*(Attention() for _ in range(3))).to(device, torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(4, 96, 256, dtype=torch.bfloat16, device=device)
+    return training(optimizer, lambda x: model(x).float().square().mean()), (x,)
+
+
+def recast(device):
+    """A frozen encoder that computes in float32 and waits in float16."""
+    encoder = nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))
+    encoder.requires_grad_(False).to(device, torch.float16)
+    head = nn.Linear(512, 16).to(device)
+    optimizer = torch.optim.AdamW(head.parameters())
+
+    def loss_of(x):
+        encoder.float()
+        with torch.no_grad():
+            z = encoder(x)
+        encoder.half()
+        return head(z).square().mean()
+
+    return training(optimizer, loss_of), (torch.ones(64, 512, device=device),)
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
+        *(attention, recast),
     )
 }
 

@@ -2,7 +2,7 @@
 
     matrix products      the workspaces of cuBLAS and cuBLASLt
     attention            copies of what does not lie as its kernels want it; their buffers
-    any other            as in a model that is followed (followed.kernels)
+    any other            as in a model that is traced (traced.kernels)
 
 Source: as `ops` has them; what lies how is read off the tensors that the wrapper hands over.
 """
@@ -85,7 +85,8 @@ def _cudnn_backward(args: Sequence[Any]) -> None:
 
 
 def _flash_forward(args: Sequence[Any]) -> None:
-    if not args[3]:  # dropout
+    dropout = args[3] if len(args) > 3 else 0.0  # noqa: PLR2004 - left out where it is the default
+    if not dropout:
         flash.split_accumulators(tuple(args[0].shape), tuple(args[1].shape))
 
 

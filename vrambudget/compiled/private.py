@@ -80,28 +80,33 @@ _TAKEN = (
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
 )
 
-_DEVICE_TYPES = 22
 _REGISTRAR = (
-    "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+    "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE",
+    "??0DeviceGuardImplRegistrar@impl@c10@@QEAA@W4DeviceType@2@PEBUDeviceGuardImplInterface@12@@Z",
 )
-_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_REGISTRY = (
+    "_ZN3c104impl26device_guard_impl_registryE",
+    "?device_guard_impl_registry@impl@c10@@3V?$array@U?$atomic@PEBUDeviceGuardImplInterface@impl@c10@@@std@@$0BF@@std@@A",
+)
+_DEVICE_TYPES = 21
+_LIBRARIES = ("libc10.so", "libc10.dylib", "c10.dll")
+"""C++'s names as GCC and Clang write them, then Microsoft's compiler (torch 2.11 to 2.14)."""
 
 
 def _guards() -> tuple[Any, Any]:
     """Return what registers the guard of a device type, and the table of those registered."""
     folder = Path(torch.__file__).parent / "lib"
-    found = (folder / name for name in ("libc10.so", "libc10.dylib"))  # Linux, macOS
-    library = next((path for path in found if path.exists()), None)
+    library = next((folder / x for x in _LIBRARIES if (folder / x).exists()), None)
     if library is None:
         raise NotModelledError(
-            f"torch.compile is not modelled with this build of PyTorch: no libc10 in {folder}",
-            hint=REHEARSE,
+            f"this build of PyTorch runs on no fake GPU: no libc10 in {folder}", hint=REHEARSE
         )
     c10 = ctypes.CDLL(str(library))
-    register = getattr(c10, _REGISTRAR)
+    is_windows = library.suffix == ".dll"
+    register = getattr(c10, _REGISTRAR[is_windows])
     register.argtypes = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p]
     register.restype = None
-    return register, (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
+    return register, (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY[is_windows])
 
 
 try:

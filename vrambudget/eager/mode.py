@@ -19,13 +19,12 @@ from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.compiled.hidden import buffers
 from vrambudget.compiled.private import FakeTensor, fake_tensor
-from vrambudget.eager import gpu_kernels
+from vrambudget.eager import gpu_kernels, numbers
 from vrambudget.eager.notes import note_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
-from vrambudget.traced import numbers
 from vrambudget.traced.composed import composed, is_composed
 from vrambudget.traced.counted import REHEARSE, dtype_of, no_rule
 from vrambudget.traced.derived import WRITES_INTO_ZEROS

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from vrambudget.traced import numbers
+from vrambudget.eager import numbers
 from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.derived import mapped
+from vrambudget.traced.known import Known, worked_out
 
 
 class Note:
@@ -45,6 +47,17 @@ class Note:
         found = self.known or self.guess
         value: Any = None if found is None else found.value()
         return numbers.ordinary(self.shape, self.dtype) if value is None else value
+
+
+def guess(func: Any, given: Any, mode: Any) -> Known:
+    """Return the value of a call's result if unknown arguments hold ordinary numbers."""
+
+    def kept(x: torch.Tensor) -> Any:
+        note = mode.counted_of(x)
+        return x if note is None else Known(note.ordinary)
+
+    args, kwargs = mapped(given, torch.Tensor, kept)
+    return Known(lambda: worked_out(func, args, kwargs))
 
 
 def note_of(x: Any) -> Note:

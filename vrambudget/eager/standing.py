@@ -17,18 +17,19 @@ from torch.overrides import TorchFunctionMode
 
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.dtypes import bool_
+from vrambudget.eager import numbers
 from vrambudget.eager.mode import EagerMode, is_on_card
-from vrambudget.eager.notes import Note, note_of
+from vrambudget.eager.notes import Note, guess, note_of
+from vrambudget.eager.numbers import Unknown
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import contiguous_strides
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
-from vrambudget.traced import known, numbers
+from vrambudget.traced import known
 from vrambudget.traced.build import strides_of
 from vrambudget.traced.counted import REHEARSE
 from vrambudget.traced.lines import own_line, stack
-from vrambudget.traced.numbers import Unknown
 from vrambudget.traced.rules.table import getter
 
 _MIXES = {"copy_", "to", "type_as", "new_tensor", "__getitem__", "__setitem__"}  # host and GPU
@@ -68,6 +69,22 @@ class Standing(TorchFunctionMode):
         for hook in (x._post_accumulate_grad_hooks or {}).values():
             _hook(self, fake, hook)
         return fake
+
+    def recast(self, x: torch.Tensor, change: Callable[[Any], Any]) -> torch.Tensor:
+        """Let what a module's `.to(dtype)` makes of a live tensor stand for it from now on."""
+        old = self._fakes[id(x)]
+        new = change(old)
+        if new is not old:
+            if old.grad is not None:
+                new.grad = change(old.grad)
+            new.requires_grad_(old.requires_grad)
+            del self._live[id(old)]
+            self._fakes[id(x)], self._live[id(new)] = new, x
+        return x
+
+    def is_standing(self, x: Any) -> bool:
+        """Whether x is a live tensor with a fake one in its place."""
+        return id(x) in self._fakes
 
     def fake_of(self, x: Any) -> Any:
         """Return the fake tensor that stands for x, or x itself."""
@@ -137,7 +154,7 @@ class Standing(TorchFunctionMode):
         value = known.of(func, given, self) if found else known.made(func, given)
         note.known = value if number is None else known.part(value, number)
         if note.known is None and note.dtype is bool_:
-            note.guess = known.guess(func, given, self)
+            note.guess = guess(func, given, self)
         storage = x.untyped_storage()._cdata
         base = next((y for y in found if y.untyped_storage()._cdata == storage), None)
         if base is not None:

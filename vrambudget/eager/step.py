@@ -1,219 +1,141 @@
-"""A step of one's own as PyTorch runs it: its own autograd, on fake tensors of the GPU.
+"""A step of one's own on the tape: its forward, backward and optimizer run as they are written.
 
     for _ in range(steps):
         result = step(*given)
 
-Modules, optimizers and tensors that the step uses are on the GPU first, where `.to("cuda")` puts
-them. Whatever torch offers goes the way that it goes on a GPU: graphs of gradients, checkpoints,
-hooks, functions of one's own, functional transforms.
+Modules, optimizers and tensors that the step uses (`eager.found`) are on the GPU first, where
+`.to("cuda")` puts them; what the step changes in them is put back. `result` is what a script's loop
+holds of the last step while the next one runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any
-from unittest.mock import patch
 
-import torch
-from torch.optim import optimizer as optimizers
-
-from vrambudget.compiled.model import on_card
-from vrambudget.compiled.private import enable_python_dispatcher
-from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
-from vrambudget.eager.mode import EagerMode
-from vrambudget.eager.regions import made_without_a_gpu
+from vrambudget.eager import numbers
+from vrambudget.eager.found import as_they_were, found_in
+from vrambudget.eager.running import allocate, inside, on_the_gpu
 from vrambudget.eager.standing import Standing
-from vrambudget.engine.context import context
-from vrambudget.engine.module import Module, register
-from vrambudget.tape.events import Purpose
-from vrambudget.traced.counted import CARD, DTYPE
-from vrambudget.traced.fast_path import FAST_PATH
-from vrambudget.traced.found import Found
-from vrambudget.traced.shadows import shadow
-from vrambudget.traced.step import Way
-from vrambudget.traced.stepping import grouped
-
-_CREATE_GRAPH = 3  # its place in the engine's signature
+from vrambudget.engine.context import Platform, context, recording
+from vrambudget.errors import NotModelledError, TooLargeError
+from vrambudget.ops.workspaces import warm_up
+from vrambudget.tape.events import Tape
+from vrambudget.tape.marks import Phase
+from vrambudget.traced import kernels
+from vrambudget.traced.counted import REHEARSE, dtype_of
+from vrambudget.traced.lines import own_line
 
 
-@contextmanager
-def _mode() -> Iterator[Standing]:
-    card = EagerMode()
-    with in_cpp(), on_card(card, FUNCTIONS), enable_python_dispatcher():
-        mode = Standing(card)
-        with mode.thread:
-            yield mode
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What a step left: its tape, and what it was made of."""
+
+    tape: Tape
+    parameters: int
+    trainable: int
+    model: str
+    optimizers: tuple[str, ...]
+    weights: frozenset[str]  # their types
+    not_modelled: tuple[str, ...]
+    notes: tuple[str, ...]
+    unknown_workspace_bytes: int = 0  # most that a convolution touches whose workspace is not known
 
 
-@contextmanager
-def _inside(mode: Standing) -> Iterator[None]:
-    """Let code train inside: backward passes, optimizers, questions about the GPU."""
-    hooks = (
-        optimizers.register_optimizer_step_pre_hook(lambda *_: mode.begins("optimizer_step")),
-        optimizers.register_optimizer_step_post_hook(lambda own, *_: _label(mode, own)),
-    )
-    apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+def stepped(
+    step: Callable[..., Any],
+    given: Sequence[Any],
+    *,
+    steps: int,
+    platform: Platform,
+    warm: bool = False,
+    prepare: Callable[[Standing], None] = lambda _mode: None,
+) -> Stepped:
+    """Return what `steps` calls of `step` leave on the tape. Raises NotModelledError.
 
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return apply(cls, *mode.taken(args, []), **mode.taken(kwargs, []))
-
-    state = torch.get_rng_state()[:16]  # the generator's, on the host
-    backward = _backward(mode, torch.autograd.graph._engine_run_backward)
-    with ExitStack() as stack:
-        for hook in hooks:
-            stack.callback(hook.remove)
-        for target, name, new in (
-            (torch.autograd, "_engine_run_backward", backward),
-            (torch.autograd.graph, "_engine_run_backward", backward),
-            (torch.autograd.Function, "apply", classmethod(applied)),
-            (torch.nn.Module, "__call__", _called(mode, torch.nn.Module.__call__)),
-            (torch._C, "_group_tensors_by_device_and_dtype", grouped),
-            (torch.cuda, "is_available", lambda: True),
-            (torch.cuda, "is_current_stream_capturing", lambda: False),
-            (torch.cuda, "_lazy_init", lambda: None),
-            (torch.cuda, "manual_seed", lambda _seed: None),
-            (torch.cuda, "manual_seed_all", lambda _seed: None),
-            (torch.cuda, "get_rng_state", lambda _device=None: state),
-            (torch.cuda, "set_rng_state", lambda _state, _device=None: None),
-            (torch.cuda.random, "get_rng_state", lambda _device=None: state),
-            (torch.cuda.random, "set_rng_state", lambda _state, _device=None: None),
-            *made_without_a_gpu(mode.card.autocast),
-            *FAST_PATH,
-            *_transforms(mode),
-        ):
-            stack.enter_context(patch.object(target, name, new))
-        stack.enter_context(mode)
-        yield
-
-
-def _transforms(mode: Standing) -> Iterator[tuple[Any, str, Any]]:
-    """Yield what lets functorch wrap the fake tensors of live ones."""
-    for target, name in (
-        (torch._functorch.vmap, "_add_batch_dim"),
-        (torch._functorch.eager_transforms, "_wrap_for_grad"),
-    ):
-        wraps = getattr(target, name)
-
-        def wrap(x: Any, *rest: Any, _wraps: Any = wraps) -> Any:
-            return _wraps(mode.fake_of(x), *rest)
-
-        yield target, name, wrap
-
-
-def _called(mode: Standing, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Module.__call__ that tells the tape which module runs."""
-
-    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-        tape = context.tape
-        outer, purpose = tape.module, context.purpose
-        mode.begins("module")
-        own = mode.shadows.get(id(module))
-        tape.module = outer if own is None else own.path or outer
-        if id(module) == mode.head:
-            context.purpose = Purpose.LOGITS_AND_LOSS
-        try:
-            return call(module, *args, **kwargs)
-        finally:
-            tape.module, context.purpose = outer, purpose
-
-    return called
-
-
-def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the engine's run, that says what its results are for."""
-
-    def backward(*args: Any, **options: Any) -> Any:
-        mode.begins("backward")
-        _say_activations(mode)
-        before, context.thread = context.thread, "autograd"
-        transformed = torch._C._functorch.maybe_current_level() is not None  # of this thread
-        makes_graph = args[_CREATE_GRAPH] and not transformed
-        try:
-            if makes_graph and before == "main":
-                return mode.thread.submit(_in_thread, mode, run, args, options).result()
-            with mode:
-                return run(*args, **options)
-        finally:
-            context.thread = before
-            for leaf in mode.leaves():
-                if leaf.grad is not None and leaf.grad.layout is torch.strided:
-                    mode.card.storage_of(leaf.grad).purpose = Purpose.GRADIENTS
-            mode.begins("after backward")
-
-    return backward
-
-
-def _in_thread(mode: Standing, run: Callable[..., Any], args: Any, options: Any) -> Any:
-    """Run a backward pass that makes a graph in a thread of its own, as on a GPU.
-
-    Nodes of a graph are numbered by thread, and of those that are ready the one with the highest
-    number runs first (aten/src/ATen/SequenceNumber.h; engine.cpp, CompareNodeTaskTime).
+    `warm`: the process has trained before. `prepare` is called once all lies on the GPU.
     """
-    alone, python = torch.autograd.set_multithreading_enabled(False), enable_python_dispatcher()
-    with alone, mode.card, python, mode:
-        return run(*args, **options)
+    kernels.unchecked.clear()
+    numbers.decided.clear()
+    found = found_in(step, *given)
+    if not found.modules:
+        raise NotModelledError(
+            f"{_name(step)} uses no module",
+            hint="pass what it works on: vrambudget.follow(step, model, optimizer, batch)",
+        )
+    with recording(platform) as tape, as_they_were(found):
+        if warm:
+            warm_up()
+        with on_the_gpu() as mode:
+            parameters = allocate(found, given, mode)
+            prepare(mode)
+            tape.mark(0, Phase.FORWARD, resets_allocator=True)
+            held = _run(step, given, steps, mode)
+            tape.close()
+        unknown = max(context.unknown_workspaces, default=0)
+        del held, mode
+    trained = [p for p in parameters if p.requires_grad]
+    return Stepped(
+        tape,
+        sum(p.numel() for p in parameters),
+        sum(p.numel() for p in trained),
+        " and ".join(dict.fromkeys(type(module).__name__ for module in found.modules)),
+        tuple(dict.fromkeys(type(x).__name__ for x in found.optimizers)),
+        frozenset(dtype_of(p.dtype).name for p in parameters),
+        tuple(kernels.not_modelled()),
+        tuple(numbers.notes()),
+        unknown,
+    )
 
 
-def _say_activations(mode: Standing) -> None:
-    """Name what is kept for backward."""
-    purposes = context.tape.purposes
-    for index in mode.card.alive_since(0):
-        if purposes[index] is Purpose.TEMPORARIES:
-            purposes[index] = Purpose.ACTIVATIONS
+def _run(step: Callable[..., Any], given: Sequence[Any], steps: int, mode: Standing) -> Any:
+    """Call the step as a loop does; return what it returned last."""
+    result: Any = None
+    for number in range(steps):
+        mode.begins = Marks(number).begins
+        try:
+            with inside(mode):
+                result = step(*given)
+        except (NotModelledError, TooLargeError) as error:
+            error.where = error.where or _line(error)
+            raise
+        except (Exception, SystemExit) as error:
+            ended = "ended the script" if isinstance(error, SystemExit) else "fails"
+            raise NotModelledError(
+                f"{_name(step)} {ended} when it is traced: {type(error).__name__}: {error}",
+                where=_line(error),
+                hint=REHEARSE,
+            ) from error
+        context.tape.mark(number, Phase.STEP_END)
+    return result
 
 
-def _label(mode: Standing, optimizer: Any) -> None:
-    """Say what an optimizer's states are for."""
-    for state in optimizer.state.values():
-        for x in state.values() if isinstance(state, dict) else ():
-            if mode.counted_of(x) is not None:
-                mode.card.storage_of(mode.fake_of(x)).purpose = Purpose.OPTIMIZER_STATES
+def _line(error: BaseException) -> str | None:
+    """Return the line of the user's code where an error comes from."""
+    frames = extract_tb(error.__traceback__)
+    return own_line((frame.filename, frame.lineno or 0) for frame in reversed(frames))
 
 
-def _allocated(found: Found, given: Sequence[Any], mode: Standing) -> list[Any]:
-    """Lay down modules, then what the step is called with, then states that optimizers have."""
-    parameters: dict[int, Any] = {}
-    for module in found.modules:
-        _lay(module, mode)
-        parameters |= {id(p): p for p in module.parameters()}
-        own = Module()
-        mode.shadows |= shadow(own, module, lambda _weight: None)
-        register(own, context.tape)
-        head = getattr(module, "get_output_embeddings", lambda: None)()
-        mode.head = id(head) if head is not None else mode.head
-    of_given = {id(x) for x in given}
-    for x in found.tensors:
-        is_trained = isinstance(x, torch.nn.Parameter) or (x.requires_grad and x.is_leaf)
-        if is_trained and id(x) not in of_given:
-            mode.lay(x, Purpose.WEIGHTS, "parameter")
-            parameters[id(x)] = x
-    for x in given:
-        if isinstance(x, torch.Tensor):
-            mode.lay(x, Purpose.INPUTS)
-    _lay_states(found, parameters.values(), mode)
-    return list(parameters.values())
+class Marks:
+    """Notes on the tape when a phase of a step begins."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.phase = number, str(Phase.FORWARD)
+        if number:
+            context.tape.mark(number, Phase.FORWARD)
+
+    def begins(self, phase: str) -> None:
+        """Hear that a phase begins; what comes after backward is forward once a module runs."""
+        if phase == "module":
+            if self.phase != "after backward":
+                return
+            phase = Phase.FORWARD
+        if phase not in {self.phase, "after backward"}:
+            context.tape.mark(self.number, phase)
+        self.phase = phase
 
 
-def _lay_states(found: Found, parameters: Iterable[Any], mode: Standing) -> None:
-    """Lay down gradients, then states of optimizers."""
-    for p in parameters:
-        if p.grad is not None:
-            mode.fake_of(p).grad = mode.lay(p.grad, Purpose.GRADIENTS)
-    states = [state for own in found.optimizers for state in own.state.values()]
-    for x in [x for state in states for x in state.values() if isinstance(x, torch.Tensor)]:
-        if x.dim() or x.device.type == CARD.type:
-            mode.lay(x, Purpose.OPTIMIZER_STATES)
-
-
-def _lay(module: torch.nn.Module, mode: Standing) -> None:
-    for child in module.children():
-        _lay(child, mode)
-    own = (("parameter", module._parameters), ("buffer", module._buffers))
-    for operation, x in [(name, x) for name, tensors in own for x in tensors.values()]:
-        if x is not None and x.dtype in DTYPE:
-            mode.lay(x, Purpose.WEIGHTS, operation)
-
-
-EAGER = Way(_mode, _allocated, _inside)
-"""On fake tensors, by PyTorch's autograd."""
+def _name(step: Callable[..., Any]) -> str:
+    return getattr(step, "__name__", type(step).__name__)

@@ -3,7 +3,7 @@
     budget = vrambudget.follow(step, gpu="12GB")
     budget = vrambudget.follow(step, batch, gpu="12GB")  # what step is called with
 
-The step is called a few times, as a loop does, on tensors that count: forward, `.backward()`, the
+The step is called a few times, as a loop does, on fake tensors of the GPU: forward, backward, the
 optimizers of torch.optim and whatever stands between them. Nothing is computed, and what the step
 changes in modules, optimizers and schedulers is put back.
 """
@@ -24,7 +24,7 @@ from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay
 
 if TYPE_CHECKING:
-    from vrambudget.traced.step import Stepped, Way
+    from vrambudget.eager.step import Stepped
 
 _MOST_STEPS = 100
 
@@ -53,28 +53,19 @@ def follow(
         )
     if type(steps) is not int or not 1 <= steps <= _MOST_STEPS:
         raise VramBudgetError(f"steps is {steps!r}; it should be from 1 to {_MOST_STEPS}")
-    from vrambudget.traced.step import stepped  # noqa: PLC0415 - it imports torch
-
     card = find_gpu(gpu) if isinstance(gpu, str) else gpu
     version = torch or default_version("torch")
     try:
+        from vrambudget.eager.step import stepped  # noqa: PLC0415 - it imports torch
+
         platform = platform_of(card, version)
-        left = stepped(step, given, steps=steps, platform=platform, warm=warm_process, way=_way())
+        left = stepped(step, given, steps=steps, platform=platform, warm=warm_process)
     except NotModelledError as error:
         command = rehearsal_command(gpu)
         error.hint = f"{error.hint.rstrip('.')}; here: {command}" if error.hint else command
         raise
     left.tape.driver_addresses = driver_addresses
     return _budget(left, card, version)
-
-
-def _way() -> "Way | None":
-    """Return how a step is run; None where PyTorch lacks what runs it eagerly, as on Windows."""
-    try:
-        from vrambudget.eager.step import EAGER  # noqa: PLC0415 - it imports torch
-    except NotModelledError:
-        return None
-    return EAGER
 
 
 def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:

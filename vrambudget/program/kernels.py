@@ -1,4 +1,4 @@
-"""What kernels allocate besides their results, on layouts; `followed.kernels` has the sources.
+"""What kernels allocate besides their results, on layouts; `traced.kernels` has the sources.
 
 A layout is (shape, type, strides), as a program has an operand of a call by the general rule.
 """

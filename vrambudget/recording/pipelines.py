@@ -16,6 +16,9 @@ from typing import Any
 import torch
 
 from vrambudget.dtypes import DType, uint8
+from vrambudget.eager.mode import is_on_card
+from vrambudget.eager.standing import Standing
+from vrambudget.eager.step import stepped
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
 from vrambudget.program.form import Program, Row
@@ -25,10 +28,8 @@ from vrambudget.recording.merging import Merger
 from vrambudget.recording.programs import PRECISIONS
 from vrambudget.recording.signatures import Component, Signature, signature_of
 from vrambudget.scenario import platform_of
-from vrambudget.traced.counted import Counted, dtype_of
+from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.live import tensors_in
-from vrambudget.traced.mode import Following
-from vrambudget.traced.step import stepped
 
 CALLS = ("forward", "encode", "decode")
 STEPS = 2  # of the scheduler: all are alike; a second expert has one of its own
@@ -50,7 +51,7 @@ def schedule_of(card: dict[str, Any], sizes: Sizes, precision: str) -> Schedule:
     parts = {n: p for n, p in pipe.components.items() if isinstance(p, torch.nn.Module)}
     heard = _Heard(parts)
 
-    def prepare(mode: Following) -> None:
+    def prepare(mode: Standing) -> None:
         heard.begin(mode)
         if type(pipe.scheduler).__name__.startswith("FlowMatch"):
             pipe.scheduler.index_for_timestep = lambda *_, **__: 0  # else it reads a value back
@@ -89,11 +90,10 @@ class _Heard:
         self.components: dict[str, Component] = {}
         self._parts, self._at = parts, 0
         self._labels: dict[int, int] = {}  # storages on the tape: their labels
-        self._mode: Following | None = None
 
-    def begin(self, mode: Following) -> None:
+    def begin(self, mode: Standing) -> None:
         """Take over the components' calls: their weights lie on the GPU."""
-        self._mode, self._at = mode, len(context.tape.events)
+        self._card, self._at = mode.card, len(context.tape.events)
         for name, part in self._parts.items():
             for call in CALLS:
                 if callable(getattr(part, call, None)):
@@ -146,16 +146,17 @@ class _Heard:
             gone = {~e for e in context.tape.events[start:end] if e < 0}
             if gone - born & {*self._labels}:
                 raise NotModelledError(f"{own} frees what the pipeline holds")
-            outs = [self._out(x, born - gone) for x in tensors_in(result, Counted)]
+            made = [x for x in tensors_in(result, torch.Tensor) if is_on_card(x)]
+            outs = [self._out(x, born - gone) for x in made]
             if call == "decode":
-                self._note_encode(name, tensors_in(result, Counted)[0])
+                self._note_encode(name, made[0])
             self._at = end
             self.rows.append(("run", [own, given, signature.sizes, outs]))
             return result
 
         return called
 
-    def _note_encode(self, name: str, images: Counted) -> None:
+    def _note_encode(self, name: str, images: torch.Tensor) -> None:
         """Note how a training encodes what was decoded here: pictures as large, and as many."""
         encode: Any = self._parts[name].encode
         asked = inspect.signature(encode)
@@ -169,13 +170,13 @@ class _Heard:
         kinds = [p.dtype for p in self._parts[name].parameters() if p.is_floating_point()]
         return dtype_of(max(set(kinds), key=kinds.count))
 
-    def _given(self, x: Counted) -> list[Any]:
-        v = x.v
+    def _given(self, x: torch.Tensor) -> list[Any]:
+        v = self._card.tensor_of(x)
         strides = None if v.strides is None else list(v.strides)
         return [self._labels.get(v.storage.index), list(v.shape), v.dtype, strides]
 
-    def _out(self, x: Counted, born: set[int]) -> Any:
-        index = x.v.storage.index
+    def _out(self, x: torch.Tensor, born: set[int]) -> Any:
+        index = self._card.storage_of(x).index
         return self._label(index) if index in born or index in self._labels else None
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from vrambudget.dtypes import DType
+from vrambudget.eager.mode import is_on_card
 from vrambudget.errors import NotModelledError
 from vrambudget.recording.sized import Size
-from vrambudget.traced.counted import Counted
+from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.known import Known, of_tensor
 from vrambudget.training.inputs import Input
 
@@ -45,7 +46,7 @@ class Component:
     def __post_init__(self) -> None:
         """Let the tensors go: their shapes are all that is asked for."""
         self.shapes = {
-            name: Input(tuple(x.v.shape), x.v.dtype, keeps_dtype=True)
+            name: Input(tuple(x.shape), dtype_of(x.dtype), keeps_dtype=True)
             for name, x in self.signature.tensors.items()
         }
         self.signature = replace(self.signature, tensors={})
@@ -86,7 +87,7 @@ def signature_of(asked: Asked, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     sizes: dict[str, int] = {}
 
     def walk(value: Any, name: str) -> Any:
-        if isinstance(value, Counted):
+        if is_on_card(value):
             tensors[name] = value
             return Place(name)
         if type(value) in {int, Size}:

@@ -1,9 +1,8 @@
 """`Counted`: to modelling code a tensor on the card, to us a tensor of the engine.
 
 It has a shape, a dtype and strides that torch itself answers for, and no data. `v` is the engine's
-tensor; `known` its value, where the host knows it; `guess` that of an unknown boolean, if all that
-it was made of were ordinary numbers (followed.numbers); `base` what it is a view of, as torch's
-`_base`; `remake` makes it of its base's value.
+tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`;
+`remake` makes it of its base's value.
 """
 
 import weakref
@@ -48,12 +47,11 @@ class Counted(torch.Tensor):
 
     v: Tensor
     known: Any
-    guess: Any
     base: "Counted | None"
     remake: Any
     views: "list[weakref.ref[Counted]]"  # of this one, with values that may be known
 
-    # Calls come to the mode (followed.mode) and never here.
+    # Calls come to the mode (traced.mode) and never here.
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
 
     @classmethod
@@ -78,7 +76,7 @@ def counted(
     x: Counted = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
         Counted, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
     )
-    x.v, x.known, x.guess, x.base, x.remake, x.views = v, known, None, base, remake, []
+    x.v, x.known, x.base, x.remake, x.views = v, known, base, remake, []
     if base is not None and (known is not None or remake is not None):
         base.views.append(weakref.ref(x))
     return x

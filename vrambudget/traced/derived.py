@@ -5,7 +5,7 @@ makes meanwhile gets one of ours, which lives as long: so outputs, what backward
 temporaries of composed operations come out of PyTorch's own code. Its autograd graph becomes nodes
 of the engine's, one for one; in backward each runs PyTorch's own formula in the same way.
 
-What a kernel allocates inside is in `followed.kernels`.
+What a kernel allocates inside is in `traced.kernels`.
 
 Not modelled: operations whose result's size depends on values.
 """

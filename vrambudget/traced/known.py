@@ -17,7 +17,6 @@ import torch
 from vrambudget.errors import NotModelledError
 from vrambudget.traced.counted import REHEARSE, Counted
 from vrambudget.traced.derived import mapped
-from vrambudget.traced.numbers import ordinary
 
 _MOST = 2**22  # elements that are worked out
 
@@ -46,7 +45,7 @@ def of_tensor(x: torch.Tensor) -> Known:
 def of(func: Any, given: Any, mode: Any) -> Known | None:
     """Return the value of a call's result, if those of all its arguments are known."""
     found = _arguments(given, mode, {})
-    return None if found is None else Known(lambda: _worked_out(func, *found))
+    return None if found is None else Known(lambda: worked_out(func, *found))
 
 
 Remake = Callable[[torch.Tensor], torch.Tensor]
@@ -78,7 +77,7 @@ def remake(func: Any, given: Any, x: Any, number: int | None, mode: Any) -> Rema
 
     def again(base: torch.Tensor) -> torch.Tensor:
         place.put(base if before is None else before(base))
-        result = _worked_out(func, *found)
+        result = worked_out(func, *found)
         shown: torch.Tensor = result if number is None else result[number]
         return shown
 
@@ -107,7 +106,7 @@ def _written(func: Any, given: Any, target: Any, root: Any, mode: Any) -> Known 
         if view.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
             raise NotModelledError("a write through this view is not traced", hint=REHEARSE)
         place.put(view)
-        _worked_out(func, *found)
+        worked_out(func, *found)
         return base
 
     return Known(value)
@@ -115,20 +114,6 @@ def _written(func: Any, given: Any, target: Any, root: Any, mode: Any) -> Known 
 
 def _seen(base: Known | None, shown: Remake | None) -> Known | None:
     return None if base is None or shown is None else Known(lambda: shown(base.value()))
-
-
-def guess(func: Any, given: Any, mode: Any) -> Known:
-    """Return the value of a call's result if unknown arguments hold ordinary numbers."""
-
-    def kept(x: torch.Tensor) -> Any:
-        counted = mode.counted_of(x)
-        if counted is None:
-            return x
-        shape, dtype = tuple(counted.shape), counted.v.dtype
-        return counted.known or counted.guess or Known(lambda: ordinary(shape, dtype))
-
-    args, kwargs = mapped(given, torch.Tensor, kept)
-    return Known(lambda: _worked_out(func, args, kwargs))
 
 
 def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, Any] | None:
@@ -154,7 +139,7 @@ def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, A
 def made(func: Any, given: Any) -> Known:
     """Return the value of what a call makes out of nothing, or of tensors on the CPU."""
     args, kwargs = given
-    return Known(lambda: _worked_out(func, args, kwargs))
+    return Known(lambda: worked_out(func, args, kwargs))
 
 
 def part(value: Known | None, i: int) -> Known | None:
@@ -162,7 +147,8 @@ def part(value: Known | None, i: int) -> Known | None:
     return None if value is None else Known(lambda: value.value()[i])
 
 
-def _worked_out(func: Any, args: Any, kwargs: Any) -> Any:
+def worked_out(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a call on the CPU gives, with values in the place of what is known."""
     args, kwargs = mapped((args, kwargs), Known, lambda known: known.value())
     args, kwargs = mapped((args, kwargs), torch.device, lambda _: torch.device("cpu"))
     if "device" in kwargs:

@@ -1,30 +1,28 @@
-"""Where each call of torch arrives while a model is followed, and which way it goes.
+"""Where each call of torch arrives while a model is traced, and which way it goes.
 
 no counted tensor, nothing on the card    torch itself, on the CPU
 an attribute                              answered
-a call that `followed.rules` knows          the operation in `ops`
+a call that `traced.rules` knows          the operation in `ops`
 a function written in Python              its body, call by call
-any other                                 the general rule (followed.derived)
+any other                                 the general rule (traced.derived)
 """
 
 from __future__ import annotations
 
 import functools
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from vrambudget.dtypes import bool_, int64
-from vrambudget.engine.context import context, made_for
+from vrambudget.dtypes import int64
+from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.creation import made
-from vrambudget.tape.events import Purpose
 from vrambudget.traced import casts, known, regions
 from vrambudget.traced.counted import CARD, Counted, counted, dtype_of, no_rule
 from vrambudget.traced.derived import TorchCall, mapped
@@ -35,7 +33,6 @@ from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
 _INDEXING = {"__getitem__", "__setitem__"}
 _INITIALISERS = ("torch.nn.init", "transformers.initialization")  # write in place, make nothing
-_MIXES = {"copy_", "to", "type_as", "new_tensor", *_INDEXING}  # of host and card
 
 
 _OF_ITS_TYPE = {
@@ -48,8 +45,7 @@ _OF_ITS_TYPE = {
 class Following(TorchFunctionMode):
     """Hands calls to rules; `weights` are live tensors, by id, that count as ours.
 
-    `shadows` are what the tape knows live modules by, by their ids; `begins` hears of phases.
-    `is_step`: it is a training step of one's own that runs.
+    `shadows` are what the tape knows live modules by, by their ids.
     """
 
     def __init__(self, weights: dict[int, Counted] | None = None) -> None:
@@ -58,8 +54,6 @@ class Following(TorchFunctionMode):
         self.shadows: dict[int, Module] = {}
         self.head = 0  # the id of the module that makes logits
         self.leaf_hooks = LeafHooks(self)
-        self.begins: Callable[[str], None] = lambda _phase: None
-        self.is_step = False
         self._held: list[torch.Tensor] = []
         self._bodies: list[Any] = []  # of the functions of torch that run now
 
@@ -79,9 +73,6 @@ class Following(TorchFunctionMode):
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
         call = _Handled(self)
         ours = call.taken(args), call.taken(kwargs)
-        if call.on_host and call.found and self.is_step and func.__name__ not in _MIXES:
-            call.moves = True
-            ours = call.taken(args), call.taken(kwargs)
         if not call.found and not _is_made_on_card(func, args, kwargs):
             return func(*args, **kwargs)
         regions.adopt()
@@ -115,15 +106,6 @@ class Following(TorchFunctionMode):
         self._held.append(x)  # its id stays its own
         return found
 
-    def moved(self, x: torch.Tensor) -> Counted:
-        """Return a tensor of the host as on the card, where code let it meet tensors there."""
-        with made_for(Purpose.INPUTS):
-            context.operation = "to_device"
-            found = counted(empty(tuple(x.shape), dtype_of(x.dtype)), known.of_tensor(x))
-        self.weights[id(x)] = found
-        weakref.finalize(x, self.weights.pop, id(x), None).atexit = False
-        return found
-
     def _run_body(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._bodies.append(func)
         try:
@@ -142,7 +124,6 @@ class _Handled:
 
     def __init__(self, mode: Following) -> None:
         self.mode = mode
-        self.on_host = self.moves = False  # tensors there, and whether they go to the card
         self.found: dict[int, Counted] = {}
         self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as counted
         self.written: list[Counted] = []
@@ -159,9 +140,6 @@ class _Handled:
         elif isinstance(value, torch.Tensor):
             x = self.mode.weights.get(id(value))
             x = self.mode.adopted(value) if x is None else x
-            if x is None and value.dim():
-                self.on_host = True
-                x = self.mode.moved(value) if self.moves else None
             if x is None:
                 return value
             self.live[id(x.v)] = value
@@ -219,10 +197,7 @@ class _Handled:
             return counted(v, item, x if x.base is None else x.base, remake)
 
         if isinstance(result, Tensor):
-            shown = back(result, value)
-            if self.mode.is_step and value is None and result.dtype is bool_:
-                shown.guess = known.guess(func, given, self.mode)
-            return shown
+            return back(result, value)
         if isinstance(result, tuple | list):
             parts = [known.part(value, i) for i in range(len(result))]
             items = [

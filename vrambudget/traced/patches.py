@@ -1,4 +1,4 @@
-"""What a function mode does not see, replaced while a model is followed.
+"""What a function mode does not see, replaced while a model is traced.
 
     nn.Module.__call__              the tape learns which module runs
     torch.utils.checkpoint          the engine's checkpoint
@@ -48,7 +48,6 @@ def _patched(mode: Following) -> Iterator[None]:
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         tape = context.tape
         outer = tape.module
-        mode.begins("module")
         shadow = mode.shadows.get(id(module))
         tape.module = outer if shadow is None else shadow.path or outer
         if id(module) == mode.head:  # what follows is for the logits and the loss, too

@@ -5,13 +5,10 @@ from typing import Any
 
 import torch
 
-from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
-from vrambudget.traced import hooks, known, numbers, regions
+from vrambudget.traced import hooks, known
 from vrambudget.traced.counted import CARD, REHEARSE, Counted, counted
-from vrambudget.traced.lines import own_line, stack
-from vrambudget.traced.numbers import Unknown
 from vrambudget.traced.rules.table import getter
 
 Answer = Callable[..., Any]
@@ -151,29 +148,6 @@ def set_data(mode: Any, x: Counted, value: Any) -> None:
     _torch.data.__set__(x, counted(other.v))  # type: ignore[attr-defined]
 
 
-@answers(torch.Tensor.backward)
-def backward(  # noqa: PLR0917 - torch's signature
-    mode: Any,
-    x: Counted,
-    gradient: Any = None,
-    retain_graph: bool | None = None,  # noqa: FBT001
-    create_graph: bool = False,  # noqa: FBT001, FBT002
-    inputs: Any = None,
-) -> None:
-    """Run the engine's backward pass; checkpoints and functions in it run torch calls again."""
-    if create_graph:
-        raise NotModelledError("backward(create_graph=True) is not traced", hint=REHEARSE)
-    if inputs is not None:
-        raise NotModelledError("backward(inputs=...) is not traced", hint=REHEARSE)
-    mode.begins("backward")
-    with torch.no_grad():
-        regions.adopt()
-        seed = None if gradient is None else mode.counted_of(gradient).v
-        del gradient
-        run_backward(x.v, seed, retain_graph=bool(retain_graph))
-    mode.begins("after backward")
-
-
 @answers(torch.Tensor.__deepcopy__)
 def deepcopy(_mode: Any, x: Counted, memo: dict[int, Any]) -> Counted:
     """Return a copy with a storage of its own."""
@@ -186,60 +160,31 @@ def deepcopy(_mode: Any, x: Counted, memo: dict[int, Any]) -> Counted:
     return twin
 
 
-def _value(mode: Any, x: Counted, name: str) -> torch.Tensor:
-    """Return a tensor's value; in a step one that nobody knows is taken as an ordinary one."""
+def _value(x: Counted, name: str) -> torch.Tensor:
+    """Return a tensor's value, if the host knows it."""
     value = known.read_back(x)
-    if value is not None:
-        return value
-    if not mode.is_step:
+    if value is None:
         raise NotModelledError(
-            f"{name} reads a value back that depends on weights or data",
-            hint=REHEARSE,
+            f"{name} reads a value back that depends on weights or data", hint=REHEARSE
         )
-    numbers.note([own_line(stack())])
-    return numbers.ordinary(tuple(x.shape), x.v.dtype)
+    return value
 
 
 @answers(_torch.cpu, _torch.numpy)
-def to_host(mode: Any, x: Counted, *_: Any) -> Any:
+def to_host(_mode: Any, x: Counted, *_: Any) -> Any:
     """Return the value on the host."""
-    return _value(mode, x, "cpu")
-
-
-def _is_unknown(mode: Any, x: Counted) -> bool:
-    return bool(mode.is_step) and known.read_back(x) is None
-
-
-@answers(_torch.item)
-def item(mode: Any, x: Counted) -> Any:
-    """Return a number; in a step one that nobody knows may be printed."""
-    return Unknown(numbers.NUMBER) if _is_unknown(mode, x) else _value(mode, x, "item").item()
-
-
-@answers(_torch.tolist)
-def tolist(mode: Any, x: Counted) -> Any:
-    """Return numbers, as `item` does."""
-    return (
-        numbers.listed(tuple(x.shape))
-        if _is_unknown(mode, x)
-        else _value(mode, x, "tolist").tolist()
-    )
+    return _value(x, "cpu")
 
 
 @answers(_torch.__format__)
-def written(mode: Any, x: Counted, spec: str) -> str:
+def written(_mode: Any, x: Counted, spec: str) -> str:
     """Return a number as a log shows it."""
-    return format(item(mode, x), spec) if not x.dim() else repr(x)
+    return repr(x) if x.dim() else format(_value(x, "format").item(), spec)
 
 
-for _name in ("__bool__", "__int__", "__float__", "__index__"):
+for _name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist"):
 
-    def _read(mode: Any, x: Counted, _name: str = _name) -> Any:
-        if _name == "__index__" and _is_unknown(mode, x):
-            raise NotModelledError("a size depends on weights or data", hint=REHEARSE)
-        value = x.guess.value() if x.guess is not None and _is_unknown(mode, x) else None
-        if value is not None:
-            numbers.note([own_line(stack())])
-        return getattr(_value(mode, x, _name) if value is None else value, _name)()
+    def _read(_mode: Any, x: Counted, _name: str = _name) -> Any:
+        return getattr(_value(x, _name), _name)()
 
     ATTRIBUTES[getattr(_torch, _name)] = _read

@@ -76,7 +76,7 @@ def _deciding(name: str) -> Callable[..., Any]:
     compare = getattr(float, name)
 
     def decides(x: Unknown, *others: Any) -> Any:
-        frame = sys._getframe(1)  # noqa: SLF001 - the only way to it
+        frame = sys._getframe(1)
         if "/torch/" not in frame.f_code.co_filename:  # its optimizers pick numbers by size
             note([f"{frame.f_code.co_filename}, line {frame.f_lineno}"])
         return compare(x, *others)

@@ -1,0 +1,249 @@
+"""Code as PyTorch runs it: its own autograd, on fake tensors of the GPU.
+
+Whatever torch offers goes the way that it goes on a GPU: graphs of gradients, checkpoints, hooks,
+functions of one's own, functional transforms, optimizers.
+
+Source: torch/utils/_foreach_utils.py and aten/src/ATen/native/ForeachUtils.h
+(_group_tensors_by_first_tensors_device_and_dtype: a hash map, read from its newest entry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from vrambudget.compiled.model import on_card
+from vrambudget.compiled.private import enable_python_dispatcher
+from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
+from vrambudget.eager.found import Found
+from vrambudget.eager.mode import EagerMode
+from vrambudget.eager.regions import made_without_a_gpu
+from vrambudget.eager.standing import Standing
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module, register
+from vrambudget.tape.events import Purpose
+from vrambudget.traced.counted import CARD, DTYPE
+from vrambudget.traced.fast_path import FAST_PATH
+from vrambudget.traced.shadows import shadow
+
+_CREATE_GRAPH = 3  # its place in the engine's signature
+
+
+@contextmanager
+def on_the_gpu() -> Iterator[Standing]:
+    """Have a fake GPU inside."""
+    card = EagerMode()
+    with in_cpp(), on_card(card, FUNCTIONS), enable_python_dispatcher():
+        mode = Standing(card)
+        with mode.thread:
+            yield mode
+
+
+@contextmanager
+def inside(mode: Standing) -> Iterator[None]:
+    """Let code train inside: backward passes, optimizers, questions about the GPU."""
+    hooks = (
+        optimizers.register_optimizer_step_pre_hook(lambda *_: mode.begins("optimizer_step")),
+        optimizers.register_optimizer_step_post_hook(lambda own, *_: _label(mode, own)),
+    )
+    apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply(cls, *mode.taken(args, []), **mode.taken(kwargs, []))
+
+    state = torch.get_rng_state()[:16]  # the generator's, on the host
+    backward = _backward(mode, torch.autograd.graph._engine_run_backward)
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.callback(hook.remove)
+        for target, name, new in (
+            (torch.autograd, "_engine_run_backward", backward),
+            (torch.autograd.graph, "_engine_run_backward", backward),
+            (torch.autograd.Function, "apply", classmethod(applied)),
+            (torch.nn.Module, "__call__", _called(mode, torch.nn.Module.__call__)),
+            (torch.nn.Module, "_apply", _applied(mode, torch.nn.Module._apply)),
+            (torch._C, "_group_tensors_by_device_and_dtype", _grouped),
+            (torch.cuda, "is_available", lambda: True),
+            (torch.cuda, "is_current_stream_capturing", lambda: False),
+            (torch.cuda, "_lazy_init", lambda: None),
+            (torch.cuda, "manual_seed", lambda _seed: None),
+            (torch.cuda, "manual_seed_all", lambda _seed: None),
+            (torch.cuda, "get_rng_state", lambda _device=None: state),
+            (torch.cuda, "set_rng_state", lambda _state, _device=None: None),
+            (torch.cuda.random, "get_rng_state", lambda _device=None: state),
+            (torch.cuda.random, "set_rng_state", lambda _state, _device=None: None),
+            *made_without_a_gpu(mode.card.autocast),
+            *FAST_PATH,
+            *_transforms(mode),
+        ):
+            stack.enter_context(patch.object(target, name, new))
+        stack.enter_context(mode)
+        yield
+
+
+def _grouped(lists: Any, with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's
+    """Group tensors by the type of those in the first list; the newest group comes first."""
+    places: dict[Any, list[int]] = {}
+    for place, x in enumerate(lists[0]):
+        places.setdefault((x.device, x.dtype), []).append(place)
+    return {
+        key: (
+            [[given[i] for i in chosen] if given else [] for given in lists],
+            chosen if with_indices else [],
+        )
+        for key, chosen in reversed(places.items())
+    }
+
+
+def _transforms(mode: Standing) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what lets functorch wrap the fake tensors of live ones."""
+    for target, name in (
+        (torch._functorch.vmap, "_add_batch_dim"),
+        (torch._functorch.eager_transforms, "_wrap_for_grad"),
+    ):
+        wraps = getattr(target, name)
+
+        def wrap(x: Any, *rest: Any, _wraps: Any = wraps) -> Any:
+            return _wraps(mode.fake_of(x), *rest)
+
+        yield target, name, wrap
+
+
+def _applied(mode: Standing, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Module._apply, behind `.to` and `.half`, that keeps the live tensors of a module."""
+
+    def applied(module: Any, change: Callable[[Any], Any], recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        own = [x for x in tensors if x is not None]
+        if not own or not all(map(mode.is_standing, own)):
+            return apply(module, change, recurse)
+        for child in module.children() if recurse else ():
+            child._apply(change)
+        with torch.no_grad():
+            for x in own:
+                mode.recast(x, change)
+        return module
+
+    return applied
+
+
+def _called(mode: Standing, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Module.__call__ that tells the tape which module runs."""
+
+    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        tape = context.tape
+        outer, purpose = tape.module, context.purpose
+        mode.begins("module")
+        own = mode.shadows.get(id(module))
+        tape.module = outer if own is None else own.path or outer
+        if id(module) == mode.head:
+            context.purpose = Purpose.LOGITS_AND_LOSS
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            tape.module, context.purpose = outer, purpose
+
+    return called
+
+
+def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the engine's run, that says what its results are for."""
+
+    def backward(*args: Any, **options: Any) -> Any:
+        mode.begins("backward")
+        _say_activations(mode)
+        before, context.thread = context.thread, "autograd"
+        transformed = torch._C._functorch.maybe_current_level() is not None  # of this thread
+        makes_graph = args[_CREATE_GRAPH] and not transformed
+        try:
+            if makes_graph and before == "main":
+                return mode.thread.submit(_in_thread, mode, run, args, options).result()
+            with mode:
+                return run(*args, **options)
+        finally:
+            context.thread = before
+            for leaf in mode.leaves():
+                if leaf.grad is not None and leaf.grad.layout is torch.strided:
+                    mode.card.storage_of(leaf.grad).purpose = Purpose.GRADIENTS
+            mode.begins("after backward")
+
+    return backward
+
+
+def _in_thread(mode: Standing, run: Callable[..., Any], args: Any, options: Any) -> Any:
+    """Run a backward pass that makes a graph in a thread of its own, as on a GPU.
+
+    Nodes of a graph are numbered by thread, and of those that are ready the one with the highest
+    number runs first (aten/src/ATen/SequenceNumber.h; engine.cpp, CompareNodeTaskTime).
+    """
+    alone, python = torch.autograd.set_multithreading_enabled(False), enable_python_dispatcher()
+    with alone, mode.card, python, mode:
+        return run(*args, **options)
+
+
+def _say_activations(mode: Standing) -> None:
+    """Name what is kept for backward."""
+    purposes = context.tape.purposes
+    for index in mode.card.alive_since(0):
+        if purposes[index] is Purpose.TEMPORARIES:
+            purposes[index] = Purpose.ACTIVATIONS
+
+
+def _label(mode: Standing, optimizer: Any) -> None:
+    """Say what an optimizer's states are for."""
+    for state in optimizer.state.values():
+        for x in state.values() if isinstance(state, dict) else ():
+            if mode.counted_of(x) is not None:
+                mode.card.storage_of(mode.fake_of(x)).purpose = Purpose.OPTIMIZER_STATES
+
+
+def allocate(found: Found, given: Sequence[Any], mode: Standing) -> list[Any]:
+    """Put on the GPU modules, then what a step is called with, then states that optimizers have.
+
+    Returns the parameters.
+    """
+    parameters: dict[int, Any] = {}
+    for module in found.modules:
+        _lay(module, mode)
+        parameters |= {id(p): p for p in module.parameters()}
+        own = Module()
+        mode.shadows |= shadow(own, module, lambda _weight: None)
+        register(own, context.tape)
+        head = getattr(module, "get_output_embeddings", lambda: None)()
+        mode.head = id(head) if head is not None else mode.head
+    of_given = {id(x) for x in given}
+    for x in found.tensors:
+        is_trained = isinstance(x, torch.nn.Parameter) or (x.requires_grad and x.is_leaf)
+        if is_trained and id(x) not in of_given:
+            mode.lay(x, Purpose.WEIGHTS, "parameter")
+            parameters[id(x)] = x
+    for x in given:
+        if isinstance(x, torch.Tensor):
+            mode.lay(x, Purpose.INPUTS)
+    _lay_states(found, parameters.values(), mode)
+    return list(parameters.values())
+
+
+def _lay_states(found: Found, parameters: Iterable[Any], mode: Standing) -> None:
+    """Put on the GPU gradients, then states of optimizers."""
+    for p in parameters:
+        if p.grad is not None:
+            mode.fake_of(p).grad = mode.lay(p.grad, Purpose.GRADIENTS)
+    states = [state for own in found.optimizers for state in own.state.values()]
+    for x in [x for state in states for x in state.values() if isinstance(x, torch.Tensor)]:
+        if x.dim() or x.device.type == CARD.type:
+            mode.lay(x, Purpose.OPTIMIZER_STATES)
+
+
+def _lay(module: torch.nn.Module, mode: Standing) -> None:
+    for child in module.children():
+        _lay(child, mode)
+    own = (("parameter", module._parameters), ("buffer", module._buffers))
+    for operation, x in [(name, x) for name, tensors in own for x in tensors.values()]:
+        if x is not None and x.dtype in DTYPE:
+            mode.lay(x, Purpose.WEIGHTS, operation)
