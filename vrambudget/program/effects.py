@@ -7,14 +7,14 @@ them.
 from collections.abc import Callable
 from typing import Any
 
-from vrambudget.dtypes import float32
+from vrambudget.dtypes import DType, float32
 from vrambudget.engine.autocast import full_precision, lower_precision, to
 from vrambudget.engine.autograd import Node, edge_to, keep
 from vrambudget.engine.checkpoint import Holder
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, _dense_strides
 from vrambudget.errors import NotModelledError
-from vrambudget.program.kernels import KERNELS
+from vrambudget.ops.temporaries import KERNELS, layout
 from vrambudget.tape.events import Storage
 
 Where = dict[str, list[Any]]
@@ -76,7 +76,7 @@ class General:
                     source, number = self.kept[slot]
                     where["kept"][slot] = keep(Tensor((), float32, where[source][number]))
             else:
-                KERNELS[event[1]](event[2], event[3])
+                KERNELS[event[1]](_laid(event[2]), _laid(event[3]))
 
     def _give_nodes(self, made: list[Tensor], x: list[Tensor], kept: list[Any]) -> None:
         nodes: list[Node] = []
@@ -123,6 +123,15 @@ class General:
 
 def _has_node(out: Any) -> bool:
     return out[0] != "in" and out[6] is not None
+
+
+def _laid(value: Any) -> Any:
+    """Return what a kernel is given, with layouts in the place of (shape, type, strides)."""
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) > 1 and isinstance(value[1], DType):
+        return layout(*value)
+    return [_laid(item) for item in value]
 
 
 def _storage(shape: tuple[int, ...], dtype: Any, operation: str, elements: int | None) -> Storage:

@@ -46,18 +46,12 @@ def patches() -> Iterator[Patch]:
 
 
 def _kernel(name: str, args: Any) -> tuple[str | None, tuple[Any, ...]]:
-    """Return which rule of `program.kernels` says what a kernel allocates, and what it is given."""
-    if name in {*kernels._RULES, "sort"}:  # noqa: SLF001 - the same rules, on layouts
-        return name, tuple(x for x in args if not isinstance(x, torch.dtype))
-    if name == "pow" and not isinstance(args[0], torch.Tensor):
-        return "pow", ()
-    if name in kernels._REDUCTIONS:  # noqa: SLF001
-        given = (args[0], *args[2:]) if name in kernels._NORMS else args  # noqa: SLF001
-        dims = given[1] if len(given) > 1 and isinstance(given[1], list | tuple | int) else []
-        return "reduced", (given[0], [dims] if isinstance(dims, int) else list(dims))
+    """Return which rule of ops.temporaries says what a kernel allocates, and what it is given."""
+    if name == "sort":
+        return name, args
     if name in PRODUCTS:
         return "product", (name == "addmm",)
-    return None, ()
+    return kernels.rule_of(name, args) or (None, ())
 
 
 def _layout(x: Any) -> Any:

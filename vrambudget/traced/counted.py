@@ -14,6 +14,7 @@ from vrambudget import dtypes
 from vrambudget.dtypes import DType
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
+from vrambudget.ops.temporaries import layout
 
 CARD = torch.device("cuda:0")
 """Where modelling code believes that its tensors are."""
@@ -87,6 +88,14 @@ def dtype_of(theirs: torch.dtype) -> DType:
     if theirs not in DTYPE:
         raise NotModelledError(f"tensors of type {theirs} are not traced")
     return DTYPE[theirs]
+
+
+def laid(value: Any) -> Any:
+    """Return arguments, or results, with layouts in the place of torch's tensors."""
+    if isinstance(value, torch.Tensor):
+        strides = None if value.is_contiguous() else tuple(value.stride())
+        return layout(tuple(value.shape), dtype_of(value.dtype), strides)
+    return [laid(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def meta_of(v: Tensor) -> torch.Tensor:

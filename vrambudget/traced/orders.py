@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vrambudget.dtypes import int64
-from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.sampling import sort_buffers
-from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.counted import dtype_of, laid
 
 _KEY_BYTES = {4, 8}  # whose tiles are known (ops.cub)
 _VALUE_AND_PLACE = 2 * int64.itemsize
@@ -56,11 +55,8 @@ def _moments(args: Any, _result: Any) -> bool:
 
 
 def _reduced(x: Any, dims: Any, accumulator: int) -> None:
-    no_storage: Any = None  # never read
-    if not x.dim():
-        return
-    v = Tensor(tuple(x.shape), dtype_of(x.dtype), no_storage, tuple(x.stride()))
-    with_partial_sums(v, tuple(dims or range(x.dim())), accumulator=accumulator)
+    if x.dim():
+        with_partial_sums(laid(x), tuple(dims or range(x.dim())), accumulator=accumulator)
 
 
 RULES: dict[str, Callable[[Any, Any], bool]] = {

@@ -1,0 +1,229 @@
+"""What CUDA kernels allocate besides their results, by aten operation.
+
+    reductions                  partial sums (ops.reduce_buffers)
+    matrix products             cuBLAS' workspace; of batches, copies that it can read
+    softmax' backward           grad * output
+    group norm                  a, b [N, C]; in backward ds, db, c1 [N, C] and c2, c3 [N, groups]
+    upsampling                  an input that lies in neither order is copied
+    cdist, pdist in backward    a gradient for each pair: [B, R, P, M] of x1 [B, P, M] and
+                                x2 [B, R, M], [N - 1, N, M] of x [N, M]
+
+A rule is called with an operation's arguments and its result. In the place of each tensor is a
+`layout`, which says how it lies.
+
+Source: aten/src/ATen/native/cuda (Reduce.cuh, SoftMax.cu, Blas.cpp, ScanKernels.cpp, Im2Col.cu,
+group_norm_kernel.cu: GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal;
+DistanceKernel.cu: cdist_backward_kernel_impl, pdist_backward_kernel_impl;
+UpSampleNearest2d.cu: upsample_nearest2d_out_cuda_template); native/Loss.cpp;
+cublasCommonArgs.h (prepare_matrix_for_cublas, prepare_batch_matrix_for_cublas).
+"""
+
+from collections.abc import Callable
+from itertools import zip_longest
+from math import prod
+from typing import Any
+
+from vrambudget.dtypes import DType, bool_, float32, float64, int64
+from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
+from vrambudget.ops.channels_last import is_like_channels_last, is_packed
+from vrambudget.ops.cub import inclusive_sum_bytes
+from vrambudget.ops.indexing import accumulating_buffers
+from vrambudget.ops.reduce import with_partial_sums
+from vrambudget.ops.sampling import sort_buffers
+from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
+
+_ACCUMULATES, _REDUCTION = 3, 2  # places among the arguments of index_put, of losses
+_NONE = 0  # of a loss' reductions
+_MATRIX, _IMAGE = 2, 4  # dimensions
+_CHANNELS_TO_GAIN = 4  # from here on channels last is the quicker way
+
+
+def layout(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
+    """Return how a tensor lies: one without a storage."""
+    no_storage: Any = None  # never read
+    return Tensor(shape, dtype, no_storage, strides)
+
+
+def _reduced(args: Any, result: Tensor) -> None:
+    """Reduce args[0] along the dimensions args[1], all of them if there are none."""
+    x, dims = args[0], tuple(args[1]) or tuple(range(args[0].ndim))
+    size = 1 if result.dtype is bool_ else max(4, result.dtype.itemsize)
+    if result.dtype is int64 and x.dtype is not int64:  # counted as integers
+        integers = empty(x.shape, int64)
+        with_partial_sums(integers, dims, accumulator=size)
+        del integers
+        return
+    with_partial_sums(x, dims, result.dtype, accumulator=size)
+
+
+def _softmax_backward(args: Any, _result: Tensor) -> None:
+    product = empty(args[0].shape, args[0].dtype)
+    del product
+
+
+def batched_product(args: Any, _result: Any) -> None:
+    """Allocate and free what `bmm` needs besides its result."""
+    copies = [readable(x) for x in reversed(args[:2])]
+    bmm_workspace(args[0].shape[2])
+    del copies
+
+
+def readable(x: Tensor) -> Tensor | None:
+    """Return the copy that is made of a matrix, or of a batch of them, if one is.
+
+    cuBLAS reads a matrix whose rows or columns lie one after the other, at distances of at least
+    their length. Any other, an expanded one for instance, is copied first.
+    """
+    if x.ndim < _MATRIX:
+        return None
+    rows, columns = x.actual_strides()[-2:]
+    height, width = x.shape[-2:]
+    is_readable = (columns == 1 and rows >= max(1, width)) or (
+        rows == 1 and columns >= max(1, height)
+    )
+    has_no_gaps = x.is_contiguous if x.ndim > _MATRIX else x.is_dense
+    if is_readable or (has_no_gaps and rows and columns):
+        return None
+    return empty(x.shape, x.dtype)
+
+
+def _running_sum(args: Any, result: Tensor) -> None:
+    cast = None if args[0].dtype is result.dtype else empty(result.shape, result.dtype)
+    if result.numel == result.shape[args[1]]:  # a tensor that is one row goes through CUB
+        empty_bytes(inclusive_sum_bytes(result.numel, result.dtype.itemsize))
+    del cast
+
+
+def _index_put(args: Any, _result: Any) -> None:
+    x, indices, values = args[:3]
+    given = [index for index in indices if index is not None]
+    accumulates = len(args) > _ACCUMULATES and args[_ACCUMULATES]
+    if accumulates and given and all(index.dtype is not bool_ for index in given):
+        sizes = zip(x.shape, indices, strict=False)
+        places = prod(1 if index is None else size for size, index in sizes)
+        accumulating_buffers(places, tuple(index.numel for index in given), values)
+
+
+def _sort(args: Any, _result: Any) -> None:
+    sort_buffers(args[0].shape, args[0].dtype)
+
+
+def differences(args: Any) -> Shape | None:
+    """Return the shape of the differences that a loss reduces; None without a reduction.
+
+    The loss is made as large as they are, then resized to the one number that stays in it
+    (native/Loss.cpp, TORCH_META_FUNC(mse_loss), smooth_l1_loss).
+    """
+    if len(args) > _REDUCTION and args[_REDUCTION] == _NONE:
+        return None
+    sizes = zip_longest(*(reversed(x.shape) for x in args[:2]), fillvalue=1)
+    return tuple(b if a == 1 else a for a, b in sizes)[::-1]
+
+
+def _loss(args: Any, result: Tensor) -> None:
+    """Make the differences, then reduce them."""
+    shape = differences(args)
+    if shape is not None:
+        apart = empty(shape, result.dtype)
+        with_partial_sums(apart, tuple(range(len(shape))), result.dtype, accumulator=4)
+        del apart
+
+
+def _raised(_args: Any, _result: Any) -> None:
+    """Lay the number that is raised on the device; it is freed at once."""
+    empty_bytes(float64.itemsize)
+
+
+def _product(args: Any, _result: Any) -> None:
+    cublas_workspace(epilogue=args[0])
+
+
+def _columns(args: Any, result: Tensor) -> None:
+    """Resize the result, which began as large as the input, while both are there."""
+    if result.numel > args[0].numel:
+        began = empty(args[0].shape, args[0].dtype)
+        del began
+
+
+def _group_norm(args: Any, _result: Any) -> None:
+    """Make the factors that the statistics and the weight come to: not for images of one pixel."""
+    x, weight, bias, rows, channels, pixels = args[:6]
+    if pixels > 1 and (weight is not None or bias is not None):
+        factors = _float32_rows(x, 2, rows, channels)
+        del factors
+
+
+def _group_norm_backward(args: Any, result: Any) -> None:
+    x, weight, (rows, channels, pixels, groups) = args[1], args[4], args[5:9]
+    sums = _float32_rows(x, 2, rows, channels)
+    if result[0] is not None:
+        factors = _float32_rows(x, 2, rows, groups)
+        if pixels > 1 and weight is not None:
+            factors += _float32_rows(x, 1, rows, channels)
+        del factors
+    del sums
+
+
+def _float32_rows(x: Tensor, count: int, rows: int, columns: int) -> list[Tensor]:
+    """Return that many tensors [rows, columns], of x's type, or float32 for 16-bit ones."""
+    kind = float32 if x.dtype.itemsize < float32.itemsize else x.dtype
+    return [empty((rows, columns), kind) for _ in range(count)]
+
+
+def _upsample(args: Any, _result: Any) -> None:
+    """Copy an image that lies in neither order, or in channels last but has few channels."""
+    x = args[0]
+    if x.ndim != _IMAGE or x.is_contiguous:
+        return
+    is_last = is_like_channels_last(x.shape, x.strides) and x.shape[1] >= _CHANNELS_TO_GAIN
+    if not (is_last and is_packed(x.shape, x.strides, channels_last=True)):
+        copied = empty(x.shape, x.dtype)
+        del copied
+
+
+def _cdist_backward(args: Any, result: Tensor) -> None:
+    _, x1, x2 = args[:3]
+    shape = (numel(result.shape[:-2]), x2.shape[-2], x1.shape[-2], x1.shape[-1])
+    pairs = empty(shape, x1.dtype)
+    with_partial_sums(pairs, (1,), accumulator=max(4, x1.dtype.itemsize))
+    del pairs
+
+
+def _pdist_backward(args: Any, result: Tensor) -> None:
+    rows, width = result.shape
+    if rows > 1:
+        pairs = empty((rows - 1, rows, width), args[1].dtype)
+        with_partial_sums(pairs, (0,), accumulator=max(4, result.dtype.itemsize))
+        del pairs
+
+
+def _nothing(_args: Any, _result: Any) -> None:
+    """Leave it at the result: a row of up to 4096 values is sorted in place (TensorTopK.cpp)."""
+
+
+Rule = Callable[[Any, Any], None]
+OPERATIONS: dict[str, Rule] = {
+    "_softmax_backward_data": _softmax_backward,
+    "bmm": batched_product,
+    "cumsum": _running_sum,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
+    "topk": _nothing,
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss),
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d"), _upsample),
+    "native_batch_norm_backward": _nothing,
+    "im2col": _columns,
+    "_cdist_backward": _cdist_backward,
+    "_pdist_backward": _pdist_backward,
+}
+"""By an operation's name."""
+
+KERNELS: dict[str, Rule] = {
+    **OPERATIONS,
+    "reduced": _reduced,
+    "sort": _sort,
+    "pow": _raised,
+    "product": _product,
+}
+"""By what a program calls them; reductions, products of matrices and powers of numbers, too."""
