@@ -20,7 +20,7 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.budget import PictureBudget, picture_budget
 from vrambudget.pictures.cards import picture_name, picture_names
-from vrambudget.pictures.job import Base, Offload, Only, PictureJob, Train, picture_job
+from vrambudget.pictures.job import AdapterType, Base, Offload, Only, PictureJob, Train, picture_job
 from vrambudget.report import render
 from vrambudget.report.table import render_next
 from vrambudget.report.tabular import Column, Format, render_rows
@@ -50,6 +50,11 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         "--train", nargs="?", const="lora", choices=get_args(Train), help="train; default: generate"
     )
     parser.add_argument("--rank", type=int, metavar="N", help="LoRA's rank (default: 16)")
+    parser.add_argument(
+        "--adapters",
+        choices=get_args(AdapterType),
+        help="type of LoRA's weights (default: fp32); base: that of --precision",
+    )
     parser.add_argument("--resolution", metavar="N|HxW", help="pixels: 1024, or 480x832")
     parser.add_argument("--frames", type=int, metavar="N", help="frames of a video")
     parser.add_argument("--batch", type=int, metavar="N", help="pictures at once (default: 1)")
@@ -89,7 +94,7 @@ def job_of(args: argparse.Namespace) -> PictureJob:
         )
     words = (
         *("train", "rank", "batch", "precision", "base", "checkpointing", "optimizer", "offload"),
-        *("swap", "latents", "only"),
+        *("swap", "latents", "only", "adapters"),
     )
     asked = {word: getattr(args, word) for word in words}
     return picture_job(name, resolution=args.resolution, frames=args.frames, **asked)

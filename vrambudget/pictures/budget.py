@@ -40,7 +40,7 @@ def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=(*left.missing, *_low(job)),
+        not_modelled=left.missing,
         warnings=(
             *_notes(job),
             *remarks_on_convolutions(left.tape, left.unknown_workspace_bytes),
@@ -53,12 +53,6 @@ def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -
     return PictureBudget(budget, phases)
 
 
-def _low(job: PictureJob) -> Iterator[str]:
-    """Yield what is known to be counted too low: of one rehearsed job by 15 %."""
-    if job.train and job.latents == "encoded":
-        yield "all that encoding images in each step takes (--latents cached is counted)"
-
-
 def _notes(job: PictureJob) -> Iterator[str]:
     source = schedule_of(job).source
     yield (
@@ -68,7 +62,8 @@ def _notes(job: PictureJob) -> Iterator[str]:
     if job.train and job.latents == "cached":
         yield "latents and text embeddings are cached: VAE and text encoders are not on the GPU"
     if job.train and job.latents == "encoded":
-        yield "text embeddings are cached; the VAE is on the GPU and encodes each step's pictures"
+        beside = " beside text encoders" if job.card.get("keeps_text_encoders") else ""
+        yield f"text was encoded before; the VAE{beside} encodes each step's pictures on the GPU"
 
 
 def _described(job: PictureJob, version: str, steps: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from vrambudget.pictures.cards import card
 Train = Literal["lora", "full"]
 Offload = Literal["none", "model", "sequential", "group"]
 Base = Literal["bf16", "fp8", "nf4"]
+AdapterType = Literal["fp32", "base"]
 Only = Literal["encode-text", "encode-images", "denoise", "decode"]
 _LARGEST = 16_384  # pixels along a side, or frames
 
@@ -24,6 +25,7 @@ class PictureJob:
     batch: int = 1
     train: Train | None = None
     rank: int = 16
+    adapters: AdapterType = "fp32"
     checkpointing: bool = False
     optimizer: str = "adamw"
     precision: str = "bf16"
@@ -79,7 +81,8 @@ def _check_together(job: PictureJob) -> None:
     if job.train == "full" and (job.base != "bf16" or job.swap):
         what = f"weights in {job.base}" if job.base != "bf16" else "blocks that are swapped"
         raise VramBudgetError(f"{what} cannot be trained themselves", hint="--train lora")
-    for word, default in (("checkpointing", False), ("latents", "cached"), ("optimizer", "adamw")):
+    usual = {"checkpointing": False, "latents": "cached", "optimizer": "adamw", "adapters": "fp32"}
+    for word, default in usual.items():
         if not job.train and getattr(job, word) != default:
             raise VramBudgetError(f"--{word} is of a training", hint="add --train lora")
     if job.train and job.only:

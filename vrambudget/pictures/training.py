@@ -5,9 +5,11 @@
     backward, clip, optimizer.step, optimizer.zero_grad
 
 Latents and text embeddings were made before and are the step's inputs, as the scripts cache them.
-LoRA's weights are float32, all else is frozen in the precision of the weights. A base in fp8 is as
-kohya's trainers keep it (fp8_base): linear layers' weights in float8, cast at each use. Swapped
-blocks (blocks_to_swap): their linear layers' weights take turns in those of the others.
+LoRA's weights are float32, as kohya's trainer has them and diffusers' scripts in fp16; in bf16 the
+scripts leave them in the base's type, in which peft made them (--adapters base). All else is frozen
+in the precision of the weights. A base in fp8 is as kohya's trainers keep it (fp8_base): linear
+layers' weights in float8, cast at each use. Swapped blocks (blocks_to_swap): their linear layers'
+weights take turns in those of the others.
 
 Source: diffusers/examples/dreambooth/train_dreambooth_lora_flux.py, _lora_sdxl.py (main);
 examples/text_to_image/train_text_to_image.py; sd-scripts library/custom_offloading_utils.py
@@ -15,6 +17,7 @@ examples/text_to_image/train_text_to_image.py; sd-scripts library/custom_offload
 Not modelled: text encoders that are trained, prior preservation, EMA.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from vrambudget.dtypes import float8_e4m3fn, float32
@@ -104,28 +107,41 @@ def trained(job: PictureJob, platform: Platform) -> Left:
 
 
 class _Encoding:
-    """A VAE on the GPU that encodes a batch of pictures in each step, in float32 as it lies."""
+    """A VAE that encodes a batch of pictures in each step, and what its script leaves beside it.
+
+    Cards say so: "vae_trains_in" (else the weights' precision), and "keeps_text_encoders" of a
+    script whose main function still names them when the training begins.
+    """
 
     def __init__(self, job: PictureJob) -> None:
-        own = job.card.get("trains_with_vae", "fp32")
+        own = job.card.get("vae_trains_in", job.precision)
         self._part = Part(job.card, "vae", "encode", TYPES[PRECISIONS[own]], single=job.batch == 1)
-        self._part.arrive()
         self._part.model.eval()
         self._sizes = sizes_of(job, self._part, schedule_of(job), "encode")
+        self._kept = [self._part, *_text_encoders(job)]
+        for part in self._kept:
+            part.arrive()
+        self._pictures: list[Tensor] = []  # a loop's variable, until the next step's take its place
 
     def __call__(self, latents: Tensor) -> None:
         """Encode; the sample of the distribution is as large as the latents."""
         options, part = context.options, self._part
+        self._pictures = [on_device(x) for x in inputs_of(part, self._sizes, part.dtype).values()]
         with no_grad():
-            given = [on_device(x) for x in inputs_of(part, self._sizes, part.dtype).values()]
-            outputs = part.call(given, numbers_of(part, self._sizes))
-            del given
+            outputs = part.call(self._pictures, numbers_of(part, self._sizes))
             sample = made("randn", latents.shape, part.dtype)
             del outputs
             scaled = made("mul", sample.shape, part.dtype)
             del sample
             to(scaled, latents.dtype)
         context.options = options
+
+
+def _text_encoders(job: PictureJob) -> Iterator[Part]:
+    """Yield the text encoders that a script leaves on the GPU."""
+    for name in job.card["components"] if job.card.get("keeps_text_encoders") else ():
+        if name.startswith("text_encoder"):
+            yield Part(job.card, name, "forward", TYPES[PRECISIONS[job.precision]])
 
 
 def _run(
@@ -161,8 +177,9 @@ def _run(
 
 
 def _adapt(model: Module, job: PictureJob) -> None:
-    """Put LoRA's weights into a frozen denoiser; they are float32 (cast_training_params)."""
-    add_lora(model, job.rank, tuple(job.card["lora_targets"]), model_type="")
+    """Put LoRA's weights into a frozen denoiser."""
+    own = TYPES[PRECISIONS[job.precision]] if job.adapters == "base" else None
+    add_lora(model, job.rank, tuple(job.card["lora_targets"]), model_type="", casts_to=own)
 
 
 def _in_float8(part: Part) -> None:

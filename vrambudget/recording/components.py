@@ -5,7 +5,7 @@ its arguments; those that agree at all probes are one. A denoiser is recorded wi
 same program trains and generates; what it checkpoints is noted, too.
 """
 
-import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from vrambudget.recording.signatures import (
     whole_multiples,
 )
 from vrambudget.recording.tracing import listening
-from vrambudget.recording.units import checkpoints, with_units
+from vrambudget.recording.units import checkpoints, starred, with_units
 from vrambudget.scenario import platform_of
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
@@ -138,16 +138,16 @@ class Recorder:
         return listener
 
     def _checkpointed(self, component: Component) -> list[str]:
-        """Return which modules a denoiser runs again in backward, with * for numbers."""
+        """Return which modules a denoiser runs again in backward: "*" for all of a list."""
         part = self._make("bfloat16")
         paths = {id(module): path for path, module in part.named_modules()}
-        found: dict[str, None] = {}
+        found = list[str]()
 
         def noted(module: Any, *args: Any, **kwargs: Any) -> Any:
             path = paths.get(id(module))
             if path is None:
                 raise NotModelledError(f"{module} is checkpointed, which is no module")
-            found[re.sub(r"\.\d+(?=\.|$)", ".*", f"part.{path}")] = None
+            found.append(path)
             return module(*args, **kwargs)
 
         if not getattr(part, "_supports_gradient_checkpointing", False):
@@ -161,7 +161,11 @@ class Recorder:
             model = Live(caller, mode, {}, lambda *_: None)
             given = component.inputs(TYPES["bfloat16"])
             model(**{name: on_device(x) for name, x in given.items()})
-        return [*found]
+        called = dict.fromkeys(f"part.{path}" for path in found)
+        every = Counter(path.rpartition(".")[0] for path in called)
+        whole = {x for x, n in every.items() if n == len(part.get_submodule(x[len("part.") :]))}
+        names = (starred(x) if x.rpartition(".")[0] in whole else x for x in called)
+        return [*dict.fromkeys(names)]
 
     def check(self, program: Program, component: Component, precision: str, sizes: Sizes) -> None:
         """Raise UnequalError where a program does not do at sizes of no probe what is traced."""

@@ -13,7 +13,10 @@ from vrambudget.program.unfold import makes
 
 
 def with_units(code: Sequence[Row], checkpointed: Sequence[str]) -> list[Row]:
-    """Return code where each of these modules is a layer; `*` in a path is a number."""
+    """Return code where each of these modules is a layer; "*" in a path is a number.
+
+    Others of its list may be none: a UNet's middle checkpoints all of its resnets but the first.
+    """
     wanted = "|".join(re.escape(path).replace(r"\*", r"\d+") for path in checkpointed)
     pattern = re.compile(rf"(?:{wanted})")
     found: list[Row] = []
@@ -52,6 +55,10 @@ def _unit(rows: Sequence[Row]) -> list[Row]:
 
 
 def checkpoints(path: str, checkpointed: Sequence[str]) -> bool:
-    """Return whether the layers of a stack are among the modules that are checkpointed."""
-    plain = re.sub(r"\.\d+(?=\.|$)", ".*", path)
-    return f"{plain}.*" in checkpointed
+    """Return whether layers of a stack are among the modules that are checkpointed."""
+    return {path, starred(path)} & {each.rpartition(".")[0] for each in checkpointed} != set()
+
+
+def starred(path: str) -> str:
+    """Return a path with "*" for numbers."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
