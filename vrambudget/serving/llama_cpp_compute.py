@@ -130,16 +130,18 @@ class _Graph(Attention):
 
     def _mixture(self, of: Mapping[str, Weight], cur: Node) -> Node:
         used, hidden = self.model.experts_used, self.model.hidden
+        is_weighted_first = self.model.architecture == "llama4"
         logits = self.matrix(of, "ffn_gate_inp", cur)
         probabilities = self.same(logits)
-        chosen = self.node(self.model.experts, probabilities)
+        chosen = self.node(self.model.experts, logits if is_weighted_first else probabilities)
         weights = self.node(used, probabilities, chosen)
+        taken = self.same(self.node(used * hidden, cur), weights) if is_weighted_first else cur
         names = [n for n in ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps") if n in of]
-        made = [self.matrix(of, name, cur, chosen, times=used) for name in names]
+        made = [self.matrix(of, name, taken, chosen, times=used) for name in names]
         act = self.node(used * of["ffn_down_exps"].shape[0], *made)
         down = self.matrix(of, "ffn_down_exps", act, chosen, times=used)
-        down = self.same(down, weights)
-        total = self.node(hidden, down, down) if used > 1 else down
+        down = down if is_weighted_first else self.same(down, weights)
+        total = self.node(hidden, down, down) if used > 1 else self.node(hidden, down)
         for _ in range(used - 2):
             total = self.add(total, down)
         if "ffn_down_shexp" in of:
