@@ -80,6 +80,8 @@ LLAMA_CPP_SHORT = {
     "cache_type_k": ("-ctk",),
     "cache_type_v": ("-ctv",),
     "flash_attn": ("-fa",),
+    "model_draft": ("-md",),
+    "mmproj": ("-mm",),
 }
 """llama.cpp's short spellings of its options."""
 

@@ -21,8 +21,8 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.report.run_here import run_report, run_values
-from vrambudget.serving.gguf_configs import GgufConfig
-from vrambudget.serving.gguf_known import ALSO, CONFIGS, TYPES
+from vrambudget.serving.gguf_configs import TYPES, GgufConfig
+from vrambudget.serving.gguf_known import known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
@@ -143,8 +143,10 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
     if not colon or "/" in kind or "\\" in kind:
         return text, None
     if match := _TAG.fullmatch(kind):
-        known = card_name(f"{name}-{match[1]}")
-        return (known, match[2]) if known else (name, kind)
+        sized = f"{name}-{match[1]}"
+        found = known(card_name(sized) or sized)
+        is_known = isinstance(found, FoundModel) or card_name(found)
+        return (sized, match[2]) if is_known else (name, kind)
     return name, kind
 
 
@@ -155,12 +157,6 @@ def _config_of(found: FoundModel) -> ModelConfig:
     return load_config(found.values, config_class, where=found.where)
 
 
-def _known(name: str) -> str:
-    """Return the name that a model of no card has here, or another's card; else the name."""
-    plain = re.sub(r"[-_](instruct|it|chat|base)$", "", name.strip().lower().replace("_", "-"))
-    return ALSO.get(plain, plain if plain in CONFIGS else name)
-
-
 def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     """Return a configuration, or a repository's file of that quantisation."""
     from vrambudget.serving.gguf_hub import hub_header, is_of_files  # noqa: PLC0415
@@ -169,7 +165,5 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
         header, file = hub_header(name, kind)
         return of_header(header, f"{name}:{kind}" if kind else name, file)
     if isinstance(name, str):
-        name = _known(name)
-        if name in CONFIGS:
-            return FoundModel(name, name, CONFIGS[name])
-    return find_model(name)
+        name = known(name)
+    return name if isinstance(name, FoundModel) else find_model(name)

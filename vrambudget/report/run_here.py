@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from vrambudget.config.bandwidths import MAIN_MEMORY
 from vrambudget.report.serving import gib, spread
 from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.serving.run_here import Choice
 
 _MIB = 2**20
+_WHOLE = 10  # tokens/s, from which on decimals say nothing
 _SHORT = {
     "ubatch_size": "-ub",
     "batch_size": "-b",
@@ -30,6 +32,8 @@ _SHORT = {
     "parallel": "-np",
     "kv_unified": "-kvu",
     "swa_full": "--swa-full",
+    "no_mmap": "--no-mmap",
+    "mlock": "--mlock",
 }
 """Options of the printed command, beside -m, -c and -ngl."""
 
@@ -66,6 +70,7 @@ def run_values(choice: Choice, rows: list[Choice]) -> dict[str, Any]:
         "model": choice.model.name,
         "starts": choice.fits,
         "least_bytes": found.least_bytes,
+        "tokens_per_second": found.tokens_per_second,
         "weights_bytes": choice.weights_bytes,
         "context": choice.options.ctx_size,
         "longest_context": choice.longest,
@@ -91,9 +96,15 @@ def _verdict(choice: Choice) -> str:
     if found.gpus and left < 0:
         return f"DOES NOT FIT: {gib(-left)} short on a GPU with a context of {tokens:,} tokens"
     if ram is not None and ram < 0:
+        mapped = (
+            "; llama.cpp starts all the same, and reads what is short from the file for each token"
+            if found.host.bytes - found.host.model_bytes <= (found.ram_bytes or 0)
+            and not (choice.options.no_mmap or choice.options.mlock)
+            else ""
+        )
         return (
             f"DOES NOT FIT: main memory is {gib(-ram)} short of the {gib(found.host.bytes)} that"
-            " stay there"
+            f" stay there{mapped}"
         )
     where = "on GPUs" if choice.is_whole else f"with {gib(found.host.bytes)} in main memory"
     if not found.gpus:
@@ -149,10 +160,18 @@ def _said(choice: Choice) -> Iterator[str]:
     if choice.longest:
         yield f"longest context with this split: {choice.longest:,} tokens"
     on_gpus, in_ram = found.read_bytes
-    read = f"{gib(on_gpus)} of weights from GPUs and {gib(in_ram)} from main memory"
-    yield f"each token reads {read if in_ram else f'{gib(on_gpus)} of weights, all from GPUs'}"
-    if in_ram:
-        yield "  (main memory sets the speed: its bandwidth over the bytes read from it, at most)"
+    places = (("GPUs", on_gpus), ("main memory", in_ram))
+    read = " and ".join(f"{gib(n)} from {place}" for place, n in places if n)
+    yield f"each token reads of weights {read}"
+    if speed := found.tokens_per_second:
+        low, high = (f"{n:.1f}" if n < _WHOLE else f"{n:,.0f}" for n in speed)
+        ram = f", main memory {MAIN_MEMORY[0]} to {MAIN_MEMORY[1]}" if in_ram else ""
+        known = ", ".join(dict.fromkeys(f"GPU {each:,}" for each in found.bandwidths if each))
+        yield f"an estimate: {low} to {high} tokens/s at most, by GB/s as published: " + (
+            f"{known}{ram}".lstrip(", ") + "; the least with a full context"
+        )
+    if choice.is_whole_with_q8_0:
+        yield "with -ctk q8_0 -ctv q8_0 all layers are on GPUs, which is faster"
     if found.ram_bytes is None and not choice.is_whole:
         yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
 

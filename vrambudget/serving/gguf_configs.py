@@ -3,6 +3,12 @@
 from vrambudget.config.settings import Size
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 
+TYPES = frozenset(
+    {"cohere2", "glm4_moe", "granitemoe", "llama4_text", "minimax_m2", "olmoe", "qwen3_next"}
+    | {"gpt_neox", "qwen3_5_text", "qwen3_5_moe_text"}
+)
+"""Model types whose configuration is read for its GGUF file alone."""
+
 
 class GgufConfig(DecoderConfig):
     """A decoder's sizes, as far as a GGUF file knows them."""

@@ -16,6 +16,7 @@ Not modelled: draft models, --lora, --mmproj.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vrambudget.config.bandwidths import MAIN_MEMORY, bandwidth
 from vrambudget.config.gpus import Gpu
 from vrambudget.serving.ggml_graph import HOST
 from vrambudget.serving.gguf_model import GgufModel
@@ -66,6 +67,28 @@ class LlamaCppServing:
     offloaded: int  # layers, the output among them
     layers: int
     read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
+    bandwidths: tuple[int | None, ...]  # GB/s of each GPU
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float] | None:
+        """How fast one request decodes at most: the bytes that a token reads over bandwidths.
+
+        The least with a full context and slow main memory; None where a bandwidth is not known.
+        """
+        if None in self.bandwidths:
+            return None
+        on_gpus, in_ram = self.read_bytes
+        weights = sum(held.model_bytes for held in self.gpus) or 1
+
+        def seconds(ram: int, full: bool) -> float:  # noqa: FBT001 - a local
+            found = (in_ram + full * self.host.cache_bytes) / ram
+            for held, speed in zip(self.gpus, self.bandwidths, strict=True):
+                of_gpu = on_gpus * held.model_bytes / weights + full * held.cache_bytes
+                found += of_gpu / (speed or 1)
+            return found / 1e9
+
+        slow, fast = MAIN_MEMORY
+        return 1 / seconds(slow, True), 1 / seconds(fast, False)  # noqa: FBT003 - a local
 
     @property
     def left_bytes(self) -> int:
@@ -145,6 +168,7 @@ def serve(
         offloaded=placed.offloaded,
         layers=model.layers,
         read_bytes=placed.read_bytes,
+        bandwidths=tuple(map(bandwidth, gpus)),
     )
 
 

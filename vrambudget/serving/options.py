@@ -159,9 +159,23 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         "auto", description="attention without a matrix of scores; auto: on, in 2025 off"
     )
     swa_full: bool = Field(default=False, description="layers with a window keep all tokens")
+    no_mmap: bool = Field(
+        default=False, description="read the file to memory, instead of mapping it"
+    )
+    mlock: bool = Field(default=False, description="keep what is mapped in main memory")
+    model_draft: str | None = Field(
+        None, description="a draft model, which is refused: not counted"
+    )
+    lora: str | None = Field(None, description="an adapter, which is refused: not counted")
+    mmproj: str | None = Field(
+        None, description="a vision projector, which is refused: not counted"
+    )
 
     def problems(self) -> Iterable[str]:
-        """Yield what llama.cpp refuses."""
+        """Yield what llama.cpp refuses, and what is not counted."""
+        for name in ("model_draft", "lora", "mmproj"):
+            if getattr(self, name) is not None:
+                yield f"what {name} names is not counted: its tensors and its graph come on top"
         is_off = self.flash_attn == "off"
         is_off |= self.flash_attn == "auto" and self.engine_version != "2026-10"
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:

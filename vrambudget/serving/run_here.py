@@ -38,6 +38,9 @@ class Choice:
     found: LlamaCppServing
     longest: int  # tokens, with this split; 0: none
     weights_bytes: int
+    is_whole_with_q8_0: (
+        bool  # a cache of 8 bits leaves nothing in main memory that could be on GPUs
+    )
 
     @property
     def fits(self) -> bool:
@@ -72,7 +75,7 @@ class Machine:
         length = context or min(USUAL, model.positions)
         if context is None and not options.model_fields_set & _SPLITS:
             short = min(SHORTEST, model.positions)
-            if self._longest(model, _with(options, ctx_size=short)) < length:
+            if 0 < self._longest(model, _with(options, ctx_size=short)) < length:
                 length = short
         if options.model_fields_set & _SPLITS:
             chosen = _with(options, ctx_size=length)
@@ -82,7 +85,10 @@ class Machine:
         if context is None and longest:
             chosen = _with(chosen, ctx_size=longest)
         weights = sum(nbytes(tensor) for tensor in model.tensors)
-        return Choice(model, chosen, self.serve(model, chosen), longest, weights)
+        eight = _with(options, ctx_size=chosen.ctx_size, cache_type_k="q8_0", cache_type_v="q8_0")
+        found = self.serve(model, chosen)
+        helps = bool(found.read_bytes[1] and self.gpus) and self._has_left(model, eight)
+        return Choice(model, chosen, found, longest, weights, helps)
 
     def best_split(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppOptions:
         """Return the options with as little in main memory as fits on the GPUs."""
@@ -152,5 +158,5 @@ def _least(
     return of(high)
 
 
-def _with(options: LlamaCppOptions, **changed: int | bool) -> LlamaCppOptions:
+def _with(options: LlamaCppOptions, **changed: int | bool | str) -> LlamaCppOptions:
     return options.model_copy(update=changed)
