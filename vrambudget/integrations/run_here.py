@@ -164,6 +164,5 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
     if isinstance(name, str) and is_of_files(name, kind):
         header, file = hub_header(name, kind)
         return of_header(header, f"{name}:{kind}" if kind else name, file)
-    if isinstance(name, str):
-        name = known(name)
-    return name if isinstance(name, FoundModel) else find_model(name)
+    found = known(name) if isinstance(name, str) else name
+    return found if isinstance(found, FoundModel) else find_model(found)
