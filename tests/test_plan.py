@@ -19,7 +19,7 @@ from vrambudget.planning.layouts import (
     traffic,
 )
 from vrambudget.planning.multi_gpu import fewest
-from vrambudget.planning.plan import Wish, plan_for
+from vrambudget.planning.plan import Wish, plan, plan_for
 from vrambudget.scenario import resolve
 
 LAYERS = {"model_type": "gpt2", "n_layer": 2, "n_embd": 512, "n_head": 8, "vocab_size": 8000}
@@ -123,6 +123,12 @@ def test_tensor_parallelism_stays_within_a_machine():
     assert degrees == {"", "2", "4"}
     assert {way.fields.get("replicate", 1) for way in ways} == {1, 4}
     assert nodes_of_gpus("2x8xh100") == (2, 8, "h100")
+
+
+def test_a_plan_names_machines_as_they_were_asked_for():
+    found = plan("gpt2", gpu="2x2xt4", block=64, batch=1, goal="qlora")
+    assert "trains on 2 x 2 x Tesla T4" in str(found)
+    assert all(" --gpu 2x2xt4 " in choice.command for choice in found.choices)
 
 
 def test_a_layout_costs_what_a_token_takes_and_not_what_a_step_takes():

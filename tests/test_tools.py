@@ -152,6 +152,12 @@ def test_the_chosen_recipe_is_written_with_its_command(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_a_recipe_has_the_length_that_a_plan_has(capsys):
+    line = ["plan", "smollm2-135m", "--gpu", "80GB", "--batch", "1", "--goal", "qlora"]
+    assert main([*line, "--as", "trl"]) == 0
+    assert "max_length: 4096" in capsys.readouterr().out
+
+
 def test_a_task_that_a_tool_does_not_train_suits_it_not():
     job = Job.parse({"task": "masked-lm", "optimizer_impl": "fused"})
     assert [TOOLS[tool].suits(job) for tool in ("trainer", *FILES)] == [True, False, False, False]

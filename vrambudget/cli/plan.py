@@ -18,9 +18,9 @@ from vrambudget.config.foreign.torchtitan import flavor_of, model_of
 from vrambudget.config.gpus import count_of_gpus, find_gpu, on_nodes
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import json_text
-from vrambudget.planning.choices import Choice, card_word
+from vrambudget.planning.choices import Choice, card_word, how_many
 from vrambudget.planning.fit import margin_bytes
-from vrambudget.planning.layouts import Goal
+from vrambudget.planning.layouts import MACHINE, Goal
 from vrambudget.planning.plan import Plan, Wish, counted, plan_for
 from vrambudget.report.plan import render_plan
 from vrambudget.report.tools import TOOLS, ToolName
@@ -105,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     wish = replace(wish, per_node=per_node)
     if args.tool is not None:
         tool = TOOLS[args.tool]
+        if "block" not in fields and (block := resolve(_model(args), **fields).job.block):
+            fields["block"] = block  # as without --as: TRL would cut sequences at 1,024
         fields = {**(tool.job if gpus is None else tool.job_of_several), **fields}
         wish = replace(wish, suits=tool.suits, autocast=tool.autocast)
     scenario = resolve(_model(args), gpu=device, **fields)
@@ -163,12 +165,12 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
             hint="leave --as out to see them",
         )
     choice = found.choices[args.choice - 1]
-    count = f"{choice.gpus} x " if choice.gpus > 1 else ""
+    count = how_many(choice.gpus, found.per_node, " x ") if choice.gpus > 1 else ""
     file = str(args.output or "FILE")
     command = choice.command
     if args.tool == "torchtitan":  # the model is torchtitan's own, which the file alone names
-        command = f"vrambudget {file} --gpu {choice.gpus}x{card_word(scenario)}"
-    head = [f"{args.model} on {count}{found.gpu}: {choice.layout}", _room(choice), command]
+        command = f"vrambudget {file} --gpu {count.replace(' ', '')}{card_word(scenario)}"
+    head = [f"{args.model} on {count}{found.gpu}: {choice.layout}", _left(choice), command]
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     fields = {**choice.fields, **({"ranks": choice.gpus} if choice.gpus > 1 else {})}
@@ -195,7 +197,7 @@ def _starting(choice: Choice, args: argparse.Namespace, file: str) -> list[str]:
     if choice.gpus == 1:
         return []
     _, per_node, _ = counted(on_nodes(args.gpu, args.nodes) or args.gpu)
-    each = min(choice.gpus, per_node)
+    each = min(choice.gpus, per_node or MACHINE)
     start = TOOLS[args.tool].launch.format(each=each).replace("FILE", file)
     nodes = choice.gpus // each
     lines = [f"start it: {start}" + (f" (on each of {nodes} machines)" if nodes > 1 else "")]
@@ -204,6 +206,6 @@ def _starting(choice: Choice, args: argparse.Namespace, file: str) -> list[str]:
     return lines
 
 
-def _room(choice: Choice) -> str:
+def _left(choice: Choice) -> str:
     held = format_bytes(choice.peak_bytes + min(choice.left_bytes, 0))
     return f"{held} of the GPU, {format_bytes(max(choice.left_bytes, 0))} left"

@@ -92,9 +92,14 @@ def card_word(scenario: Scenario) -> str:
     return scenario.gpu.key or f"{scenario.gpu.capacity_bytes}B"
 
 
-def command(scenario: Scenario, job: Job, gpus: int) -> str:
+def how_many(gpus: int, per_node: int | None, times: str = "x") -> str:
+    """Return a number of GPUs as it was asked for: "2x8x" where machines were counted."""
+    return f"{gpus // per_node}{times}{per_node}{times}" if per_node else f"{gpus}{times}"
+
+
+def command(scenario: Scenario, job: Job, gpus: int, per_node: int | None = None) -> str:
     """Return the command that estimates this job."""
-    several = f"{gpus}x" if gpus > 1 else ""
+    several = how_many(gpus, per_node) if gpus > 1 else ""
     card = f"{several}{card_word(scenario)}"
     words = [model_word(scenario), "--gpu", card, *option_words(fields_of(scenario, job))]
     return f"vrambudget {shlex.join(words)}"

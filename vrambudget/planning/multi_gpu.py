@@ -47,7 +47,7 @@ def fewest(planner: "Planner", most: int) -> int:
     Their number is doubled until they do, then whole machines are tried. What does not fit one
     machine's GPUs is tried on the most, which no layout takes more on.
     """
-    fewer, gpus, machine = 1, 2, planner.per_node
+    fewer, gpus, machine = 1, 2, planner.per_node or MACHINE
     if most == 1:
         return 0
     while not planner.can(gpus):
@@ -74,7 +74,7 @@ class Planner:
         *,
         offload: bool,
         margin_bytes: int = 0,
-        per_node: int = MACHINE,
+        per_node: int | None = None,
         suits: Callable[[Job], bool] = lambda _: True,
         autocast: Collection[Trained] = (),
         progress: Callable[[], object] = lambda: None,
@@ -148,13 +148,12 @@ class Planner:
 
     def _ways(self, gpus: int) -> list[LayoutChoice]:
         has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
-        job, per_node = self.scenario.job, self.per_node
         ways = layouts(
-            job,
+            self.scenario.job,
             gpus,
             self.goal,
             has_bfloat16=has_bfloat16,
-            per_node=per_node,
+            per_node=self.per_node or MACHINE,
             autocast=self.autocast,
             fsdp_wrap="torchtitan" if self.scenario.config.model_type == "titan" else None,
         )
@@ -240,7 +239,7 @@ class Planner:
             copied_bytes=moved.host_bytes,
             recomputes=job.checkpointing != "none",
             fields=fields_of(self.scenario, job),
-            command=command(self.scenario, job, layout.gpus),
+            command=command(self.scenario, job, layout.gpus, self.per_node),
         )
 
     def _cost(self, choice: Choice) -> tuple[object, ...]:

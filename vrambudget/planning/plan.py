@@ -23,7 +23,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.planning.alternatives import Alternative, alternatives
 from vrambudget.planning.choices import Choice, of_recipe
 from vrambudget.planning.fit import margin_bytes as margin_of
-from vrambudget.planning.layouts import GOALS, MACHINE, Goal
+from vrambudget.planning.layouts import GOALS, Goal
 from vrambudget.planning.multi_gpu import Planner, fewest
 from vrambudget.planning.recipes import Recipe, Trained, recipes
 from vrambudget.scenario import Scenario, resolve
@@ -41,7 +41,7 @@ class Wish:
 
     `per_step`: sequences of one optimizer step, which recipes accumulate to. `suits`: whether a job
     may be a recipe. `autocast`: what is trained under autocast where weights are in 16 bits.
-    `gpus`: how many there are, where they were counted, `per_node` of them in each machine.
+    `gpus`: how many there are, where they were counted; `per_node`: those of a machine, likewise.
     """
 
     goal: Goal = "any"
@@ -53,7 +53,7 @@ class Wish:
     suits: Callable[[Job], bool] = lambda _: True
     autocast: Collection[Trained] = ()
     gpus: int | None = None
-    per_node: int = MACHINE
+    per_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Plan:
     choices: tuple[Choice, ...]
     alternatives: tuple[Alternative, ...] = ()  # where one GPU does not: what it trains instead
     counted: bool = False  # whether so many GPUs were asked for
+    per_node: int | None = None  # GPUs of a machine, where machines were counted
     left_out: tuple[str, ...] = ()  # why recipes of a job that is compiled were not tried
     not_considered: tuple[str, ...] = ()
     was_counted: bool = True  # whether any layout of several GPUs was
@@ -140,11 +141,11 @@ def plan(
     return plan_for(scenario, wish)
 
 
-def counted(gpu: str | Gpu) -> tuple[int | None, int, str | Gpu]:
-    """Return how many GPUs are asked for (None: not counted), how many a machine has, and which."""
+def counted(gpu: str | Gpu) -> tuple[int | None, int | None, str | Gpu]:
+    """Return how many GPUs are asked for and how many a machine has (None: not said), and which."""
     nodes, count, device = nodes_of_gpus(gpu) if isinstance(gpu, str) else (1, 1, gpu)
     gpus = nodes * count
-    return (gpus if gpus > 1 else None), (count if nodes > 1 else MACHINE), device
+    return (gpus if gpus > 1 else None), (count if nodes > 1 else None), device
 
 
 def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = lambda: None) -> Plan:
@@ -172,6 +173,7 @@ def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = la
         choices=tuple(choices),
         alternatives=others,
         counted=wish.gpus is not None,
+        per_node=wish.per_node,
         left_out=left_out,
         not_considered=planner.not_considered() if planner else (),
         was_counted=planner is None or any(planner.counted_layouts),

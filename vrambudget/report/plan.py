@@ -5,7 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from vrambudget.escaping import escape
-from vrambudget.planning.choices import Choice
+from vrambudget.planning.choices import Choice, how_many
+from vrambudget.planning.layouts import MACHINE
 from vrambudget.planning.plan import Plan
 from vrambudget.report.tabular import Column, Format, html_table, render_rows
 from vrambudget.units import format_bytes
@@ -115,7 +116,7 @@ def _one(found: Plan, choice: Choice) -> str:
     tokens = choice.fields.get("block", found.block)
     each = f"batch {choice.fields.get('batch', 1)}, {tokens:,} tokens a sequence"
     room = format_bytes(found.capacity_bytes)
-    return f"{found.model} trains on {_one_gpu(found.gpu)} ({room}): {choice.layout}; {each}"
+    return f"{found.model} trains on {_gpus(found, 1)} ({room}): {choice.layout}; {each}"
 
 
 def _of_several(found: Plan) -> str:
@@ -126,7 +127,7 @@ def _of_several(found: Plan) -> str:
     does = "trains on" if found.counted else "needs"
     as_asked = f", for {found.block:,} tokens a sequence" if found.alternatives else ""
     return (
-        f"{found.model} {does} {found.gpus} x {found.gpu}{as_asked}: {best.layout};"
+        f"{found.model} {does} {_gpus(found, found.gpus)}{as_asked}: {best.layout};"
         f" batch {best.fields.get('batch', 1)} per GPU, {found.block:,} tokens a sequence"
     )
 
@@ -141,7 +142,7 @@ def _nothing(found: Plan) -> str:
             " 2x24GB, or add --goal full"
         )
     at = f"{found.model} at {found.block:,} tokens a sequence"
-    where = f"{found.most} x {found.gpu}" if found.most > 1 else _one_gpu(found.gpu)
+    where = _gpus(found, found.most)
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
     if not found.was_counted:
@@ -149,9 +150,11 @@ def _nothing(found: Plan) -> str:
     return f"no layout that was counted fits {at} on {where}; others were not considered"
 
 
-def _one_gpu(gpu: str) -> str:
-    """Return "one NVIDIA H100"; a GPU of a size has its article."""
-    return gpu if gpu.startswith("a ") else f"one {gpu}"
+def _gpus(found: Plan, gpus: int) -> str:
+    """Return "2 x 8 x NVIDIA H100", "one NVIDIA H100"; a GPU of a size has its article."""
+    if gpus > 1:
+        return how_many(gpus, found.per_node, " x ") + found.gpu
+    return found.gpu if found.gpu.startswith("a ") else f"one {found.gpu}"
 
 
 def _not_considered(found: Plan) -> list[str]:
@@ -160,13 +163,14 @@ def _not_considered(found: Plan) -> list[str]:
     if not reasons:
         return []
     more = [f"  and {len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
-    ranks = f"--nproc-per-node {found.most} " if found.counted else "--nproc-per-node 8 "
+    each = found.per_node or (found.most if found.counted else MACHINE)
     return [
         "",
         "not considered:",
         *(f"  {reason}" for reason in reasons[:_MOST_REASONS]),
         *more,
-        f"  your own script shows them: vrambudget rehearse --gpu GPU -- torchrun {ranks}train.py",
+        "  rehearse your own script to see one:",
+        f"  vrambudget rehearse --gpu GPU -- torchrun --nproc-per-node {each} train.py",
     ]
 
 
