@@ -94,17 +94,17 @@ def test_no_variant_takes_less_than_the_floor(model, fields):
         assert floor.bytes(changed.job) <= tape.peak_requested_bytes()
 
 
-def test_where_the_weights_alone_are_too_much_no_pair_and_no_size_is_walked(monkeypatch):
-    walked = []
+def test_where_the_weights_alone_are_too_much_no_pair_and_no_size_is_traced(monkeypatch):
+    traced = []
 
     def counted(config, job, platform):
-        walked.append(job)
+        traced.append(job)
         return simulate(config, job, platform)
 
     monkeypatch.setattr("vrambudget.planning.advice.simulate", counted)
     advice = vrambudget.advise("gpt2-large", batch=4, block=1024, gpu="1GiB")
     assert not any(option.fits for option in advice.options)
-    assert len(walked) == len(set(walked)) <= len(CHANGES)
+    assert len(traced) == len(set(traced)) <= len(CHANGES)
 
 
 def test_pairs_come_where_one_change_is_not_enough():

@@ -1,4 +1,4 @@
-"""Two lists of allocations are walked to where they part; a real rehearsal and an estimate do not.
+"""Two lists of allocations are traced to where they differ; a rehearsal and an estimate do not.
 
 The rehearsals use the PyTorch of VRAMBUDGET_PYTHON, or of the Python that runs the tests.
 """

@@ -1,4 +1,4 @@
-"""Decoding steps that are walked over four layers, against steps that are walked over all."""
+"""Decoding steps that are traced over four layers, against steps that are traced over all."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_few_layers_tell_what_all_of_them_do(model, fields, monkeypatch):
     assert stretches(model, fields) == found
 
 
-def test_all_layers_are_walked_once_for_a_pattern(monkeypatch):
+def test_all_layers_are_traced_once_for_a_pattern(monkeypatch):
     calls = []
     for name in ("_shortened", "_repeated"):
         ours = getattr(few_layers, name)

@@ -119,7 +119,7 @@ def test_an_encoder_runs_once_and_its_keys_and_values_stay_as_they_are():
     "fields", [{}, {"num_beams": 3}, {"cache": "none"}, {"cache": "static"}], ids=str
 )
 @pytest.mark.parametrize("model", [T5, BART], ids=["t5", "bart"])
-def test_steps_of_a_decoder_that_are_found_take_what_walked_ones_take(model, fields, monkeypatch):
+def test_steps_of_a_decoder_that_are_found_take_what_traced_ones_take(model, fields, monkeypatch):
     found = tape_of(model, prompt=16, new=40, batch=2, **fields)
     monkeypatch.setattr("vrambudget.inference.generate._FEWEST", 1000)
     in_full = tape_of(model, prompt=16, new=40, batch=2, **fields)
@@ -258,7 +258,7 @@ WINDOW = {
 
 @pytest.mark.parametrize("model", [{"model_type": "gpt2", "n_layer": 2}, WINDOW], ids=["all", "32"])
 @pytest.mark.parametrize("fields", SHORT)
-def test_steps_that_are_found_take_what_steps_that_are_walked_take(model, fields, monkeypatch):
+def test_steps_that_are_found_take_what_steps_that_are_traced_take(model, fields, monkeypatch):
     found = tape_of(model, **fields)
     monkeypatch.setattr("vrambudget.inference.generate._FEWEST", 1000)
     in_full = tape_of(model, **fields)
@@ -390,7 +390,7 @@ def test_a_card_that_is_full_in_a_step_between_says_which():
     assert full.operation
 
 
-def test_a_peak_between_the_walked_steps_is_shown_in_its_step():
+def test_a_peak_between_the_traced_steps_is_shown_in_its_step():
     budget = vrambudget.estimate(WINDOW, gpu=GPU, mode="generate", prompt=1, new=60, batch=64)
     assert budget.check().peak.phase.startswith(("decode", "prefill"))
 

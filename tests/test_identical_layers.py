@@ -1,4 +1,4 @@
-"""Layers that are alike are laid down as copies: the tape is that of a walk of every layer."""
+"""Layers that are alike are laid down as copies: the tape is that of a trace of every layer."""
 
 import pytest
 from test_laws import TINY
@@ -65,10 +65,10 @@ SHARDED = {
 }
 ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernbert", "olmo3"}
 # of 20 layers; four, where nothing is said
-WALKED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
-WALKED |= {"t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
-WALKED |= {"bart": 4 + 2, "whisper": 4 + 2}  # two more in the decoder
-WALKED |= {"albert": 0}  # transformers checkpoints neither: no such layers
+TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
+TRACED |= {"t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
+TRACED |= {"bart": 4 + 2, "whisper": 4 + 2}  # two more in the decoder
+TRACED |= {"albert": 0}  # transformers checkpoints neither: no such layers
 
 
 def scenario_of(name, fields, values=None, layers=9):
@@ -85,7 +85,7 @@ def tape_of(scenario):
     return simulate(scenario.config, scenario.job, scenario.platform).tape
 
 
-def walked_in_full(scenario, monkeypatch):
+def traced_in_full(scenario, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(recorder, "stack_layers", lambda _: None)
         return tape_of(scenario)
@@ -103,51 +103,51 @@ def in_order(tape):
     return ordered
 
 
-def assert_equal(laid, walked):
-    assert laid.sizes == walked.sizes
-    assert laid.operations == walked.operations
-    assert laid.purposes == walked.purposes
-    assert laid.contents == walked.contents
-    assert laid.marks == walked.marks
-    assert in_order(laid) == in_order(walked)
-    assert replay(laid) == replay(walked)
+def assert_equal(laid, traced):
+    assert laid.sizes == traced.sizes
+    assert laid.operations == traced.operations
+    assert laid.purposes == traced.purposes
+    assert laid.contents == traced.contents
+    assert laid.marks == traced.marks
+    assert in_order(laid) == in_order(traced)
+    assert replay(laid) == replay(traced)
 
 
 @pytest.fixture
-def walks(monkeypatch):
-    """Count how many layers are walked."""
+def traces(monkeypatch):
+    """Count how many layers are traced."""
     counted = []
-    walk = Layer.walk
+    trace = Layer.trace
 
     def counting(layer, *args, **kwargs):
         counted.append(layer)
-        return walk(layer, *args, **kwargs)
+        return trace(layer, *args, **kwargs)
 
-    monkeypatch.setattr(Layer, "walk", counting)
+    monkeypatch.setattr(Layer, "trace", counting)
     return counted
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", model_types())
-def test_the_tape_is_that_of_a_full_walk(name, fields, monkeypatch):
+def test_the_tape_is_that_of_a_full_trace(name, fields, monkeypatch):
     if name in {"nanogpt", "titan", "vit", "whisper"} and fields.get("attention_mask"):
         pytest.skip("it reads no mask")
     if name == "nanogpt" and {"checkpointing", "lora_rank", "attention"} & fields.keys():
         pytest.skip("nanoGPT's own code has none")
-    if WALKED.get(name) == 0 and "checkpointing" in fields:
+    if TRACED.get(name) == 0 and "checkpointing" in fields:
         pytest.skip("it has none")
     if name == "titan" and {"lora_rank", "attention"} & fields.keys():
         pytest.skip("torchtitan's own code has none")
     scenario = scenario_of(name, fields)
-    assert_equal(tape_of(scenario), walked_in_full(scenario, monkeypatch))
+    assert_equal(tape_of(scenario), traced_in_full(scenario, monkeypatch))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize(("name", "values"), VARIANTS.values(), ids=VARIANTS)
 def test_layers_of_several_kinds_are_each_like_their_own(name, values, checkpointing, monkeypatch):
     scenario = scenario_of(name, {"checkpointing": checkpointing}, values, layers=12)
-    assert_equal(tape_of(scenario), walked_in_full(scenario, monkeypatch))
+    assert_equal(tape_of(scenario), traced_in_full(scenario, monkeypatch))
 
 
 def sharded(name, fields, **others):
@@ -157,9 +157,9 @@ def sharded(name, fields, **others):
 @pytest.mark.parametrize("fields", SHARDED.values(), ids=SHARDED)
 def test_sharded_layers_are_laid_down_with_what_fsdp2_holds_around_them(fields, monkeypatch):
     scenario = sharded("llama", fields)
-    laid, walked = tape_of(scenario), walked_in_full(scenario, monkeypatch)
-    assert_equal(laid, walked)
-    assert laid.modules == walked.modules
+    laid, traced = tape_of(scenario), traced_in_full(scenario, monkeypatch)
+    assert_equal(laid, traced)
+    assert laid.modules == traced.modules
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -167,51 +167,51 @@ def test_sharded_layers_are_laid_down_with_what_fsdp2_holds_around_them(fields, 
 def test_sharded_layers_of_several_kinds(name, values, checkpointing, monkeypatch):
     fields = {"checkpointing": checkpointing, "param_dtype": "bf16"}
     scenario = sharded(name, fields, values=values, layers=12)
-    assert_equal(tape_of(scenario), walked_in_full(scenario, monkeypatch))
+    assert_equal(tape_of(scenario), traced_in_full(scenario, monkeypatch))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
-def test_of_many_sharded_layers_few_are_walked(name, walks):
+def test_of_many_sharded_layers_few_are_traced(name, traces):
     tape_of(sharded(name, {"steps": 1}, layers=20))
-    assert len(walks) == WALKED.get(name, 4)
+    assert len(traces) == TRACED.get(name, 4)
 
 
-def test_sharded_layers_that_turn_out_to_differ_are_walked_in_full(monkeypatch, walks):
+def test_sharded_layers_that_turn_out_to_differ_are_traced_in_full(monkeypatch, traces):
     scenario = sharded("llama", {"steps": 1})
-    walked = walked_in_full(scenario, monkeypatch)
+    traced = traced_in_full(scenario, monkeypatch)
     for part in (layer_parts.ForwardPart, layer_parts.BackwardPart):
-        walks.clear()
+        traces.clear()
         with monkeypatch.context() as patched:
             patched.setattr(part, "same_as", lambda *_: False)
-            assert_equal(tape_of(scenario), walked)
-        assert len(walks) > 9
+            assert_equal(tape_of(scenario), traced)
+        assert len(traces) > 9
 
 
 @pytest.mark.parametrize("freeze", ["transformer.wte", "transformer.h.4", "transformer.h"])
 def test_a_frozen_layer_is_not_like_the_others(freeze, monkeypatch):
     scenario = scenario_of("gpt2", {"freeze": [freeze]}, layers=12)
-    assert_equal(tape_of(scenario), walked_in_full(scenario, monkeypatch))
+    assert_equal(tape_of(scenario), traced_in_full(scenario, monkeypatch))
 
 
 @pytest.mark.parametrize("name", model_types())
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_of_many_layers_few_are_walked(name, use_cache, walks):
+def test_of_many_layers_few_are_traced(name, use_cache, traces):
     tape_of(scenario_of(name, {"steps": 1, "use_cache": use_cache}, layers=20))
-    assert len(walks) == WALKED.get(name, 4)
+    assert len(traces) == TRACED.get(name, 4)
 
 
-def test_what_turns_out_to_differ_is_walked_in_full(monkeypatch, walks):
+def test_what_turns_out_to_differ_is_traced_in_full(monkeypatch, traces):
     scenario = scenario_of("gpt2", {"steps": 1})
-    walked = walked_in_full(scenario, monkeypatch)
+    traced = traced_in_full(scenario, monkeypatch)
     for part in (layer_parts.ForwardPart, layer_parts.BackwardPart):
-        walks.clear()
+        traces.clear()
         with monkeypatch.context() as patched:
             patched.setattr(part, "same_as", lambda *_: False)
-            assert_equal(tape_of(scenario), walked)
-        assert len(walks) > 9
+            assert_equal(tape_of(scenario), traced)
+        assert len(traces) > 9
 
 
-def test_layers_that_share_a_parameter_are_walked():
+def test_layers_that_share_a_parameter_are_traced():
     with recording(Platform()):
         model = scenario_of("gpt2", {}).config.build("causal-lm")
         model.transformer.h[3].ln_1 = model.transformer.h[5].ln_1

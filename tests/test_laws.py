@@ -1,6 +1,6 @@
 """Laws that hold for every architecture, task, precision, attention, checkpointing and adapter.
 
-Each walks all combinations that are offered, on models of two tiny layers.
+Each traces all combinations that are offered, on models of two tiny layers.
 """
 
 from itertools import product
@@ -130,7 +130,7 @@ def test_every_architecture_has_a_tiny_model_here() -> None:
 @pytest.mark.sampled(6)
 @each_kind
 def test_checkpointing_never_adds_what_forward_leaves_alive(name: str, task: str) -> None:
-    walked = 0
+    traced = 0
     for precision, attention, rank in product(PRECISIONS, ("sdpa", "eager"), (None, 4)):
         fields = {"precision": precision, "attention": attention, "lora_rank": rank}
         if (name, task) == ("distilbert", "seq-cls"):  # PEFT refuses all-linear there
@@ -139,13 +139,13 @@ def test_checkpointing_never_adds_what_forward_leaves_alive(name: str, task: str
         recomputed = offered(name, task, checkpointing="full", **fields)
         if plain is None or recomputed is None:
             continue
-        walked += 1
+        traced += 1
         after = [b.steps[0].after_forward_bytes or 0 for b in (plain, recomputed)]
         # what a checkpoint keeps besides the layers' inputs is in other blocks of 512 bytes
         assert after[1] <= after[0] + 4096, fields
     # nanoGPT, ALBERT and MPNet have no checkpointing; torchtitan's code has one attention, and no
     # adapters
-    assert walked >= {"nanogpt": 0, "albert": 0, "titan": 5}.get(name, 10)
+    assert traced >= {"nanogpt": 0, "albert": 0, "titan": 5}.get(name, 10)
 
 
 @pytest.mark.sampled(4)

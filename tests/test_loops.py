@@ -16,7 +16,7 @@ from vrambudget.cli import main
 from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
 from vrambudget.engine.autograd import run_backward
-from vrambudget.engine.cached_trace import WalkedOnce
+from vrambudget.engine.cached_trace import CachedTrace
 from vrambudget.engine.context import no_grad
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import estimate
@@ -270,7 +270,7 @@ def story(tape: Tape) -> list[tuple[Any, ...]]:
 
 
 def in_full(scenario: Scenario) -> Tape:
-    """Return the tape of a job whose every pass is walked."""
+    """Return the tape of a job whose every pass is traced."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulate_module, "Run", partial(Run, in_full=True))
         return tape_of(scenario)
@@ -293,17 +293,17 @@ def test_a_pass_that_is_laid_down_again_is_the_pass_that_would_have_run(
 
 
 @pytest.fixture
-def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Count the forward passes of GPT-2 that are walked."""
-    kind, walked = type(build(*_of(tiny("gpt2", "causal-lm")))), list[str]()
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Count the forward passes of GPT-2 that are traced."""
+    kind, traced = type(build(*_of(tiny("gpt2", "causal-lm")))), list[str]()
     forward = kind.forward
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        walked.append("forward")
+        traced.append("forward")
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(kind, "forward", counted)
-    return walked
+    return traced
 
 
 def _of(scenario: Scenario) -> tuple[Any, Any]:
@@ -319,11 +319,11 @@ def _of(scenario: Scenario) -> tuple[Any, Any]:
         pytest.param({"steps": 9, "lora_rank": 4, "checkpointing": "full"}, 1, id="adapters"),
     ],
 )
-def test_each_kind_of_pass_is_walked_once(
-    walks: list[str], fields: dict[str, Any], count: int
+def test_each_kind_of_pass_is_traced_once(
+    traces: list[str], fields: dict[str, Any], count: int
 ) -> None:
     tape_of(tiny("gpt2", "causal-lm", **fields))
-    assert len(walks) == count
+    assert len(traces) == count
 
 
 # ---- loops of one's own -------------------------------------------------------------------------
@@ -463,19 +463,19 @@ def test_a_loop_of_one_s_own_is_right_without_a_word_about_speed(
     assert replay(ours) == replay(theirs)
 
 
-def test_an_evaluation_between_steps_is_walked_once_too(
-    walks: list[str], monkeypatch: pytest.MonkeyPatch
+def test_an_evaluation_between_steps_is_traced_once_too(
+    traces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plain, "train", evaluating)
     tape_of(tiny("gpt2", "causal-lm", steps=6))
-    assert len(walks) == 2  # training, evaluation
+    assert len(traces) == 2  # training, evaluation
 
 
-def test_a_model_that_keeps_something_is_walked_each_time(
-    walks: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_keeps_something_is_traced_each_time(
+    traces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    call = WalkedOnce.__call__
+    call = CachedTrace.__call__
 
     def keeping(self: Any, **kwargs: Any) -> Any:
         forward = self.model.forward
@@ -487,9 +487,9 @@ def test_a_model_that_keeps_something_is_walked_each_time(
         finally:
             del self.model.forward
 
-    monkeypatch.setattr(WalkedOnce, "__call__", keeping)
+    monkeypatch.setattr(CachedTrace, "__call__", keeping)
     tape_of(tiny("gpt2", "causal-lm", steps=4))
-    assert len(walks) == 4
+    assert len(traces) == 4
 
 
 # ---- with a virtual GPU -------------------------------------------------------------------------

@@ -341,7 +341,7 @@ def test_what_is_compiled_finds_an_empty_cache_each_time(plan):
 
 
 @LINUX
-def test_sets_of_strings_are_walked_in_one_order_unless_the_user_names_another(plan):
+def test_sets_of_strings_are_iterated_in_one_order_unless_the_user_names_another(plan):
     assert process.environment(T4, plan, {})["PYTHONHASHSEED"] == "0"
     assert process.environment(T4, plan, {"PYTHONHASHSEED": "7"})["PYTHONHASHSEED"] == "7"
 

@@ -186,7 +186,7 @@ def frames_of(tmp_path):
         ((17, 9), True, "h.*.down"),
     ],
 )
-def test_frames_walk_down_to_the_module_that_the_callers_line_names(
+def test_frames_lead_down_to_the_module_that_the_callers_line_names(
     frames_of, lines, innermost, expected
 ):
     assert frames_of(*lines, innermost=innermost) == expected

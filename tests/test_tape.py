@@ -182,7 +182,7 @@ def test_forward_and_backward_make_storages_of_the_same_modules(checkpointing):
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_layers_that_are_laid_down_are_named_as_walked_ones(checkpointing, monkeypatch):
+def test_layers_that_are_laid_down_are_named_as_traced_ones(checkpointing, monkeypatch):
     def made():
         tape = recorded({**GPT2, "n_layer": 9}, checkpointing=checkpointing)
         births = [event.storage for event in tape.read() if event.kind is EventKind.ALLOCATE]

@@ -1,4 +1,4 @@
-"""A model that is walked once: a call like an earlier one is replayed again from the tape.
+"""A model that is traced once: a call like an earlier one is replayed again from the tape.
 
 Two forward passes that find the same (inputs of the same shapes, modules in the same mode, the same
 kind of autocast region, gradients there or not) allocate and free the same, and so do their
@@ -9,11 +9,11 @@ backward passes. So the second is a copy of the first's events, with storages of
 
 What outlives a pass is held by what is known here: outputs, inputs, the region's copies of weights,
 the graph, gradients, workspaces. A pass that leaves anything else, or in which anything else dies,
-is walked each time. The loop around the model runs as it is, every step of it: what it does, and
+is traced each time. The loop around the model runs as it is, every step of it: what it does, and
 what its variables hold, is on the tape as it would be without this.
 
 Where a call turns out to go another way than the one that it was copied from (its outputs die at
-another moment before backward, say), `CannotRepeatError` asks for a walk of the whole job.
+another moment before backward, say), `CannotRepeatError` asks for a trace of the whole job.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class _Output(NamedTuple):
     storage: int  # its index
 
 
-class WalkedOnce(Module):
+class CachedTrace(Module):
     """A model as its loop calls it."""
 
     def __init__(self, model: Module) -> None:
         self.model = model
         self._modules = (self, *model.modules())
         self._parameters = super().parameters()
-        self._walks: tuple[_Walk, ...] = ()
+        self._cached: tuple[_CachedCall, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model does, walked or replayed again."""
+        """Return what the model does, traced or replayed again."""
         region = context.autocast
         if region is not None and region.cache:
             # The region spans two calls: the second reads copies that the first made.
-            if any(walk.was_replayed for walk in self._walks):
+            if any(trace.was_replayed for trace in self._cached):
                 raise CannotRepeatError
             return self.model(*args, **kwargs)
         try:
@@ -71,19 +71,19 @@ class WalkedOnce(Module):
         except _UnknownError:
             return self.model(*args, **kwargs)
         finds = (given, self._state())
-        for walk in self._walks:
-            if walk.passes.is_over and walk.finds == finds:
-                return walk.lay(storages)
+        for trace in self._cached:
+            if trace.passes.is_over and trace.finds == finds:
+                return trace.lay(storages)
         inputs = [storage.index for storage in storages]
         del storages
-        walk = _Walk(finds, Passes(inputs, self._parameters))
+        trace = _CachedCall(finds, Passes(inputs, self._parameters))
         outputs = self.model(*args, **kwargs)
         try:
-            outputs = walk.forward_is_over(outputs)
+            outputs = trace.forward_is_over(outputs)
         except _UnknownError:
             return outputs
-        kept = (old for old in self._walks if old.finds != finds or old.was_replayed)
-        self._walks = (*kept, walk)
+        kept = (old for old in self._cached if old.finds != finds or old.was_replayed)
+        self._cached = (*kept, trace)
         return outputs
 
     def modules(self) -> Iterator[Module]:
@@ -96,10 +96,10 @@ class WalkedOnce(Module):
 
     def check(self) -> None:
         """Raise CannotRepeatError where what was replayed may not be what would have run."""
-        for walk in self._walks:
-            for graph in walk.graphs:
+        for trace in self._cached:
+            for graph in trace.graphs:
                 graph.check_frees()
-            if walk.passes.may_free_early:
+            if trace.passes.may_free_early:
                 raise CannotRepeatError
 
     def _state(self) -> tuple[Any, ...]:
@@ -117,8 +117,8 @@ class WalkedOnce(Module):
         )
 
 
-class _Walk:
-    """A call that was walked: what it found, and what it returned."""
+class _CachedCall:
+    """A call that was traced: what it found, and what it returned."""
 
     def __init__(self, finds: tuple[Any, ...], passes: Passes) -> None:
         self.finds, self.passes = finds, passes

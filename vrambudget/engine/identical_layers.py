@@ -1,14 +1,14 @@
-"""Layers that are alike: some are walked, the others are replayed as copies of those.
+"""Layers that are alike: some are traced, the others are replayed as copies of those.
 
-    walked    the first two, and the last two of each kind
-    replayed  those between: forward is a copy of a walked one's below, backward of one's above
+    traced    the first two, and the last two of each kind
+    replayed  those between: forward is a copy of a traced one's below, backward of one's above
 
 What decides is compared: a layer's modules, options and parameters, and what it is called with.
-Then the walked layers on both sides are compared with what was replayed between them, and where
-they differ CannotRepeatError says that the job has to be walked in full.
+Then the traced layers on both sides are compared with what was replayed between them, and where
+they differ CannotRepeatError says that the job has to be traced in full.
 
 Not modelled: layers that share tensors which want gradients (T5's position bias), that return more
-than hidden states, or that leave something for others to take (routers' logits); these are walked.
+than hidden states, or that leave something for others to take (routers' logits); these are traced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.tape.events import Storage
 
 _FEWEST = 5  # layers of a stack: of fewer none would be replayed
-_LAST = 2  # layers of a kind whose backward is walked
+_LAST = 2  # layers of a kind whose backward is traced
 _PLAIN = {int, float, str, bool, type(None)}
 _PLACES = {"number", "path", "stack", "layer_idx", "played"}
 """What a module has of its place in the model."""
@@ -46,10 +46,10 @@ class Layer(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, or replay what it would do."""
         if self.stack is None:
-            return self.walk(*args, **kwargs)
+            return self.trace(*args, **kwargs)
         return self.stack.call(self, args, kwargs)
 
-    def walk(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`."""
         return super().__call__(*args, **kwargs)
 
@@ -93,7 +93,7 @@ class Stack:
         self.now = _Pass(self)
 
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Walk a layer, or lay it down."""
+        """Trace a layer, or lay it down."""
         if layer.number == 0:
             self.now = _Pass(self)
         return self.now.call(layer, args, kwargs)
@@ -110,13 +110,13 @@ class _Pass:
         self.backward: dict[object, BackwardPart] = {}
 
     def call(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Walk a layer, or lay it down."""
+        """Trace a layer, or lay it down."""
         x, number = args[0], layer.number
         filled = filled_by([*args[1:], *kwargs.values()])
         key = self._key(layer, args, kwargs, filled)
         if number != len(self.calls) or key is None:
             self.calls = []
-            return layer.walk(*args, **kwargs)
+            return layer.trace(*args, **kwargs)
         call = LayerCall(
             number,
             key,
@@ -136,7 +136,7 @@ class _Pass:
         if part is not None:
             return self._lay(part, call, x, filled)
         call.begin = TapeMoment.now(layer.hook_state)
-        result = layer.walk(*args, **kwargs)
+        result = layer.trace(*args, **kwargs)
         if filled is not None:
             call.left = Left.of(filled, number)
         call.is_pair = isinstance(result, tuple)
@@ -152,7 +152,7 @@ class _Pass:
         kwargs: dict[str, Any],
         filled: FilledByLayers | None,
     ) -> tuple[Any, ...] | None:
-        """Return what decides what a call does; None for what must be walked."""
+        """Return what decides what a call does; None for what must be traced."""
         x, *others = args
         tensors = [*_tensors(others), *_tensors(list(kwargs.values()))]
         if layer.number == 0:
@@ -170,7 +170,7 @@ class _Pass:
         return given, like, fills and fills.kind(), modes, likeness(layer.hook_state)
 
     def _ended(self, call: LayerCall) -> None:
-        """Note that the next layer is called; what was walked must be like what was replayed."""
+        """Note that the next layer is called; what was traced must be like what was replayed."""
         call.end = TapeMoment.now(None if call.is_replayed else call.hook_state)
         used = self.forward.get(call.key)
         if used is None or call.is_replayed or used.call is call:
@@ -179,7 +179,7 @@ class _Pass:
             raise CannotRepeatError
 
     def _part_for(self, call: LayerCall) -> ForwardPart | None:
-        """Return what can be replayed for a call, None where it has to be walked."""
+        """Return what can be replayed for a call, None where it has to be traced."""
         if self.stack.is_last[call.number]:
             return None
         if call.key not in self.forward:
@@ -205,7 +205,7 @@ class _Pass:
         return (output, None) if part.call.is_pair else output
 
     def _boundary(self, below: LayerCall, x: Tensor) -> Node:
-        """Return a node that notes when the gradient of a walked layer's output is complete."""
+        """Return a node that notes when the gradient of a traced layer's output is complete."""
 
         def backward(gradient: Tensor) -> Tensor:
             self._complete(below, gradient)
@@ -228,7 +228,7 @@ class _Pass:
         return node
 
     def _complete(self, call: LayerCall, gradient: Tensor) -> None:
-        """Note that a gradient is complete; what was walked must be like what was replayed."""
+        """Note that a gradient is complete; what was traced must be like what was replayed."""
         call.complete = TapeMoment.now(None if call.is_replayed else call.hook_state)
         call.gradient, above = Like.of(gradient), self.calls[call.number + 1]
         if not above.is_replayed:

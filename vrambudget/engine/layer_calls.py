@@ -36,7 +36,7 @@ class TapeMoment:
 class LayerCall:
     """One layer's call. In backward: when the gradient of its output was complete, and that.
 
-    What is around a layer is noted where it is walked.
+    What is around a layer is noted where it is traced.
     """
 
     number: int
@@ -72,7 +72,7 @@ class LayerCall:
         return frozenset() if self.left is None else self.left.storages
 
     def returned(self, x: Tensor) -> None:
-        """Note what a walk returned, and who holds what it left."""
+        """Note what a trace returned, and who holds what it left."""
         self.output, self.has_graph = Like.of(x), x.node is not None
         self.operation = context.operation
         if x.node is not None:

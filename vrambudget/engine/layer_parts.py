@@ -1,4 +1,4 @@
-"""A layer's part of the tape, forward and backward: read where it was walked, replayed elsewhere.
+"""A layer's part of the tape, forward and backward: read where it was traced, replayed elsewhere.
 
     part       makes                              frees
     forward    its output; what the graph or      its own, its input
@@ -41,7 +41,7 @@ class ForwardPart:
 
     @classmethod
     def of(cls, call: LayerCall) -> ForwardPart | None:
-        """Return a walked call's part; None where it does what is not known here."""
+        """Return a traced call's part; None where it does what is not known here."""
         assert call.end is not None  # noqa: S101 - the next layer was called
         tape, first, stop = context.tape, call.begin.storage, call.end.storage
         events = tape.events[call.begin.event : call.end.event]
@@ -92,7 +92,7 @@ class ForwardPart:
 
         tape.events += self.named.replayed(self.first + shift, storage)
         context.operation = source.operation
-        assert source.output is not None and source.end is not None  # noqa: S101, PT018 - walked
+        assert source.output is not None and source.end is not None  # noqa: S101, PT018 - traced
         if call.hook_state is not None:
             after, before = source.end.around, source.begin.around
             held = after.replayed(before, values, self.first, shift)
@@ -109,7 +109,7 @@ class ForwardPart:
         return output
 
     def _moved(self, storages: frozenset[int], call: LayerCall, shift: int) -> frozenset[int]:
-        """Return a replayed call's for the walked one's; what all layers hold is left to these."""
+        """Return a replayed call's for the traced one's; what all layers hold is left to these."""
         return frozenset(
             index + shift if index >= self.first else call.input
             for index in storages
@@ -129,7 +129,7 @@ class BackwardPart:
 
     @classmethod
     def of(cls, call: LayerCall, below: LayerCall) -> BackwardPart:
-        """Return a walked call's part, from its output's gradient to that of `below`'s output.
+        """Return a traced call's part, from its output's gradient to that of `below`'s output.
 
         Raises CannotRepeatError where it does what is not known here.
         """
@@ -215,7 +215,7 @@ class BackwardPart:
                 if ours.grad is not None:
                     raise CannotRepeatError
                 ours.grad = Like.of(given).replayed(tape, shift)
-        assert source.end is not None  # noqa: S101 - it is a walked call's
+        assert source.end is not None  # noqa: S101 - it is a traced call's
         tape.purposes[call.input] = tape.purposes[source.input]
         stop = forward + source.end.storage - source.begin.storage
         tape.purposes[forward:stop] = tape.purposes[source.begin.storage : source.end.storage]

@@ -1,6 +1,6 @@
 """What each layer of a pass leaves for later: its keys and values, in a cache that all layers get.
 
-A layer that is replayed leaves what the walked one left, of storages of its own.
+A layer that is replayed leaves what the traced one left, of storages of its own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def filled_by(values: Sequence[Any]) -> FilledByLayers | None:
 
 
 class Left(NamedTuple):
-    """What a walked layer left in its part."""
+    """What a traced layer left in its part."""
 
     part: LayerPart
     tensors: dict[str, Like]

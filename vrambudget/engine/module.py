@@ -99,7 +99,7 @@ class Module:
 def register(model: Module, tape: Tape) -> list[Parameter]:
     """Let what a model's modules make, and have made, carry their paths; return the parameters.
 
-    It is one walk for both: on a large model a walk is a hundredth of an estimate.
+    One traversal serves both: on a large model it takes a hundredth of an estimate.
     """
     paths, modules = tape.paths, tape.modules
     parameters: dict[int, Parameter] = {}

@@ -23,7 +23,7 @@ from vrambudget.tape.repeats import lay
 
 
 class CannotRepeatError(Exception):
-    """What was replayed again should not have been: the job has to be walked in full."""
+    """What was replayed again should not have been: the job has to be traced in full."""
 
 
 class _ReplayedCopies(dict[int, Tensor]):
@@ -80,7 +80,7 @@ class _Found(NamedTuple):
 
 
 class Passes:
-    """A forward pass that is walked now, and later its backward pass."""
+    """A forward pass that is traced now, and later its backward pass."""
 
     def __init__(self, inputs: Sequence[int], parameters: Sequence[Parameter]) -> None:
         self.inputs, self.parameters = inputs, parameters
@@ -148,7 +148,7 @@ class Passes:
         return not by_graph or by_graph <= _held_by(graph)
 
     def died_in(self, events: Sequence[int], shift: int, inputs: Sequence[int]) -> set[int]:
-        """Return inputs, and what forward left, that died in these: by the walk's indices."""
+        """Return inputs, and what forward left, that died in these: by the trace's indices."""
         died = died_in(events, is_plain=context.tape.is_plain)
         made = {index - shift for index in died} & self.left
         return made | {was for was, now in zip(self.inputs, inputs, strict=True) if now in died}
@@ -158,7 +158,7 @@ class Passes:
     ) -> tuple[dict[int, Storage], ReplayedGraph | None]:
         """Lay the forward pass down again; return storages of outputs and inputs, and the graph.
 
-        The storages are by the index that theirs had in the walk.
+        The storages are by the index that theirs had in the trace.
         """
         tape, region = context.tape, context.autocast
         shift = tape.copy_storages(self.first, self.stop)

@@ -1,11 +1,11 @@
-"""A decoding step of a deep model, from a walk over four of its layers that are alike.
+"""A decoding step of a deep model, from a trace over four of its layers that are alike.
 
-    walked    the first two layers and the last two; once for each pattern, all of them, too
+    traced    the first two layers and the last two; once for each pattern, all of them, too
     found     the storages of each layer between are those of the second one
 
 A step that does over four layers what an earlier one did there does the same over all of them, with
 sizes of its own. Where the earlier one's storages over all layers are not those of the four with a
-part repeated (offloaded caches look ahead), each step is walked over all.
+part repeated (offloaded caches look ahead), each step is traced over all.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ from typing import Any
 
 from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
-from vrambudget.inference.skipping import Walked
+from vrambudget.inference.skipping import TracedStep
 from vrambudget.tape.steps import Pattern
 
 _FEWEST = 8  # layers
-_ENDS = 2  # layers that are walked at each end
+_ENDS = 2  # layers that are traced at each end
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +37,30 @@ class _Repeated:
         return few[: self.stop] + self.times * part + few[self.stop :]
 
 
-def walker(model: Module, walk: Callable[[int], Walked], steps: int) -> Callable[[int], Walked]:
-    """Return what walks a step by its number, as `walk` does, over few layers where it can.
+def tracer(
+    model: Module, trace: Callable[[int], TracedStep], steps: int
+) -> Callable[[int], TracedStep]:
+    """Return what traces a step by its number, as `trace` does, over few layers where it can.
 
-    `steps`: how many there are; few of them are walked over all layers.
+    `steps`: how many there are; few of them are traced over all layers.
     """
     stack = _stack_of(model)
     if stack is None or steps < _FEWEST:
-        return walk
+        return trace
     module, name, layers = stack
     known: dict[Pattern, _Repeated | None] = {}
 
-    def walk_few(step: int) -> Walked:
+    def trace_few(step: int) -> TracedStep:
         with _shortened(module, name, layers):
-            few = walk(step)
+            few = trace(step)
         if few.pattern not in known:
-            every = walk(step)
+            every = trace(step)
             known[few.pattern] = _repeated(few, every, len(layers) - 2 * _ENDS)
             return every
         found = known[few.pattern]
-        return walk(step) if found is None else Walked(found.pattern, found.all_of(few.sizes))
+        return trace(step) if found is None else TracedStep(found.pattern, found.all_of(few.sizes))
 
-    return walk_few
+    return trace_few
 
 
 def _stack_of(model: Module) -> tuple[Module, str, list[Layer]] | None:
@@ -84,7 +86,7 @@ def _shortened(module: Module, name: str, layers: list[Layer]) -> Iterator[None]
         setattr(module, name, layers)
 
 
-def _repeated(few: Walked, every: Walked, times: int) -> _Repeated | None:
+def _repeated(few: TracedStep, every: TracedStep, times: int) -> _Repeated | None:
     """Return how one step's storages over all layers come of those over four; None: they do not."""
     length, rest = divmod(len(every.sizes) - len(few.sizes), times)
     ours = [*zip(few.pattern.operations, few.sizes, strict=True)]

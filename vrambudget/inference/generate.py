@@ -15,18 +15,18 @@ from vrambudget.engine.context import context, made_for, no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.inference.beam_search import BeamSearch
-from vrambudget.inference.few_layers import walker
+from vrambudget.inference.few_layers import tracer
 from vrambudget.inference.model_inputs import positions_of
 from vrambudget.inference.sampling import Sampling
 from vrambudget.inference.settings import EncoderDecoder, GenerateSettings
-from vrambudget.inference.skipping import StretchFinder, Unsteady, Walked, walked
+from vrambudget.inference.skipping import StretchFinder, TracedStep, Unsteady, traced_step
 from vrambudget.models.parts.anew import Anew
 from vrambudget.ops.creation import made
 from vrambudget.tape.events import Purpose, Storage
 from vrambudget.tape.marks import Mark, Phase
 from vrambudget.tape.steps import Steps, Stretch, phase_of
 
-_FEWEST = 8  # decoding steps: fewer are all walked
+_FEWEST = 8  # decoding steps: fewer are all traced
 
 
 def run(model: Module, settings: GenerateSettings, *, in_full: bool = False) -> object:
@@ -100,20 +100,20 @@ def generate(
 
 
 def decode(loop: Sampling, settings: GenerateSettings, *, in_full: bool) -> None:
-    """Run all decoding steps: the first, the last and the one to be shown are walked."""
+    """Run all decoding steps: the first, the last and the one to be shown are traced."""
     tape, last, number = context.tape, settings.new - 1, settings.first_step + 1
 
-    def walk(steps: range) -> None:
+    def trace(steps: range) -> None:
         for step in steps:
             loop.decode(lambda phase: tape.mark(number, phase), phase_of(step))
 
-    in_full = in_full or (loop.cache is not None and loop.cache.is_walked)
+    in_full = in_full or (loop.cache is not None and loop.cache.is_traced)
     done = 0
     for shown in sorted({min(1, last), last} | ({settings.shown} if settings.shown else set())):
         if in_full or shown - done < _FEWEST:
-            walk(range(done + 1, shown + 1))
+            trace(range(done + 1, shown + 1))
         else:
-            _skip_to(loop, settings, done, shown, walk)
+            _skip_to(loop, settings, done, shown, trace)
         done = shown
 
 
@@ -122,13 +122,13 @@ def _skip_to(
     settings: GenerateSettings,
     done: int,
     shown: int,
-    walk: Callable[[range], None],
+    trace: Callable[[range], None],
 ) -> None:
-    """Walk the step `shown`, when `done` were walked: those between are found, if they can be."""
+    """Trace the step `shown`, when `done` were traced: those between are found, if they can be."""
 
-    def walk_alone(step: int) -> Walked:
+    def trace_alone(step: int) -> TracedStep:
         there: list[Sampling] = []
-        return walked(
+        return traced_step(
             carried=lambda: storages_of(there[0].tensors()),
             kept=lambda: storages_of(there[0].kept),
             grow=lambda: there.append(loop.at(step - done - 1)),
@@ -136,15 +136,15 @@ def _skip_to(
         )
 
     odd = range(0) if loop.cache is None else loop.cache.odd_steps(done)
-    walk_step = walker(loop.model, walk_alone, shown - done)
-    planner = StretchFinder(walk_step, settings.prompt, aligned=settings.padded, odd=odd)
+    trace_step = tracer(loop.model, trace_alone, shown - done)
+    planner = StretchFinder(trace_step, settings.prompt, aligned=settings.padded, odd=odd)
     try:
         stretches = tuple(planner.stretches(done + 1, shown - 1))
     except Unsteady:
-        walk(range(done + 1, shown + 1))
+        trace(range(done + 1, shown + 1))
         return
     skip(loop, stretches, f"decode {done + 1} to {shown - 1}", shown - done - 1)
-    walk(range(shown, shown + 1))
+    trace(range(shown, shown + 1))
 
 
 def skip(loop: Sampling, stretches: tuple[Stretch, ...], phase: str, steps: int) -> None:

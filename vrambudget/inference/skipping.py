@@ -1,6 +1,6 @@
-"""Decoding steps that need not be walked: what they do is found from a few of them.
+"""Decoding steps that need not be traced: what they do is found from a few of them.
 
-`steps_between` walks single steps on a tape of their own, each from the state that the loop would
+`steps_between` traces single steps on a tape of their own, each from the state that the loop would
 be in: two far apart, and one between them. Where all three do the same and their sizes lie on a
 line, so do all steps between. Where not (attention's kernel splits its keys over more blocks, a
 window is full, rows are padded to multiples of eight) the steps are divided at the most likely
@@ -18,24 +18,24 @@ _ALIGNMENT = 8  # rows of a mask are padded to multiples of this
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
-    """One step that was walked: what it does, and its sizes."""
+class TracedStep:
+    """One step that was traced: what it does, and its sizes."""
 
     pattern: Pattern
     sizes: tuple[int, ...]
 
 
-class Unsteady(Exception):  # noqa: N818 - no error: the steps have to be walked
+class Unsteady(Exception):  # noqa: N818 - no error: the steps have to be traced
     """A step leaves, or frees, what is not carried from step to step."""
 
 
-def walked(
+def traced_step(
     carried: Callable[[], list[Storage]],
     kept: Callable[[], list[Storage]],
     grow: Callable[[], None],
     step: Callable[[], None],
-) -> Walked:
-    """Walk one step on a tape of its own; `grow` makes the state that it begins in.
+) -> TracedStep:
+    """Trace one step on a tape of its own; `grow` makes the state that it begins in.
 
     What is `kept` stays to the end, besides what each step carries to the next.
     """
@@ -62,7 +62,7 @@ def walked(
         if left != {f for f in (*finals, *stays) if 0 <= f < CARRIED}:
             raise Unsteady
         pattern = Pattern(tuple(names), tuple(finals), tuple(own.operations[first:]))
-        return Walked(pattern, tuple(own.sizes[first:]))
+        return TracedStep(pattern, tuple(own.sizes[first:]))
     finally:
         context.tape, context.workspaces = tape, workspaces
 
@@ -82,22 +82,22 @@ def _named(events: list[int], first: int, before: dict[int, int]) -> list[int]:
 
 
 class StretchFinder:
-    """Finds stretches of steps that are alike; `walk` walks a step by its number.
+    """Finds stretches of steps that are alike; `trace` traces a step by its number.
 
     `odd`: steps known to be unlike those between them.
     """
 
     def __init__(
         self,
-        walk: Callable[[int], Walked],
+        trace: Callable[[int], TracedStep],
         length: int,
         *,
         aligned: bool,
         odd: range = range(0),
     ) -> None:
-        self.walk, self.length, self.odd = walk, length, odd  # tokens before step 0
+        self.trace, self.length, self.odd = trace, length, odd  # tokens before step 0
         self.period = _ALIGNMENT if aligned else 1
-        self.known: dict[int, Walked] = {}
+        self.known: dict[int, TracedStep] = {}
 
     def stretches(self, low: int, high: int) -> Iterator[Stretch]:
         """Yield stretches of the steps from `low` to `high`, both among them."""
@@ -114,7 +114,7 @@ class StretchFinder:
     def _alike(self, low: int, high: int) -> Stretch | None:
         period, count = self.period, high - low + 1
         first = [self._at(k) for k in range(low, min(low + period, high + 1))]
-        growth = [(0,) * len(walked.sizes) for walked in first]
+        growth = [(0,) * len(traced.sizes) for traced in first]
         for which in range(min(period, count)):
             turns = (high - low - which) // period
             if not turns:
@@ -132,8 +132,8 @@ class StretchFinder:
         return Stretch(
             low,
             count,
-            tuple(walked.pattern for walked in first),
-            tuple(walked.sizes for walked in first),
+            tuple(traced.pattern for traced in first),
+            tuple(traced.sizes for traced in first),
             tuple(growth),
         )
 
@@ -152,9 +152,9 @@ class StretchFinder:
             range(low, high), key=lambda k: (_zeros(self.length + k), -abs(low + high - 2 * k))
         )
 
-    def _at(self, step: int) -> Walked:
+    def _at(self, step: int) -> TracedStep:
         if step not in self.known:
-            self.known[step] = self.walk(step)
+            self.known[step] = self.trace(step)
         return self.known[step]
 
 
@@ -162,7 +162,7 @@ def _zeros(n: int) -> int:
     return (n & -n).bit_length()
 
 
-def _growth(first: Walked, last: Walked, turns: int) -> tuple[int, ...] | None:
+def _growth(first: TracedStep, last: TracedStep, turns: int) -> tuple[int, ...] | None:
     if first.pattern != last.pattern:
         return None
     differences = [b - a for a, b in zip(first.sizes, last.sizes, strict=True)]
@@ -171,6 +171,6 @@ def _growth(first: Walked, last: Walked, turns: int) -> tuple[int, ...] | None:
     return tuple(difference // turns for difference in differences)
 
 
-def _is_on_line(first: Walked, middle: Walked, growth: tuple[int, ...], turns: int) -> bool:
+def _is_on_line(first: TracedStep, middle: TracedStep, growth: tuple[int, ...], turns: int) -> bool:
     expected = tuple(a + by * turns for a, by in zip(first.sizes, growth, strict=True))
     return first.pattern == middle.pattern and expected == middle.sizes

@@ -57,7 +57,7 @@ class DistributedDataParallel(Module):
     """A model as DDP wraps it; `require_backward_grad_sync` is off inside no_sync()."""
 
     def __init__(self, model: Module, called: Module, settings: DdpSettings) -> None:
-        self.module = called  # what its forward calls: the model, or one that is walked once
+        self.module = called  # what its forward calls: the model, or one that is traced once
         self.settings = settings
         self.require_backward_grad_sync = True
         self._parameters = [p for p in model.parameters() if p.requires_grad]

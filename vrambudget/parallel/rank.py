@@ -27,7 +27,7 @@ class Ranked:
     """One rank of a job."""
 
     has_region: bool = True  # whether autocast is around the model's forward
-    in_full: bool = False  # whether every pass has to be walked
+    in_full: bool = False  # whether every pass has to be traced
     lays_layers: bool = False  # whether layers that are alike may be replayed
     keeps_cache: bool = False  # whether training begins with what preparing left in the cache
     loop: CountedLoop | None = None  # the layout's own, in place of the job's
@@ -42,7 +42,7 @@ class Ranked:
         """Leave a model the rank's part of its parameters, where others have the rest."""
 
     def wrap(self, model: Module, called: Module) -> Module:
-        """Return what the loop calls; `called`: the model, or one that is walked once."""
+        """Return what the loop calls; `called`: the model, or one that is traced once."""
         raise NotImplementedError
 
     def micro_batch(self, *, is_last: bool) -> None:

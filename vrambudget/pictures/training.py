@@ -23,7 +23,7 @@ from typing import Any
 from vrambudget.dtypes import float8_e4m3fn, float32
 from vrambudget.engine.autocast import autocast, to
 from vrambudget.engine.autograd import run_backward
-from vrambudget.engine.cached_trace import WalkedOnce
+from vrambudget.engine.cached_trace import CachedTrace
 from vrambudget.engine.context import (
     ModelOptions,
     Platform,
@@ -98,7 +98,7 @@ def trained(job: PictureJob, platform: Platform) -> Left:
         part.model.numbers = numbers_of(part, sizes)
         encode = _Encoding(job) if job.latents == "encoded" else None
         tape.mark(0, "encode images" if encode else "forward", resets_allocator=True)
-        held = _run(job, WalkedOnce(model), parameters, batch, encode)
+        held = _run(job, CachedTrace(model), parameters, batch, encode)
         tape.close()
         unknown = max(context.unknown_workspaces, default=0)
         count = part.parameters

@@ -233,7 +233,7 @@ class _Trial:
         )
 
     def _attempt(self, scenario: Scenario) -> Try:
-        """Try a variant; one whose tensors alone are too much is not replayed, nor walked twice."""
+        """Try a variant; one whose tensors alone are too much is not replayed, nor traced twice."""
         if (scenario := _shortened(scenario)).job not in self.results:
             plain = scenario.job.model_copy(update={"expandable_segments": False})
             requested = max(self.floor.bytes(plain), self.requested.get(plain, 0))

@@ -1,10 +1,10 @@
-"""The least that a job of several GPUs takes, from walks of a few of its layers.
+"""The least that a job of several GPUs takes, from traces of a few of its layers.
 
 What is alive at any one moment grows by the same bytes with every layer that is like the others. So
 the peak, the highest of all moments, is a convex function of their number: beyond two numbers it is
 on or above the line through them.
 
-    3 and 4 layers of 80    a walk of seven in place of 80: least = peak(3) + 77 (peak(4) - peak(3))
+    3 and 4 layers of 80    seven are traced, not 80: least = peak(3) + 77 (peak(4) - peak(3))
 
 What grows up to a limit is taken off: in ZeRO 3, parameters that are whole (max_live_parameters),
 and float32 gradients of a group that is stepped at once (sub_group_size).

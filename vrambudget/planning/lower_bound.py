@@ -1,4 +1,4 @@
-"""The least that a job takes, without a walk: from its parameters, or from a variant's tape.
+"""The least that a job takes, without a trace: from its parameters, or from a variant's tape.
 
 Right before an optimizer step all weights, all gradients and what the optimizer keeps are alive, at
 any batch and block and with any layer run again. So a variant that trains the same weights with the

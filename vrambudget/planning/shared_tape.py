@@ -78,11 +78,11 @@ class SharedTape:
 def shared_tapes(scenario: Scenario, batches: Sizes, blocks: Sizes) -> Iterator[SharedTape]:
     """Yield tapes of all points (batch, block): as few as the rules' decisions allow."""
 
-    def walk(batch: SizeVector, block: SizeVector) -> Tape:
+    def trace(batch: SizeVector, block: SizeVector) -> Tape:
         here = variant(scenario, batch=batch, block=block)
         return simulate(here.config, here.job, here.platform).tape
 
-    for indices, tape in by_regime(walk, (batches, blocks), len(batches)):
+    for indices, tape in by_regime(trace, (batches, blocks), len(batches)):
         forget()
         yield SharedTape(indices, tape)
 

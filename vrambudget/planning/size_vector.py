@@ -91,7 +91,7 @@ def by_regime(
 
 
 class Points:
-    """The points of one walk; knows every size that was made for them."""
+    """The points of one trace; knows every size that was made for them."""
 
     def __init__(self, count: int) -> None:
         weights = np.random.default_rng(_SEED).integers(0, 2**64, count, dtype=np.uint64)

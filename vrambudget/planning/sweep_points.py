@@ -1,7 +1,7 @@
 """The work of a sweep: one job on GPUs with the same kernels, at many points (batch, block).
 
 A `Portion` is what one process does at a time. Portions hold points of similar size: these are
-likely to be treated alike by the model's rules, and so to share a walk.
+likely to be treated alike by the model's rules, and so to share a trace.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from vrambudget.planning.shared_tape import Sizes, shared_tapes
 from vrambudget.planning.sweep_outcome import Outcome, outcome
 from vrambudget.planning.sweep_plan import Setting
 
-_REPLAYS_AT_LEAST = 32  # in a portion: a walk costs about as much as two replays
+_REPLAYS_AT_LEAST = 32  # in a portion: a trace costs about as much as two replays
 _REQUESTS_AT_LEAST = 16384
 _PORTIONS_PER_CPU = 4  # so that all CPUs are busy to the end
 

@@ -142,11 +142,11 @@ class PlayedLayer(CheckpointedLayer):
         self.played = state, name
         self.form, self.checkpoints = form, checkpoints
 
-    def walk(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, checkpointed where transformers checkpoints this layer."""
         if self.checkpoints:
-            return super().walk(*args, **kwargs)
-        return Layer.walk(self, *args, **kwargs)
+            return super().trace(*args, **kwargs)
+        return Layer.trace(self, *args, **kwargs)
 
     def forward(self, *inputs: Tensor) -> Any:
         """Run the layer's instructions on what it is called with."""

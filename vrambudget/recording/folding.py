@@ -12,7 +12,6 @@ from vrambudget.program.unfold import makes, reads, renamed, tensors
 from vrambudget.recording.merging import UnfitError
 
 _PERIODS = (1, 2, 3, 4, 5, 6, 8)
-_MOST_FIRST = 4
 _MOST_HEAD = 12
 
 Instruction = tuple[list[Any], Row]

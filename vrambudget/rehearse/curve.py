@@ -1,6 +1,6 @@
 """How a rehearsed script's memory goes up and down along its steps, ready to be drawn.
 
-The history is walked twice: first for what each block turns out to be, for the level after each
+The history is read twice: first for what each block turns out to be, for the level after each
 event and for where phases begin, then for what is alive at the moments that are drawn. Those are of
 the first steps, of the peak's and of the one in which memory ran out; others look like them.
 
@@ -91,7 +91,7 @@ def _bins(phase: _Phase, count: int) -> Iterator[range]:
 
 
 class _Seen(EventReplay):
-    """The first walk: what blocks are, levels, and phases."""
+    """The first pass: what blocks are, levels, and phases."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         super().__init__(record)
@@ -148,7 +148,7 @@ class _Seen(EventReplay):
 
 
 class _Columns:
-    """The second walk: what is alive at moments, which rise."""
+    """The second pass: what is alive at moments, which rise."""
 
     def __init__(self, record: Mapping[str, Any], seen: _Seen) -> None:
         self.seen, self.names = seen, record.get("names", {})

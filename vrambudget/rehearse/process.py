@@ -95,7 +95,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the command's environment; what Triton compiles is kept apart from real cards'.
 
-    Sets of strings are walked in one order, so that two rehearsals are equal: transformers computes
+    Sets of strings have one order, so that two rehearsals are equal: transformers computes
     Gemma 3's rotary tables in such an order (modeling_gemma3.py, Gemma3TextModel.forward).
     """
     compiled = cache_folder() / "compiled"

@@ -64,7 +64,7 @@ def read_timeline(record: Mapping[str, Any]) -> Timeline:
 
 
 class EventReplay:
-    """Walks the events in order; `alive` is what the program holds."""
+    """Reads the events in order; `alive` is what the program holds."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         history = record["history"]

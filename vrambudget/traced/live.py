@@ -1,6 +1,6 @@
 """A torch module on the tape, as the engine's loops run one of ours.
 
-`Live` has a shadow of each module, with the parameters as the engine's: what walks a tree of the
+`Live` has a shadow of each module, with the parameters as the engine's: what visits a tree of the
 engine's modules (paths on the tape, freezing, counting) finds the same names as torch's.
 """
 

@@ -1,6 +1,6 @@
 """Shadows of a torch module: a tree of the engine's modules with the same names.
 
-What walks such a tree (paths on the tape, freezing, counting) finds the names of torch's.
+What visits such a tree (paths on the tape, freezing, counting) finds the names of torch's.
 """
 
 from collections.abc import Callable

@@ -150,7 +150,7 @@ class Cache(FilledByLayers):
 
     layers: MutableSequence[CacheLayer]
     is_static: bool = False  # is_compileable: of layers whose length is fixed
-    is_walked: bool = False  # steps do not repeat one another: each has to be walked
+    is_traced: bool = False  # steps do not repeat one another: each has to be traced
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Take the keys and values [B, Hkv, T, D] of a layer's new tokens."""
@@ -210,7 +210,7 @@ class EncoderDecoderCache:
     self_attention: Cache
     cross_attention: Cache
     is_static: bool = False
-    is_walked: bool = False
+    is_traced: bool = False
 
     @classmethod
     def of(cls, layers: int) -> "EncoderDecoderCache":

@@ -94,9 +94,9 @@ class CheckpointedLayer(Layer):
 
     attention_type = "full_attention"  # of a decoder's layer, which knows its own in transformers
 
-    def walk(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, checkpointed if the job says so."""
         if context.options.checkpointing and self.training:
-            call = super().walk
+            call = super().trace
             return checkpoint(lambda *inputs: call(*inputs, **kwargs), *args)
-        return super().walk(*args, **kwargs)
+        return super().trace(*args, **kwargs)

@@ -55,12 +55,10 @@ class Span(NamedTuple):
         return self.skips and context.options.attention == "sdpa" and not compiles
 
 
-def built(
-    embeddings: Tensor, function: MaskFunction, span: Span, *, always_additive: bool = False
-) -> Tensor:
+def built(embeddings: Tensor, function: MaskFunction, span: Span) -> Tensor:
     """Return the mask of all rows [B, 1, T, S] in the embeddings' dtype."""
     mask = sdpa_mask(embeddings.shape[0], span, function)
-    return _additive(mask, embeddings.dtype) if always_additive else for_attention(mask, embeddings)
+    return for_attention(mask, embeddings)
 
 
 def for_attention(mask: Tensor, embeddings: Tensor) -> Tensor:

@@ -125,11 +125,6 @@ def bidirectional_mask(
     return _both_ways(embeddings.shape[1], attended, padding, anywhere)
 
 
-def additive_bidirectional_mask(embeddings: Tensor, padding: Tensor | None) -> Tensor | None:
-    """create_bidirectional_mask of a model without sdpa: zeros and the lowest number."""
-    return _both_ways(embeddings.shape[1], embeddings, padding, anywhere, always_additive=True)
-
-
 def bidirectional_window_mask(
     embeddings: Tensor, padding: Tensor | None, window: int
 ) -> Tensor | None:
@@ -149,7 +144,6 @@ def _both_ways(
     function: MaskFunction,
     *,
     has_limit: bool = False,
-    always_additive: bool = False,
 ) -> Tensor | None:
     """Return the mask [B, 1, T, S] over the states [B, S, C] that are attended to.
 
@@ -165,7 +159,7 @@ def _both_ways(
     if padding is not None:
         function = and_masks(function, is_token(padding))
     span = Span(queries, attended.shape[1])
-    return built(attended, function, span, always_additive=always_additive)
+    return built(attended, function, span)
 
 
 def _padded_mask(

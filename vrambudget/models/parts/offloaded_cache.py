@@ -74,7 +74,7 @@ class OffloadedLayer:
             self.on_host = None
 
     def grow(self, tokens: int, new: Anew) -> None:
-        """Refuse: each step is walked."""
+        """Refuse: each step is traced."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ class OffloadedCache(Cache):
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self.offloaded = [OffloadedLayer(layer) for layer in layers]
-        super().__init__([*self.offloaded], is_walked=True)
+        super().__init__([*self.offloaded], is_traced=True)
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Take the keys and values of a layer's new tokens, once the next one's are fetched."""

@@ -99,11 +99,6 @@ class ShardedParameter:
         assert self._unsharded is not None  # noqa: S101 - after wait_for_unshard
         return self._unsharded
 
-    @property
-    def was_unsharded(self) -> bool:
-        """Whether it was gathered yet."""
-        return self._unsharded is not None
-
     def reset_sharded_param(self) -> None:
         """Pad what `to_empty` made: the shard of a late rank is shorter than the others'.
 

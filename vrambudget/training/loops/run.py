@@ -1,7 +1,7 @@
 """What a counted loop gets: the model, batches, marks, and iterators over steps.
 
 A loop uses it as a script uses its libraries, and need not know what makes it fast: a model that is
-walked once (`vrambudget.engine.cached_trace`), and iterators that notice when a step, or a
+traced once (`vrambudget.engine.cached_trace`), and iterators that notice when a step, or a
 micro-batch, did what the one before it did.
 """
 
@@ -16,7 +16,7 @@ from vrambudget.config.job import EVALUATED_BEFORE, Job
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import autocast, to
-from vrambudget.engine.cached_trace import WalkedOnce
+from vrambudget.engine.cached_trace import CachedTrace
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
@@ -63,9 +63,9 @@ class Run:
         build_reference: Callable[[], Module] | None = None,
     ) -> None:
         self._in_full, self._build_reference = in_full, build_reference
-        self._walks: list[WalkedOnce] = []
+        self._cached: list[CachedTrace] = []
         self.settings = settings.job
-        self.model = self._walked = self._walked_once(model)
+        self.model = self._cached_model = self._with_cached_trace(model)
         self._batches, self._eval_batches = settings.batches, settings.eval_batches
         self._autocast = settings.autocast
         self._model, self._ranked = model, ranked
@@ -86,14 +86,14 @@ class Run:
     def _prepared(self) -> Module:
         """Return what is wrapped: the model, or one whose forward accelerate replaced before."""
         if self.settings.loop == "plain" or not (self._ranked and self._ranked.has_region):
-            return self._walked
+            return self._cached_model
         if self.settings.loop in TRL_LOOPS:
             from vrambudget.training.fused_head import FusedPrepared  # noqa: PLC0415 - the same
 
-            return FusedPrepared(self, self._walked)
+            return FusedPrepared(self, self._cached_model)
         from vrambudget.training.accelerated import Prepared  # noqa: PLC0415 - few jobs have ranks
 
-        return Prepared(self, self._walked)
+        return Prepared(self, self._cached_model)
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps."""
@@ -216,19 +216,19 @@ class Run:
     def make_reference(self) -> Module:
         """Return the model that a job's own is held against, its weights allocated."""
         assert self._build_reference is not None  # noqa: S101 - loops with references get one
-        return self._walked_once(self._build_reference())
+        return self._with_cached_trace(self._build_reference())
 
-    def _walked_once(self, model: Module) -> Module:
+    def _with_cached_trace(self, model: Module) -> Module:
         if self._in_full or self.settings.task == "embed":  # a pooler's graph leads to no loss
             return model
-        walked = WalkedOnce(model)
-        self._walks.append(walked)
-        return walked
+        traced = CachedTrace(model)
+        self._cached.append(traced)
+        return traced
 
     def check(self) -> None:
-        """Raise CannotRepeatError where the job has to be walked in full."""
-        for walked in self._walks:
-            walked.check()
+        """Raise CannotRepeatError where the job has to be traced in full."""
+        for traced in self._cached:
+            traced.check()
 
     @property
     def counts_items(self) -> bool:
