@@ -162,23 +162,33 @@ def test_launchers_are_found_and_count_the_visible_cards(command, started, ranks
 
 
 class Optimizer:
-    """Stands for torch's: what counts is that it steps."""
+    """Stands for torch's: what counts is that it steps, with parameters in which groups."""
 
+    param_groups = ({"params": [0]}, {"params": [1]})
+
+
+PART = ({"params": [0]}, {"params": []})
 
 def count(turns, *, idle=0):
-    """Return the count after each step: letters are optimizers, a space is a backward pass."""
+    """Return the count after each step: letters are optimizers, small ones step one group.
+
+    A space is a backward pass.
+    """
     iterations = Iterations()
-    optimizers = {name: Optimizer() for name in sorted(set(turns) - {" "})}
+    optimizers = {name: Optimizer() for name in sorted(set(turns.upper()) - {" "})}
     others = [Optimizer() for _ in range(idle)]
     for optimizer in (*optimizers.values(), *others):
         iterations.made(optimizer)
     counts = []
     for name in turns:
         if name == " ":
+            iterations.before_backward()
             iterations.after_backward()
         else:
-            iterations.before_step(optimizers[name])
-            iterations.after_step(optimizers[name])
+            optimizer = optimizers[name.upper()]
+            optimizer.param_groups = PART if name.islower() else Optimizer.param_groups
+            iterations.before_step(optimizer)
+            iterations.after_step(optimizer)
         counts.append(iterations.done)
     return counts, iterations.unit
 
@@ -191,6 +201,7 @@ def count(turns, *, idle=0):
         pytest.param(" D G D G", [0, 0, 0, 1, 1, 1, 1, 2], "turn of 2 optimizers", id="GAN"),
         pytest.param("ABCABC", [0, 0, 1, 1, 1, 2], "turn of 3 optimizers", id="one a parameter"),
         pytest.param("DDDGDDDG", [0, 2, 3, 3, 4, 5, 6, 6], "turn of 2 optimizers", id="critic"),
+        pytest.param(" aa aa a", [0, 0, 0, 1, 1, 2, 2, 2], "optimizer step", id="DeepSpeed"),
         pytest.param("   ", [1, 2, 3], "backward pass", id="no optimizer"),
     ],
 )

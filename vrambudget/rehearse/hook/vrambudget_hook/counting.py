@@ -2,8 +2,9 @@
 
 Each optimizer of a turn steps once in it: a GAN's two optimizers make one iteration. A turn is over
 when all optimizers have stepped; where some of them don't step (or not each time), one that steps
-again says that the turn before was over, and which optimizers make one. A script without
-torch.optim is counted by its backward passes, each to the beginning of the next.
+again says that the turn before was over, and which optimizers make one. One that DeepSpeed steps
+part by part has stepped when all parts have; how many there are is known at the next backward pass.
+A script without torch.optim is counted by its backward passes, each to the beginning of the next.
 
 Runs in the user's Python, 3.9 or later.
 """
@@ -22,6 +23,9 @@ class Iterations:
         self.turn: weakref.WeakSet[Any] = weakref.WeakSet()  # those that stepped in this one
         self.expected: weakref.WeakSet[Any] | None = None  # those of a whole turn, once it is known
         self.turns = self.backwards = self.together = 0
+        self.groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.parts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.stepped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @property
     def done(self) -> int:
@@ -43,6 +47,15 @@ class Iterations:
     def made(self, optimizer: Any) -> None:
         """Take note of an optimizer."""
         self.alive.add(optimizer)
+        self._is_part(optimizer)
+
+    def before_backward(self) -> None:
+        """Close the turn if what stepped in parts has stepped: gradients come again."""
+        for optimizer, count in list(self.stepped.items()):
+            if optimizer not in self.parts:
+                self.parts[optimizer] = count
+                self._stepped(optimizer)
+        self.stepped.clear()
 
     def before_step(self, optimizer: Any) -> None:
         """Close the turn if this optimizer begins another."""
@@ -53,6 +66,22 @@ class Iterations:
 
     def after_step(self, optimizer: Any) -> None:
         """Close the turn if all have stepped."""
+        if self._is_part(optimizer):
+            self.stepped[optimizer] = count = self.stepped.get(optimizer, 0) + 1
+            if count != self.parts.get(optimizer):
+                return
+        self._stepped(optimizer)
+
+    def _is_part(self, optimizer: Any) -> bool:
+        """Whether groups that had parameters have none now, as DeepSpeed steps one after another.
+
+        Source: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py (_optimizer_step).
+        """
+        full = sum(bool(group["params"]) for group in optimizer.param_groups)
+        self.groups[optimizer] = most = max(full, self.groups.get(optimizer, 0))
+        return full < most
+
+    def _stepped(self, optimizer: Any) -> None:
         self.turn.add(optimizer)
         whole = self.alive if self.expected is None else self.expected
         if all(other in self.turn for other in whole):

@@ -172,6 +172,7 @@ class Recorder:
                 return engine.run_backward(*args, **kwargs)
             outermost = not self.in_backward
             if outermost:
+                self.iterations.before_backward()
                 self._stop_after_steps()
                 self.mark("backward", None if self.marks else self._owned())
             self.in_backward += 1
