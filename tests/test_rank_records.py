@@ -16,7 +16,7 @@ qlora.jsonl      4-bit weights in shards: Trainer and SFTTrainer with PEFT and
 reshard.jsonl    FSDP2 that keeps shards of two ranks after forward, OPT and Llama in float16
 selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tensor parallelism,
                  a pipeline; run on another virtual GPU than ours
-trl.jsonl        SFTTrainer under DDP and FSDP2, DPOTrainer under DDP
+trl.jsonl        SFTTrainer under DDP, FSDP2 and ZeRO 2, DPOTrainer under DDP and ZeRO 2
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """
 

@@ -169,6 +169,7 @@ class Optimizer:
 
 PART = ({"params": [0]}, {"params": []})
 
+
 def count(turns, *, idle=0):
     """Return the count after each step: letters are optimizers, small ones step one group.
 

@@ -178,7 +178,7 @@ def _barrier(job: Job) -> Tensor | None:
     (barrier, whose tensor is static).
     Not modelled: the same byte under FSDP 1.
     """
-    if job.loop not in TRL_LOOPS or job.layout.data not in {"ddp", "fsdp2"}:
+    if job.loop not in TRL_LOOPS or job.layout.data in {None, "fsdp1"}:
         return None
     return made("barrier", (1,), dtypes.uint8)
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED, Layout
-from vrambudget.config.loops import TRAINERS
+from vrambudget.config.loops import TRAINERS, TRL_LOOPS
 from vrambudget.dtypes import DType
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
@@ -46,7 +46,8 @@ _PREPARED = {
     for loop in ("trainer", "accelerate")
     for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
 }
-_PREPARED |= {("sft", "ddp"), ("sft", "fsdp1"), ("sft", "fsdp2"), ("dpo", "ddp")}
+_PREPARED |= {("sft", data) for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)}
+_PREPARED |= {("dpo", data) for data in ("ddp", *DEEPSPEED[:-1])}
 """Trainings of libraries that are counted on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -116,6 +117,9 @@ def refuse(job: Job, layout: Layout) -> None:
         f"a forward pass with {layout}": job.mode == "forward"
         and (layout.data is not None or layout.pp > 1 or layout.cp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
+        "LoRA of TRL's loops with ZeRO 3": layout.data == DEEPSPEED[-1]
+        and job.loop in TRL_LOOPS
+        and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "context parallelism's evaluation": layout.cp > 1 and job.mode == "eval",
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",

@@ -14,7 +14,7 @@ Not modelled: torch before 2.8, whose products cannot add 16-bit factors to a fl
 Python without Triton; experts, whose routers' loss is added; heads in float32, temperatures.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,6 +70,7 @@ class FusedHead(Module):
     def __init__(self, model: LanguageModel, metrics: Collection[str] = ()) -> None:
         self.patched: Any = model
         self.metrics = metrics
+        self.before_access: Callable[[], None] | None = None  # to the head's weight: ZeRO 3's
         self.is_named_for_causal_lm = getattr(model, "is_named_for_causal_lm", True)
 
     def forward(
@@ -130,6 +131,8 @@ class FusedHead(Module):
 
     def _chunked(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor | None, ...]:
         """_ChunkedLogProbFunction: [N, H], [N] -> four of [N]; its gradient is the first's."""
+        if self.before_access is not None:
+            self.before_access()
         weight: Tensor = self.patched.lm_head.weight
         dtype = hidden.dtype if context.autocast is None else context.autocast.dtype
         inputs = keep(hidden), keep(weight), keep(targets)
@@ -199,7 +202,7 @@ def fused(
     counted = counted_labels(run.settings, *inputs["labels"].shape, sequences=sequences)
     if run.has_ranks and model is run.model:  # what wraps the model wraps the region, too
         prepared: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
-        return prepared
+        return prepared if prepared.loss is not None else prepared.with_loss()
     return _in_region(run, model, {**inputs, "counted": counted, "adapters": adapters})
 
 

@@ -23,7 +23,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.parallel.deepspeed.config import ZeroConfig
 from vrambudget.parallel.deepspeed.linear import zero3_linear
-from vrambudget.parallel.deepspeed.partition_parameters import ZeroParameter
+from vrambudget.parallel.deepspeed.partition_parameters import Status, ZeroParameter
 from vrambudget.parallel.deepspeed.partitioned_param_coordinator import Coordinator
 from vrambudget.parallel.fsdp2.state import mapped, mapped_outputs
 
@@ -55,6 +55,18 @@ class ZeroOffload:
             own = dict.fromkeys(self.of[id(p)] for p in values if isinstance(p, Parameter))
             self._own[id(module)] = sorted(own, key=lambda p: p.ds_id)
         return self._own[id(module)]
+
+    def accessed(self, parameter: Parameter, module: Module) -> None:
+        """Gather a parameter that a module's forward takes from another one.
+
+        From the second pass on it is fetched with the module's own (ZeROOrderedDict.__getitem__,
+        register_external_parameter).
+        """
+        p = self.of[id(parameter)]
+        if p.status is Status.NOT_AVAILABLE:
+            own = [*self.parameters_of(module), p]
+            self._own[id(module)] = sorted(own, key=lambda p: p.ds_id)
+            p.all_gather()
 
     def _mark_persistent(self, config: ZeroConfig) -> list[ZeroParameter]:
         """Return the parameters that are too small to be worth a gather."""

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vrambudget.config.job import Job
+from vrambudget.config.loops import TRAINERS
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context, on_meta
 from vrambudget.engine.module import Module
@@ -26,6 +28,7 @@ from vrambudget.parallel.deepspeed.zero_init import zero_init
 from vrambudget.parallel.host import STATES
 from vrambudget.parallel.meta import allocated
 from vrambudget.parallel.rank import Ranked
+from vrambudget.training.fused_head import FusedHead
 from vrambudget.training.loops.run import Run
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
@@ -66,13 +69,16 @@ class DeepSpeed(Ranked):
             _move(root)
         self._parameters = [p for p in root.parameters() if p.requires_grad]
         groups: Sequence[Sequence[Parameter]] = [self._parameters]
-        if self.job.loop == "trainer":
+        if self.job.loop in TRAINERS:
             groups = [group for group in decay_groups(root) if group]
         optimizer: ZeroOptimizer
         if self.config.stage == _CUTS_WEIGHTS:
             optimizer = DeepSpeedZeroOptimizerStage3(
                 root, groups, self.config, self._optimizer, converted
             )
+            if isinstance(root, FusedHead):
+                head = root.patched.lm_head.weight
+                root.before_access = partial(optimizer.offload.accessed, head, root)
         else:
             optimizer = DeepSpeedZeroOptimizer(groups, self.config, self._optimizer)
         self.engine = DeepSpeedEngine(called, self.config, optimizer)
