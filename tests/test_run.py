@@ -565,3 +565,19 @@ def test_a_cache_of_8_bits_is_named_where_it_leaves_nothing_in_main_memory(capsy
 )
 def test_other_names_are_those_of_a_known_model(tag, name):
     assert next(models_of(tag)).name.startswith(f"{name}:")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "cache"),
+    [("qwen3-vl-4b:Q4_K_M", 2375.91, 1152.0), ("qwen2.5vl:3b-q4_K_M", 1834.82, 288.0)],
+)
+def test_models_that_see_have_the_buffers_of_a_loaded_file(name, model, cache, capsys):
+    """llama.cpp b11549 loaded files of these tensors: "CPU_Mapped model buffer size"."""
+    run = vrambudget.run(name, gpu="none", context=8192)
+    assert (mib(run.values["host"]["model_bytes"]), mib(run.values["host"]["cache_bytes"])) == (
+        model,
+        cache,
+    )
+    assert "the compute buffer was held against no start of qwen" in str(run)
+    assert main(["run", name, "--gpu", "24GB", "--mmproj", "mmproj.gguf"]) == 2
+    assert "mmproj" in capsys.readouterr().err

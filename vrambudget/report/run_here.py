@@ -10,6 +10,7 @@ from typing import Any
 
 from vrambudget.config.bandwidths import MAIN_MEMORY
 from vrambudget.report.serving import gib, spread
+from vrambudget.serving.gguf_names import SEEN
 from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.serving.run_here import Choice
@@ -163,6 +164,8 @@ def _said(choice: Choice) -> Iterator[str]:
     places = (("GPUs", on_gpus), ("main memory", in_ram))
     read = " and ".join(f"{gib(n)} from {place}" for place, n in places if n)
     yield f"each token reads of weights {read}"
+    if choice.model.architecture not in SEEN:
+        yield f"the compute buffer was held against no start of {choice.model.architecture}"
     if speed := found.tokens_per_second:
         low, high = (f"{n:.1f}" if n < _WHOLE else f"{n:,.0f}" for n in speed)
         ram = f", main memory {MAIN_MEMORY[0]} to {MAIN_MEMORY[1]}" if in_ram else ""

@@ -37,7 +37,7 @@ class Builder:
 
     def norm(self, of: Mapping[str, Weight], name: str, x: Node, *, in_place: bool = False) -> Node:
         """Return x normalised and scaled: in its place where nothing else reads it."""
-        width = x.nbytes // F32 // self.rows
+        width = (x.nbytes - x.more) // F32 // self.rows
         weight = of[name]
         device = weight.device if self.keeps_norms else None
         norm = self.node(width, x, in_place=in_place, device=device)

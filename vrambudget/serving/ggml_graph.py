@@ -25,9 +25,22 @@ _ENDLESS = 1 << 62
 
 
 class Node:
-    """A tensor. `lies`: it has memory of its own (a weight, a cache) and needs none."""
+    """A tensor. `lies`: it has memory of its own (a weight, a cache) and needs none.
 
-    __slots__ = ("at", "device", "in_place", "lies", "nbytes", "readers", "shape", "sources")
+    `more`: bytes of it that follow what is read.
+    """
+
+    __slots__ = (
+        "at",
+        "device",
+        "in_place",
+        "lies",
+        "more",
+        "nbytes",
+        "readers",
+        "shape",
+        "sources",
+    )
 
     def __init__(
         self,
@@ -42,7 +55,7 @@ class Node:
         self.nbytes, self.device, self.sources = nbytes, device, list(sources)
         self.shape = nbytes if shape is None else shape  # what may take its place has the same
         self.in_place, self.lies = in_place, lies
-        self.readers, self.at = 0, -1
+        self.readers, self.at, self.more = 0, -1, 0
 
 
 def needed(leaves: Sequence[Node], nodes: Sequence[Node], *, pipelined: bool) -> dict[int, int]:

@@ -6,6 +6,7 @@ from vrambudget.models.parts.decoder import DecoderConfig, LayerType
 TYPES = frozenset(
     {"cohere2", "glm4_moe", "granitemoe", "llama4_text", "minimax_m2", "olmoe", "qwen3_next"}
     | {"gpt_neox", "qwen3_5_text", "qwen3_5_moe_text"}
+    | {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
 )
 """Model types whose configuration is read for its GGUF file alone."""
 

@@ -54,7 +54,10 @@ _FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family("seed_oss", norms=("attn_norm", "post_attention_norm")),
     "qwen2": Family("qwen2", biases=_QKV),
     "qwen2_moe": Family("qwen2moe", biases=_QKV),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Family("qwen2vl", biases=_QKV)),
     "qwen3": Family("qwen3", head_norms="head"),
+    "qwen3_vl": Family("qwen3vl", head_norms="head"),
+    "qwen3_vl_moe": Family("qwen3vlmoe", head_norms="head"),
     "qwen3_moe": Family("qwen3moe", head_norms="head"),
     "gemma": Family("gemma", tied=True),
     "gemma2": Family("gemma2", norms=(*_TWO, *_AFTER), window=True, tied=True),
@@ -98,6 +101,11 @@ _FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family("deepseek2"),
     "deepseek_v3": Family("deepseek2"),
 }
+
+
+_UNSEEN = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}
+SEEN = frozenset(family.name for family in _FAMILIES.values()) - _UNSEEN
+"""Architectures whose compute buffers were held against llama.cpp's own."""
 
 
 def has_gguf(config: ModelConfig) -> bool:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _TELLING = 3  # layers of a kind; where kinds alternate, more: what they leave free settles later
 _OF_KINDS = 6
+_DEEP = frozenset({"qwen3vl", "qwen3vlmoe"})  # whose first layers' sums have an image's features
+_LAYERS_OF_FEATURES = 3  # n_deepstack_layers
 _RESIDUAL_FIRST = frozenset({"phi3", "phimoe"})  # whose sum takes the residual's place
 
 
@@ -61,14 +63,19 @@ class _Graph(Attention):
         """Write all of it."""
         model, rows = self.model, self.rows
         tokens = self.leaf(rows)
-        if not self.is_old:
-            self.leaf(model.hidden * rows)  # embeddings as an input: nothing reads it
+        features = _LAYERS_OF_FEATURES if model.architecture in _DEEP else 0
+        if not self.is_old:  # embeddings as an input: nothing reads it
+            self.leaf(model.hidden * rows * (1 + features))
         self.inputs()
         self.out_ids = self.leaf(self.outputs)
         x = self.node(model.hidden, tokens, device=HOST)
+        padded = self.node(model.hidden * (1 + features), x) if features else x
+        if features:
+            x, padded.more = padded, padded.nbytes - x.nbytes
         self.cast_masks()
         for layer in _telling(self.placed, model):
             x = self._layer(layer, x, is_last=layer == model.layers - 1)
+            x = self.add(x, padded) if layer < features else x
         if output := self.placed.output:
             self.rows = self.outputs
             norm = self.node(model.hidden, x, in_place=True)
