@@ -278,12 +278,22 @@ def recast(device):
     return training(optimizer, loss_of), (torch.ones(64, 512, device=device),)
 
 
+def picked(device):
+    """Rows that are normalised by BatchNorm1d, of which two indices of different shapes pick."""
+    model = nn.Sequential(nn.Linear(64, 512), nn.BatchNorm1d(512)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.arange(32, device=device)[:, None]
+    columns = torch.arange(400, device=device)[None]
+    x = torch.ones(32, 64, device=device)
+    return training(optimizer, lambda x, *at: model(x)[at].square().mean()), (x, rows, columns)
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
-        *(attention, recast),
+        *(attention, recast, picked),
     )
 }
 

@@ -7,7 +7,7 @@
 Each sample is called once, then its first output's backward pass runs. A row has the bytes that
 were requested: forward's peak, what stays with the output, backward's peak, and what stays of
 gradients. Both sides need the PyTorch of one version, the card's its CUDA build. `--only NAME`
-takes one operation and has every allocation.
+takes some operations and has every allocation.
 
 Source: torch/testing/_internal/common_methods_invocations.py (op_db).
 """
@@ -38,7 +38,7 @@ def samples(only):
 
     for op in op_db:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-        if not op.dtypes or (only and only != name):
+        if not op.dtypes or (only and name not in only):
             continue
         dtype = torch.float32 if torch.float32 in op.dtypes else max(op.dtypes, key=str)
         wants = op.supports_autograd and dtype in op.backward_dtypes
@@ -101,6 +101,7 @@ def _rows(only, side, had):
             yield name, error
             continue
         yield name, "it ended the process"
+        print(name if only else "", end="\n" if only else "")
         signal.alarm(LONGEST)
         try:
             row = side(op, (sample.input, *sample.args), sample.kwargs)
@@ -147,7 +148,7 @@ def on_card(op, args, kwargs):
 
 
 def counted_side(log):
-    from vrambudget.eager.step import EAGER
+    from vrambudget.eager.running import inside, on_the_gpu
     from vrambudget.engine.context import Platform, recording
     from vrambudget.tape.events import Purpose
     from vrambudget.traced import kernels
@@ -156,10 +157,10 @@ def counted_side(log):
 
     def side(op, args, kwargs):
         kernels.unchecked.clear()
-        with recording(Platform(torch=version)) as tape, EAGER.mode() as mode:
+        with recording(Platform(torch=version)) as tape, on_the_gpu() as mode:
             args, kwargs = mapped((args, kwargs), lambda x: mode.lay(x, Purpose.INPUTS))
             places = []
-            with EAGER.inside(mode):
+            with inside(mode):
                 held = called(op, args, kwargs, lambda: places.append(len(tape.events)))
             sums, now = [0], 0
             for storage, change in tape.changes():
@@ -214,7 +215,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["card", "counted", "compare"])
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--only")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
     asked = parser.parse_args()
     if asked.what == "compare":
         kinds = compare(*(rows_of(file) for file in asked.files))

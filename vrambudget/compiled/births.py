@@ -27,7 +27,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
 from vrambudget.traced.counted import DTYPE, TORCH_DTYPE, dtype_of
-from vrambudget.traced.kernels import WITHOUT_RESULT, result_bytes
+from vrambudget.traced.kernels import WITHOUT_RESULT, knows, result_bytes, unchecked
 
 _HOST = torch.device("cpu")
 _COPY = torch.ops.aten._to_copy.default
@@ -75,6 +75,8 @@ class CardMode(FakeTensorMode):
                 self._note(x, result_bytes(name, args, x))
         if len(context.tape.sizes) > first or name in WITHOUT_RESULT:
             self._need(func, name, args, result)
+        elif any(is_empty(x) for x in tree_leaves(result)) and not knows(func, name):
+            unchecked.add(name)
         del copies
         return result
 
@@ -175,6 +177,11 @@ class CardMode(FakeTensorMode):
         tape = context.tape  # what is empty is on none
         found = [ours for _, ours in self._storages.values() if ours.tape is tape]
         return [ours.index for ours in found if ours.index >= first]
+
+
+def is_empty(x: Any) -> bool:
+    """Whether x is a tensor of no elements."""
+    return isinstance(x, FakeTensor) and not x.numel()
 
 
 def _is_on_host(args: Any, kwargs: Any) -> bool:

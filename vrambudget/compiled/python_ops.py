@@ -79,7 +79,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
         return torch.matmul(x, weight.t())
     if x.dim() == _MATRIX:
         return torch.addmm(bias, x, weight.t())
-    if x.dim() > _MATRIX and bias.dim() == 1 and x.is_contiguous():
+    if x.dim() and bias.dim() == 1 and x.is_contiguous():
         y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
         return y.view(*x.shape[:-1], y.shape[-1])
     return torch.matmul(x, weight.t()) + bias

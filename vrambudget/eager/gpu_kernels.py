@@ -62,6 +62,9 @@ def _call(mode: EagerMode, x: Any, weight: Any, options: Any) -> Any:
 
 @_on(_aten.convolution)
 def _convolution(mode: EagerMode, _run: Any, x: Any, weight: Any, _bias: Any, *options: Any) -> Any:
+    stride, _, _, transposed, output_padding, _ = options
+    if transposed and any(n >= step for n, step in zip(output_padding, stride, strict=False)):
+        kernels.unchecked.add("conv_transpose")  # not cuDNN's (ConvUtils.h, use_cudnn)
     return mode.fake_of(_call(mode, x, weight, options).result())
 
 

@@ -25,14 +25,19 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
+from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
-from vrambudget.traced.counted import REHEARSE, dtype_of, no_rule
+from vrambudget.traced.counted import REHEARSE, dtype_of, laid, no_rule
 from vrambudget.traced.derived import WRITES_INTO_ZEROS
 from vrambudget.traced.lines import own_line, stack
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
-_LOSS = "BinaryCrossEntropyWithLogits"
+_IN_PLACE = {"BinaryCrossEntropyWithLogits": {"sub", "mul"}, "Clamp": {"logical_and", "logical_or"}}
+"""By nodes of autograd's: operations that write into what the node just made."""
+_UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
+"""Operations whose backward, or whose parts, depend on values."""
+_MOVE = _aten._to_copy.default
 _COPY = _aten.copy_.default
 
 
@@ -56,7 +61,10 @@ class EagerMode(CardMode):
         if kwargs.get("pin_memory"):
             return func(*args, **{**kwargs, "pin_memory": False})
         if func is _COPY and is_on_card(args[1]) and not is_on_card(args[0]):
+            self._convert(args[1], args[0].dtype)
             return args[0]  # to the host, where nobody knows it
+        if func is _MOVE and is_on_card(args[0]) and _goes_to_host(kwargs):
+            self._convert(args[0], kwargs.get("dtype") or args[0].dtype)
         self._running.look()
         try:
             return self._by_kernels(func, args, kwargs, run)
@@ -74,23 +82,39 @@ class EagerMode(CardMode):
         if rule is not None and any(map(is_on_card, tree_leaves((args, kwargs)))):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
-        if is_composed(func):
+        name = packet.__name__
+        if name in _UNSURE or (name == "addmm" and kwargs.get("beta", 1) != 1):
+            kernels.unchecked.add(name)
+        if is_composed(func) and not (name in WRITES_INTO_ZEROS and self._running.node):
             with self:
                 return composed(func, args, kwargs)
-        return self._written(packet.__name__, args, run)
+        return self._written(func, name, args, run)
 
-    def _written(self, name: str, args: Any, run: Any) -> Any:
+    def _written(self, func: Any, name: str, args: Any, run: Any) -> Any:
         """Run an operation; its result lies in its first argument where a formula writes there."""
         node, first = self._running.node, self._running.first
-        of_loss = node.startswith(_LOSS) and name in {"sub", "mul"}
-        writes = node and (name in WRITES_INTO_ZEROS or of_loss) and is_on_card(args[0])
+        if node == "MaskedFillBackward1" and name == "where":  # it picks by the mask
+            kernels.unchecked.add("masked_fill by a tensor")
+        own = any(node.startswith(kind) and name in names for kind, names in _IN_PLACE.items())
+        writes = node and (name in WRITES_INTO_ZEROS or own) and is_on_card(args[0])
         into = self.storage_of(args[0]) if writes else None
-        if into is None or into.index < first:
+        made_by = "" if into is None else into.tape.operations[into.index]
+        if into is None or into.index < first or made_by in _KEPT:
             return run()
         with self._quiet():
             result = run()
+            self._need(func, name, args, result)
         self._bind(result.untyped_storage(), into)
         return result
+
+    def _convert(self, x: Any, dtype: torch.dtype) -> None:
+        """Make what is copied to the host in its type, and without gaps.
+
+        Source: aten/src/ATen/native/cuda/Copy.cu (copy_requires_temporaries, copy_kernel_cuda).
+        """
+        if dtype is not x.dtype or not laid(x).is_dense:
+            made = empty(tuple(x.shape), dtype_of(dtype))
+            del made
 
     def _need(self, func: Any, name: str, args: Any, result: Any) -> None:
         if name == "_to_copy" and result.dtype in self.autocast and is_weight(args[0]):
@@ -108,6 +132,14 @@ class EagerMode(CardMode):
         if note.known is None:
             numbers.note([own_line(stack())])
         return note.ordinary().item()
+
+
+_KEPT = {"xlogy", "special_xlog1py", "neg"}  # results that no formula writes into
+
+
+def _goes_to_host(kwargs: Any) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "cpu"
 
 
 def is_on_card(x: Any) -> bool:

@@ -47,6 +47,10 @@ def layout(shape: Shape, dtype: DType, strides: Shape | None = None) -> Tensor:
 def _reduced(args: Any, result: Tensor) -> None:
     """Reduce args[0] along the dimensions args[1], all of them if there are none."""
     x, dims = args[0], tuple(args[1]) or tuple(range(args[0].ndim))
+    if result.dtype is bool_ and not x.ndim and x.dtype is not bool_:
+        cast = empty((), bool_)  # native/ReduceOps.cpp (allany_impl)
+        del cast
+        return
     size = 1 if result.dtype is bool_ else max(4, result.dtype.itemsize)
     if result.dtype is int64 and x.dtype is not int64:  # counted as integers
         integers = empty(x.shape, int64)
@@ -94,6 +98,34 @@ def _running_sum(args: Any, result: Tensor) -> None:
     del cast
 
 
+def _index(args: Any, _result: Any) -> None:
+    """Lay several indices out alike: as large as all of them together, if one lies otherwise.
+
+    Source: native/TensorAdvancedIndexing.cpp (make_info, all_strides_match).
+    """
+    given = [index for index in args[1] if index is not None]
+    if any(index.dtype is bool_ for index in given):
+        return
+    shape = _together(given)
+    apart = [index for index in given if index.shape != shape or not index.is_contiguous]
+    if len({_expanded(index, shape) for index in given}) > 1:
+        copies = [empty(shape, index.dtype) for index in apart]
+        del copies
+
+
+def _together(tensors: list[Tensor]) -> Shape:
+    """Return the shape that tensors are expanded to."""
+    sizes = zip_longest(*(reversed(x.shape) for x in tensors), fillvalue=1)
+    return tuple(max(column) if min(column) else 0 for column in sizes)[::-1]
+
+
+def _expanded(x: Tensor, shape: Shape) -> Shape:
+    """Return the strides of a tensor that is expanded to a shape."""
+    missing = len(shape) - x.ndim
+    own = zip(x.shape, x.actual_strides(), shape[missing:], strict=True)
+    return (0,) * missing + tuple(stride if size == wide else 0 for size, stride, wide in own)
+
+
 def _index_put(args: Any, _result: Any) -> None:
     x, indices, values = args[:3]
     given = [index for index in indices if index is not None]
@@ -101,7 +133,32 @@ def _index_put(args: Any, _result: Any) -> None:
     if accumulates and given and all(index.dtype is not bool_ for index in given):
         sizes = zip(x.shape, indices, strict=False)
         places = prod(1 if index is None else size for size, index in sizes)
-        accumulating_buffers(places, tuple(index.numel for index in given), values)
+        lies = [place for place, index in enumerate(indices) if index is not None]
+        apart = lies[-1] - lies[0] >= len(lies)  # cuda/Indexing.cu (transposeToFrontAndInvPerm)
+        copy = empty(x.shape, x.dtype) if apart else None
+        accumulating_buffers(places, (numel(_together(given)),) * len(given), values)
+        del copy
+    elif not accumulates:
+        _index(args, None)
+
+
+def _unfold_backward(args: Any, _result: Any) -> None:
+    """Make the numbers of elements along the dimension, but where windows do not meet."""
+    _, shape, dim, size, step = args
+    if shape and step < size:
+        numbers = empty((shape[dim],), int64)
+        del numbers
+
+
+def _batch_norm_backward(args: Any, _result: Any) -> None:
+    """Sum up by channels where rows [N, C] are normalised.
+
+    Source: cuda/Normalization.cuh (batch_norm_backward_reduce_cuda_channels_last_template).
+    """
+    _, x, weight = args[:3]
+    if x.ndim == _MATRIX and x.actual_strides()[1] == 1:
+        sums = [empty((x.shape[1],), weight.dtype) for _ in range(2)]
+        del sums
 
 
 def _sort(args: Any, _result: Any) -> None:
@@ -116,8 +173,7 @@ def differences(args: Any) -> Shape | None:
     """
     if len(args) > _REDUCTION and args[_REDUCTION] == _NONE:
         return None
-    sizes = zip_longest(*(reversed(x.shape) for x in args[:2]), fillvalue=1)
-    return tuple(b if a == 1 else a for a, b in sizes)[::-1]
+    return _together(args[:2])
 
 
 def _loss(args: Any, result: Tensor) -> None:
@@ -182,7 +238,9 @@ def _upsample(args: Any, _result: Any) -> None:
 
 
 def _cdist_backward(args: Any, result: Tensor) -> None:
-    _, x1, x2 = args[:3]
+    gradient, x1, x2, p = args[:4]
+    if not (p and gradient.numel):
+        return
     shape = (numel(result.shape[:-2]), x2.shape[-2], x1.shape[-2], x1.shape[-1])
     pairs = empty(shape, x1.dtype)
     with_partial_sums(pairs, (1,), accumulator=max(4, x1.dtype.itemsize))
@@ -190,8 +248,8 @@ def _cdist_backward(args: Any, result: Tensor) -> None:
 
 
 def _pdist_backward(args: Any, result: Tensor) -> None:
-    rows, width = result.shape
-    if rows > 1:
+    (rows, width), p = result.shape, args[2]
+    if rows > 1 and width and p:
         pairs = empty((rows - 1, rows, width), args[1].dtype)
         with_partial_sums(pairs, (0,), accumulator=max(4, result.dtype.itemsize))
         del pairs
@@ -212,7 +270,9 @@ OPERATIONS: dict[str, Rule] = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d"), _upsample),
-    "native_batch_norm_backward": _nothing,
+    "native_batch_norm_backward": _batch_norm_backward,
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
+    "unfold_backward": _unfold_backward,
     "im2col": _columns,
     "_cdist_backward": _cdist_backward,
     "_pdist_backward": _pdist_backward,

@@ -14,6 +14,7 @@ import torch
 from vrambudget.traced import kernels
 
 _KEY = torch._C.DispatchKey.CompositeExplicitAutograd  # noqa: SLF001
+_SEVERAL = {"isinf", "ldexp", "mvlgamma"}  # kernels, though tagged as pointwise
 _OF_CUDA = ("_grouped_mm", "_chunk_cat", "_foreach_", "_fused_", "_pin_memory")
 
 
@@ -29,7 +30,7 @@ def is_composed(func: Any) -> bool:
     composed = has(name, "CompositeExplicitAutograd")
     writes = func._schema.is_mutable and not func._overloadname.endswith("out")  # noqa: SLF001
     own = packet.startswith(_OF_CUDA) or "resize" in packet or writes
-    return composed and not own and not kernels.knows(func, packet)
+    return composed and not own and (packet in _SEVERAL or not kernels.knows(func, packet))
 
 
 def composed(func: Any, args: Any, kwargs: Any) -> Any:

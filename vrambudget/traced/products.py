@@ -17,12 +17,12 @@ PRODUCTS = {"mm", "addmv", "mv", "dot", "baddbmm", "addbmm", *_EPILOGUES}
 def product(name: str, args: Any) -> None:
     """Allocate and free what a product by cuBLAS needs besides its result; of nothing, nothing.
 
-    A bias [O] is added by cuBLASLt, unless the matrix is a single row or column.
+    A bias [O] is added by cuBLASLt, unless it is expanded or the matrix a single row or column.
     """
     left, right = [x for x in args if hasattr(x, "stride")][-2:]
     if not (left.numel() and right.numel()):
         return
     copies = [readable(laid(right)), readable(laid(left))]
-    has_bias = name in _EPILOGUES and args[0].dim() == 1
+    has_bias = name in _EPILOGUES and tuple(args[0].shape) == tuple(right.shape[1:])
     cublas_workspace(epilogue=has_bias and 1 not in right.shape)
     del copies

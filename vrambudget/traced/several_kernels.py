@@ -31,9 +31,8 @@ def kernel_by_kernel(name: str, args: Any) -> Callable[[], Any] | None:
 def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
     if not dims:
         return torch.roll(x.contiguous().view(-1), list(shifts), [0]).view(x.shape)
-    for shift, dim in zip(shifts, dims, strict=True):
-        x = torch.roll(x.contiguous(), [shift], [dim])
-    return x
+    first = torch.roll(x.contiguous(), [shifts[0]], [dims[0]])
+    return _rolled(first, shifts[1:], dims[1:]) if len(dims) > 1 else first
 
 
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
