@@ -1,6 +1,6 @@
 """What a training loop has to know of one rank; what most layouts do stands here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class Ranked:
     def wrap(self, model: Module, called: Module) -> Module:
         """Return what the loop calls; `called`: the model, or one that is traced once."""
         raise NotImplementedError
+
+    def reference(self, build: Callable[[], Module]) -> Module:
+        """Return what DPOTrainer holds the model against: one that is whole on each rank."""
+        return build()
 
     def micro_batch(self, *, is_last: bool) -> None:
         """Begin one: whether its backward reduces gradients."""

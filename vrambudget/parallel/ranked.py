@@ -12,8 +12,9 @@ What a training loop has to know of it is in `parallel.rank`; a loop of one GPU 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
@@ -47,7 +48,7 @@ _PREPARED = {
     for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
 }
 _PREPARED |= {("sft", data) for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)}
-_PREPARED |= {("dpo", data) for data in ("ddp", *DEEPSPEED[:-1])}
+_PREPARED |= {("dpo", data) for data in ("ddp", "fsdp2", *DEEPSPEED[:-1])}
 """Trainings of libraries that are counted on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
@@ -241,6 +242,13 @@ class _FSDP2(Ranked):
         else:
             self.wrapped.move_and_shard()
         return called
+
+    def reference(self, build: Callable[[], Module]) -> Module:
+        """Shard it as a whole (trl/models/utils.py, prepare_fsdp), 1.16."""
+        with on_meta():
+            model = build()
+        FullyShard(model, replace(self.sharding, wrap="root")).move_and_shard()
+        return model
 
     def micro_batch(self, *, is_last: bool) -> None:
         if self.job.no_sync or self.job.loop in _LIBRARIES:

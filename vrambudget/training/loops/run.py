@@ -216,7 +216,8 @@ class Run:
     def make_reference(self) -> Module:
         """Return the model that a job's own is held against, its weights allocated."""
         assert self._build_reference is not None  # noqa: S101 - loops with references get one
-        return self._with_cached_trace(self._build_reference())
+        build = self._build_reference
+        return self._with_cached_trace(self._ranked.reference(build) if self._ranked else build())
 
     def _with_cached_trace(self, model: Module) -> Module:
         if self._in_full or self.settings.task == "embed":  # a pooler's graph leads to no loss
