@@ -67,6 +67,9 @@ PICTURES = (
     "sdxl --train lora --batch 4 --checkpointing",
     "sdxl --train lora --precision bf16 --checkpointing",
     "sdxl --train lora --precision bf16 --checkpointing --latents encoded",
+    *(f"qwen-image --only {phase} --precision fp16 --resolution {r}"
+      for phase in ("decode", "encode-images")
+      for r in (512, 768, "832x1248", 1024, "1088x1920", 1280, "1536x1024", 1536, 1792, 2048)),
     *(f"resnet50 --batch {b} --precision {p}{order}" for b in (32, 64, 128, 256)
       for p in ("amp-fp16", "fp32") for order in ("", " --channels-last")),
 )  # fmt: skip

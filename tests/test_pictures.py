@@ -24,6 +24,23 @@ def test_a_card_names_its_source_and_the_class_of_each_component(name):
     assert all(keys["class"].count(".") == 1 for keys in own["components"].values())
 
 
+@pytest.mark.parametrize("word", ["yolo11x", "YOLOv8n.pt", "yolo12m", "ltx-video", "cogvideox-5b"])
+def test_what_was_not_recorded_is_refused_with_the_command_that_answers(word, capsys):
+    assert main([word, "--resolution", "640", "--gpu", "12GB"]) == 2
+    assert "vrambudget rehearse --gpu GPU -- " in " ".join(capsys.readouterr().err.split())
+
+
+def test_of_a_pipeline_whose_vae_alone_was_recorded_nothing_else_is_said(capsys):
+    for words in (["qwen-image"], ["qwen-image", "--only", "denoise"], ["plan", "qwen-image"]):
+        assert main([*words, "--gpu", "24GB"]) == 2
+        assert "recorded" in capsys.readouterr().err
+
+
+def test_a_version_of_torch_that_is_none_is_an_error(capsys):
+    assert main(["qwen-image", "--only", "decode", "--torch", "new"]) == 2
+    assert "--torch is 'new'" in capsys.readouterr().err
+
+
 def test_a_pipeline_is_found_by_its_name_and_its_hub_id():
     assert picture_name("FLUX-dev") == "flux-dev"
     assert picture_name("stabilityai/stable-diffusion-xl-base-1.0") == "sdxl"
@@ -74,7 +91,7 @@ def test_a_component_without_a_class_is_an_error_that_names_it():
 )
 def test_a_pipelines_peak_is_that_of_a_rehearsal(record, capsys):
     """Within 0.07 % and what the record was rounded by, from programs, without diffusers."""
-    asked = ["--gpu", record["card"], "--torch", "2.11", "--format", "json"]
+    asked = ["--gpu", record["card"], "--torch", record["torch"], "--format", "json"]
     assert main([*record["command"].split(), *asked]) == 0
     peak = json.loads(capsys.readouterr().out)["peak"]["allocated_bytes"]
     allowed = 0.0007 * record["allocated_bytes"] + record.get("digits_bytes", 0)

@@ -6,7 +6,8 @@ from typing import Any
 
 from vrambudget.budget import Budget, Parameters
 from vrambudget.config.gpus import Gpu
-from vrambudget.config.versions import default_version
+from vrambudget.config.versions import default_version, plain_version
+from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import on_card
 from vrambudget.pictures.generation import generated, schedule_of
 from vrambudget.pictures.job import PictureJob
@@ -27,7 +28,9 @@ class PictureBudget:
 
 def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -> PictureBudget:
     """Return what a job of a pipeline takes. Raises NotModelledError for what was not recorded."""
-    version = torch or default_version("torch")
+    version = default_version("torch") if torch is None else plain_version(torch)
+    if version is None:
+        raise VramBudgetError(f"--torch is {torch!r}; it should be a version, as 2.11")
     left = (trained if job.train else generated)(job, platform_of(gpu, version))
     replayed = replay(left.tape)
     device, out_of_memory = on_card(gpu, left.tape, replayed)

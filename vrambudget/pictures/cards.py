@@ -18,15 +18,22 @@ A card has these keys; TOML has no null, in a component it is written "null".
     [options]                             of the pipeline's class
 """
 
+import re
 import tomllib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from vrambudget.config.cards import cards_folder
-from vrambudget.errors import VramBudgetError, did_you_mean
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.files import read_file
 
 _MOST_BYTES = 2**20
+_REHEARSED = {
+    r"yolo(v?\d+)[nstmblcex]?(-\w+)?": "yolo train model={}.yaml data=coco8.yaml imgsz=640",
+    r"(ltx|hunyuan-?video|cogvideox|flux\.?-?2|mochi)([-.\w]*)": "python generate.py",
+}
+"""Names that people ask for and that were not recorded: what a rehearsal of them runs."""
 _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}
 
 
@@ -43,8 +50,19 @@ def picture_name(word: str) -> str | None:
     if plain in known:
         return plain
     if "/" not in word:
+        _refuse(word, plain.removesuffix(".pt"))
         return None
     return next((n for n in known if plain in map(str.lower, card(n)["repositories"])), None)
+
+
+def _refuse(word: str, plain: str) -> None:
+    """Raise NotModelledError for a name that was not recorded, unless it is a file's."""
+    for names, command in _REHEARSED.items():
+        if re.fullmatch(names, plain) and not Path(word).is_dir():
+            raise NotModelledError(
+                f"{word} was not recorded, so it is not known by name",
+                hint=f"`vrambudget rehearse --gpu GPU -- {command.format(plain)}` runs its code",
+            )
 
 
 @cache

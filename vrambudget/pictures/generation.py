@@ -4,7 +4,7 @@ All steps of denoising allocate alike. Guidance doubles the batch where the pipe
 itself.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import (
@@ -21,7 +21,6 @@ from vrambudget.errors import NotModelledError
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
 from vrambudget.pictures.phases import Schedule, phase_of
-from vrambudget.pictures.played import Left
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.catalog import program_at
 from vrambudget.program.form import TYPES, Program
@@ -32,6 +31,16 @@ from vrambudget.tape.marks import Phase
 from vrambudget.training.inputs import on_device
 
 _LARGE = 2**30  # parameters of a text encoder from which on people put it in 4 bits
+
+
+class Left(NamedTuple):
+    """What a job leaves: its tape, and the weights whose pipeline it is of."""
+
+    tape: Tape
+    parameters: int
+    trainable: int
+    unknown_workspace_bytes: int  # most that a convolution touches whose workspace is not known
+    missing: tuple[str, ...] = ()  # what was not recorded, and is not counted
 
 
 def schedule_of(job: PictureJob) -> Program:
@@ -52,6 +61,12 @@ def schedule_of(job: PictureJob) -> Program:
 def generated(job: PictureJob, platform: Platform) -> Left:
     """Return what one call of a job's pipeline leaves on the tape. Raises NotModelledError."""
     program = schedule_of(job)
+    alone = program.source.get("only", [job.only])
+    if job.only not in alone:
+        raise NotModelledError(
+            f"of {job.card['title']} only --only {' and '.join(alone)} was recorded",
+            hint="`vrambudget rehearse --gpu GPU -- python generate.py` runs any pipeline",
+        )
     with recording(platform, ModelOptions(dtype=TYPES[PRECISIONS[job.precision]])) as tape:
         if job.only:
             return _alone(job, program, tape)

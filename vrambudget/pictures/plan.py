@@ -85,6 +85,8 @@ def recipes(
             found.append(recipe)
             if recipe.fits:
                 break
+    if not found:
+        raise NotModelledError(f"no way to train {name} or to generate with it was recorded")
     return found
 
 

@@ -38,10 +38,9 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add
 from vrambudget.ops.loss import mse_loss
-from vrambudget.pictures.generation import schedule_of
+from vrambudget.pictures.generation import Left, schedule_of
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, Part
-from vrambudget.pictures.played import Left
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.form import TYPES
 from vrambudget.tape.events import Purpose

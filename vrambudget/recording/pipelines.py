@@ -26,7 +26,7 @@ from vrambudget.recording.diffusers import on_the_gpu, pipeline
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.merging import Merger
 from vrambudget.recording.programs import PRECISIONS
-from vrambudget.recording.signatures import Component, Signature, signature_of
+from vrambudget.recording.signatures import Component, signature_of
 from vrambudget.scenario import platform_of
 from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.live import tensors_in
@@ -198,6 +198,3 @@ def _rows(schedules: list[Schedule], merger: Merger) -> Iterator[Row]:
         yield rows[0][0], merger.merge([row[1] for row in rows], where)
     if len({len(s.rows) for s in schedules}) > 1:
         raise NotModelledError(f"schedules have {sorted(len(s.rows) for s in schedules)} rows")
-
-
-__all__ = ["Schedule", "Signature", "merged", "schedule_of"]
