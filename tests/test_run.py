@@ -581,3 +581,12 @@ def test_models_that_see_have_the_buffers_of_a_loaded_file(name, model, cache, c
     assert "the compute buffer was held against no start of qwen" in str(run)
     assert main(["run", name, "--gpu", "24GB", "--mmproj", "mmproj.gguf"]) == 2
     assert "mmproj" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gemma-4-31b:Q4_K_M", "granite4:small-h", "gemma3n:e4b", "phi-2"])
+def test_what_is_counted_of_a_file_alone_leads_to_it(name, capsys):
+    assert main(["run", name, "--gpu", "24GB"]) == 2
+    error = capsys.readouterr().err
+    assert "of a GGUF file of" in error
+    assert "vrambudget run model.gguf" in error
+    assert "did you mean" not in error

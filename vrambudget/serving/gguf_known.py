@@ -14,6 +14,7 @@ from typing import Any
 
 from vrambudget.config.cards import cards_folder
 from vrambudget.config.source import FoundModel
+from vrambudget.errors import NotModelledError
 
 _DISTILLED = "deepseek-r1-distill-"
 _ALSO = {
@@ -27,6 +28,8 @@ _ALSO = {
     **{f"deepseek-r1-{size}b": f"{_DISTILLED}qwen-{size}b" for size in ("1.5", 7, 14, 32)},
 }
 """Names of models that have a model card for training under another; Ollama's among them."""
+_OF_FILES = ("gemma-3n", "gemma3n", "gemma-4", "gemma4", "granite-4", "granite4", "nomic-embed")
+"""How names begin whose tensors have no rules: of their architectures a file is read."""
 
 
 @cache
@@ -36,13 +39,22 @@ def known_names() -> tuple[str, ...]:
 
 
 def known(name: str) -> FoundModel | str:
-    """Return the configuration of a name; of any other the name of its card, or itself."""
+    """Return the configuration of a name; of any other the name of its card, or itself.
+
+    Raises NotModelledError for what is counted of its file alone.
+    """
     plain = re.sub(r"[-_](instruct|it|chat|base)$", "", name.strip().lower().replace("_", "-"))
     for each in (plain,) if plain in known_names() else known_names():
         card = _card(each)
         if plain in (each, *card.get("also", ())):
             config = {k: None if v == "null" else v for k, v in card["config"].items()}
             return FoundModel(each, each, config)
+    if plain.startswith(_OF_FILES):
+        raise NotModelledError(
+            f"the tensors of a GGUF file of {name} are not known by its name",
+            hint="its file says them: vrambudget run model.gguf --gpu 12GB, or a repository of"
+            " files, org/name-GGUF:Q4_K_M, where there is a network",
+        )
     return _ALSO.get(plain, name)
 
 

@@ -119,8 +119,8 @@ def family_of(config: ModelConfig) -> Family:
     if family is None or not isinstance(config, DecoderConfig):
         raise NotModelledError(
             f"the tensors of a GGUF file of {config.model_type} are not modelled",
-            hint=f"there is {', '.join(sorted(_FAMILIES))}; a file says its own:"
-            " vrambudget run model.gguf --gpu 12GB",
+            hint="a file says its own: vrambudget run model.gguf --gpu 12GB; by name there is"
+            f" {', '.join(sorted(_FAMILIES))}",
         )
     return family
 
