@@ -193,13 +193,36 @@ while True:
 DEAF_TO_ONE = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nwhile True:\n    time.sleep(0.1)\n"
 
 
-@pytest.mark.parametrize("last", ["os.kill(os.getpid(), signal.SIGSTOP)", DEAF, DEAF_TO_ONE])
+ENDLESS = """
+class Endless(Exception):
+    def __str__(self):
+        while True:
+            try:
+                time.sleep(1)
+            except BaseException:
+                pass
+raise Endless
+"""
+
+
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@pytest.mark.parametrize("last", [STOPPED, DEAF, DEAF_TO_ONE, ENDLESS])
 def test_a_script_that_is_stopped_or_deaf_is_ended_with_its_record(rehearsed, monkeypatch, last):
     monkeypatch.setattr("vrambudget.rehearse.process.GRACE_SECONDS", 20.0)
     result, _ = rehearsed(USE + last, timeout=10)
     assert (result.ended, result.peak_requested_bytes) == ("timeout", 4000)
     assert result.versions
     assert not any("killed" in warning for warning in result.warnings)
+
+
+def test_an_exit_handler_is_stopped_without_a_traceback(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(USE + "import atexit\natexit.register(time.sleep, 100)")
+    result = rehearse([PYTHON, str(script)], gpu="t4", timeout=10)
+    assert (result.ended, result.peak_requested_bytes) == ("timeout", 4000)
+    assert "Stopped" not in capfd.readouterr().err
 
 
 def test_a_main_thread_that_is_stuck_in_c_leaves_its_record_when_time_is_up(rehearsed, monkeypatch):

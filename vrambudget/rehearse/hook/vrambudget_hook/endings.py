@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -77,5 +78,13 @@ def watch_clock(
         if not is_writing():  # the record would be lost
             raise Stopped(0)
 
+    report = sys.unraisablehook
+
+    def unless_stopped(unraisable: Any) -> None:
+        """Show what an exit handler raised, but that it was stopped."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            report(unraisable)
+
+    sys.unraisablehook = unless_stopped
     signal.signal(signal.SIGUSR1, stop)
     threading.Thread(target=ring, daemon=True, name="vrambudget timeout").start()

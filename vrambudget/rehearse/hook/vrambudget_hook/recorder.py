@@ -61,6 +61,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self.iterations = Iterations()
+        self.message: str | None = None  # of the exception that ended the script
         self.ended: str | None = None  # "steps" or "timeout" where we ended it, or a signal's name
         self.marks: deque[Any] = deque(maxlen=self.plan["marks"])
         self.reads, self.modules = Reads(), Modules()
@@ -301,6 +302,7 @@ class Recorder:
         """
         if self.is_child and not self.is_used:
             return True
+        self._ask_the_error()
         if not self.writing.acquire(blocking=False):
             return False
         self.ended = self.ended or ended
@@ -333,11 +335,22 @@ class Recorder:
         record["architectures"] = architectures(self.torch)
         last = getattr(sys, "last_value", None)
         record["error"] = None if last is None else _NAME(type(last))
-        record["message"] = _message(last)
+        record["message"] = self.message
         record["cuda"] = bool(self.torch.cuda.is_initialized())
         if record["cuda"]:
             self._add_history(record)
         return record
+
+    def _ask_the_error(self) -> None:
+        """Keep what the script's exception says, if it does: its `__str__` may raise, or not end.
+
+        So it is asked once, and before anything is locked: a second writer goes on without it.
+        """
+        last = getattr(sys, "last_value", None)
+        if last is not None and self.message is None:
+            self.message = "(its text cannot be shown)"
+            with contextlib.suppress(BaseException):
+                self.message = str(last)[:4000]
 
     def _add_history(self, record: dict[str, Any]) -> None:
         self._keep_peaks()
@@ -369,13 +382,3 @@ class Recorder:
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
-
-
-def _message(error: BaseException | None) -> str | None:
-    """Return what an exception says; one that cannot say it is still the script's own."""
-    if error is None:
-        return None
-    try:
-        return str(error)[:4000]
-    except BaseException:  # noqa: BLE001 - whatever its __str__ raises
-        return "(its text cannot be shown)"
