@@ -257,6 +257,17 @@ def test_a_sweep_by_requested_bytes_without_numpy_says_what_it_needs(run, monkey
     assert "needs NumPy" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["nosuch"], "no model 'nosuch'"), (["mine:make", "--size", "x"], "--size 'x' should be")],
+)
+def test_record_looks_at_what_it_was_asked_before_it_loads_torch(run, monkeypatch, words, said):
+    monkeypatch.setitem(sys.modules, "vrambudget.recording.command", None)
+    code, out, err = run("record", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])

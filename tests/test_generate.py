@@ -320,6 +320,12 @@ def test_the_longest_answer_fits_and_one_token_more_does_not(fields):
     assert fit == [True, False]
 
 
+def test_an_answer_that_never_fills_the_card_is_replayed_once(monkeypatch):
+    monkeypatch.setattr("vrambudget.planning.longest._tried", None)
+    scenario = resolve("gpt2", gpu="8GB", mode="generate", prompt=1000, new=4)
+    assert longest_answer(scenario) == 1024 - 1000  # all positions
+
+
 def test_a_report_says_when_the_card_is_full():
     options = {"gpu": "8GB", "mode": "generate", "prompt": 60, "batch": 1500}
     budget = vrambudget.estimate(WIDE, new=20, **options)

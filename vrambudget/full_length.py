@@ -31,15 +31,16 @@ def full_at(
     *,
     margin_bytes: int = 0,
     further: int = _FURTHER,
+    never: FullAt | None = None,
 ) -> FullAt | None:
     """Return how many tokens a row has when the card is full; None where that never is.
 
-    `tape`: the job's own. At most `further` steps more than the job has are replayed.
+    `tape`: the job's own. At most `further` steps more than the job has are replayed. `never` is
+    returned where all tokens fit that a job may have, and were replayed.
     """
     config, job = scenario.config, scenario.job
-    if job.mode != "generate" or job.calls > 1 or job.task != "causal-lm":
-        return None
-    if scenario.gpu is None or job.prompt is None:
+    is_followed = job.mode == "generate" and job.calls == 1 and job.task == "causal-lm"
+    if not is_followed or scenario.gpu is None or job.prompt is None:
         return None
     room_bytes = scenario.gpu.room_bytes - margin_bytes
     if out_of_memory is not None:
@@ -53,7 +54,9 @@ def full_at(
         return FullAt(job.prompt + new, is_exact=False)
     longer = job.model_copy(update={"new": new, "block": job.prompt + new})
     full = replay_on(simulate(config, longer, scenario.platform).tape, room_bytes)
-    return None if full is None else _of(job.prompt, full)
+    if full is None:
+        return never if new < most else None
+    return _of(job.prompt, full)
 
 
 def _of(prompt: int, full: OutOfMemory) -> FullAt | None:

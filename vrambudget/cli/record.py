@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vrambudget.cli import DONE
 from vrambudget.cli.streams import put
+from vrambudget.config.source import FoundModel, find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.program.form import written
@@ -48,14 +49,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Record the model and write its file."""
+    model, sizes = _asked(args.model), dict(map(_size, args.size))
     try:
         from vrambudget.recording.command import recorded  # noqa: PLC0415 - it imports torch
     except ImportError as error:
         raise VramBudgetError(f"recording runs the model's code: {error}", hint=_NEEDED) from None
     name, found = recorded(
-        args.model,
+        model,
         args.tasks or args.task,
-        args.size,
+        sizes,
         block=args.block,
         cache=not args.no_cache,
     )
@@ -67,3 +69,20 @@ def run(args: argparse.Namespace) -> int:
         put(f"  as recorded: {', '.join(found.fixed)}\n")
     put(f"  equal to the traced model at {found.checked} sizes that were not recorded\n")
     return DONE
+
+
+def _asked(model: str) -> FoundModel | str:
+    """Return the configuration that is meant, or a module's factory as it was named."""
+    if ":" in model and "/" not in model:
+        return model
+    found = find_model(model)
+    if not isinstance(found.values.get("model_type"), str):
+        raise VramBudgetError("model_type is missing", where=found.where)
+    return found
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not number.isdigit() or not name.isidentifier():
+        raise VramBudgetError(f"--size {text!r} should be NAME=N, such as height=512")
+    return name, int(number)

@@ -6,6 +6,7 @@ new tokens decides before the first step (a static cache, beams), answers are tr
 
 import sys
 
+from vrambudget.budget import FullAt
 from vrambudget.errors import VramBudgetError
 from vrambudget.full_length import MOST, full_at
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
@@ -29,16 +30,22 @@ def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
     short = variant(scenario, new=_SHORT)
     tape = simulate(short.config, short.job, short.platform).tape
     full = replay_on(tape, room)
-    found = full_at(short, tape, full, margin_bytes=margin_bytes, further=sys.maxsize)
+    prompt, positions = short.job.prompt or 0, scenario.config.learned_positions
+    most = MOST if positions is None else positions - prompt
+    found = full_at(
+        short,
+        tape,
+        full,
+        margin_bytes=margin_bytes,
+        further=sys.maxsize,
+        never=FullAt(prompt + most, is_exact=True),
+    )
     if found is not None and found.is_exact:
-        return found.tokens - (short.job.prompt or 0)
-    return _tried(scenario, room)
+        return found.tokens - prompt
+    return _tried(scenario, room, most)
 
 
-def _tried(scenario: Scenario, room: int) -> int:
-    positions = scenario.config.learned_positions
-    most = MOST if positions is None else positions - (scenario.job.prompt or 0)
-
+def _tried(scenario: Scenario, room: int, most: int) -> int:
     def attempt(new: int) -> Try:
         there = variant(scenario, new=new)
         tape = simulate(there.config, there.job, there.platform).tape

@@ -1,35 +1,33 @@
 """What `vrambudget record` records: a configuration, or a module that a factory makes."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from vrambudget.config.source import find_model
-from vrambudget.errors import VramBudgetError
+from vrambudget.config.source import FoundModel
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.keys import Values
 
 
 def recorded(
-    model: str,
+    found: FoundModel | str,
     task: str | list[str] | None,
-    sizes: Sequence[str],
+    sizes: Mapping[str, int],
     *,
     block: int | None,
     cache: bool,
 ) -> tuple[str, Recorded]:
     """Return a name for the file, and the program, checked at sizes that were no probes.
 
+    `found` is a configuration, or the "module:factory" whose arguments `sizes` are.
+
     Of several tasks it has all jobs' programs.
     """
-    if ":" in model and "/" not in model:
+    if isinstance(found, str):
         from vrambudget.recording.modules import record_module  # noqa: PLC0415 - few are modules
 
-        return record_module(model, dict(map(_size, sizes)))
-    found = find_model(model)
-    if not isinstance(found.values.get("model_type"), str):
-        raise VramBudgetError("model_type is missing", where=found.where)
+        return record_module(found, sizes)
     values: Values = dict(found.values)
     if isinstance(task, list):
         from vrambudget.recording.variants import record_variants  # noqa: PLC0415 - few ask so
@@ -48,10 +46,3 @@ def recorded(
 
 def _plain(values: Values) -> Values:
     return {k: v for k, v in values.items() if not k.startswith("_")}
-
-
-def _size(text: str) -> tuple[str, int]:
-    name, _, number = text.partition("=")
-    if not number.isdigit() or not name.isidentifier():
-        raise VramBudgetError(f"--size {text!r} should be NAME=N, such as height=512")
-    return name, int(number)
