@@ -9,7 +9,7 @@ import pytest
 
 import vrambudget
 from vrambudget.cli import main
-from vrambudget.estimator import follow
+from vrambudget.estimator import trace_job
 from vrambudget.planning import advice as planning_advice
 from vrambudget.planning import forked
 from vrambudget.planning.advice import advise_on
@@ -85,7 +85,7 @@ def test_the_batch_is_accumulated_to_what_it_was():
     ],
 )
 def test_no_variant_takes_less_than_the_floor(model, fields):
-    followed = follow(resolve(model, **fields))
+    followed = trace_job(resolve(model, **fields))
     floor, scenario = Floor(followed), followed.scenario
     assert 0 < floor.bytes(scenario.job) < followed.budget.peak.requested_bytes
     variants = [change.apply(scenario, lambda sizes, at, _: at(sizes[0])) for change in CHANGES]
@@ -242,7 +242,7 @@ def two_processes(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @each_job
 def test_other_processes_find_what_one_does(model, fields, monkeypatch):
-    followed = follow(resolve(model, **fields))
+    followed = trace_job(resolve(model, **fields))
     alone = advise_on(followed)
     brought, bring = [], forked.forked
 
@@ -275,7 +275,7 @@ def test_a_process_with_one_cpu_shares_nothing(monkeypatch):
 
 def test_where_lengths_change_each_change_is_tried_on_the_draw_that_was_counted(capsys):
     fields = {"batch": 4, "block": "200:260", "steps": 4, "gpu": "t4"}
-    followed = follow(resolve("distilgpt2", **fields))
+    followed = trace_job(resolve("distilgpt2", **fields))
     draw = followed.budget.job["draw"]
     advice = advise_on(followed)
     assert followed.scenario.job.draw is None

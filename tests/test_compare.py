@@ -40,27 +40,27 @@ def test_what_follows_the_end_of_the_estimate_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "index", "alive"),
+    ("actual", "index", "alive"),
     [
         pytest.param([row(11), *ROWS[1:]], 0, (0, 0), id="the first size"),
         pytest.param([*ROWS[:3], row(6, 20, 30)], 3, (0, 0), id="the last size"),
         pytest.param([*ROWS[:2], row(30), ROWS[3]], 2, (20, 30), id="freed later"),
         pytest.param([*ROWS[:3], row(5, 20)], 3, (0, 30), id="one of two freed later"),
-        pytest.param(ROWS[:3], 3, (0, 50), id="no more of theirs"),
-        pytest.param([ROWS[0], row(7), *ROWS[1:]], 1, (10, 10), id="one more of theirs"),
+        pytest.param(ROWS[:3], 3, (0, 50), id="no more actual ones"),
+        pytest.param([ROWS[0], row(7), *ROWS[1:]], 1, (10, 10), id="one more actual one"),
     ],
 )
-def test_lists_part_where_size_or_what_is_alive_differs(theirs, index, alive):
-    found = first_difference(ROWS, theirs)
+def test_lists_part_where_size_or_what_is_alive_differs(actual, index, alive):
+    found = first_difference(ROWS, actual)
     assert found.index == index
-    assert (found.ours_alive_bytes, found.theirs_alive_bytes) == alive
-    assert found.ours == ROWS[index]
-    assert found.theirs == (theirs[index] if index < len(theirs) else None)
+    assert (found.expected_alive_bytes, found.actual_alive_bytes) == alive
+    assert found.expected == ROWS[index]
+    assert found.actual == (actual[index] if index < len(actual) else None)
 
 
 def test_the_order_of_frees_does_not_matter():
-    theirs = [*ROWS[:3], row(5, 30, 20)]
-    assert first_difference(ROWS, theirs) is None
+    actual = [*ROWS[:3], row(5, 30, 20)]
+    assert first_difference(ROWS, actual) is None
 
 
 def event(action, size, block, phase="0:forward", operation="mm"):

@@ -18,12 +18,12 @@ def test_a_loss_lives_no_longer_than_its_loop_holds_it():
     needs_a_compiler()
     import torch  # noqa: PLC0415
 
-    from vrambudget.compiled.births import CardMode  # noqa: PLC0415 - it imports torch
+    from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
     from vrambudget.compiled.model import Graph, on_card  # noqa: PLC0415
     from vrambudget.traced.shadows import as_parameter  # noqa: PLC0415
 
     with recording(Platform()):
-        mode = CardMode()
+        mode = GpuMode()
         with on_card(mode):
             weight = torch.nn.Parameter(torch.empty(4, device="cuda"))
             loss = weight.sum()
@@ -43,11 +43,11 @@ def test_a_model_that_draws_until_nothing_lies_outside_draws_once():
     needs_a_compiler()
     import torch  # noqa: PLC0415
 
-    from vrambudget.compiled.births import CardMode  # noqa: PLC0415 - it imports torch
+    from vrambudget.compiled.fake_storages import GpuMode  # noqa: PLC0415 - it imports torch
     from vrambudget.compiled.model import on_card  # noqa: PLC0415
 
     with recording(Platform()):
-        mode = CardMode()
+        mode = GpuMode()
         with on_card(mode), mode.saying(truth=False):
             assert not (torch.empty(8, device="cuda").normal_() > 1).any()  # torch.nn.init, 2.15
         with on_card(mode), pytest.raises(RuntimeError):

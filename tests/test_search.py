@@ -29,7 +29,7 @@ def search(line, sizes, start, room):
         asked.append(n)
         return Try(line(n), 1000, fits=line(n) <= room)
 
-    return largest_that_fits(sizes, attempt, start=start, room=room), asked
+    return largest_that_fits(sizes, attempt, start=start, limit=room), asked
 
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
@@ -69,7 +69,7 @@ def test_two_sizes_of_one_structure_say_what_a_third_one_takes(monkeypatch):
 
     monkeypatch.setattr(fit_module, "simulate", compiled)
     needs = replay(scaled(one, 29)).peak.reserved_bytes
-    monkeypatch.setattr(type(scenario.gpu), "room_bytes", property(lambda _gpu: needs))
+    monkeypatch.setattr(type(scenario.gpu), "available_bytes", property(lambda _gpu: needs))
     assert fit_module.fit(scenario).batch == 29
     assert asked[-2:] == [29, 30] or asked[-2:] == [30, 29]
     assert len(asked) <= 4

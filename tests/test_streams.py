@@ -353,7 +353,7 @@ def test_a_snapshot_has_the_streams_and_what_waits():
         storage.record_stream(1)
         del storage
     followed = SimpleNamespace(
-        tape=last, room_bytes=None, budget=SimpleNamespace(out_of_memory=None)
+        tape=last, available_bytes=None, budget=SimpleNamespace(out_of_memory=None)
     )
     (segment,) = snapshot(followed)["segments"]
     assert [block["state"] for block in segment["blocks"]] == ["active_pending_free", "inactive"]

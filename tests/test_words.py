@@ -5,7 +5,9 @@ docs/glossary.md has the words; those that are retired here are a workshop's, wh
 
 import ast
 import contextlib
+import io
 import re
+import tokenize
 
 import pages
 import pytest
@@ -58,6 +60,24 @@ def test_no_message_has_a_retired_word():
         if " " in text and retired(keys.sub("", text))
     ]
     assert found == []
+
+
+def names_and_remarks(text: str) -> tuple[set[str], list[str]]:
+    """Return the words of a module's names, and its comments and docstrings."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    names = {token.string for token in tokens if token.type == tokenize.NAME}
+    words = {word.lower() for name in names for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", name)}
+    remarks = [t.string for t in tokens if t.type in {tokenize.COMMENT, tokenize.STRING}]
+    return words | names, remarks
+
+
+def test_code_has_no_retired_word_in_names_comments_and_docstrings():
+    names = {"walked", "walker", "told", "births", "unasked", "room_bytes", "gpu_with_room"}
+    remark = re.compile(r"\b(walked|told|laid down|births|unasked|ways out|at first sight)\b")
+    for file in sorted((pages.ROOT / "vrambudget").rglob("*.py")):
+        words, remarks = names_and_remarks(file.read_text(encoding="utf-8"))
+        assert not words & names, file
+        assert not [found[0] for text in remarks for found in remark.finditer(text)], file
 
 
 def test_the_glossary_has_the_words_of_a_verdict():

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from vrambudget.bounded import read_object
-from vrambudget.declared import RefusedError, taken
+from vrambudget.declared import RefusedError, coerced
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import json_text
 
@@ -248,7 +248,7 @@ class Budget:
                 hint="`vrambudget MODEL --format json -o FILE` writes one",
             )
         try:
-            return taken(cls, values).check()  # type: ignore[no-any-return]
+            return coerced(cls, values).check()  # type: ignore[no-any-return]
         except RefusedError as error:
             key = ".".join(map(str, error.path))
             raise VramBudgetError(

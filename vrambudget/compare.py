@@ -5,7 +5,7 @@ stops at the first that differs in size, or before which more or less is alive. 
 architecture becomes exact: the rule that explains the difference is missing.
 
 Of a compiled job the first step is left out: the compiler's benchmarks call kernels as often as a
-card's clock has them called.
+GPU's clock has them called.
 
 The order of frees between two allocations does not matter: the allocator ends in the same state.
 """
@@ -29,13 +29,13 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first allocation that differs; `ours` or `theirs` is None where one list ends."""
+    """The first allocation that differs; `expected` or `actual` is None where one list ends."""
 
     index: int
-    ours: Allocation | None
-    theirs: Allocation | None
-    ours_alive_bytes: int  # just before it
-    theirs_alive_bytes: int
+    expected: Allocation | None
+    actual: Allocation | None
+    expected_alive_bytes: int  # just before it
+    actual_alive_bytes: int
 
 
 def of_tape(tape: Tape) -> list[Allocation]:
@@ -94,11 +94,13 @@ def _grouped(events: Iterable[tuple[bool, int, str]]) -> list[Allocation]:
     return result
 
 
-def first_difference(ours: Sequence[Allocation], theirs: Sequence[Allocation]) -> Difference | None:
-    """Return the first difference, or None if the lists agree to the end of `ours`."""
+def first_difference(
+    expected: Sequence[Allocation], actual: Sequence[Allocation]
+) -> Difference | None:
+    """Return the first difference, or None if the lists agree to the end of `expected`."""
     alive = [0, 0]
-    for index, mine in enumerate(ours):
-        other = theirs[index] if index < len(theirs) else None
+    for index, mine in enumerate(expected):
+        other = actual[index] if index < len(actual) else None
         alive[0] -= mine.freed_bytes
         if other is None:
             return Difference(index, mine, None, *alive)

@@ -1,8 +1,8 @@
 """What a field declares, and what it keeps of a value: the value as its type, or a refusal.
 
-    taken(int | None, 3)                3
-    taken(tuple[str, ...], ["a"])       ("a",)      a JSON list is a tuple
-    taken(int, True)                    RefusedError: it should be a valid integer
+    coerced(int | None, 3)                3
+    coerced(tuple[str, ...], ["a"])       ("a",)      a JSON list is a tuple
+    coerced(int, True)                    RefusedError: it should be a valid integer
 
 Nothing is converted but lists, subclasses (a StrEnum is text, numpy.float64 a float), and an int
 where a float is declared. Dataclasses are read from the dicts that `asdict` makes of them.
@@ -84,7 +84,7 @@ class Before(NamedTuple):
     function: Callable[[Any], Any]
 
 
-def taken(annotation: Any, value: Any) -> Any:
+def coerced(annotation: Any, value: Any) -> Any:
     """Return a value as a field of this type keeps it. Raises RefusedError."""
     if annotation is Any or (type(value) is annotation and annotation is not float):
         return value
@@ -164,7 +164,7 @@ def _within(arguments: tuple[Any, ...], value: Any) -> Any:
                 found = mark.function(found)
             except ValueError as error:
                 raise RefusedError(str(error), value) from None
-    found = taken(annotation, found)
+    found = coerced(annotation, found)
     for mark in marks:
         if isinstance(mark, Declared):
             mark.check(found, value)
@@ -175,16 +175,16 @@ def _one_of(annotations: tuple[Any, ...], value: Any) -> Any:
     refused = []
     for annotation in annotations:
         try:
-            return taken(annotation, value)
+            return coerced(annotation, value)
         except RefusedError as error:
             refused.append(error)
-    told = [error for error, of in zip(refused, annotations, strict=True) if of is not NoneType]
-    if len(told) == 1:
-        raise told[0]
-    deeper = [error for error in told if error.path]
+    reported = [error for error, of in zip(refused, annotations, strict=True) if of is not NoneType]
+    if len(reported) == 1:
+        raise reported[0]
+    deeper = [error for error in reported if error.path]
     if len(deeper) == 1:
         raise deeper[0]
-    rules = dict.fromkeys(error.rule.removeprefix("it should be ") for error in told)
+    rules = dict.fromkeys(error.rule.removeprefix("it should be ") for error in reported)
     raise RefusedError(f"it should be {', or '.join(rules)}", value)
 
 
@@ -200,7 +200,7 @@ def _tuple(annotations: tuple[Any, ...], values: Any) -> Any:
 
 def _part(key: object, annotation: Any, value: Any) -> Any:
     try:
-        return taken(annotation, value)
+        return coerced(annotation, value)
     except RefusedError as error:
         raise error.within(key) from None
 

@@ -29,10 +29,10 @@ class Traced:
     is_settled: bool = True  # False: later steps may reserve more, and that may decide
 
     @property
-    def room_bytes(self) -> int | None:
+    def available_bytes(self) -> int | None:
         """What the GPU has for PyTorch, None without a GPU."""
         gpu = self.scenario.gpu
-        return gpu.room_bytes if gpu else None
+        return gpu.available_bytes if gpu else None
 
 
 def estimate(
@@ -45,7 +45,7 @@ def estimate(
 ) -> Budget:
     """Return what a job takes, in bytes; `fields` are those of `Job`, or `config`, files of a run.
 
-    `model` names one (ModelSource), or is a live torch module, whose own code is followed:
+    `model` names one (ModelSource), or is a live torch module, whose own code is traced:
     `inputs` are then tensors by name or in order, `loss` a function of outputs and inputs.
 
     Raises VramBudgetError for a model, a field or a GPU that makes no sense.
@@ -57,15 +57,15 @@ def estimate(
 
 def estimate_scenario(scenario: Scenario) -> Budget:
     """Return the budget of a resolved scenario."""
-    return follow(scenario).budget
+    return trace_job(scenario).budget
 
 
-def follow(scenario: Scenario, *, settles: bool = True) -> Traced:
+def trace_job(scenario: Scenario, *, settles: bool = True) -> Traced:
     """Return the budget of a resolved scenario with the tape that it was made of, for pictures.
 
     Near the GPU's limit steps go on until memory `settles`; without, the first ones answer sooner.
     """
-    several, room_bytes = None, scenario.gpu.room_bytes if scenario.gpu else None
+    several, available_bytes = None, scenario.gpu.available_bytes if scenario.gpu else None
     if scenario.job.layout.ranks > 1:
         from vrambudget.per_rank import fullest  # noqa: PLC0415 - most jobs have one GPU
 
@@ -74,10 +74,10 @@ def follow(scenario: Scenario, *, settles: bool = True) -> Traced:
         recording, replayed, several = most.recording, most.replayed, most.several
     else:
         recording = simulate(scenario.config, scenario.job, scenario.platform)
-        replayed = replay_for(recording.tape, room_bytes, settles=settles)
+        replayed = replay_for(recording.tape, available_bytes, settles=settles)
     if (step := replayed.unseen_step) is not None:
         recording = simulate(scenario.config, scenario.job, scenario.platform, shown=step)
-        replayed = replay_for(recording.tape, room_bytes, settles=settles)
+        replayed = replay_for(recording.tape, available_bytes, settles=settles)
     device, out_of_memory = on_card(scenario.gpu, recording.tape, replayed)
     budget = Budget(
         model=scenario.model,
@@ -136,7 +136,7 @@ def on_card(
     headroom_bytes = gpu.capacity_bytes - peak_bytes
     out_of_memory = None
     if headroom_bytes < 0:  # the cache is larger than the GPU: it may still do with less
-        out_of_memory = replay_on(tape, gpu.room_bytes)
+        out_of_memory = replay_on(tape, gpu.available_bytes)
     device = Device(
         name=gpu.name,
         capacity_bytes=gpu.capacity_bytes,

@@ -42,10 +42,10 @@ def full_at(
     is_followed = job.mode == "generate" and job.calls == 1 and job.task == "causal-lm"
     if not is_followed or scenario.gpu is None or job.prompt is None:
         return None
-    room_bytes = scenario.gpu.room_bytes - margin_bytes
+    available_bytes = scenario.gpu.available_bytes - margin_bytes
     if out_of_memory is not None:
         return _of(job.prompt, out_of_memory)
-    most = _at_most(job, tape, room_bytes)
+    most = _at_most(job, tape, available_bytes)
     positions = config.learned_positions
     if most is None or (positions is not None and most > positions - job.prompt > further):
         return None
@@ -53,7 +53,7 @@ def full_at(
     if new - job.new > further or job.num_beams > 1:  # beams have room for all new tokens
         return FullAt(job.prompt + new, is_exact=False)
     longer = job.model_copy(update={"new": new, "block": job.prompt + new})
-    full = replay_on(simulate(config, longer, scenario.platform).tape, room_bytes)
+    full = replay_on(simulate(config, longer, scenario.platform).tape, available_bytes)
     if full is None:
         return never if new < most else None
     return _of(job.prompt, full)
@@ -64,7 +64,7 @@ def _of(prompt: int, full: OutOfMemory) -> FullAt | None:
     return FullAt(prompt + int(step), is_exact=True) if kind == "decode" else None
 
 
-def _at_most(job: Job, tape: Tape, room_bytes: int) -> int | None:
+def _at_most(job: Job, tape: Tape, available_bytes: int) -> int | None:
     """Return with how many new tokens the bytes alone are too many."""
     last = job.new - 1
     begins = [mark.position for mark in tape.marks if mark.phase == phase_of(last)]
@@ -74,7 +74,7 @@ def _at_most(job: Job, tape: Tape, room_bytes: int) -> int | None:
     growth = sum(_of_a_token(tape, storage, job.prompt + last - 1) for storage in alive)
     if not growth:
         return None
-    left: int = room_bytes - sum(tape.sizes[storage] for storage in alive)
+    left: int = available_bytes - sum(tape.sizes[storage] for storage in alive)
     return last + max(0, left) // growth + 1
 
 

@@ -110,8 +110,8 @@ def _assumptions(scenario: Scenario, recording: Recording, replayed: Replay) -> 
         yield _of_lengths(job, recording)
     if job.keep_losses == "graphs":
         peaks = [step.peak_allocated_bytes for step in replayed.steps]
-        room = scenario.gpu.room_bytes - replayed.peak.reserved_bytes if scenario.gpu else None
-        yield remark_on_leak(peaks, room)
+        left = scenario.gpu.available_bytes - replayed.peak.reserved_bytes if scenario.gpu else None
+        yield remark_on_leak(peaks, left)
     if scenario.config.has_experts:
         yield _of_experts(scenario, replayed)
 

@@ -250,7 +250,7 @@ def _task(record: Mapping[str, Any]) -> Scenario:
 
 
 def _is_full(gpu: Gpu | None, tape: Tape) -> bool:
-    return gpu is not None and replay_on(tape, gpu.room_bytes) is not None
+    return gpu is not None and replay_on(tape, gpu.available_bytes) is not None
 
 
 def _by_part(tape: Tape, facts: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

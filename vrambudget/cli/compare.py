@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     fields = job_fields(args)
     scenario = resolve(args.model, gpu=args.gpu, **fields)
     assert scenario.gpu is not None  # noqa: S101 - the option has a default
-    room_bytes = scenario.gpu.room_bytes
+    available_bytes = scenario.gpu.available_bytes
     fields["steps"] = scenario.job.steps  # as many as are rehearsed
     job = record_of(scenario)
     rehearsal = rehearse_job(
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     scenario = resolve(args.model, gpu=scenario.gpu, **{**versions, **fields})
     tape = estimated(scenario)
     rows = _rows(tape, rehearsal, measure_job(job)["measured"] if args.measure else None)
-    if rows[-1]["estimate"] > room_bytes:  # where PyTorch returns cached segments
+    if rows[-1]["estimate"] > available_bytes:  # where PyTorch returns cached segments
         say("note: more is reserved than this GPU has: name a larger --gpu to compare those bytes")
     events = _compared(scenario, tape, rehearsal) if args.events else ""
     emit(_render(rows, rehearsal, events, args), args)
@@ -127,16 +127,17 @@ def _compared(scenario: Scenario, tape: Tape, rehearsal: JobRehearsal) -> str:
 
 
 def _first_difference(
-    scenario: Scenario, ours: Sequence[Allocation], theirs: Sequence[Allocation]
+    scenario: Scenario, expected: Sequence[Allocation], actual: Sequence[Allocation]
 ) -> str:
-    found = first_difference(ours, theirs)
+    found = first_difference(expected, actual)
     if found is None:
-        return f"all {len(ours):,} allocations of {scenario.job.steps} steps are equal, in order"
+        count = len(expected)
+        return f"all {count:,} allocations of {scenario.job.steps} steps are equal, in order"
     start = max(found.index - _CONTEXT, 0)
     lines = [f"allocation {found.index:,} differs; before it, equal in both:"]
-    lines += [f"  {a.bytes:>15,} B  {a.label}" for a in theirs[start : found.index]]
-    lines += _side("estimate", found.ours, found.ours_alive_bytes)
-    lines += _side("rehearsal", found.theirs, found.theirs_alive_bytes)
+    lines += [f"  {a.bytes:>15,} B  {a.label}" for a in actual[start : found.index]]
+    lines += _side("estimate", found.expected, found.expected_alive_bytes)
+    lines += _side("rehearsal", found.actual, found.actual_alive_bytes)
     return "\n".join(lines)
 
 

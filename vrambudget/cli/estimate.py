@@ -21,7 +21,7 @@ from vrambudget.cli.streams import say
 from vrambudget.config.gpus import on_nodes
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import json_text
-from vrambudget.estimator import Traced, follow
+from vrambudget.estimator import Traced, trace_job
 from vrambudget.report import render
 from vrambudget.report.pictures import SUFFIXES, is_picture, save
 from vrambudget.report.table import render_next
@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     scenario = _scenario(args)
     if is_picture(args.output):
         return _draw(scenario, args)
-    followed = follow(scenario)
-    emit(_parts(followed, args), args)
-    return DOES_NOT_FIT if followed.budget.fits is False else DONE
+    traced = trace_job(scenario)
+    emit(_parts(traced, args), args)
+    return DOES_NOT_FIT if traced.budget.fits is False else DONE
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
@@ -95,43 +95,43 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     return scenario_of(args.model or "", args.inputs, gpu=gpu, **fields)
 
 
-def _parts(followed: Traced, args: argparse.Namespace) -> Iterator[str]:
+def _parts(traced: Traced, args: argparse.Namespace) -> Iterator[str]:
     """Yield the result in parts, what is known first."""
-    budget, output = followed.budget, chosen_format(args, drawn=SUFFIXES)
+    budget, output = traced.budget, chosen_format(args, drawn=SUFFIXES)
     if output in ("table", "markdown"):
-        yield from _report(followed, args)
+        yield from _report(traced, args)
     elif output == "json" and args.advise:
-        advised = {**json.loads(budget.to_json()), "advice": asdict(_advice(followed))}
+        advised = {**json.loads(budget.to_json()), "advice": asdict(_advice(traced))}
         yield json_text(advised)
     else:
         yield render(budget, output)
 
 
-def _report(followed: Traced, args: argparse.Namespace) -> Iterator[str]:
+def _report(traced: Traced, args: argparse.Namespace) -> Iterator[str]:
     """Yield what people read: the budget, then what to do next."""
-    scenario, budget = followed.scenario, followed.budget
+    scenario, budget = traced.scenario, traced.budget
     output = chosen_format(args)
     columns = width(args)
     yield render(budget, output, colour=wants_colour(args), width=columns)
     fits = budget.fits is not False
     if fits or scenario.job.compile:
-        yield f"\n{render_next(_next_step(followed), width=columns)}"
+        yield f"\n{render_next(_next_step(traced), width=columns)}"
     if (fits or scenario.job.compile) and not args.advise:
         return
     from vrambudget.report.advice import next_step, render_advice  # noqa: PLC0415 - needed last
 
-    advice = _advice(followed)
+    advice = _advice(traced)
     if not fits:
         yield f"\n{render_next(next_step(advice), width=columns)}"
     yield f"\n{render_advice(advice, markdown=output == 'markdown')}"
 
 
-def _advice(followed: Traced) -> "Advice":
+def _advice(traced: Traced) -> "Advice":
     """Return what would help; on a terminal a line says that it is being worked out."""
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - needed last
 
     with progress_of("working out what would help") as progress:
-        return advise_on(followed, progress, forks=True)
+        return advise_on(traced, progress, forks=True)
 
 
 def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
@@ -140,15 +140,15 @@ def _draw(scenario: Scenario, args: argparse.Namespace) -> int:
             f"--format {args.format} cannot be combined with the picture {args.output}",
             hint="leave out --format, or give -o another suffix",
         )
-    followed = follow(scenario)
-    save(followed, args.output)
+    traced = trace_job(scenario)
+    save(traced, args.output)
     say(f"wrote {args.output}")
-    return DOES_NOT_FIT if followed.budget.fits is False else DONE
+    return DOES_NOT_FIT if traced.budget.fits is False else DONE
 
 
-def _next_step(followed: Traced) -> str:
+def _next_step(traced: Traced) -> str:
     """Return the next thing to try with a job that fits."""
-    scenario, budget = followed.scenario, followed.budget
+    scenario, budget = traced.scenario, traced.budget
     if budget.device is None:
         return "name a GPU, for example --gpu 12GB, to see whether it fits"
     if scenario.job.mode == "generate":
@@ -161,7 +161,7 @@ def _next_step(followed: Traced) -> str:
 
     assert scenario.gpu is not None  # noqa: S101 - a device was counted
     spare = scenario.gpu.spare_bytes
-    batch, _ = largest_batch(as_counted(followed), margin_bytes=spare)
+    batch, _ = largest_batch(as_counted(traced), margin_bytes=spare)
     free = f"with {format_bytes(spare)} left free for a larger CUDA context"
     if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits {free}"

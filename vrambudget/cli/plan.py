@@ -22,7 +22,7 @@ from vrambudget.planning.choices import Choice, card_word, how_many
 from vrambudget.planning.fit import margin_bytes
 from vrambudget.planning.layouts import MACHINE, Goal
 from vrambudget.planning.plan import Plan, Wish, counted, plan_for
-from vrambudget.report.plan import render_plan
+from vrambudget.report.plan import held, render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
 from vrambudget.scenario import Scenario, resolve
@@ -167,10 +167,11 @@ def _written(found: Plan, scenario: Scenario, args: argparse.Namespace) -> str:
     choice = found.choices[args.choice - 1]
     count = how_many(choice.gpus, found.per_node, " x ") if choice.gpus > 1 else ""
     file = str(args.output or "FILE")
-    command = choice.command
+    command, (used, left) = choice.command, map(format_bytes, held(choice))
     if args.tool == "torchtitan":  # the model is torchtitan's own, which the file alone names
         command = f"vrambudget {file} --gpu {count.replace(' ', '')}{card_word(scenario)}"
-    head = [f"{args.model} on {count}{found.gpu}: {choice.layout}", _left(choice), command]
+    head = [f"{args.model} on {count}{found.gpu}: {choice.layout}"]
+    head += [f"{used} of the GPU, {left} left", command]
     if choice.fields.get("expandable_segments"):
         head.append("run it with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     fields = {**choice.fields, **({"ranks": choice.gpus} if choice.gpus > 1 else {})}
@@ -204,8 +205,3 @@ def _starting(choice: Choice, args: argparse.Namespace, file: str) -> list[str]:
     if args.tool == "trl":
         lines.append("counted with Trainer's loop: TRL's own loss needs less")
     return lines
-
-
-def _left(choice: Choice) -> str:
-    held = format_bytes(choice.peak_bytes + min(choice.left_bytes, 0))
-    return f"{held} of the GPU, {format_bytes(max(choice.left_bytes, 0))} left"

@@ -1,4 +1,4 @@
-"""Gradients that PyTorch's engine adds up: in place on a card, into a new tensor where it is fake.
+"""Gradients that PyTorch's engine adds up: in place on a GPU, into a new tensor where it is fake.
 
 The second gradient of a tensor that is used twice is added into the first if nobody else holds it.
 C++ never does so with a subclass of Tensor, which a fake one is, so it is distinguished here: the

@@ -1,6 +1,6 @@
-"""scaled_dot_product_attention, down to the kernel that the card would run.
+"""scaled_dot_product_attention, down to the kernel that the GPU would run.
 
-PyTorch's C++ chooses a kernel by the card; here `ops.attention.select` does, and what C++ does
+PyTorch's C++ chooses a kernel by the GPU; here `ops.attention.select` does, and what C++ does
 around the kernel is done again in Python: head dimensions padded to multiples of 8 for flash, bool
 masks turned into biases and aligned for the memory-efficient kernel.
 

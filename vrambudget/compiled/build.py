@@ -1,4 +1,4 @@
-"""The module of a job on the fake card: built from its configuration, or a live one replayed."""
+"""The module of a job on the fake GPU: built from its configuration, or a live one replayed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from vrambudget.auto_classes import AUTO_CLASSES, built
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.model import Compiled, on_card
 from vrambudget.config.job import Job
 from vrambudget.engine.context import context, made_for
@@ -20,9 +20,9 @@ from vrambudget.traced.module import copied
 
 
 def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled:
-    """Return the model that a configuration's keys make, on the fake card."""
+    """Return the model that a configuration's keys make, on the fake GPU."""
     kernels.unchecked.clear()
-    mode = CardMode()
+    mode = GpuMode()
     with on_card(mode), made_for(Purpose.WEIGHTS):
         if keys.get("model_type") == "nanogpt":
             module = _nanogpt(keys, job)
@@ -33,9 +33,9 @@ def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled
 
 
 def compiled_module(module: Any, loss: Loss | None, *, pads: bool) -> Compiled:
-    """Return a live module, replayed on the fake card; the module itself stays as it is."""
+    """Return a live module, replayed on the fake GPU; the module itself stays as it is."""
     kernels.unchecked.clear()
-    mode = CardMode()
+    mode = GpuMode()
     copy = copied(module)
     with on_card(mode), made_for(Purpose.WEIGHTS):
         lay_down(copy)
@@ -71,7 +71,7 @@ def _nanogpt(keys: Mapping[str, Any], job: Job) -> Any:
 
 
 def lay_down(module: torch.nn.Module) -> None:
-    """Move a module's tensors to the card as `module.to("cuda")` does, one after the other.
+    """Move a module's tensors to the GPU as `module.to("cuda")` does, one after the other.
 
     Source: torch/nn/modules/module.py (_apply): children first, then a module's own.
     """

@@ -44,7 +44,7 @@ _DEVICE = torch.ops.prim.device.default
 
 @contextmanager
 def devices_for_cpp() -> Iterator[None]:
-    """Let C++ see tensors on the card as said above inside."""
+    """Let C++ see tensors on the GPU as said above inside."""
     _register_guard()
     multithreading = torch.autograd.is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(False)
@@ -102,7 +102,7 @@ def _is_on_card(x: Any) -> bool:
 
 
 def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a mode's dispatch to which a device that C++ read off a tensor is the card."""
+    """Return a mode's dispatch to which a device that C++ read off a tensor is the GPU."""
 
     @functools.wraps(own)
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,7 +118,7 @@ def _on_card(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_constants(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tracer's dispatch to which a constant that is moved to the card is unknown there.
+    """Return the tracer's dispatch to which a constant that is moved to the GPU is unknown there.
 
     PyTorch computes on constants for real while it traces. T5's cache begins as one without
     elements: `torch.tensor([], device="cuda")`.
@@ -149,7 +149,7 @@ def _functional_device(x: Any) -> torch.device:
 
 
 def _made(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the maker of wrappers: a functional tensor has the card's dispatch keys."""
+    """Return the maker of wrappers: a functional tensor has the GPU's dispatch keys."""
     place, asks = 7, 11  # of `device` and `dispatch_device`
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:

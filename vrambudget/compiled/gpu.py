@@ -1,4 +1,4 @@
-"""The card that torch.cuda, Dynamo and Inductor ask about while a model is compiled.
+"""The GPU that torch.cuda, Dynamo and Inductor ask about while a model is compiled.
 
 Inductor reads the number of multiprocessors (how a reduction is split), the compute capability
 (which kernels there are) and limits of a block. Nothing here asks a driver.
@@ -25,7 +25,7 @@ _LARGEST_SHARED_MEMORY = 99  # KiB that a block may ask for; CUDA C++ Programmin
 
 @contextmanager
 def named(platform: Platform) -> Iterator[None]:
-    """Let torch.cuda answer for this card inside."""
+    """Let torch.cuda answer for this GPU inside."""
     card = _properties(platform)
     answers = _answers(card)
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ class _Stream:
 
 
 class _Generator(torch.Generator):
-    """The card's source of random numbers: what recomputes dropout keeps and restores its state."""
+    """The GPU's source of random numbers: what recomputes dropout keeps and restores its state."""
 
     device = torch.device("cuda", 0)
 
@@ -125,7 +125,7 @@ def _answers(card: Any) -> dict[str, Any]:
 
 
 def _interface(card: Any, answers: dict[str, Any]) -> type[device_interface.DeviceInterface]:
-    """Return the device interface of "cuda" for the card."""
+    """Return the device interface of "cuda" for the GPU."""
 
     class Worker:
         set_device = staticmethod(answers["set_device"])

@@ -44,7 +44,7 @@ def _made_contiguous(*given: torch.Tensor) -> list[Tensor]:
 
 
 def on_host(name: str, results: Any) -> Sequence[Any]:
-    """Return the results of an operation that are not on the card."""
+    """Return the results of an operation that are not on the GPU."""
     if name == _EFFICIENT and not torch_since(2, 14):
         seed_and_offset: Sequence[Any] = results[2:]
         return seed_and_offset

@@ -1,4 +1,4 @@
-"""Inductor compiles, and its wrappers run: what they allocate and free is what a card would see.
+"""Inductor compiles, and its wrappers run: what they allocate and free is what a GPU would see.
 
 A wrapper is a Python function that allocates buffers, launches kernels and drops buffers. Here it
 allocates fake tensors, and kernels are neither built nor launched. Matrix products and operations
@@ -22,8 +22,8 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.hidden import product
 from vrambudget.compiled.older import as_later
 from vrambudget.compiled.private import (
@@ -48,8 +48,8 @@ _LAUNCHING = ("triton", "torch._inductor.runtime")
 
 
 @contextmanager
-def without_kernels(mode: CardMode, *, pads: bool) -> Iterator[None]:
-    """Let Inductor compile without Triton or a card. `pads`: see benchmarks."""
+def without_kernels(mode: GpuMode, *, pads: bool) -> Iterator[None]:
+    """Let Inductor compile without Triton or a GPU. `pads`: see benchmarks."""
     cache = codecache.PyCodeCache
     with ExitStack() as stack:
         stack.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
@@ -225,10 +225,10 @@ def _product(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OnCpu(TorchDispatchMode):
-    """Makes on the CPU what would be made on the card: numbers that Inductor folds."""
+    """Makes on the CPU what would be made on the GPU: numbers that Inductor folds."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation with the CPU in the card's place."""
+        """Run an operation with the CPU in the GPU's place."""
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")

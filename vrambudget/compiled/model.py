@@ -1,7 +1,7 @@
 """A compiled module, as the engine's loops call it.
 
 To the engine it is one operation: its forward makes what PyTorch's compiled code makes on the fake
-card, keeps what autograd keeps, and its backward is PyTorch's own.
+GPU, keeps what autograd keeps, and its backward is PyTorch's own.
 """
 
 import gc
@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import torch
 
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.config import REHEARSE
 from vrambudget.compiled.dispatch import devices_for_cpp
+from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.findings import findings
 from vrambudget.compiled.gpu import named
 from vrambudget.compiled.inductor import without_kernels
@@ -42,9 +42,9 @@ _LOG = logging.getLogger("vrambudget")
 
 @contextmanager
 def on_card(
-    mode: CardMode, functions: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
+    mode: GpuMode, functions: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
 ) -> Iterator[None]:
-    """Run PyTorch's code inside as on the job's card, compiled or not.
+    """Run PyTorch's code inside as on the job's GPU, compiled or not.
 
     `functions`: of aten's operations, those that run in Python besides those of python_ops.
     """
@@ -82,9 +82,9 @@ def _new_parameters() -> Iterator[None]:
 
 
 class Compiled(TorchModule):
-    """A torch module on the fake card; `forward` calls it compiled."""
+    """A torch module on the fake GPU; `forward` calls it compiled."""
 
-    def __init__(self, module: torch.nn.Module, mode: CardMode, loss: Loss, *, pads: bool) -> None:
+    def __init__(self, module: torch.nn.Module, mode: GpuMode, loss: Loss, *, pads: bool) -> None:
         self._module, self._mode, self._loss, self._pads = module, mode, loss, pads
         self._ours: dict[int, Parameter] = {}
         shadow(self, self._module, self._parameter_of)
@@ -217,7 +217,7 @@ class Graph:
 
     def __init__(
         self,
-        mode: CardMode,
+        mode: GpuMode,
         loss: torch.Tensor,
         weights: Sequence[tuple[torch.Tensor, Parameter]],
     ) -> None:

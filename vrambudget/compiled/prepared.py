@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import torch
 
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.config import REHEARSE
+from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.private import enable_python_dispatcher
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError
@@ -50,7 +50,7 @@ def prepare(module: torch.nn.Module, job: Job) -> None:
 
 
 @contextmanager
-def eagerly(mode: CardMode) -> Iterator[None]:
+def eagerly(mode: GpuMode) -> Iterator[None]:
     """Let transformers look at its masks, as it does where nothing is traced: rows are full."""
     looks = patch("transformers.utils.import_utils.is_fake_tensor", lambda _x: False)
     python = enable_python_dispatcher()  # what stands in for C++ as well

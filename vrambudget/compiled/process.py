@@ -1,6 +1,6 @@
 """A function called in a process of its own: what ends that one does not end ours.
 
-PyTorch's compiler runs C++ on tensors that its authors did not mean to be compiled without a card,
+PyTorch's compiler runs C++ on tensors that its authors did not mean to be compiled without a GPU,
 and a process that compiled two dozen models was once ended by glibc. So each job has a fresh
 Python. It reads the function and its arguments, and writes pickles, in turn:
 

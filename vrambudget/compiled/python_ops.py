@@ -1,6 +1,6 @@
-"""Operations of aten whose C++ reads a tensor's device: in Python, where it is the card.
+"""Operations of aten whose C++ reads a tensor's device: in Python, where it is the GPU.
 
-    to           compares devices: what is on the card already is not copied to it
+    to           compares devices: what is on the GPU already is not copied to it
     linear       fuses the bias of a batch of rows for all devices but XLA
     attention    see attention.py
 
@@ -15,8 +15,8 @@ from unittest.mock import patch
 import torch
 
 from vrambudget.compiled.attention import attend
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.fake_storages import GpuMode
 
 aten = torch.ops.aten
 _KEY = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -32,7 +32,7 @@ def in_python(others: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
             stack.enter_context(patch.dict(op.py_kernels, {_KEY: function}))
             op._dispatch_cache.clear()
         restored = torch._prims.rng_prims.graphsafe_run_with_rng_state
-        stack.enter_context(patch.dict(restored.python_key_table, {CardMode: _with_state}))
+        stack.enter_context(patch.dict(restored.python_key_table, {GpuMode: _with_state}))
         try:
             yield
         finally:
@@ -40,7 +40,7 @@ def in_python(others: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
                 op._dispatch_cache.clear()
 
 
-def _with_state(mode: CardMode, op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+def _with_state(mode: GpuMode, op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
     """Run an operation with random numbers drawn before."""
     del rng_state
     with mode:

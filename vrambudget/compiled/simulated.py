@@ -1,6 +1,6 @@
 """A compiled job, simulated: once if it was never asked before, and twice where padding decides.
 
-PyTorch benchmarks on the card whether to pad matrix products: both ways are simulated, and the
+PyTorch benchmarks on the GPU whether to pad matrix products: both ways are simulated, and the
 larger counts, unless the configuration says what the benchmark says.
 
 Source: torch/_inductor/fx_passes/pad_mm.py (should_pad).

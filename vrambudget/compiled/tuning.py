@@ -1,9 +1,9 @@
-"""What Inductor's benchmarks on the card allocate, and leave in PyTorch's cache.
+"""What Inductor's benchmarks on the GPU allocate, and leave in PyTorch's cache.
 
     a kernel with several configurations     is timed with each when it is first launched
     a product that padding might speed up    is timed both ways while it is compiled
 
-Each is called once, then again with a buffer as large as the card's L2 cache beside it. A kernel
+Each is called once, then again with a buffer as large as the GPU's L2 cache beside it. A kernel
 that writes into its arguments gets copies of them; not so where they would raise the peak: those
 go to the host. What was timed is not timed again, for Inductor keeps it on the disk. What an
 earlier process timed is: as with an empty cache.
@@ -12,7 +12,7 @@ Source: torch/_inductor/runtime/benchmarking.py (InductorBenchmarker.benchmark_g
 runtime/triton_heuristics.py (CachingAutotuner.run, bench, copy_args_to_cpu_if_needed,
 maybe_clone_args), fx_passes/pad_mm.py (_should_pad).
 Not modelled: configurations that the compiled kernel's registers add (_dynamic_scale_rblock) or
-that do not fit the card.
+that do not fit the GPU.
 """
 
 import functools
@@ -25,8 +25,8 @@ from unittest.mock import patch
 
 import torch
 
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.findings import findings
 from vrambudget.compiled.private import clone_preserve_strides, pad_mm, triton_heuristics
 from vrambudget.engine.context import context
@@ -74,17 +74,17 @@ class TunedKernel:
 
     def _with_copies(self, written: list[Any]) -> Callable[[], Any]:
         copied = []
-        room = _room_bytes() if written and self._saves_memory else None
+        limit = _available_bytes() if written and self._saves_memory else None
         for x in written:
             lengths = zip(x.shape, x.stride(), strict=True)
             size = (sum((n - 1) * stride for n, stride in lengths) + 1) * x.element_size()
-            if room is None or size <= room:
+            if limit is None or size <= limit:
                 copied.append(x)
-                room = None if room is None else room - size
+                limit = None if limit is None else limit - size
         return lambda: [clone_preserve_strides(x) for x in copied]
 
 
-def _room_bytes() -> int:
+def _available_bytes() -> int:
     """Return how far what is allocated is below its peak."""
     tape = context.tape
     allocator = allocator_for(tape)
@@ -120,7 +120,7 @@ def jit(fn: Callable[..., Any]) -> Any:
 
 
 @contextmanager
-def benchmarks(mode: CardMode, *, pads: bool) -> Iterator[None]:
+def benchmarks(mode: GpuMode, *, pads: bool) -> Iterator[None]:
     """Let Inductor benchmark inside. `pads`: what all of pad_mm's benchmarks say."""
     autotune = triton_heuristics.cached_autotune
     kernel = functools.partial(TunedKernel, mode.tuned)

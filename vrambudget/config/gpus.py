@@ -82,7 +82,7 @@ class Gpu:
     others: tuple[str, ...] = ()  # keys of the other GPUs that the text may mean
 
     @property
-    def room_bytes(self) -> int:
+    def available_bytes(self) -> int:
         """What the GPU has for PyTorch's segments."""
         return self.capacity_bytes - self.context_bytes
 
@@ -263,7 +263,7 @@ def _row(key: str) -> GpuRow:
     return next(row for row in ROWS if row.key == key)
 
 
-def gpu_with_room(name: str, capability: tuple[int, int], free_bytes: int, *, source: str) -> Gpu:
+def gpu_with_free(name: str, capability: tuple[int, int], free_bytes: int, *, source: str) -> Gpu:
     """Return this machine's GPU, with the memory that is free now as its capacity."""
     asked = _words(name)
     rows = [row for row in ROWS if _is_spelling_of(asked, row)]
@@ -282,7 +282,7 @@ def gpu_with_room(name: str, capability: tuple[int, int], free_bytes: int, *, so
 
 def _local_gpu() -> Gpu:
     name, free_bytes, capability = _ask_driver()
-    return gpu_with_room(name, capability, free_bytes, source="NVML: free at the moment")
+    return gpu_with_free(name, capability, free_bytes, source="NVML: free at the moment")
 
 
 def _ask_driver() -> tuple[str, int, tuple[int, int]]:

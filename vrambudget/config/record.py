@@ -12,7 +12,7 @@ from typing import Any
 
 from vrambudget.bounded import read_object
 from vrambudget.config.fields.adapters import ALL_LINEAR
-from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_room
+from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_free
 from vrambudget.config.job import Job
 from vrambudget.config.loops import loop_defaults
 from vrambudget.config.record_inference import KEYS, fields_of, is_inference
@@ -100,7 +100,7 @@ def gpu_of_record(record: Mapping[str, Any]) -> Gpu:
         if None in facts:
             raise
     capability, capacity, multiprocessors = facts
-    gpu = gpu_with_room(name, tuple(capability), capacity, source="the record's machine")
+    gpu = gpu_with_free(name, tuple(capability), capacity, source="the record's machine")
     return replace(gpu, multiprocessors=multiprocessors)
 
 

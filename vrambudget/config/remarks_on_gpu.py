@@ -18,8 +18,8 @@ def remarks_on_gpu(gpu: Gpu, torch: str, reserved_bytes: int) -> Iterator[str]:
             f"the CUDA context decides: {format_bytes(least)} to {format_bytes(most)} were"
             f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are counted"
         )
-    fits = {key: reserved_bytes <= find_gpu(key).room_bytes for key in gpu.others}
-    if any(each != (reserved_bytes <= gpu.room_bytes) for each in fits.values()):
+    fits = {key: reserved_bytes <= find_gpu(key).available_bytes for key in gpu.others}
+    if any(each != (reserved_bytes <= gpu.available_bytes) for each in fits.values()):
         yield ", ".join(
             f"it {'fits' if fit else 'does not fit'} {key}" for key, fit in fits.items()
         )

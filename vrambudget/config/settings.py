@@ -16,7 +16,7 @@ from operator import index
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_origin
 
-from vrambudget.declared import Before, Declared, RefusedError, taken
+from vrambudget.declared import Before, Declared, RefusedError, coerced
 from vrambudget.errors import VramBudgetError, did_you_mean
 
 LARGEST = 2**31
@@ -215,7 +215,7 @@ class Settings:
             key = spelled.get(name, name)
             if name in values:
                 try:
-                    found[name] = taken(field.annotation, values[name])
+                    found[name] = coerced(field.annotation, values[name])
                 except RefusedError as error:
                     part = ".".join(map(str, (key, *error.path)))
                     wrong.append(f"{part} is {show(error.value)}; {error.rule}")

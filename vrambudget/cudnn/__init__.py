@@ -1,1 +1,1 @@
-"""NVIDIA's own cuDNN, asked without a GPU which engine a convolution takes on a card."""
+"""NVIDIA's own cuDNN, asked without a GPU which engine a convolution takes on a GPU."""

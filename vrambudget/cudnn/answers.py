@@ -2,7 +2,7 @@
 
 `answers.json` has what cuDNN said of the patches of known image models, in usual batches, and of
 this project's records; `python tests/cudnn_answers.py` makes it anew. It was asked where a driver
-can be loaded, as on a card. Without one, cuDNN does not name engines that it compiles at run time:
+can be loaded, as on a GPU. Without one, cuDNN does not name engines that it compiles at run time:
 a few convolutions, most of them over single pixels, are then said to take more than they do.
 """
 

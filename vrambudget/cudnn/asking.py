@@ -5,7 +5,7 @@ made, else of the list to fall back on, and allocates its workspace for the leng
 
 Source: aten/src/ATen/native/cudnn/Conv_v8.cpp (get_generator_sources, filterEngineConfigs,
 try_configs, run_conv_plan; getConvDescriptor: 16-bit types are summed in float32).
-Not modelled: torch.backends.cudnn.benchmark, which times engines on the card, and deterministic;
+Not modelled: torch.backends.cudnn.benchmark, which times engines on the GPU, and deterministic;
 allow_tf32 = False.
 """
 
@@ -36,7 +36,7 @@ _OPERATIONS = {
 def ask(
     cudnn: Cudnn, what: Convolution, compute_capability: tuple[int, int], multiprocessors: int
 ) -> int | None:
-    """Return the bytes of its workspace on a card, None where there is no engine for it."""
+    """Return the bytes of its workspace on a GPU, None where there is no engine for it."""
     try:
         json = described(compute_capability, multiprocessors).encode()
         card = cudnn.made(Of.CARD, [(2702, Type.CHARACTER, json)])

@@ -1,12 +1,12 @@
-"""A card as cuDNN wants it described: the properties of a device, in JSON.
+"""A GPU as cuDNN wants it described: the properties of a device, in JSON.
 
 Of what is described, the compute capability decides engines and their workspaces; on Hopper the
 clocks move some (asked with 9.19, one property changed at a time, over 144 convolutions on each
-of T4, A100, RTX 4090 and H100). So clocks are those of the architecture's first card, and
-memory and L2, which decide nothing, stand for all cards.
+of T4, A100, RTX 4090 and H100). So clocks are those of the architecture's first GPU, and
+memory and L2, which decide nothing, stand for all GPUs.
 
 Source: CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION (documentation of cuDNN's backend descriptors),
-as cuDNN writes it for a real card.
+as cuDNN writes it for a real GPU.
 """
 
 import json
@@ -28,7 +28,7 @@ _DRIVER = 13_000
 
 
 def described(compute_capability: tuple[int, int], multiprocessors: int) -> str:
-    """Return the JSON for a card."""
+    """Return the JSON for a GPU."""
     major, minor = compute_capability
     limits = limits_of(compute_capability)
     older = [capability for capability in _CLOCKS_KHZ if capability <= compute_capability]

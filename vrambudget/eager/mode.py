@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from vrambudget.compiled.births import CardMode
 from vrambudget.compiled.dispatch import CARD
+from vrambudget.compiled.fake_storages import GpuMode
 from vrambudget.compiled.hidden import buffers
 from vrambudget.compiled.private import FakeTensor, fake_tensor
 from vrambudget.eager import gpu_kernels, numbers
@@ -41,7 +41,7 @@ _MOVE = _aten._to_copy.default
 _COPY = _aten.copy_.default
 
 
-class EagerMode(CardMode):
+class EagerMode(GpuMode):
     """The fake mode of a step that is not compiled."""
 
     def __init__(self) -> None:

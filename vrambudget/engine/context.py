@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What of the card and of torch decides kernels, workspaces and addresses."""
+    """What of the GPU and of torch decides kernels, workspaces and addresses."""
 
     compute_capability: tuple[int, int] = (8, 0)
     multiprocessors: int = 108
     torch: tuple[int, int] = (2, 11)
     cuda: tuple[int, int] = (13, 0)  # that torch is built with
-    l2_bytes: int = 40 * 2**20  # the card's second-level cache
-    expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
+    l2_bytes: int = 40 * 2**20  # the GPU's second-level cache
+    expandable_on_bytes: int | None = None  # the GPU's memory, where PyTorch's segments expand
     cudnn_attention: bool = True  # not TORCH_CUDNN_SDPA_DEPRIORITIZED=1
 
     @property

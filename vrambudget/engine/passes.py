@@ -102,7 +102,7 @@ class Passes:
         self.copies = {x.storage.index for x in copies} & self.left
         self.fills_cache = bool(copies)
         self.has_graph = has_graph
-        # Nothing older died, and nothing moved but by births and deaths.
+        # Nothing older died, and nothing moved but by allocations and frees.
         self._is_plain = tape.is_plain and (not died or min(died) >= self.first)
         if not has_graph:
             self.is_over = self._is_plain and self._leaves_what_is_known(set(), ())

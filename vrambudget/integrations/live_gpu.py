@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_room
+from vrambudget.config.gpus import Gpu, find_gpu, gpu_with_free
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.live_quant import held_by
 from vrambudget.units import format_bytes
@@ -31,11 +31,11 @@ def card_now(model: Any = None, optimizer: Any = None) -> tuple[Gpu | None, tupl
     free, _ = torch.cuda.mem_get_info()
     reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     others = max(allocated - _on_card(_tensors(model, optimizer)), 0)
-    room = free + reserved - others
+    available = free + reserved - others
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    card = gpu_with_room(name, capability, room, source="torch.cuda.mem_get_info()")
-    with_context = gpu_with_room(
-        name, capability, room + card.context_bytes, source="torch.cuda.mem_get_info()"
+    card = gpu_with_free(name, capability, available, source="torch.cuda.mem_get_info()")
+    with_context = gpu_with_free(
+        name, capability, available + card.context_bytes, source="torch.cuda.mem_get_info()"
     )
     notes = (f"{format_bytes(others)} of other tensors are on the GPU",) if others else ()
     return with_context, notes

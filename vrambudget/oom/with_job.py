@@ -3,7 +3,7 @@
 The job is simulated on an unlimited GPU. Of its requests of the size in question, the one is taken
 before which about as much was allocated as the message says: that distinguishes the first iteration
 from the second, and two tensors of one size. What would have avoided the crash is what makes the
-job fit into the room that this process had: the free memory and what it already held.
+job fit into the available that this process had: the free memory and what it already held.
 
 Not modelled: torch.compile, which makes fewer temporaries than the simulated job.
 """
@@ -11,7 +11,7 @@ Not modelled: torch.compile, which makes fewer temporaries than the simulated jo
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vrambudget.estimator import follow
+from vrambudget.estimator import trace_job
 from vrambudget.oom.explain import Explanation, explain
 from vrambudget.oom.gpu_ledger import GpuLedger
 from vrambudget.oom.message import OomMessage
@@ -148,11 +148,11 @@ def _avoiding(message: OomMessage, scenario: Scenario) -> Finding | None:
     mine = ledger.reserved or ledger.allocated
     if scenario.gpu is None or mine is None or ledger.free is None:
         return None
-    room = mine + ledger.free
-    card = replace(scenario.gpu, capacity_bytes=room + scenario.gpu.context_bytes)
-    advice = advise_on(follow(replace(scenario, gpu=card)))
+    available = mine + ledger.free
+    card = replace(scenario.gpu, capacity_bytes=available + scenario.gpu.context_bytes)
+    advice = advise_on(trace_job(replace(scenario, gpu=card)))
     peak = advice.device_peak_bytes - scenario.gpu.context_bytes
-    had = f"{format_bytes(peak)} at its peak; this process could use {format_bytes(room)}"
+    had = f"{format_bytes(peak)} at its peak; this process could use {format_bytes(available)}"
     if advice.fits:
         return Finding(
             "The job as described would have fit",

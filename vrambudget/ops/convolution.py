@@ -1,4 +1,4 @@
-"""Convolutions as PyTorch makes them on a card with cuDNN.
+"""Convolutions as PyTorch makes them on a GPU with cuDNN.
 
     x       [B, I, *image]             kept; under autocast a low-precision copy
     weight  [O, I / groups, *kernel]   kept; likewise

@@ -1,7 +1,7 @@
 """Temporary storage that CUB's device-wide algorithms request: sort, unique, sums, select.
 
 Each requests all its arrays at once, every one rounded up to 256 bytes, plus 255 bytes to align the
-first. Tiles (items that one thread block handles) depend on the card's architecture. Keys and
+first. Tiles (items that one thread block handles) depend on the GPU's architecture. Keys and
 values are int64 here, as indices are.
 
     sort         a pass for 8 bits: 256 digits, 8-byte counts; 256 counters of 4 bytes a tile
@@ -28,7 +28,7 @@ _THREADS = 256  # of a block that reduces
 _SUBSCRIPTION = 5  # CUB_SUBSCRIPTION_FACTOR: blocks launched for each that fits
 _FLOAT_TILE = 3072  # of a sort by float32 keys, on compute capability 8.0
 _SCAN_BY_KEY_TILE = 1408  # on 8.0
-_SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six cards that were asked)
+_SINGLE_TILE = 2304  # items: 256 threads of 9 (the same on all six GPUs that were asked)
 
 
 def sort_pairs_bytes(n: int, *, passes: int = 8) -> int:

@@ -1,7 +1,7 @@
 """Which products with a 4-bit weight bitsandbytes computes without dequantising the weight.
 
 Its own kernel reads the packed weight; past some number of rows a temporary weight in 16 bit and
-cuBLAS are faster. Where that is depends on the card's generation, on its waves (tiles of 64 outputs
+cuBLAS are faster. Where that is depends on the GPU's generation, on its waves (tiles of 64 outputs
 over multiprocessors) and on the weight's form.
 
 Source: bitsandbytes 0.50.2, backends/cuda/ops.py (gemm_4bit, _gemm_4bit_use_custom_cuda).
@@ -26,7 +26,7 @@ _HOPPER, _B200, _THOR = 9, 10, 11  # major versions
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight [outputs, inputs] on a card with so many multiprocessors."""
+    """A weight [outputs, inputs] on a GPU with so many multiprocessors."""
 
     outputs: int
     inputs: int
@@ -176,7 +176,7 @@ def _of_spark(weight: Weight) -> int:
 
 
 def _of_others(weight: Weight) -> int:
-    """Return the most rows on an RTX 4090, an L40S, an L4, and cards that it does not know."""
+    """Return the most rows on an RTX 4090, an L40S, an L4, and GPUs that it does not know."""
     tiles = weight.tiles
     if weight.fills(2):
         return 256 if weight.fills(3) else 128

@@ -1,6 +1,6 @@
 """A model on the meta device, and what `Module.to_empty` makes of it on the GPU.
 
-A model too large for one card is built without memory, cut, and only then given the memory of its
+A model too large for one GPU is built without memory, cut, and only then given the memory of its
 shards, module by module: submodules first, then a module's parameters, then its buffers.
 
 Source: torch/nn/modules/module.py (to_empty, _apply: DTensors are swapped in place, so a tied

@@ -26,7 +26,7 @@ from vrambudget.config.gpus import all_gpus
 from vrambudget.config.job import GROUPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.escaping import escape
-from vrambudget.estimator import Traced, follow
+from vrambudget.estimator import Traced, trace_job
 from vrambudget.planner.commands import command_line, python_call
 from vrambudget.report.html import advice_section, plot_of, sections
 from vrambudget.report.ledger import ledger
@@ -76,21 +76,21 @@ _KINDS = {bool: "switch", int: "whole", float: "number"}
 
 
 def _estimate(question: Question) -> dict[str, Any]:
-    return _answer(question, _followed(question))
+    return _answer(question, _traced(question))
 
 
 def _first(question: Question) -> dict[str, Any]:
-    followed = _first_steps(_asked(question))
-    answer = _answer(question, followed) | {"is_settled": followed.is_settled}
-    if not followed.is_settled:
-        steps = len(followed.budget.steps)
+    traced = _first_steps(_asked(question))
+    answer = _answer(question, traced) | {"is_settled": traced.is_settled}
+    if not traced.is_settled:
+        steps = len(traced.budget.steps)
         answer["sentence"] += f" after {steps} steps; counting on ..."
     return answer
 
 
-def _answer(question: Question, followed: Traced) -> dict[str, Any]:
+def _answer(question: Question, traced: Traced) -> dict[str, Any]:
     model, gpu, fields = (question[key] for key in ("model", "gpu", "fields"))
-    budget = followed.budget
+    budget = traced.budget
     word, sentence = verdict(budget, ledger(budget))
     return {
         "fits": budget.fits,
@@ -101,17 +101,17 @@ def _answer(question: Question, followed: Traced) -> dict[str, Any]:
         "commands": {
             "command line": command_line(model, gpu, fields),
             "Python": python_call(model, gpu, fields),
-            "TrainingArguments": training_arguments(followed.scenario.job),
+            "TrainingArguments": training_arguments(traced.scenario.job),
         },
     }
 
 
 def _drawing(question: Question) -> dict[str, Any]:
-    plotted, curve = plot_of(_followed(question))
+    plotted, curve = plot_of(_traced(question))
     return {"plotted": plotted, "curve": json.loads(curve)}
 
 
-def _followed(question: Question) -> Traced:
+def _traced(question: Question) -> Traced:
     return _settled(_asked(question))
 
 
@@ -123,27 +123,27 @@ def _asked(question: Question) -> str:
 def _first_steps(asked: str) -> Traced:
     """Return the job after its first steps, once for all questions about it."""
     model, gpu, fields = json.loads(asked)
-    return follow(resolve(model, gpu=gpu or None, **fields), settles=False)
+    return trace_job(resolve(model, gpu=gpu or None, **fields), settles=False)
 
 
 @lru_cache(maxsize=1)
 def _settled(asked: str) -> Traced:
     """Return the job once its memory has settled, likewise."""
     first = _first_steps(asked)
-    return first if first.is_settled else follow(first.scenario)
+    return first if first.is_settled else trace_job(first.scenario)
 
 
 def _advice(question: Question) -> dict[str, Any]:
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - the first verdict needs none
 
-    return {"body": advice_section(advise_on(_followed(question)))}
+    return {"body": advice_section(advise_on(_traced(question)))}
 
 
 def _largest(question: Question) -> dict[str, Any]:
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - likewise
     from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - likewise
 
-    counted = as_counted(_followed(question))
+    counted = as_counted(_traced(question))
     spare = counted.gpu.spare_bytes if counted.gpu else 0
     return {"batch": largest_batch(counted, margin_bytes=spare)[0]}
 

@@ -24,7 +24,7 @@ function recipes({ gpu, recipes: found, notes }) {
   });
   const heading = make("tr", {}, ...head.map((name) => make("th", { textContent: name })));
   const table = make("table", {}, make("thead", {}, heading), make("tbody", {}, ...rows));
-  const told = notes.map((text) => make("p", { className: "waiting", textContent: text }));
-  return [make("div", { className: "wide" }, table), ...told];
+  const shown = notes.map((text) => make("p", { className: "waiting", textContent: text }));
+  return [make("div", { className: "wide" }, table), ...shown];
 }
 

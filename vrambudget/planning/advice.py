@@ -21,14 +21,14 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.config.job import Job
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Traced, follow
+from vrambudget.estimator import Traced, trace_job
 from vrambudget.planning import alternatives
 from vrambudget.planning.advised import Advice, Option, plan_of
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.forked import forked
 from vrambudget.planning.lower_bound import Floor
 from vrambudget.planning.plan import Wish
-from vrambudget.planning.recipes import FOLLOWED, Trained, recipes
+from vrambudget.planning.recipes import MOST_TRACED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import held
 from vrambudget.planning.variants import as_counted, variant
@@ -63,19 +63,19 @@ def advise(
 
     Raises VramBudgetError for a model, a field or a GPU that makes no sense.
     """
-    return advise_on(follow(resolve(model, gpu=gpu, **fields)))
+    return advise_on(trace_job(resolve(model, gpu=gpu, **fields)))
 
 
 def advise_on(
-    followed: Traced, progress: Callable[[], object] = lambda: None, *, forks: bool = False
+    traced: Traced, progress: Callable[[], object] = lambda: None, *, forks: bool = False
 ) -> Advice:
-    """Return what would help a scenario that was followed; `progress` is called before each try.
+    """Return what would help a scenario that was traced; `progress` is called before each try.
 
     `forks`: let other processes try, too. For a process that has no other threads.
     Where lengths change, changes are tried on the draw that was counted.
     """
-    followed = replace(followed, scenario=as_counted(followed))
-    trial = _Trial(followed, progress, forks=forks)
+    traced = replace(traced, scenario=as_counted(traced))
+    trial = _Trial(traced, progress, forks=forks)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}
     if trial.now.fits is False and not _is_enough(singles.values()):
@@ -84,15 +84,15 @@ def advise_on(
     enough = sorted(pairs.values(), key=_rank)
     if trial.now.fits is False and not _is_enough((*singles.values(), *enough)):
         enough = [*(trial.recipes() or trial.with_less()), *enough]
-    alive = followed.tape.alive_at(followed.peak_event)
+    alive = traced.tape.alive_at(traced.peak_event)
     return Advice(
         fits=trial.now.fits,
         device_peak_bytes=trial.device_peak_bytes(trial.now),
         options=(*sorted(singles.values(), key=_rank), *enough[:_PAIRS]),
-        largest=tuple(held(followed.tape, alive, followed.scenario.job)[:_NAMED]),
-        capacity_bytes=gpu.capacity_bytes if (gpu := followed.scenario.gpu) else None,
+        largest=tuple(held(traced.tape, alive, traced.scenario.job)[:_NAMED]),
+        capacity_bytes=gpu.capacity_bytes if (gpu := traced.scenario.gpu) else None,
         spare_bytes=gpu.spare_bytes if gpu else 0,
-        plan=plan_of(followed.scenario),
+        plan=plan_of(traced.scenario),
     )
 
 
@@ -114,17 +114,17 @@ class _Result(NamedTuple):
 class _Trial:
     """A scenario and its variants; each is replayed once."""
 
-    def __init__(self, followed: Traced, progress: Callable[[], object], *, forks: bool) -> None:
+    def __init__(self, traced: Traced, progress: Callable[[], object], *, forks: bool) -> None:
         self.progress, self.forks = progress, forks
-        self.scenario, self.tape = followed.scenario, followed.tape
-        self.room = followed.room_bytes
-        budget = followed.budget
+        self.scenario, self.tape = traced.scenario, traced.tape
+        self.limit = traced.available_bytes
+        budget = traced.budget
         self.now = _Result(
             budget.peak.reserved_bytes,
             model_bytes(budget.breakdown),
             budget.fits if budget.device else None,
         )
-        self.floor = Floor(followed)
+        self.floor = Floor(traced)
         self.results: dict[Job, _Result] = {self.scenario.job: self.now}
         self.requested: dict[Job, int] = {}  # by jobs without expandable segments: they change none
 
@@ -223,12 +223,12 @@ class _Trial:
 
     def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:
         """Return the scenario at the largest size that fits; if it fits anyway, at half."""
-        if self.now.fits is not False or self.room is None:
+        if self.now.fits is not False or self.limit is None:
             return at(next(reversed(sizes[: bisect_right(sizes, now // 2)]), sizes[0]))
-        if self.floor.bytes(at(sizes[0]).job) > self.room:
+        if self.floor.bytes(at(sizes[0]).job) > self.limit:
             return at(sizes[0])
         return at(
-            largest_that_fits(sizes, lambda n: self._attempt(at(n)), start=now, room=self.room)
+            largest_that_fits(sizes, lambda n: self._attempt(at(n)), start=now, limit=self.limit)
             or sizes[0]
         )
 
@@ -237,10 +237,10 @@ class _Trial:
         if (scenario := _shortened(scenario)).job not in self.results:
             plain = scenario.job.model_copy(update={"expandable_segments": False})
             requested = max(self.floor.bytes(plain), self.requested.get(plain, 0))
-            if self.room is None or requested <= self.room:
+            if self.limit is None or requested <= self.limit:
                 tape = self._tape(scenario)
                 requested = self.requested[plain] = tape.peak_requested_bytes()
-            if self.room is not None and requested > self.room:
+            if self.limit is not None and requested > self.limit:
                 return Try(requested, 0, fits=False)
             self._replay(scenario, tape)
         result = self.results[scenario.job]
@@ -254,10 +254,10 @@ class _Trial:
         return simulate(scenario.config, scenario.job, scenario.platform).tape
 
     def _replay(self, scenario: Scenario, tape: Tape) -> None:
-        replayed = replay_for(tape, self.room)
+        replayed = replay_for(tape, self.limit)
         plain = scenario.job.model_copy(update={"expandable_segments": False})
         self.requested[plain] = replayed.peak.requested_bytes
-        verdict = None if self.room is None else fits(tape, replayed.peak, self.room)
+        verdict = None if self.limit is None else fits(tape, replayed.peak, self.limit)
         self.results[scenario.job] = _Result(
             replayed.peak.reserved_bytes, model_bytes(replayed.breakdown), verdict
         )
@@ -281,6 +281,5 @@ class _Trial:
 
 def _shortened(scenario: Scenario) -> Scenario:
     """Return the scenario without the micro-batches that only repeat."""
-    return (
-        variant(scenario, grad_accum=FOLLOWED) if scenario.job.grad_accum > FOLLOWED else scenario
-    )
+    repeats = scenario.job.grad_accum > MOST_TRACED
+    return variant(scenario, grad_accum=MOST_TRACED) if repeats else scenario

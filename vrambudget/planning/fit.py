@@ -129,12 +129,12 @@ class _Search:
             raise VramBudgetError("no GPU was named", hint="add --gpu, for example --gpu 12GB")
         self.scenario = scenario
         self.what = what
-        self.room = scenario.gpu.room_bytes - margin_bytes
+        self.limit = scenario.gpu.available_bytes - margin_bytes
         positions = scenario.config.learned_positions if what == "block" else None
         # No size from here on is one; and on 32 bits, as in browsers, no range is longer.
         self.end = min(positions or LARGEST, sys.maxsize - 1) + 1
         self.points: dict[int, Point] = {}
-        self.guide = Guide(self.room)  # of a job that is compiled at each size
+        self.guide = Guide(self.limit)  # of a job that is compiled at each size
 
     def point(self, n: int) -> Point:
         """Return what the scenario takes at size n."""
@@ -148,8 +148,8 @@ class _Search:
         tape = simulate(there.config, there.job, there.platform).tape
         if there.job.compile:
             self.guide.tapes[n] = tape
-        replayed = replay_for(tape, self.room)
-        peak, fit = replayed.peak, fits(tape, replayed.peak, self.room)
+        replayed = replay_for(tape, self.limit)
+        peak, fit = replayed.peak, fits(tape, replayed.peak, self.limit)
         self.points[n] = Point(
             batch=there.job.batch,
             block=there.job.block or 0,
@@ -162,6 +162,7 @@ class _Search:
     def largest(self) -> int:
         """Return the largest size that fits, 0 if none does."""
         start = min(getattr(self.scenario.job, self.what), self.end - 1)
-        sizes = range(1, self.end)
-        guide = self.guide
-        return largest_that_fits(sizes, self.attempt, start=start, room=self.room, guess=guide) or 0
+        found = largest_that_fits(
+            range(1, self.end), self.attempt, start=start, limit=self.limit, guess=self.guide
+        )
+        return found or 0

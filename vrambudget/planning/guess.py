@@ -20,17 +20,17 @@ _MOST_GUIDED = 6  # tries; a guess that is wrong so often is no guide
 class Guide:
     """Says which size should be the largest that fits; `tapes` are of those compiled so far."""
 
-    room: int
+    limit: int
     tapes: dict[int, Tape] = field(default_factory=dict)
 
     def __call__(self, good: int, bad: int) -> int | None:
         """Return the size, from one that fits to below one that does not; None: nobody knows."""
         if not 1 < len(self.tapes) <= _MOST_GUIDED:
             return None
-        return guessed(self.tapes, good, bad, self.room)
+        return guessed(self.tapes, good, bad, self.limit)
 
 
-def guessed(tapes: Mapping[int, Tape], good: int, bad: int, room: int) -> int | None:
+def guessed(tapes: Mapping[int, Tape], good: int, bad: int, limit: int) -> int | None:
     """Return the largest size from `good` to below `bad` that should fit.
 
     `tapes` are of the sizes that were tried; None where no two of them have the same events.
@@ -44,7 +44,7 @@ def guessed(tapes: Mapping[int, Tape], good: int, bad: int, room: int) -> int | 
     while bad - good > 1:
         size = min(good + stride, (good + bad) // 2) if stride else (good + bad) // 2
         tape = _at(size, two)
-        if fits(tape, replay(tape).peak, room):
+        if fits(tape, replay(tape).peak, limit):
             good, stride = size, 2 * stride
         else:
             bad, stride = size, 0

@@ -26,10 +26,10 @@ def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
         raise VramBudgetError(
             f"mode is {scenario.job.mode!r}, which has no new tokens", hint="add --mode generate"
         )
-    room = scenario.gpu.room_bytes - margin_bytes
+    limit = scenario.gpu.available_bytes - margin_bytes
     short = variant(scenario, new=_SHORT)
     tape = simulate(short.config, short.job, short.platform).tape
-    full = replay_on(tape, room)
+    full = replay_on(tape, limit)
     prompt, positions = short.job.prompt or 0, scenario.config.learned_positions
     most = MOST if positions is None else positions - prompt
     found = full_at(
@@ -42,16 +42,16 @@ def longest_answer(scenario: Scenario, *, margin_bytes: int = 0) -> int:
     )
     if found is not None and found.is_exact:
         return found.tokens - prompt
-    return _tried(scenario, room, most)
+    return _tried(scenario, limit, most)
 
 
-def _tried(scenario: Scenario, room: int, most: int) -> int:
+def _tried(scenario: Scenario, limit: int, most: int) -> int:
     def attempt(new: int) -> Try:
         there = variant(scenario, new=new)
         tape = simulate(there.config, there.job, there.platform).tape
         replayed = replay(tape)
         peak = replayed.peak
-        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fits(tape, peak, room))
+        return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), fits(tape, peak, limit))
 
     start = min(scenario.job.new, most)
-    return largest_that_fits(range(1, most + 1), attempt, start=start, room=room) or 0
+    return largest_that_fits(range(1, most + 1), attempt, start=start, limit=limit) or 0

@@ -24,8 +24,8 @@ _KEPT_BY = (*_TRAINED_BY, "optimizer", "torch")
 class Floor:
     """Lower bounds of the requested bytes of a scenario's variants."""
 
-    def __init__(self, followed: Traced) -> None:
-        self.job, tape = followed.scenario.job, followed.tape
+    def __init__(self, traced: Traced) -> None:
+        self.job, tape = traced.scenario.job, traced.tape
         steps = (mark for mark in tape.marks if mark.phase == Phase.OPTIMIZER_STEP)
         mark = max(steps, key=lambda mark: mark.position, default=tape.marks[0])
         self.parts = dict.fromkeys(Purpose, 0)

@@ -18,7 +18,7 @@ from typing import Any
 from vrambudget.budget import Budget
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import follow
+from vrambudget.estimator import trace_job
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import Choice, command, fields_of
 from vrambudget.planning.few_layers import FewLayers
@@ -35,7 +35,7 @@ from vrambudget.planning.layouts import (
     traffic,
 )
 from vrambudget.planning.lower_bound import count_and_rows, least_bytes
-from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, FOLLOWED, MOST_SEQUENCES, Trained
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES, MOST_TRACED, Trained
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
@@ -83,7 +83,7 @@ class Planner:
         self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
         self.offload, self.margin_bytes, self.progress = offload, margin_bytes, progress
         self.suits, self.autocast = suits, autocast
-        self.room, self.per_node = self.gpu.room_bytes - margin_bytes, per_node
+        self.limit, self.per_node = self.gpu.available_bytes - margin_bytes, per_node
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.counted_layouts = set[str]()
@@ -122,14 +122,14 @@ class Planner:
         def attempt(batch: int) -> Try:
             times = job.grad_accum if each is None else each // batch
             base = variant(replace(self.scenario, job=job), batch=batch)
-            budget = self._budget(variant(base, grad_accum=min(times, FOLLOWED)).job)
+            budget = self._budget(variant(base, grad_accum=min(times, MOST_TRACED)).job)
             tried[batch] = variant(base, grad_accum=times).job, budget
             return Try(
                 budget.peak.reserved_bytes, model_bytes(budget.breakdown), self._fits(budget)
             )
 
         sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
-        batch = largest_that_fits(sizes, attempt, start=sizes[0], room=self.room)
+        batch = largest_that_fits(sizes, attempt, start=sizes[0], limit=self.limit)
         # Where shards are uneven, another rank may reserve more than the first.
         for smaller in sorted((n for n in tried if n <= (batch or 0)), reverse=True):
             if choice := self._of_all_ranks(layout, *tried[smaller]):
@@ -142,7 +142,7 @@ class Planner:
         if job.rank is not None and any(rows % shards for rows in self.rows):
             job = job.model_copy(update={"rank": None})
             budget = self._budget(
-                job.model_copy(update={"grad_accum": min(job.grad_accum, FOLLOWED)})
+                job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
             )
         return self._of(layout, job, budget) if self._fits(budget) else None
 
@@ -191,11 +191,11 @@ class Planner:
         self.progress()
         if not self._is_wanted(layout):
             return None
-        if self._bound(layout) > self.room:
+        if self._bound(layout) > self.limit:
             self.counted_layouts.add(layout.name)
             return None
         job = self._job(layout)
-        if self.few_layers.least_bytes(job) > self.room:
+        if self.few_layers.least_bytes(job) > self.limit:
             self.counted_layouts.add(layout.name)
             return None
         budget = self._budget(job)
@@ -211,7 +211,7 @@ class Planner:
 
     def _budget(self, job: Job) -> Budget:
         self.progress()
-        return follow(replace(self.scenario, job=job)).budget
+        return trace_job(replace(self.scenario, job=job)).budget
 
     def _fits(self, budget: Budget) -> bool:
         """Whether PyTorch runs it with NCCL's buffers and the margin beside it."""

@@ -40,7 +40,7 @@ _LOG = logging.getLogger("vrambudget")
 FIRST_WITH_BFLOAT16 = (8, 0)
 LORA_RANK = 16
 MOST_SEQUENCES = 2**14  # sequences in a batch
-FOLLOWED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
+MOST_TRACED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
 SEARCHED = frozenset(
     {
         *("batch", "checkpointing", "expandable_segments", "grad_accum", "lora_rank"),
@@ -196,7 +196,7 @@ class _Kitchen:
     ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
         self.scenario, self.per_step, self.progress, self.skip = scenario, per_step, progress, skip
-        self.gpu, self.room = scenario.gpu, scenario.gpu.room_bytes - margin_bytes
+        self.gpu, self.limit = scenario.gpu, scenario.gpu.available_bytes - margin_bytes
         self.parameters = count_parameters(replace(scenario, job=eager(scenario.job)))
         self.sizes: Sequence[int] = range(1, MOST_SEQUENCES + 1)
         if per_step is not None:
@@ -226,7 +226,7 @@ class _Kitchen:
         job, trains, costs = order
         start = self.sizes[0]
         try:
-            if job.compile:  # where an eager one is full, a compiled one has little room left
+            if job.compile:  # where an eager one is full, a compiled one has little memory left
                 found = self._searched(eager(job), trains, costs, start)
                 start = found.job.batch if found else start
                 _LOG.info("looking for the largest batch of: %s", words_of(job, trains))
@@ -237,31 +237,31 @@ class _Kitchen:
     def _searched(
         self, job: Job, trains: Trained, costs: tuple[Cost, ...], start: int
     ) -> Recipe | None:
-        if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.room:
+        if least_bytes(job, self.parameters, 0 if job.lora_rank else self.parameters) > self.limit:
             return None
-        base, peaks, guide = replace(self.scenario, job=job), dict[int, int](), Guide(self.room)
+        base, peaks, guide = replace(self.scenario, job=job), dict[int, int](), Guide(self.limit)
 
         def attempt(batch: int) -> Try:
             self.progress()
-            there = self._at(base, batch, most=FOLLOWED)
+            there = self._at(base, batch, most=MOST_TRACED)
             tape = simulate(there.config, there.job, there.platform).tape
             if job.compile:
                 guide.tapes[batch] = tape
-            if (requested := tape.peak_requested_bytes()) > self.room:
+            if (requested := tape.peak_requested_bytes()) > self.limit:
                 return Try(requested, 0, fits=False)
-            replayed = replay_for(tape, self.room)
+            replayed = replay_for(tape, self.limit)
             peak = replayed.peak
             peaks[batch] = peak.reserved_bytes
-            does_fit = fits(tape, peak, self.room)
+            does_fit = fits(tape, peak, self.limit)
             return Try(peak.reserved_bytes, model_bytes(replayed.breakdown), does_fit)
 
-        batch = largest_that_fits(self.sizes, attempt, start=start, room=self.room, guess=guide)
+        batch = largest_that_fits(self.sizes, attempt, start=start, limit=self.limit, guess=guide)
         if batch is None:
             return None
         peak_bytes = peaks[batch] + self.gpu.context_bytes
         return Recipe(trains, costs, self._at(base, batch).job, peak_bytes)
 
     def _at(self, base: Scenario, batch: int, *, most: int | None = None) -> Scenario:
-        """Return the job at a batch; `most`: micro-batches that are followed of many."""
+        """Return the job at a batch; `most`: micro-batches that are traced of many."""
         times = base.job.grad_accum if self.per_step is None else self.per_step // batch
         return variant(base, batch=batch, grad_accum=times if most is None else min(times, most))

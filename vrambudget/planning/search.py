@@ -46,10 +46,10 @@ def largest_that_fits(
     attempt: Callable[[int], Try],
     *,
     start: int,
-    room: int,
+    limit: int,
     guess: Callable[[int, int], int | None] = lambda _good, _bad: None,
 ) -> int | None:
-    """Return the largest of `sizes` (rising) that fits into `room` bytes, None if none does.
+    """Return the largest of `sizes` (rising) that fits into `limit` bytes, None if none does.
 
     The first try is `start`, which need not be among them. `guess` may say which size should be the
     largest, given one that fits and a larger one that does not: that is tried next, or the one
@@ -68,9 +68,9 @@ def largest_that_fits(
         if bad - good <= 1:
             return sizes[good] if good >= 0 else None
         left.append(bad - good)
-        index = bisect_right(sizes, _meets(tried, tried[start].model_bytes, room)) - 1
+        index = bisect_right(sizes, _meets(tried, tried[start].model_bytes, limit)) - 1
         fails = any(not this.fits for this in tried.values())
-        if not fails and tried[size].peak_bytes > room:
+        if not fails and tried[size].peak_bytes > limit:
             index = max(index, good + stride)
             stride *= 2
         many = left[-1] > _FEW and len(left) > _PATIENCE + 1
@@ -82,11 +82,11 @@ def largest_that_fits(
         size = sizes[min(max(index, good + 1), bad - 1)]
 
 
-def _meets(tried: Mapping[int, Try], at_zero: int, room: int) -> int:
+def _meets(tried: Mapping[int, Try], at_zero: int, limit: int) -> int:
     """Return where the line through the nearest tries meets the GPU's capacity."""
     fitting = sorted(size for size, this in tried.items() if this.fits)
     failing = sorted(size for size, this in tried.items() if not this.fits)
     a, b = [*[0, *fitting][-1 if failing else -2 :], *failing[:1]]
     start, end = (tried[n].peak_bytes if n else at_zero for n in (a, b))
     rise = (end - start) / (b - a)
-    return a + int((room - start) / rise) if rise > 0 else 2 * b
+    return a + int((limit - start) / rise) if rise > 0 else 2 * b

@@ -5,7 +5,7 @@
                         with few distinct sizes it is a row of counts; the peak is the largest of
                         counts [moments, sizes] @ sizes [sizes, points]
 
-Moments are those where an allocation is followed by a free (no other can be highest), without those
+Moments are those where an allocation comes before a free (no other can be highest), without those
 that another moment exceeds in every count.
 """
 

@@ -151,7 +151,7 @@ def _of_card(card: Gpu | None) -> Record:
 
 
 def _requested(place: Place, requested_bytes: int) -> Record:
-    cannot = place.card is not None and requested_bytes > place.card.room_bytes
+    cannot = place.card is not None and requested_bytes > place.card.available_bytes
     return {"peak_requested_bytes": requested_bytes, "fits": False if cannot else None}
 
 
@@ -164,6 +164,6 @@ def _replayed(place: Place, outcome: Any) -> Record:
         "peak_step": peak.step,
         "peak_phase": peak.phase,
         "peak_operation": peak.operation,
-        "headroom_bytes": card.room_bytes - peak.reserved_bytes if card else None,
+        "headroom_bytes": card.available_bytes - peak.reserved_bytes if card else None,
         "fits": outcome.fits[place.position] if card else None,
     }

@@ -18,5 +18,5 @@ class Outcome:
 
 def outcome(tape: Tape, cards: tuple[Gpu, ...]) -> Outcome:
     """Return what a tape comes to on these GPUs."""
-    peak = replay_for(tape, min((card.room_bytes for card in cards), default=None)).peak
-    return Outcome(peak, tuple(fits(tape, peak, card.room_bytes) for card in cards))
+    peak = replay_for(tape, min((card.available_bytes for card in cards), default=None)).peak
+    return Outcome(peak, tuple(fits(tape, peak, card.available_bytes) for card in cards))

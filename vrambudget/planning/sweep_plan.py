@@ -83,7 +83,7 @@ def make_plan(model: ModelSource, gpu: Cards, fields: Mapping[str, Any]) -> Swee
 def _plan_of_generations(
     model: ModelSource, cards: tuple[Gpu, ...], several: Mapping[str, list[Any]]
 ) -> SweepPlan:
-    """Return the plan: a cache that grows is followed for each combination by itself."""
+    """Return the plan: a cache that grows is traced for each combination by itself."""
     tasks = [
         resolve(model, **dict(zip(several, values, strict=True)))
         for values in itertools.product(*several.values())

@@ -1,4 +1,4 @@
-"""The report of SGLang's servers: what takes the card, what the log says.
+"""The report of SGLang's servers: what takes the GPU, what the log says.
 
 Where something measured or assumed is part of a number, the number is a range.
 """
@@ -24,7 +24,7 @@ def sglang_report(
     context: int | None,
     quantised: Quantisation | None = None,
 ) -> str:
-    """Return what SGLang does with a card."""
+    """Return what SGLang does with a GPU."""
     length = context or found.context_length
     verdict = f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
     if not found.starts:

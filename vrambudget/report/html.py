@@ -46,11 +46,11 @@ if (curve) timeline(curve);</script>
 """
 
 
-def page(followed: Traced) -> str:
+def page(traced: Traced) -> str:
     """Return the page."""
-    budget = followed.budget
-    plotted, data = plot_of(followed)
-    advice = _advice(followed) if budget.fits is False else ""
+    budget = traced.budget
+    plotted, data = plot_of(traced)
+    advice = _advice(traced) if budget.fits is False else ""
     title = f"{budget.model}: {_headline(budget, ledger(budget))}"
     body = f"{sections(budget, plotted)}{advice}"
     return document(title, body, data, f"Predicted by vrambudget {__version__}")
@@ -72,12 +72,12 @@ def sections(budget: Budget, plotted: str = "") -> str:
     return "\n".join(_sections(budget, ledger(budget), plotted))
 
 
-def plot_of(followed: Traced) -> tuple[str, str]:
+def plot_of(traced: Traced) -> tuple[str, str]:
     """Return the timeline of the steps, and what its script shows of each moment, as JSON."""
-    unit = ledger(followed.budget).amounts.unit
-    room_bytes = followed.room_bytes if followed.budget.out_of_memory else None
-    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
-    return plot(drawn, unit, followed.room_bytes), curve_data(drawn, unit)
+    unit = ledger(traced.budget).amounts.unit
+    available_bytes = traced.available_bytes if traced.budget.out_of_memory else None
+    drawn = memory_curve(traced.tape, traced.scenario.job, available_bytes)
+    return plot(drawn, unit, traced.available_bytes), curve_data(drawn, unit)
 
 
 def style() -> str:
@@ -129,10 +129,10 @@ def _table(lines: Ledger) -> str:
     )
 
 
-def _advice(followed: Traced) -> str:
+def _advice(traced: Traced) -> str:
     from vrambudget.planning.advice import advise_on  # noqa: PLC0415 - most pages have none
 
-    return advice_section(advise_on(followed))
+    return advice_section(advise_on(traced))
 
 
 def advice_section(advice: "Advice") -> str:

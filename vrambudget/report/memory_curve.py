@@ -73,7 +73,7 @@ class MemoryCurve:
     spans: tuple[PhaseSpan, ...]
     groups: tuple[TensorGroup, ...]
     peak: int
-    out_of_memory: int | None = None  # the column in which the card is full
+    out_of_memory: int | None = None  # the column in which the GPU is full
     parts: tuple[str, ...] = PARTS  # of each column
 
     def span_of(self, column: int) -> PhaseSpan:
@@ -81,8 +81,8 @@ class MemoryCurve:
         return self.spans[bisect_right([span.start for span in self.spans], column) - 1]
 
 
-def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryCurve:
-    """Return the curve on a card without end, and where one with `room_bytes` would be full."""
+def memory_curve(tape: Tape, job: Job, available_bytes: int | None = None) -> MemoryCurve:
+    """Return the curve on a GPU without end, and where one with `available_bytes` would be full."""
     phases = list(_phases(tape))
     counts = list(_counts(phases))
     allocated = _allocated(tape)
@@ -109,7 +109,7 @@ def memory_curve(tape: Tape, job: Job, room_bytes: int | None = None) -> MemoryC
     since = max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
     counted = (i for i, column in enumerate(columns.found) if column.event >= since)
     peak = max(counted, key=lambda i: columns.found[i].allocated_bytes)
-    full = full_on(tape, room_bytes) if room_bytes is not None else None
+    full = full_on(tape, available_bytes) if available_bytes is not None else None
     in_column = None if full is None else bisect_right(starts, full.event) - 1
     groups = tuple(columns.groups.groups)
     return MemoryCurve(tuple(columns.found), tuple(spans), groups, peak, in_column)

@@ -13,7 +13,7 @@ from vrambudget.budget import Budget
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError
-from vrambudget.estimator import Traced, follow
+from vrambudget.estimator import Traced, trace_job
 from vrambudget.files import write_file
 from vrambudget.scenario import resolve
 
@@ -36,9 +36,9 @@ def draw(
         raise VramBudgetError(f"a picture's path is text, and not {show(path)}")
     path = Path(path)
     _check(path)
-    followed = follow(resolve(model, gpu=gpu, **fields))
-    save(followed, path)
-    return followed.budget
+    traced = trace_job(resolve(model, gpu=gpu, **fields))
+    save(traced, path)
+    return traced.budget
 
 
 def is_picture(path: Path | None) -> bool:
@@ -46,10 +46,10 @@ def is_picture(path: Path | None) -> bool:
     return path is not None and path.suffix.lower() in SUFFIXES
 
 
-def save(followed: Traced, path: Path) -> None:
+def save(traced: Traced, path: Path) -> None:
     """Write the picture that `path` names."""
     _check(path)
-    write_file(path, _picture(followed, path.suffix.lower()), "picture")
+    write_file(path, _picture(traced, path.suffix.lower()), "picture")
 
 
 def _check(path: Path) -> None:
@@ -61,15 +61,15 @@ def _check(path: Path) -> None:
         )
 
 
-def _picture(followed: Traced, suffix: str) -> bytes:
+def _picture(traced: Traced, suffix: str) -> bytes:
     if suffix == ".html":
         from vrambudget.report.html import page  # noqa: PLC0415 - each kind needs its own
 
-        return page(followed).encode()
+        return page(traced).encode()
     if suffix == ".pickle":
         from vrambudget.report.snapshot import snapshot_bytes  # noqa: PLC0415
 
-        return snapshot_bytes(followed)
+        return snapshot_bytes(traced)
     from vrambudget.report.timeline import timeline  # noqa: PLC0415
 
-    return timeline(followed, _DRAWN[suffix])
+    return timeline(traced, _DRAWN[suffix])

@@ -115,8 +115,8 @@ def headline(found: Plan) -> str:
 def _one(found: Plan, choice: Choice) -> str:
     tokens = choice.fields.get("block", found.block)
     each = f"batch {choice.fields.get('batch', 1)}, {tokens:,} tokens a sequence"
-    room = format_bytes(found.capacity_bytes)
-    return f"{found.model} trains on {_gpus(found, 1)} ({room}): {choice.layout}; {each}"
+    available = format_bytes(found.capacity_bytes)
+    return f"{found.model} trains on {_gpus(found, 1)} ({available}): {choice.layout}; {each}"
 
 
 def _of_several(found: Plan) -> str:

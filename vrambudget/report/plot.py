@@ -18,16 +18,16 @@ _CARD_IN_SIGHT = 2  # a GPU larger than this many times the peak would flatten t
 _TICKS = 6
 
 
-def plot(drawn: MemoryCurve, unit: str, room_bytes: int | None) -> str:
+def plot(drawn: MemoryCurve, unit: str, available_bytes: int | None) -> str:
     """Return the figure: zoom buttons, the drawing, its labels, and room for what is pointed at."""
-    top = _top(drawn, room_bytes)
+    top = _top(drawn, available_bytes)
     count = len(drawn.columns)
     labels = "".join(
         (
             *_ticks(top, unit),
             *_phases(drawn),
             *_steps(drawn),
-            *_markers(drawn, top, unit, room_bytes),
+            *_markers(drawn, top, unit, available_bytes),
         )
     )
     return (
@@ -52,10 +52,10 @@ def _legend(drawn: MemoryCurve) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>' if shown else ""
 
 
-def _top(drawn: MemoryCurve, room_bytes: int | None) -> float:
+def _top(drawn: MemoryCurve, available_bytes: int | None) -> float:
     highest = max(column.reserved_bytes for column in drawn.columns)
-    if room_bytes is not None and room_bytes <= _CARD_IN_SIGHT * highest:
-        highest = max(highest, room_bytes)
+    if available_bytes is not None and available_bytes <= _CARD_IN_SIGHT * highest:
+        highest = max(highest, available_bytes)
     return highest * _AIR
 
 
@@ -126,15 +126,15 @@ def _step_spans(drawn: MemoryCurve) -> list[tuple[int, int, int]]:
     return [(step, found[0].start, found[-1].stop) for step, found in spans.items()]
 
 
-def _markers(drawn: MemoryCurve, top: float, unit: str, room_bytes: int | None) -> Iterator[str]:
+def _markers(drawn: MemoryCurve, top: float, unit: str, limit: int | None) -> Iterator[str]:
     peak = drawn.columns[drawn.peak]
     text = f"peak {format_bytes(peak.allocated_bytes, unit)}"
     yield _marker("peak", drawn.peak, peak.allocated_bytes / top, text)
-    if room_bytes is not None and room_bytes <= top:
-        text = f"available to PyTorch on this GPU: {format_bytes(room_bytes, unit)}"
-        yield f'<div class="room" style="bottom:{room_bytes / top:.2%}"><b>{text}</b></div>'
-    if drawn.out_of_memory is not None and room_bytes is not None:
-        yield _marker("full", drawn.out_of_memory, room_bytes / top, "out of memory here")
+    if limit is not None and limit <= top:
+        text = f"available to PyTorch on this GPU: {format_bytes(limit, unit)}"
+        yield f'<div class="room" style="bottom:{limit / top:.2%}"><b>{text}</b></div>'
+    if drawn.out_of_memory is not None and limit is not None:
+        yield _marker("full", drawn.out_of_memory, limit / top, "out of memory here")
 
 
 def _marker(kind: str, column: int, height: float, text: str) -> str:

@@ -1,4 +1,4 @@
-"""A vLLM server's report: what takes the card, what its cache holds, and what its log will say.
+"""A vLLM server's report: what takes the GPU, what its cache holds, and what its log will say.
 
 Where something measured or assumed is part of a number, the number is a range.
 """

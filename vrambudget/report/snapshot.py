@@ -1,12 +1,12 @@
 """The prediction as a snapshot of PyTorch's allocator, for the viewer that people know.
 
-    snapshot(followed)      what torch.cuda.memory._snapshot() would return
-    snapshot_bytes(followed)    the file that torch.cuda.memory._dump_snapshot() would write
+    snapshot(traced)      what torch.cuda.memory._snapshot() would return
+    snapshot_bytes(traced)    the file that torch.cuda.memory._dump_snapshot() would write
 
 pytorch.org/memory_viz and `python -m torch.cuda._memory_viz` open it. A stack reads, from the top:
 the operation, the module that ran it, the tensor that it made, what that is for, the phase and
 step. Colours are purposes.
-On a card that is too small the history ends with the request that failed.
+On a GPU that is too small the history ends with the request that failed.
 
 Source: torch/cuda/memory.py (_snapshot), torch/cuda/_memory_viz.py, torch/utils/viz/MemoryViz.js.
 Its reader knows pickle's protocols 2 to 4, and stops at a history in which some entries have a
@@ -38,23 +38,23 @@ _FREES = {
 Entry = dict[str, Any]
 
 
-def snapshot_bytes(followed: Traced) -> bytes:
+def snapshot_bytes(traced: Traced) -> bytes:
     """Return the pickled snapshot."""
-    return pickle.dumps(snapshot(followed), protocol=_PROTOCOL)
+    return pickle.dumps(snapshot(traced), protocol=_PROTOCOL)
 
 
-def snapshot(followed: Traced) -> dict[str, Any]:
-    """Return the snapshot at the end of the job, or where its card is full."""
-    tape = followed.tape
-    traced = trace(tape)
-    if followed.budget.out_of_memory is not None:
-        traced = trace(tape, followed.room_bytes)
-    capacity = followed.room_bytes or 0
+def snapshot(traced: Traced) -> dict[str, Any]:
+    """Return the snapshot at the end of the job, or where its GPU is full."""
+    tape = traced.tape
+    placed = trace(tape)
+    if traced.budget.out_of_memory is not None:
+        placed = trace(tape, traced.available_bytes)
+    capacity = traced.available_bytes or 0
     frames = _Frames(tape)
-    entries = enumerate(_entries(traced, frames, capacity))
+    entries = enumerate(_entries(placed, frames, capacity))
     history = [{**entry, "time_us": n} for n, entry in entries]
     return {
-        "segments": [_segment(at, size, traced, frames) for at, size in traced.segments.items()],
+        "segments": [_segment(at, size, placed, frames) for at, size in placed.segments.items()],
         "device_traces": [history],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
         "external_annotations": [],
@@ -78,7 +78,7 @@ class _Frames:
         self._when = cache(self._phase_frame)
         self._born: dict[int, list[Entry]] = {}
 
-    def at_birth(self, storage: int, event: int) -> list[Entry]:
+    def at_allocation(self, storage: int, event: int) -> list[Entry]:
         """Return the stack of the request for a storage."""
         tape = self.tape
         made = _frame(tape.operations[storage], "operation")
@@ -106,18 +106,18 @@ def _frame(name: str, filename: str) -> Entry:
     return {"name": name, "filename": filename, "line": 0}
 
 
-def _entries(traced: Trace, frames: _Frames, capacity: int) -> Iterator[Entry]:
+def _entries(placed: Trace, frames: _Frames, capacity: int) -> Iterator[Entry]:
     tape = frames.tape
-    for action in traced.actions:
+    for action in placed.actions:
         storage = action.storage
         if action.kind == "alloc":
-            stack = frames.at_birth(storage, action.event)
+            stack = frames.at_allocation(storage, action.event)
             yield _entry("alloc", action, stack, str(tape.purposes[storage]))
         elif action.kind in _FREES:
             for word in _FREES[action.kind]:
                 yield _entry(word, action, frames.of(storage))
         elif action.kind == "oom":
-            stack = frames.at_birth(storage, action.event)
+            stack = frames.at_allocation(storage, action.event)
             free = max(capacity - action.reserved_bytes, 0)
             yield {
                 "action": "oom",
@@ -141,9 +141,9 @@ def _entry(word: str, action: Action, frames: list[Entry], category: str | None 
     return entry | ({"category": category} if category else {})
 
 
-def _segment(address: int, total: int, traced: Trace, frames: _Frames) -> Entry:
-    inside = sorted(at for at in traced.blocks if address <= at < address + total)
-    blocks = list(_blocks(address, total, inside, traced, frames))
+def _segment(address: int, total: int, placed: Trace, frames: _Frames) -> Entry:
+    inside = sorted(at for at in placed.blocks if address <= at < address + total)
+    blocks = list(_blocks(address, total, inside, placed, frames))
     active = [block for block in blocks if block["state"] != "inactive"]
     used = sum(block["size"] for block in active if block["state"] == "active_allocated")
     return {
@@ -153,7 +153,7 @@ def _segment(address: int, total: int, traced: Trace, frames: _Frames) -> Entry:
         "allocated_size": used,
         "active_size": sum(block["size"] for block in active),
         "requested_size": sum(block["requested_size"] for block in active),
-        "stream": traced.streams[address],
+        "stream": placed.streams[address],
         "segment_type": "small" if total == _SMALL_SEGMENT else "large",
         "segment_pool_id": (0, 0),
         "is_expandable": False,
@@ -163,16 +163,16 @@ def _segment(address: int, total: int, traced: Trace, frames: _Frames) -> Entry:
 
 
 def _blocks(
-    address: int, total: int, inside: list[int], traced: Trace, frames: _Frames
+    address: int, total: int, inside: list[int], placed: Trace, frames: _Frames
 ) -> Iterator[Entry]:
     """Yield the blocks of a segment in order, free ones between those that are in use."""
     end = address
     for at in inside:
         if at > end:
             yield _block(end, at - end, 0, "inactive", [])
-        storage, size = traced.blocks[at]
+        storage, size = placed.blocks[at]
         asked = frames.tape.sizes[storage]
-        state = "active_pending_free" if storage in traced.waiting else "active_allocated"
+        state = "active_pending_free" if storage in placed.waiting else "active_allocated"
         yield _block(at, size, asked, state, frames.of(storage))
         end = at + size
     if end < address + total:

@@ -22,12 +22,12 @@ _INK, _QUIET, _BAD = "#1c2128", "#5a6472", "#b3261e"
 _WIDE = 0.055  # share of the width that a phase needs for its name
 
 
-def timeline(followed: Traced, kind: Kind) -> bytes:
+def timeline(traced: Traced, kind: Kind) -> bytes:
     """Return the picture. Raises VramBudgetError if matplotlib is missing."""
-    budget = followed.budget
+    budget = traced.budget
     lines = ledger(budget)
-    room_bytes = followed.room_bytes if budget.out_of_memory else None
-    drawn = memory_curve(followed.tape, followed.scenario.job, room_bytes)
+    available_bytes = traced.available_bytes if budget.out_of_memory else None
+    drawn = memory_curve(traced.tape, traced.scenario.job, available_bytes)
     figure = _figure()
     axes = figure.subplots()
     _stack(axes, drawn, bytes_in(lines.amounts.unit))
@@ -35,7 +35,7 @@ def timeline(followed: Traced, kind: Kind) -> bytes:
     axes.spines[["top", "right"]].set_visible(b=False)
     _name_phases(axes, drawn)
     _mark_peak(axes, drawn, lines.amounts.unit)
-    _mark_card(axes, drawn, followed.room_bytes, lines.amounts.unit)
+    _mark_card(axes, drawn, traced.available_bytes, lines.amounts.unit)
     _legend(axes)
     word, sentence = verdict(budget, lines)
     axes.set_title(f"{word}: {sentence}", loc="left", fontsize=12, fontweight="bold", pad=20)
@@ -107,16 +107,16 @@ def _mark_peak(axes: Any, drawn: MemoryCurve, unit: str) -> None:
     _point(axes, drawn.peak, peak / bytes_in(unit), _INK, text)
 
 
-def _mark_card(axes: Any, drawn: MemoryCurve, room_bytes: int | None, unit: str) -> None:
+def _mark_card(axes: Any, drawn: MemoryCurve, available_bytes: int | None, unit: str) -> None:
     """Draw what the GPU has for PyTorch, if that is in range, and where it is full."""
     highest = drawn.columns[-1].reserved_bytes
-    if room_bytes is None or room_bytes > _CARD_IN_SIGHT * highest:
+    if available_bytes is None or available_bytes > _CARD_IN_SIGHT * highest:
         return
-    room = room_bytes / bytes_in(unit)
-    axes.axhline(room, color=_BAD, lw=1.4, label="room on the GPU")
-    axes.set_ylim(0, max(axes.get_ylim()[1], _AIR * room))
+    available = available_bytes / bytes_in(unit)
+    axes.axhline(available, color=_BAD, lw=1.4, label="available on the GPU")
+    axes.set_ylim(0, max(axes.get_ylim()[1], _AIR * available))
     if drawn.out_of_memory is not None:
-        _point(axes, drawn.out_of_memory, room, _BAD, "out of memory here")
+        _point(axes, drawn.out_of_memory, available, _BAD, "out of memory here")
 
 
 def _legend(axes: Any) -> None:

@@ -14,7 +14,7 @@ of several streams, and of storages that are filled again:
     split       small pool: if 512 bytes or more are left over; large pool: if more than 1 MiB is;
                 else the block is handed out, and counted, whole
     free        the block joins its free neighbours in the segment at once; segments are kept
-    card full   every segment that is wholly free is given back to the driver, and the driver is
+    GPU full    every segment that is wholly free is given back to the driver, and the driver is
                 asked once more; then out of memory
 
 Source: c10/core/AllocatorConfig.h (constants) and c10/cuda/CUDACachingAllocator.cpp, class
@@ -46,16 +46,16 @@ ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 
 
 class CachingAllocator(Counters):
-    """One device's allocator; `capacity_bytes` is what the card has for segments, None is endless.
+    """One device's allocator; `capacity_bytes` is what the GPU has for segments, None is endless.
 
-    Where `peak_reserved_bytes` on an endless card is within a capacity, the replay on that card is
-    the same, to the byte: only a smaller card needs a replay of its own.
+    Where `peak_reserved_bytes` on an endless GPU is within a capacity, the replay on that GPU is
+    the same, to the byte: only a smaller GPU needs a replay of its own.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         super().__init__()
         self._capacity = None if capacity_bytes is None else capacity_bytes >> UNIT_BITS
-        self._keeps_cache = False  # also where the card is full
+        self._keeps_cache = False  # also where the GPU is full
         self._next_address = 0
         self._segments: dict[int, int] = {}  # size by address
         # Segments that came (+size) and went (-size), by address, in bytes.
@@ -232,7 +232,7 @@ class CachingAllocator(Counters):
             self._raise_out_of_memory(position + events.index(refused), sizes[refused])
 
     def _new_segment(self, need: int) -> int:
-        """Return a block that is a whole new segment, or 0 where the card has no room for one."""
+        """Return a block that is a whole new segment, or 0 where the GPU has no room for one."""
         size = segment_size(need)
         if not self._has_room(size):
             if self._keeps_cache:

@@ -9,7 +9,7 @@ from vrambudget.tape.events import Tape
 
 
 def allocator_for(tape: Tape, capacity_bytes: int | None = None) -> CachingAllocator:
-    """Return the allocator of a tape's process, on a card with `capacity_bytes` for segments."""
+    """Return the allocator of a tape's process, on a GPU with `capacity_bytes` for segments."""
     card = tape.expandable_on_bytes
     if card is None and tape.driver_addresses == "linux":
         return _linux_allocator(tape, capacity_bytes)

@@ -67,9 +67,9 @@ class Tape:
     paths: list[str] = field(default_factory=lambda: [""])
     marks: list[Mark] = field(default_factory=list)
     replayed: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # see tape.repeats
-    expandable_on_bytes: int | None = None  # the card's memory, where PyTorch's segments expand
+    expandable_on_bytes: int | None = None  # the GPU's memory, where PyTorch's segments expand
     driver_addresses: str = "rising"  # where the driver puts segments that do not expand
-    turn: "LastStep | None" = None  # the last step, which may be replayed again: `tape.settling`
+    last_step: "LastStep | None" = None  # which may be replayed again: `tape.settling`
     is_plain: bool = True  # nothing but allocations and frees, all on the default stream
     module: int = 0  # what storages are made by now; 0: by none
     stream_bits: int = 0  # what their events have for the stream that is current

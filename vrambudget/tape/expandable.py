@@ -2,15 +2,15 @@
 
 It is fed and read as `CachingAllocator`, whose rules it keeps but for these (torch 2.11):
 
-    pool        one for each stream, small and large: addresses, 1.125 times the card's memory, of
+    pool        one for each stream, small and large: addresses, 1.125 times the GPU's memory, of
                 which pages are mapped as they are needed: 2 MiB in a small pool, 20 MiB in a large
                 one; reserved is what is mapped. Where that stretch has no room another one begins;
-                past the card's memory there is no end, as on a card that is large enough
+                past the GPU's memory there is no end, as on a GPU that is large enough
     find        best fit, but a free block before unmapped pages counts as if all were mapped
     grow        where none is: the lowest address where free blocks and unmapped pages in a row are
                 enough; only what lacks is mapped, so a free block at the end is grown
     split       in both pools, if 512 bytes or more are left over
-    card full   every page that is wholly free is unmapped, and asked for once more; then out of
+    GPU full    every page that is wholly free is unmapped, and asked for once more; then out of
                 memory. Emptying the cache unmaps them, too
 
 So allocated is what was asked for, rounded up to 512 bytes each, wherever it lies.
@@ -80,7 +80,7 @@ class ExpandableAllocator(CachingAllocator):
         }
 
     def resize(self, address: int, change: int) -> bool:
-        """Map (or, where `change` is negative, unmap) pages; False where the card has no room."""
+        """Map (or, where `change` is negative, unmap) pages; False where the GPU has no room."""
         if change > 0 and not self._has_room(change):
             return False
         self.segment_changes.append((address << UNIT_BITS, change << UNIT_BITS))
@@ -92,7 +92,7 @@ class ExpandableAllocator(CachingAllocator):
         return tuple((tuple(pool.free), tuple(pool.unmapped.items())) for pool in self.pools)
 
     def is_beyond_card(self, need: int) -> bool:
-        """Whether what is mapped and `need` are more than this card has: another is meant."""
+        """Whether what is mapped and `need` are more than this GPU has: another is meant."""
         return self._reserved + need > self._card
 
     def _allocate(self, position: int, storage: int, asked: int) -> None:
@@ -150,9 +150,9 @@ class _Pool:
         return free[at] & ADDRESS_MASK
 
     def grown_to(self, need: int) -> int | None:
-        """Map what lacks for a free block and return its address; None where the card is full.
+        """Map what lacks for a free block and return its address; None where the GPU is full.
 
-        What was mapped before the card was full stays.
+        What was mapped before the GPU was full stays.
         """
         address = self._lowest_room(need)
         while (size := self.by_start.get(address, 0)) < need:

@@ -1,8 +1,8 @@
-"""A card that is full: what the replay of a tape ends with there."""
+"""A GPU that is full: what the replay of a tape ends with there."""
 
 
 class OutOfDeviceMemoryError(Exception):
-    """The card is full, where PyTorch raises torch.cuda.OutOfMemoryError.
+    """The GPU is full, where PyTorch raises torch.cuda.OutOfMemoryError.
 
     An exception and no result, because no number of a replay that went on would mean anything.
     """

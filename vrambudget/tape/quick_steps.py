@@ -1,9 +1,9 @@
-"""Steps that are not on the tape, run through an allocator with two pools: most requests in turns.
+"""Steps that are not on the tape, run through an allocator with two pools: most requests in parts.
 
 Most requests of a decoding step are small: hidden states of one token, the same in each layer and
-each step. Its small requests are cut into turns, one a layer. What a turn does to the small pool
-follows from the pool's free blocks, the blocks that the turn frees, and its sizes; where those
-were met before, what came of it is put in place, or of all turns of a step together. So a step
+each step. Its small requests are cut into parts, one a layer. What a part does to the small pool
+follows from the pool's free blocks, the blocks that the part frees, and its sizes; where those
+were met before, what came of it is put in place, or of all parts of a step together. So a step
 costs its large requests and a look-up or some. Sizes never fall in the middle of a stretch
 (`Step.is_inner`): what is requested there is at its most at its end.
 """
@@ -38,7 +38,7 @@ def run_steps(
 
 
 class _QuickRun(StepRunner):
-    """Runs steps turn by turn, or as a whole where all turns were met together."""
+    """Runs steps part by part, or as a whole where all parts were met together."""
 
     allocator: TwoPools
 
@@ -85,7 +85,7 @@ class _QuickRun(StepRunner):
         super().step(step)
 
     def settle(self) -> None:
-        """Let the allocator's small pool have the blocks that turns so far left free."""
+        """Let the allocator's small pool have the blocks that parts so far left free."""
         if self.free is not None:
             if self.free is not self.stands:
                 self.allocator.put_small_pool(self.free)
@@ -103,7 +103,7 @@ class _QuickRun(StepRunner):
         key = number, *there, *[units(step.sizes[i]) for i in plan.may_become_large]
         whole = plan.wholes.get(key)
         if whole is None:
-            whole = self._run_turns(plan, step, free, number)
+            whole = self._run_parts(plan, step, free, number)
             if self.allocator.small_segments_made == made:
                 plan.wholes[key] = whole
         else:
@@ -112,30 +112,30 @@ class _QuickRun(StepRunner):
         self.free = whole.free
         return whole
 
-    def _run_turns(
+    def _run_parts(
         self, plan: StepPlan, step: RepeatedStep, free: tuple[int, ...], number: int
     ) -> Whole:
-        """Serve a step's small events turn by turn, until they go round in circles.
+        """Serve a step's small events part by part, until they go round in circles.
 
-        Where a turn does what an earlier one did, and those behind both follow one another alike,
+        Where a part does what an earlier one did, and those behind both follow one another alike,
         what came behind the earlier one comes again.
         """
         placed, first = self.allocator.placed, self.first
-        turns, met = plan.turns, list[PartOutcome]()
-        last: dict[int, int] = {}  # the turn that did this last, by the outcome's identity
-        for at, turn in enumerate(turns):
+        parts, met = plan.parts, list[PartOutcome]()
+        last: dict[int, int] = {}  # the part that did this last, by the outcome's identity
+        for at, part in enumerate(parts):
             if at < len(met):  # as a circle ago
                 outcome = met[at]
             else:
-                outcome = self._outcome(turn, step.sizes, free, number)
+                outcome = self._outcome(part, step.sizes, free, number)
                 met.append(outcome)
                 before = last.get(id(outcome), at)
                 last[id(outcome)] = at
                 if before < at:
-                    behind = max(turns[before + 1].goes_on_to - len(met), 0)
+                    behind = max(parts[before + 1].goes_on_to - len(met), 0)
                     met += islice(cycle(met[before + 1 :]), behind)
                 free, number = met[-1].free, met[-1].number
-            for i, block in zip(turn.left, outcome.blocks, strict=True):
+            for i, block in zip(part.left, outcome.blocks, strict=True):
                 placed[first + i] = block
         level = most = 0
         for outcome in met:
@@ -145,46 +145,46 @@ class _QuickRun(StepRunner):
         return Whole(free, blocks, level, most, tuple(met))
 
     def _outcome(
-        self, turn: StepPart, now: Sequence[int], free: tuple[int, ...], number: int
+        self, part: StepPart, now: Sequence[int], free: tuple[int, ...], number: int
     ) -> PartOutcome:
-        """Return what a turn does to the small pool's free blocks; serve it where that is new."""
+        """Return what a part does to the small pool's free blocks; serve it where that is new."""
         placed = self.allocator.placed
-        there = [placed[storage] for storage in self._freed(turn)]
-        key = turn.number, number, *there, *[units(now[i]) for i in turn.growing]
+        there = [placed[storage] for storage in self._freed(part)]
+        key = part.number, number, *there, *[units(now[i]) for i in part.growing]
         outcome = self.outcomes.get(key)
         if outcome is None:
             self.free = free
-            outcome = self._served(turn, now, key, there)
+            outcome = self._served(part, now, key, there)
         return outcome
 
     def _served(
-        self, turn: StepPart, now: Sequence[int], key: tuple[int, ...], there: Sequence[int]
+        self, part: StepPart, now: Sequence[int], key: tuple[int, ...], there: Sequence[int]
     ) -> PartOutcome:
-        """Serve a turn that was not met before; the blocks `there` end in it."""
+        """Serve a part that was not met before; the blocks `there` end in it."""
         allocator = self.allocator
         made = allocator.small_segments_made
-        needs = turn.needs.copy()
-        for i in turn.growing:
-            needs[turn.born.index(i)] = units(now[i])
+        needs = part.needs.copy()
+        for i in part.growing:
+            needs[part.born.index(i)] = units(now[i])
         freed = [block >> SIZE_SHIFT for block in there]
-        sizes = turn.number, *freed, *key[2 + len(freed) :]
+        sizes = part.number, *freed, *key[2 + len(freed) :]
         if sizes not in self.levels:
-            self.levels[sizes] = turn.levels(needs, freed)
+            self.levels[sizes] = part.levels(needs, freed)
         beside, change = self.levels[sizes]
         self.settle()
-        got = allocator.serve_small(turn.small, needs, there)
+        got = allocator.serve_small(part.small, needs, there)
         free = self.stands = allocator.free_small
         number = self.numbers.setdefault(free, len(self.numbers))
-        blocks = tuple([got[at] for at in turn.left_at])
+        blocks = tuple([got[at] for at in part.left_at])
         outcome = PartOutcome(free, number, blocks, change, beside, max(beside))
         if allocator.small_segments_made == made:
             self.outcomes[key] = outcome
         return outcome
 
-    def _freed(self, turn: StepPart) -> list[int]:
-        """Return the storages that were there before a turn and die in it."""
+    def _freed(self, part: StepPart) -> list[int]:
+        """Return the storages that were there before a part and die in it."""
         first, carried = self.first, self.carried
-        return [first + i if i < CARRIED else carried[i - CARRIED] for i in turn.freed]
+        return [first + i if i < CARRIED else carried[i - CARRIED] for i in part.freed]
 
     def _plan(self, step: RepeatedStep) -> StepPlan:
         """Return a step's plan, that of the steps before it while it holds."""

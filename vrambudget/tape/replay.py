@@ -6,7 +6,7 @@
     peak          the highest requested, allocated and reserved bytes, and the event of the second
     breakdown     what is alive at that event, by purpose; the allocator's rounding is one of them
 
-On a card that is too small the replay ends where the card is full.
+On a GPU that is too small the replay ends where the GPU is full.
 """
 
 from bisect import bisect_right
@@ -49,8 +49,8 @@ class _Readings:
     after_step_bytes: int | None = None
 
 
-def replay_for(tape: Tape, room_bytes: int | None, *, settles: bool = True) -> Replay:
-    """Replay for a card with this room: steps go on until memory settles where that may decide.
+def replay_for(tape: Tape, available_bytes: int | None, *, settles: bool = True) -> Replay:
+    """Replay for a GPU with so many bytes: steps go on until memory settles where that may decide.
 
     Where it does not fit, or far more would, the tape's own steps tell. Unless it `settles`, they
     always do, and the replay says whether later ones may decide.
@@ -59,7 +59,7 @@ def replay_for(tape: Tape, room_bytes: int | None, *, settles: bool = True) -> R
 
     def may_decide(reserved: int) -> bool:
         most = reserved + reserved // _MAY_GROW
-        went_on.append(room_bytes is not None and reserved <= room_bytes < most)
+        went_on.append(available_bytes is not None and reserved <= available_bytes < most)
         return settles and went_on[-1]
 
     replayed = replay(tape, may_decide)
@@ -67,7 +67,7 @@ def replay_for(tape: Tape, room_bytes: int | None, *, settles: bool = True) -> R
 
 
 def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Replay:
-    """Replay on a card without end, until memory settles if the reserved bytes `may_decide`."""
+    """Replay on a GPU without end, until memory settles if the reserved bytes `may_decide`."""
     allocator = allocator_for(tape)
     readings, steps, is_loading = _Readings(), [], False
     for mark, allocated_bytes in run(
@@ -118,9 +118,9 @@ def replay(tape: Tape, may_decide: Callable[[int], bool] = lambda _: True) -> Re
     )
 
 
-def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
-    """Return how a card with `room_bytes` for segments is full, None where it never is."""
-    full = full_on(tape, room_bytes)
+def replay_on(tape: Tape, available_bytes: int) -> OutOfMemory | None:
+    """Return how a GPU with `available_bytes` for segments is full, None where it never is."""
+    full = full_on(tape, available_bytes)
     if full is None:
         return None
     mark, operation = moment(tape, full.event)
@@ -133,21 +133,21 @@ def replay_on(tape: Tape, room_bytes: int) -> OutOfMemory | None:
     )
 
 
-def full_on(tape: Tape, room_bytes: int) -> OutOfDeviceMemoryError | None:
-    """Replay on a card with `room_bytes` for segments; return the request that fails there."""
+def full_on(tape: Tape, available_bytes: int) -> OutOfDeviceMemoryError | None:
+    """Replay on a GPU with `available_bytes` for segments; return the request that fails there."""
     try:
-        for _ in run(tape, allocator_for(tape, room_bytes)):
+        for _ in run(tape, allocator_for(tape, available_bytes)):
             pass
     except OutOfDeviceMemoryError as full:
         return full
     return None
 
 
-def fits(tape: Tape, peak: Peak, room_bytes: int) -> bool:
-    """Return whether a tape of this peak runs on a card with `room_bytes` for segments."""
-    if peak.reserved_bytes <= room_bytes:
+def fits(tape: Tape, peak: Peak, available_bytes: int) -> bool:
+    """Return whether a tape of this peak runs on a GPU with `available_bytes` for segments."""
+    if peak.reserved_bytes <= available_bytes:
         return True
-    return peak.requested_bytes <= room_bytes and replay_on(tape, room_bytes) is None
+    return peak.requested_bytes <= available_bytes and replay_on(tape, available_bytes) is None
 
 
 def moment(tape: Tape, event: int) -> tuple[Mark, str]:

@@ -39,19 +39,19 @@ class Settling:
     def __init__(
         self, tape: Tape, allocator: CachingAllocator, matters: Callable[[], bool]
     ) -> None:
-        self._tape, self._allocator, turn = tape, allocator, tape.turn
-        self.is_over = turn is None or not tape.is_plain or turn.end != len(tape.events)
-        if turn is None or self.is_over:
+        self._tape, self._allocator, last = tape, allocator, tape.last_step
+        self.is_over = last is None or not tape.is_plain or last.end != len(tape.events)
+        if last is None or self.is_over:
             return
         self._matters = matters
-        self._turn, self._from = turn, turn.event
-        self._events = tape.events[turn.event :]
-        self._columns = {name: getattr(tape, name)[turn.storage :] for name in _COLUMNS}
-        self._marks = tape.marks[turn.mark :]
+        self._last, self._from = last, last.event
+        self._events = tape.events[last.event :]
+        self._columns = {name: getattr(tape, name)[last.storage :] for name in _COLUMNS}
+        self._marks = tape.marks[last.mark :]
         self._passes = sum(mark.phase == Phase.FORWARD for mark in self._marks) or 1
         self._storages = len(self._columns["sizes"])
         died = died_in(self._events, is_plain=True)
-        self._found = sorted(i for i in died if i < turn.storage)
+        self._found = sorted(i for i in died if i < last.storage)
         self._stood: dict[int, tuple[object, list[object]]] = {}  # at the ends of steps
 
     def goes_on(self, mark: int) -> bool:
@@ -68,7 +68,7 @@ class Settling:
         self._stood[number] = stands
         if self.is_over or mark + 1 < len(tape.marks):
             return False
-        if tape.turn is not None and not self._matters():
+        if tape.last_step is not None and not self._matters():
             self.is_over = True
             return False
         full = len(tape.sizes) + self._storages > MOST_STORAGES
@@ -81,8 +81,8 @@ class Settling:
     def _lay(self, number: int) -> None:
         """Append the step once more; the lists are new, for other tapes may share the old ones."""
         tape, shift = self._tape, number * self._storages
-        tape.turn = None
-        first = self._turn.storage - self._storages
+        tape.last_step = None
+        first = self._last.storage - self._storages
         tape.events = tape.events + renamed(self._events, shift, first, {}, is_plain=True)
         for name, column in self._columns.items():
             setattr(tape, name, getattr(tape, name) + column)

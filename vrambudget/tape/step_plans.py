@@ -1,6 +1,6 @@
-"""A step as turns: its small requests cut at large ones, one turn a layer.
+"""A step as parts: its small requests cut at large ones, one part a layer.
 
-A plan says which events of a step are large, which small ones make a turn, and what a turn leaves
+A plan says which events of a step are large, which small ones make a part, and what a part leaves
 to later ones. It knows no blocks: `vrambudget.tape.quick_steps` runs steps by it.
 """
 
@@ -12,7 +12,7 @@ from vrambudget.tape.segment_sizes import SMALL
 from vrambudget.tape.steps import CARRIED, RepeatedStep
 from vrambudget.tape.two_pools import units
 
-_FEWEST = 24  # small events of a turn, but for the last
+_FEWEST = 24  # small events of a part, but for the last
 _LARGE = 1 << 50  # stands for an event of the large pool
 
 
@@ -34,7 +34,7 @@ class StepPart:
     growing: list[int] = field(default_factory=list)
     number: int = 0  # of the shape
     small: list[int] = field(default_factory=list)  # the shape, as `TwoPools.serve_small` reads it
-    goes_on_to: int = 0  # behind the last turn that follows its last as this one does
+    goes_on_to: int = 0  # behind the last part that follows its last as this one does
 
     def add(self, event: int) -> None:
         """Add a small event."""
@@ -60,7 +60,7 @@ class StepPart:
     def close(
         self, needs: Sequence[int], growing: set[int], shapes: dict[tuple[int, ...], int]
     ) -> None:
-        """Note what it leaves, and number it: turns of one shape have one number."""
+        """Note what it leaves, and number it: parts of one shape have one number."""
         ends = {~event for event in self.events if event < 0}
         self.left_at = [at for at, i in enumerate(self.born) if i not in ends]
         self.left = [self.born[at] for at in self.left_at]
@@ -88,7 +88,7 @@ class StepPart:
 
 
 class PartOutcome(NamedTuple):
-    """What a turn does: free blocks, blocks of what is left, units more than before."""
+    """What a part does: free blocks, blocks of what is left, units more than before."""
 
     free: tuple[int, ...]
     number: int  # of these free blocks
@@ -99,13 +99,13 @@ class PartOutcome(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What all turns of a step do together."""
+    """What all parts of a step do together."""
 
     free: tuple[int, ...]
     blocks: tuple[int, ...]
     change: int
     most: int  # units more than before the step
-    outcomes: tuple[PartOutcome, ...]  # of the turns
+    outcomes: tuple[PartOutcome, ...]  # of the parts
 
     @property
     def beside(self) -> list[int]:
@@ -120,9 +120,9 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step as turns; it holds for steps with the same large storages."""
+    """A step as parts; it holds for steps with the same large storages."""
 
-    turns: list[StepPart]
+    parts: list[StepPart]
     large: list[int]  # events
     born: list[int]  # storages that are carried on
     died: list[int]  # numbers of what was carried into the step
@@ -138,31 +138,31 @@ def planned(
 ) -> StepPlan:
     """Return a step's plan; `carried`: which of what is carried into it are large."""
     needs = [units(nbytes) for nbytes in step.sizes]
-    turn, turns, large, died = StepPart(), list[StepPart](), list[int](), list[int]()
+    part, parts, large, died = StepPart(), list[StepPart](), list[int](), list[int]()
     for event in step.pattern.events:
         old = ~event - CARRIED
         if old >= 0:
             died.append(old)
         if carried[old] if old >= 0 else needs[max(event, ~event)] > SMALL:
-            if turn.is_full:
-                turns.append(turn)
-                turn = StepPart()
+            if part.is_full:
+                parts.append(part)
+                part = StepPart()
             large.append(event)
-            turn.add_large()
+            part.add_large()
         else:
-            turn.add(event)
-    turns.append(turn)
+            part.add(event)
+    parts.append(part)
     growing = {i for i in step.growing if needs[i] <= SMALL}
-    for turn in turns:
-        turn.close(needs, growing, shapes)
-    _find_followers(turns)
+    for part in parts:
+        part.close(needs, growing, shapes)
+    _find_followers(parts)
     finals = step.pattern.finals
     are_large = [needs[f] > SMALL if f < CARRIED else carried[f - CARRIED] for f in finals]
     born = {final for final in finals if final < CARRIED}
-    freed = dict.fromkeys(i for turn in turns for i in turn.freed)
-    left = [i for turn in turns for i in turn.left if i not in freed]
+    freed = dict.fromkeys(i for part in parts for i in part.freed)
+    left = [i for part in parts for i in part.left if i not in freed]
     return StepPlan(
-        turns,
+        parts,
         large,
         list(born),
         died,
@@ -173,16 +173,16 @@ def planned(
     )
 
 
-def _find_followers(turns: Sequence[StepPart]) -> None:
-    """Let each turn know how far turns go on that follow one another as it follows its last."""
-    links = [None, *map(_link, turns, turns[1:]), None]
-    for at in range(len(turns) - 1, -1, -1):
+def _find_followers(parts: Sequence[StepPart]) -> None:
+    """Let each part know how far parts go on that follow one another as it follows its last."""
+    links = [None, *map(_link, parts, parts[1:]), None]
+    for at in range(len(parts) - 1, -1, -1):
         goes_on = links[at] is not None and links[at] == links[at + 1]
-        turns[at].goes_on_to = turns[at + 1].goes_on_to if goes_on else at + 1
+        parts[at].goes_on_to = parts[at + 1].goes_on_to if goes_on else at + 1
 
 
-def _link(last: StepPart, turn: StepPart) -> tuple[int, ...] | None:
-    """Return the turn's number and which of what the last left it frees; None if not that alone."""
-    if turn.growing or any(i not in last.left for i in turn.freed):
+def _link(last: StepPart, part: StepPart) -> tuple[int, ...] | None:
+    """Return the part's number and which of what the last left it frees; None if not that alone."""
+    if part.growing or any(i not in last.left for i in part.freed):
         return None
-    return turn.number, *map(last.left.index, turn.freed)
+    return part.number, *map(last.left.index, part.freed)

@@ -8,14 +8,14 @@ It is fed and read as `CachingAllocator`, and its rules are those, but for these
                   allocated at once, but it becomes free for others, and leaves requested, only once
                   the work of those streams is over
     allocate      looks first which of those blocks have become free
-    card full, and emptying the cache: all streams' pools; what waits is waited for first
+    GPU full, and emptying the cache: all streams' pools; what waits is waited for first
     release, fill a free and an allocation, on the stream that is current then
 
 Source: c10/cuda/CUDACachingAllocator.cpp: BlockComparatorSize, get_free_block, recordStream, free,
 insert_events, process_events, malloc, synchronize_and_free_events, release_cached_blocks;
 aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda.
 
-Events are taken to be over when they are asked for: on a real card work may still run, the block
+Events are taken to be over when they are asked for: on a real GPU work may still run, the block
 waits longer, and reserved may become more.
 """
 

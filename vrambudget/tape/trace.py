@@ -4,7 +4,7 @@
     free        free; free_requested where other streams use the block: free_completed follows
                 before the next allocation
     empty cache segment_free, one for each segment that was wholly free
-    card full   segment_free, and oom if that was not enough: the trace ends there
+    GPU full    segment_free, and oom if that was not enough: the trace ends there
 
 It is the same replay as `vrambudget.tape.replay`'s, run an event at a time, which takes several
 times as long: peaks alone do not need it.
@@ -62,9 +62,9 @@ class Trace:
         return last if last and last.kind == "oom" else None
 
 
-def trace(tape: Tape, room_bytes: int | None = None) -> Trace:
-    """Return what the allocator does with `room_bytes` for segments; None: without end."""
-    tracing = _Tracing(tape, allocator_for(tape, room_bytes))
+def trace(tape: Tape, available_bytes: int | None = None) -> Trace:
+    """Return what the allocator does with `available_bytes` for segments; None: without end."""
+    tracing = _Tracing(tape, allocator_for(tape, available_bytes))
     actions, allocator = tuple(tracing.actions()), tracing.allocator
     blocks = {allocator.address_of(i): (i, allocator.block_bytes(i)) for i in tracing.alive}
     segments = allocator.segments()

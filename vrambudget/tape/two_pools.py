@@ -1,8 +1,8 @@
 """An allocator whose small and large pool can be served one after the other.
 
 No request of one pool looks at the other. Three things join them: counters, the order of segments'
-addresses, which within a pool stays what it is, and a full card, which has both pools' cache given
-back. So a step's requests may be served pool by pool (`begin`, then `end`) where the card has room
+addresses, which within a pool stays what it is, and a full GPU, which has both pools' cache given
+back. So a step's requests may be served pool by pool (`begin`, then `end`) where the GPU has room
 for all of them; where it has not, OutOfDeviceMemoryError comes and `undo` takes the step back.
 """
 
@@ -107,7 +107,7 @@ class TwoPools(CachingAllocator):
         return accumulate(changes, initial=before)
 
     def undo(self) -> None:
-        """Be as at `begin`, on a card with an end."""
+        """Be as at `begin`, on a GPU with an end."""
         counted = self._counted
         self._allocated, self._requested_bytes = counted.allocated, counted.requested_bytes
         self._reserved, self._peak_reserved = counted.reserved, counted.peak_reserved

@@ -14,7 +14,7 @@ Source: transformers core_model_loading.py (convert_and_load_state_dict_in_model
 modeling_utils.py (caching_allocator_warmup), integrations/bitsandbytes.py (Bnb4bitQuantize,
 Bnb8bitQuantize); peft utils/other.py (prepare_model_for_kbit_training).
 Not modelled: models other than causal language models; mixtures of experts, whose experts are no
-linear layers; a checkpoint that is quantised already; a card on which the warm-up does not fit;
+linear layers; a checkpoint that is quantised already; a GPU on which the warm-up does not fit;
 llm_int8_skip_modules, llm_int8_has_fp16_weight.
 """
 

@@ -10,7 +10,7 @@
 Source: transformers core_model_loading.py (convert_and_load_state_dict_in_model, dot_natural_key),
 modeling_utils.py (caching_allocator_warmup, get_total_byte_count); torch/nn/modules/module.py
 (Module._apply: a module's children before its own parameters and buffers).
-Not modelled: mixtures of experts with a device map, whose experts are stacked on the GPU; a card on
+Not modelled: mixtures of experts with a device map, whose experts are stacked on the GPU; a GPU on
 which the block does not fit (it is made smaller).
 """
 

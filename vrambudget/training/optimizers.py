@@ -1,7 +1,7 @@
 """Optimizers as torch.optim runs them: states made at the first step, temporaries of every step.
 
     AdamW, Adam    exp_avg, exp_avg_sq   as large as the parameter, in its type
-                   step                  fused: a float32 scalar on the card; else in main memory
+                   step                  fused: a float32 scalar on the GPU; else in main memory
     SGD            momentum_buffer       with momentum, made at the first step
 
     foreach        PyTorch's default: one operation over all parameters of one type. Adam's square

@@ -100,7 +100,7 @@ def forward_buffers(q: Shape, Dv: int, dtype: DType) -> None:
 
 
 def _rng_state(dropout: float) -> list[Tensor]:
-    """Return seed and offset; until 2.13 they are not on the card."""
+    """Return seed and offset; until 2.13 they are not on the GPU."""
     if dropout or not torch_since(2, 14):
         return []
     return [empty((), int64), empty((), int64)]

@@ -97,7 +97,7 @@ def backward_buffers(q: Shape, k: tuple[int, int], dtype: DType) -> None:
 def _rng_state(dropout: float) -> list[Tensor]:
     """Return the state and a scalar that nothing uses; with dropout the state is made twice.
 
-    They are on the card from 2.8 on.
+    They are on the GPU from 2.8 on.
     """
     if not torch_since(2, 8):
         return []
@@ -126,7 +126,7 @@ def _rounded(D: int) -> int:
 
 
 def split_count(B: int, H: int, Sq: int, Sk: int, D: int) -> int:
-    """Return over how many blocks the keys are split: enough to fill the card's multiprocessors."""
+    """Return over how many blocks the keys are split: enough to fill the GPU's multiprocessors."""
     keys = 256 if D <= 64 else 128 if D <= 128 else 64  # noqa: PLR2004
     key_blocks = -(-Sk // keys)
     blocks = B * H * -(-Sq // 64)

@@ -65,7 +65,7 @@ def shared_memory(platform: Platform) -> int:
 
 
 def backward_tile(platform: Platform, dtype: DType, head_dim: int, *, dropout: bool) -> Tile:
-    """Return the tile that PyTorch takes for these tensors on this card."""
+    """Return the tile that PyTorch takes for these tensors on this GPU."""
     if dtype is float32:
         return _float32_tile(platform, head_dim)
     if head_dim <= 64:  # noqa: PLR2004

@@ -287,10 +287,10 @@ def _on_device(inputs: Mapping[str, Input], without: Collection[str]) -> dict[st
 
 
 def _noticing(count: int, *, settles: bool = False) -> Iterator[int]:
-    """Yield numbers; mark each turn of the loop over them that repeats the one before it.
+    """Yield numbers; mark each pass of the loop over them that repeats the one before it.
 
     Its mark is the one that it begins with; without one there is nothing to note. If the loop
-    `settles`, the last turn may be replayed again.
+    `settles`, the last pass may be replayed again.
     """
     tape = context.tape
     before: TapePlace | None = None
@@ -303,5 +303,5 @@ def _noticing(count: int, *, settles: bool = False) -> Iterator[int]:
             if mark is not None and mark.position == here.event < end.event:
                 tape.marks[here.mark] = mark._replace(period=end.event - here.event)
                 if settles:
-                    tape.turn = LastStep(here.event, here.storage, here.mark, end.event)
+                    tape.last_step = LastStep(here.event, here.storage, here.mark, end.event)
         before = here

@@ -1,7 +1,7 @@
 """Storages of fake tensors on the tape: each is one of the engine's while it lives.
 
-PyTorch itself decides how long: the storage of a fake tensor on the card has no data, but the same
-references as on a card. What the compiler makes while it traces is none of the job's.
+PyTorch itself decides how long: the storage of a fake tensor on the GPU has no data, but the same
+references as on a GPU. What the compiler makes while it traces is none of the job's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _CALLED = {"empty_strided": "compiled_code"}  # the buffers of Inductor's wrappers
 
 
-class CardMode(FakeTensorMode):
-    """The fake mode of a job: what runs in it, runs on the card."""
+class GpuMode(FakeTensorMode):
+    """The fake mode of a job: what runs in it, runs on the GPU."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -59,14 +59,14 @@ class CardMode(FakeTensorMode):
         if _is_on_host(args, kwargs or {}):
             return func(*args, **kwargs or {})
         if func is _COPY and not isinstance(args[0], FakeTensor):
-            args = (self.from_tensor(args[0]), *args[1:])  # torch 2.8 would look for a real card
+            args = (self.from_tensor(args[0]), *args[1:])  # torch 2.8 would look for a real GPU
         self._running.look()
         if func is ADD and self._adds_in_place(args):
             return self._added(func, types, args, kwargs)
         name = func.__name__.split(".")[0]
         context.operation = _CALLED.get(name, name.removeprefix("_scaled_dot_product_"))
         copies = copied(name, args)
-        with self._quiet():  # what stands in for its C++ makes nothing on the card
+        with self._quiet():  # what stands in for its C++ makes nothing on the GPU
             result = super().dispatch(func, types, args, kwargs)
         elsewhere = set(map(id, on_host(name, result)))
         first = len(context.tape.sizes)
@@ -87,7 +87,7 @@ class CardMode(FakeTensorMode):
 
     @contextmanager
     def on_the_card(self) -> Iterator[None]:
-        """Run on the card what is run inside while the compiler traces: its benchmarks."""
+        """Run on the GPU what is run inside while the compiler traces: its benchmarks."""
         with disable_current_modes():
             self._benchmarks = True
             try:
