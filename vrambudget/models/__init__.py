@@ -1,6 +1,10 @@
-"""The architectures, one file each; `config_class("gpt2")` imports the one that is requested."""
+"""The architectures, one file each; `config_class("gpt2")` imports the one that is requested.
+
+A decoder whose layer is recorded (`recorded/`) has no code here: `vrambudget.program.decoders`.
+"""
 
 from importlib import import_module
+from pathlib import Path
 
 from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
@@ -8,26 +12,19 @@ _CONFIG_CLASSES = {
     "albert": ("albert", "AlbertConfig"),
     "bart": ("bart", "BartConfig"),
     "bert": ("bert", "BertConfig"),
-    "cohere": ("cohere", "CohereConfig"),
     "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config"),
     "distilbert": ("distilbert", "DistilBertConfig"),
-    "ernie4_5": ("ernie4_5", "Ernie45Config"),
     "exaone4": ("exaone4", "Exaone4Config"),
     "falcon": ("falcon", "FalconConfig"),
     "gemma": ("gemma", "GemmaConfig"),
     "gemma2": ("gemma2", "Gemma2Config"),
     "gemma3": ("gemma3_images", "Gemma3Config"),
     "gemma3_text": ("gemma3", "Gemma3TextConfig"),
-    "glm": ("glm", "GlmConfig"),
-    "glm4": ("glm4", "Glm4Config"),
     "gpt2": ("gpt2", "GPT2Config"),
     "gpt_neox": ("gpt_neox", "GPTNeoXConfig"),
     "gpt_oss": ("gpt_oss", "GptOssConfig"),
-    "granite": ("granite", "GraniteConfig"),
-    "helium": ("helium", "HeliumConfig"),
-    "hunyuan_v1_dense": ("hunyuan_v1_dense", "HunYuanDenseV1Config"),
     "llama": ("llama", "LlamaConfig"),
     "mistral": ("mistral", "MistralConfig"),
     "mixtral": ("mixtral", "MixtralConfig"),
@@ -43,7 +40,6 @@ _CONFIG_CLASSES = {
     "qwen3": ("qwen3", "Qwen3Config"),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig"),
     "roberta": ("roberta", "RobertaConfig"),
-    "seed_oss": ("seed_oss", "SeedOssConfig"),
     "smollm3": ("smollm3", "SmolLM3Config"),
     "starcoder2": ("starcoder2", "Starcoder2Config"),
     "t5": ("t5", "T5Config"),
@@ -53,20 +49,27 @@ _CONFIG_CLASSES = {
 }
 """model_type: (module, class). A new architecture is its file and its line here."""
 
+RECORDED = Path(__file__).parent / "recorded"
+"""The layers of decoders, as `vrambudget.recording.decoders` writes them."""
+
 _READ_AS = {"kimi_k2": "deepseek_v3"}
 """A model_type that transformers does not have: that of the class in its `architectures`."""
 
 
 def model_types() -> list[str]:
     """Return the values of `model_type` that are modelled."""
-    return sorted(_CONFIG_CLASSES)
+    return sorted({*_CONFIG_CLASSES, *(path.stem for path in RECORDED.glob("*.program"))})
 
 
 def config_class(model_type: str) -> type[ModelConfig]:
     """Return an architecture's configuration class. Raises NotModelledError if there is none."""
     model_type = _READ_AS.get(model_type, model_type)
-    if model_type not in _CONFIG_CLASSES:
-        raise unknown_model_type(model_type, _CONFIG_CLASSES)
-    module, name = _CONFIG_CLASSES[model_type]
-    found: type[ModelConfig] = getattr(import_module(f"vrambudget.models.families.{module}"), name)
+    found: type[ModelConfig]
+    if model_type in _CONFIG_CLASSES:
+        module, name = _CONFIG_CLASSES[model_type]
+        found = getattr(import_module(f"vrambudget.models.families.{module}"), name)
+    elif model_type in model_types():
+        found = import_module("vrambudget.program.decoders").decoder_class(model_type)
+    else:
+        raise unknown_model_type(model_type, model_types())
     return found

@@ -30,7 +30,7 @@ weights', C autocast's, "A:t" autocast's or t; "%dropout" the rate that a key sa
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,14 @@ def _lines(program: Program, first: Program | None, like: int = 0) -> Iterator[s
 
 def _line(word: str, value: Any) -> str:
     return f"{word} {json.dumps(value, ensure_ascii=False)}"
+
+
+def with_paths(code: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+    """Yield instructions, each with the module that it runs in."""
+    path = ""
+    for word, value in code:
+        path = value[0] if word == "at" else path
+        yield path, (word, value)
 
 
 def is_tensor(value: Any) -> bool:

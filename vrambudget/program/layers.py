@@ -5,7 +5,7 @@ A block takes the tensors that its instructions read, runs them, and leaves what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.program.bound import Bound, Env, Step, names_read
-from vrambudget.program.form import Row
+from vrambudget.program.form import Row, with_paths
 from vrambudget.program.unfold import makes
 from vrambudget.tape.events import Purpose
 
@@ -83,14 +83,7 @@ class Block:
     @cached_property
     def steps(self) -> list[Step]:
         """What its instructions do: of a layer that is copied nobody asks."""
-        found: list[Step] = []
-        path = ""
-        for word, value in self._rows:
-            path = value[0] if word == "at" else path
-            step = self._bound.step(word, value, path)
-            if step is not None:
-                found.append(step)
-        return found
+        return [*steps_of(self._bound, self._rows)]
 
     @classmethod
     def of(cls, rows: Sequence[Row], bound: Bound, state: State) -> Iterator[Block]:
@@ -128,6 +121,14 @@ class Block:
             env[self.outputs[0]] = result
         else:
             env.update(zip(self.outputs, result, strict=True))
+
+
+def steps_of(bound: Bound, rows: Iterable[Row]) -> Iterator[Step]:
+    """Yield what instructions do."""
+    for path, (word, value) in with_paths(rows):
+        step = bound.step(word, value, path)
+        if step is not None:
+            yield step
 
 
 def state_path(at: Row | None) -> str:

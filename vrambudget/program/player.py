@@ -23,14 +23,14 @@ from vrambudget.program.unfold import Stack, Unfolded, unfolded
 from vrambudget.program.values import Values
 from vrambudget.tape.events import Purpose, Storage
 
-_KINDS: dict[str, type[Module]] = {
+KINDS: dict[str, type[Module]] = {
     "Linear": Linear,
     "Embedding": Embedding,
     "Conv1D": Conv1D,
     "Dropout": Dropout,
     "LayerNorm": LayerNorm,
 }
-_WITH_BIAS = (Linear, Conv1D, LayerNorm)
+WITH_BIAS = (Linear, Conv1D, LayerNorm)
 
 
 class Played(Module):
@@ -90,7 +90,7 @@ class Played(Module):
             self._state.owners["@" + name] = owner, last
         for path in self._kinds:
             module = tree.module(path)
-            if isinstance(module, _WITH_BIAS) and "bias" not in vars(module):
+            if isinstance(module, WITH_BIAS) and "bias" not in vars(module):
                 module.bias = None
 
     def _ways(self) -> list[Row]:
@@ -198,7 +198,7 @@ class _Tree:
         if above in self._stacks:
             self._make_layers(self._stacks[above])
             return self._made[path]
-        made = _KINDS.get(self._kinds.get(path, ""), Module)
+        made = KINDS.get(self._kinds.get(path, ""), Module)
         module = self._made[path] = made.__new__(made)
         outer = self.module(above)
         if last in vars(outer):

@@ -52,9 +52,10 @@ class Values:
         weights: DType,
         autocast: DType | None,
         said: Mapping[str, Any] | None = None,
+        tables: DType | None = None,
     ) -> None:
         self._sizes, self._said = sizes, said or {}
-        self._types = TYPES | {"W": weights, "C": autocast or weights}
+        self._types = TYPES | {"W": weights, "C": autocast or weights, "T": tables or weights}
         self._autocast = autocast
         self._known: dict[str, int] = {}
 

@@ -7,13 +7,13 @@ once, and rotary tables in float32, which take q and k up with them until they a
 from typing import Any, Literal
 
 from vrambudget.config.settings import Size
-from vrambudget.dtypes import DType, float32
+from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.decoder_layers import MLP, Attention, Norm, attended
 from vrambudget.models.parts.layers import CheckpointedLayer
-from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, rotate
+from vrambudget.models.parts.rotary import Float32RotaryEmbedding, Rotary, rotate
 from vrambudget.ops.elementwise import add, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 
@@ -28,15 +28,6 @@ class Olmo2RMSNorm(Norm):
         variance = mean_last(pow_scalar(hidden_states))
         hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
         return to(mul(self.weight, hidden_states), input_dtype)
-
-
-class Olmo2RotaryEmbedding(RotaryEmbedding):
-    """Olmo2RotaryEmbedding: cos and sin stay in float32."""
-
-    def forward(self, position_ids: Tensor, dtype: DType) -> Rotary:
-        """Return cos and sin [P, T, D] for positions [P, T]."""
-        del dtype
-        return super().forward(position_ids, float32)
 
 
 class Olmo2Attention(Attention):
@@ -97,7 +88,7 @@ class Olmo2Config(DecoderConfig):
     special_tokens = 1
     followed_in = ("5.17", "5.23", "5.24")
     norm = Olmo2RMSNorm
-    rotary_embedding = Olmo2RotaryEmbedding
+    rotary_embedding = Float32RotaryEmbedding
 
     def layer(self) -> PostNormLayer:
         """Olmo2DecoderLayer."""

@@ -10,11 +10,11 @@ from vrambudget.models.families.gemma3 import RotaryByKindConfig
 from vrambudget.models.families.olmo2 import (
     Olmo2Attention,
     Olmo2RMSNorm,
-    Olmo2RotaryEmbedding,
     PostNormLayer,
 )
 from vrambudget.models.parts.decoder import LayerType
 from vrambudget.models.parts.decoder_layers import MLP
+from vrambudget.models.parts.rotary import Float32RotaryEmbedding
 
 
 class Olmo3Config(RotaryByKindConfig):
@@ -34,7 +34,7 @@ class Olmo3Config(RotaryByKindConfig):
     special_tokens = 1
     followed_in = ("5.17",)
     norm = Olmo2RMSNorm
-    rotary_embedding = Olmo2RotaryEmbedding
+    rotary_embedding = Float32RotaryEmbedding
     title = "OLMo 3"
 
     @property

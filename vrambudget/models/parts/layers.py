@@ -93,6 +93,7 @@ class CheckpointedLayer(Layer):
     """
 
     attention_type = "full_attention"  # of a decoder's layer, which knows its own in transformers
+    ranks = 1  # that share its heads and its inner width
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, checkpointed if the job says so."""

@@ -91,6 +91,32 @@ class RotaryEmbedding(Module):
         del sequence_length
 
 
+class Float32RotaryEmbedding(RotaryEmbedding):
+    """A rotary embedding whose cos and sin stay in float32."""
+
+    def forward(self, position_ids: Tensor, dtype: DType) -> Rotary:
+        """Return cos and sin [P, T, D] for positions [P, T]."""
+        del dtype
+        return super().forward(position_ids, float32)
+
+
+class AlphaRotaryEmbedding(RotaryEmbedding):
+    """HunYuanDenseV1RotaryEmbedding of `rope_type` dynamic with an `alpha`.
+
+    Its frequencies are made by the default's formula, of another base.
+    """
+
+    def computed(self) -> Tensor:
+        """Return the frequencies, made anew."""
+        return FREQUENCIES["default"](self.dim)
+
+    def initialise(self) -> None:
+        """_init_weights computes them twice: as for every model, and for an `alpha`."""
+        for _ in range(2):
+            again = FREQUENCIES[self.rope_type](self.dim)
+            del again
+
+
 def scaled_table(name: str, x: Tensor) -> Tensor:
     """Return x.cos() or x.sin() times attention's scaling."""
     plain = made(name, x.shape, x.dtype)

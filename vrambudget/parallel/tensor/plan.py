@@ -18,8 +18,7 @@ from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.models.families.titan import Trained, Transformer
 from vrambudget.models.parts.decoder import CausalLM
-from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer
-from vrambudget.models.parts.layers import Linear
+from vrambudget.models.parts.layers import CheckpointedLayer, Linear
 from vrambudget.parallel.dtensor import Lies, Placement, ShardedTensorParameter
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.tensor.collectives import part_of
@@ -48,7 +47,7 @@ def parallelize(
     if not isinstance(model, CausalLM) or not hasattr(model.model, "layers"):  # Gemma 3 with images
         raise _no_plan(model)
     for layer in model.model.layers:
-        _decoder_layer(layer, group)
+        _decoder_layer(layer, model.config.head_width, group)
     if not model.config.tie_word_embeddings:
         _cut(model.lm_head, 0, group)
         model.lm_head.hooks = Colwise(group, gathers=True)
@@ -78,17 +77,33 @@ def _titan(model: Transformer, group: Group, *, sequence: bool, gathers: bool) -
         norm.weight = _part(norm.weight, norm.weight.shape, "partial")
 
 
-def _decoder_layer(layer: Module, group: Group) -> None:
-    """Cut a layer like Llama's: any other is not modelled."""
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    if not (isinstance(layer, DecoderLayer) and type(mlp) is MLP):
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def _decoder_layer(layer: CheckpointedLayer, head_dim: int, group: Group) -> None:
+    """Cut a layer like Llama's, by its modules' names: any other is not modelled."""
+    attention, mlp = _modules(layer, "self_attn"), _modules(layer, "mlp")
+    norms = {"input_layernorm", "post_attention_layernorm"} <= vars(layer).keys()
+    of_heads = (attention[name] for name in attention.keys() - {*_ATTENTION})
+    if not (
+        norms
+        and mlp.keys() == {*_MLP}
+        and attention.keys() >= {*_ATTENTION}
+        and all(norm.weight.shape == (head_dim,) for norm in of_heads)
+    ):
         raise _no_plan(layer)
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    if not isinstance(attention, Attention) or any(not hasattr(attention, n) for n in names):
-        raise _no_plan(layer)
-    _check_heads(attention.k_proj, attention.head_dim, group)
-    columns = attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
-    _styled(columns, (attention.o_proj, mlp.down_proj), Colwise(group), Rowwise(group))
+    query, key, value, output = (attention[name] for name in _ATTENTION)
+    gate, up, down = (mlp[name] for name in _MLP)
+    _check_heads(key, head_dim, group)
+    columns = query, key, value, gate, up
+    _styled(columns, (output, down), Colwise(group), Rowwise(group))
+    layer.ranks = group.size
+
+
+def _modules(layer: Module, name: str) -> dict[str, Any]:
+    found = vars(getattr(layer, name, Module())).items()
+    return {own: module for own, module in found if isinstance(module, Module)}
 
 
 def _check_heads(keys: Linear, head_dim: int, group: Group) -> None:

@@ -1,0 +1,58 @@
+"""Decoders whose layer is a program: what is recorded anew is the file that comes with the package."""
+
+import pytest
+
+from vrambudget import estimate
+from vrambudget.models import RECORDED, config_class
+from vrambudget.program.form import written
+
+TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
+SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
+
+
+@pytest.mark.parametrize("model_type", ["helium", "cohere"])
+def test_a_layer_recorded_anew_is_the_file(model_type):
+    pytest.importorskip("transformers", "5.17")
+    from vrambudget.recording.decoders import record_decoder
+
+    text = (RECORDED / f"{model_type}.program").read_text(encoding="utf-8")
+    assert written(record_decoder(model_type)) == text
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_recorded_layer_has_the_trace_s_peak(model_type):
+    pytest.importorskip("transformers", "5.17")
+    from vrambudget.recording.checking import peaks
+    from vrambudget.recording.runs import traced
+
+    values = {"model_type": model_type, **SMALL, "head_dim": 64, "pad_token_id": 0}
+    for job in (
+        {"batch": 2, "block": 37, "precision": "amp-bf16"},
+        {"batch": 3, "block": 61, "precision": "bf16", "checkpointing": "full"},
+    ):
+        config, resolved = traced(
+            {**values, "num_hidden_layers": 4}, steps=2, use_cache=False, **job
+        )
+        own = config_class(model_type).parse({**values, "num_hidden_layers": 4})
+        assert peaks(own.for_job(resolved), resolved) == peaks(config, resolved)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_key_decides_which_modules_of_a_layer_have_biases(bias):
+    values = {"model_type": "helium", **SMALL, "head_dim": 64, "num_hidden_layers": 2}
+    biased = 2 * (384 + 2 * 192) if bias else 0
+    plain = estimate(values, batch=1, block=8).parameters.total
+    found = estimate({**values, "attention_bias": bias}, batch=1, block=8).parameters.total
+    assert found == plain + biased
+
+
+def test_a_switch_of_the_code_is_a_program_of_its_own():
+    values = {
+        "model_type": "cohere",
+        **SMALL,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }
+    plain = estimate(values, batch=1, block=8).parameters.total
+    normed = estimate({**values, "use_qk_norm": True}, batch=1, block=8).parameters.total
+    assert normed == plain + 2 * (6 + 3) * 64

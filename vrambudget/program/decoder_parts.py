@@ -1,0 +1,152 @@
+"""The parts of a recorded decoder: a layer, and the norm behind the last one, as steps by sizes.
+
+What all decoders share is one step each: attention, and the cache of the pass that runs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from vrambudget.dtypes import DType, float32
+from vrambudget.engine.context import context
+from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.attention import attend
+from vrambudget.models.parts.cache import Cache
+from vrambudget.program.bound import Bound, Env, Step
+from vrambudget.program.form import Program, Row, with_paths
+from vrambudget.program.layers import Run, State, steps_of
+from vrambudget.program.unfold import makes, reads
+from vrambudget.program.values import Values
+
+
+@dataclass(slots=True)
+class Pass(State):
+    """What the parts of a layer share, and what the pass that runs is of."""
+
+    number: int = 0  # of the layer
+    cache: Cache | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    dtype: DType = float32  # of the hidden states
+    tables: DType = float32  # of cos and sin
+    keeps: bool = False  # linear layers return their input's type, not autocast's
+
+
+class Part:
+    """A run of a program's instructions: what it takes, what it returns, its steps by sizes.
+
+    Instructions of a module that has weights of its own, a norm, are its part: hooks act on it.
+    """
+
+    def __init__(
+        self, program: Program, rows: Sequence[Row], inputs: list[str], outputs: list[str]
+    ) -> None:
+        self.inputs, self._outputs = inputs, outputs
+        self._program = program
+        self._kinds = {value[0]: value[1] for word, value in program.built if word == "module"}
+        self._steps: dict[Any, list[Step]] = {}
+        self._ends = [value for word, value in rows if word == "del"]
+        self.inner: dict[str, Part] = {}
+        self._rows = rows if len(inputs) == 1 else [*self._with_modules(rows)]
+        bound = _LayerBound(program, Values({}, float32, None), self._kinds)
+        self.fixed = [*bound.parameters(self._rows)]
+
+    def _with_modules(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """Yield rows, those of a module with weights of its own as a call of it."""
+        own = {
+            value[0].rpartition(".")[0] for word, value in self._program.built if word == "weight"
+        }
+        for path, group in groupby(with_paths(rows), lambda row: row[0]):
+            found = [row for _, row in group]
+            if path in own and path not in self._kinds:
+                found = self._called(path, found)
+            yield from found
+
+    def _called(self, path: str, rows: list[Row]) -> list[Row]:
+        made = {name for row in rows for name in makes(*row)}
+        inside = [row for row in rows if row[0] != "del" or row[1] in made]
+        (given,) = {name for row in inside for name in reads(*row)} - made
+        (result,) = made - {value for word, value in inside if word == "del"}
+        self.inner[path] = Part(self._program, inside, [given], [result])
+        outside = [row for row in rows if row not in inside]
+        return [("module", [path, given, result]), *outside]
+
+    def run(self, env: Env, state: Pass, *, training: bool) -> Tensor:
+        """Run the steps on an environment.
+
+        Where a checkpoint has all that it needs, it ends the pass: what is left goes as it would
+        have.
+        """
+        before = context.purpose, context.grad_enabled, context.autocast, context.tape.module
+        autocast = None if before[2] is None or state.keeps else before[2].dtype
+        key = *state.sizes.values(), state.dtype, state.tables, autocast, *state.said.values()
+        if key not in self._steps:
+            values = Values(state.sizes, state.dtype, autocast, state.said, state.tables)
+            bound = _LayerBound(self._program, values, self._kinds)
+            self._steps[key] = [*steps_of(bound, self._rows)]
+        outer, state.run = state.run, Run(before[0], before[1], before[2], training)
+        try:
+            for step in self._steps[key]:
+                step(env, state)
+        except BaseException:
+            for name in self._ends:
+                env.pop(name, None)
+            raise
+        finally:
+            context.purpose, context.grad_enabled, context.autocast, context.tape.module = before
+            state.run = outer
+        return env[self._outputs[0]]
+
+
+class Parts:
+    """What a program has: a layer, its weights and modules, and the norm behind the last one."""
+
+    def __init__(self, program: Program) -> None:
+        at = next(i for i, (word, _) in enumerate(program.code) if word == "leave")
+        self.built = program.built
+        self.kinds = {value[0]: value[1] for word, value in program.built if word == "module"}
+        (_, inputs), *layer = program.code[:at]
+        (_, outputs), (_, given), *norm, (_, result) = program.code[at:]
+        self.layer = Part(program, layer, inputs, outputs)
+        self.norm = Part(program, norm, given, result)
+
+
+class _LayerBound(Bound):
+    """Binds what all decoders share, too: attention, and the cache of the pass."""
+
+    def step(self, word: str, value: Any, path: str) -> Step | None:
+        """Return an instruction's step."""
+        return _calls(*value) if word == "module" else super().step(word, value, path)
+
+    def _op(self, value: list[Any], path: str) -> Step:
+        name, outs, args, options = value
+        if name == "attention.attend":
+            return _attends(outs, args, self._values.of(options["dropout"]))
+        return _updates(outs, args) if name == "cache.update" else super()._op(value, path)
+
+
+def _calls(path: str, given: str, result: str) -> Step:
+    def step(env: Env, state: Any) -> None:
+        env[result] = state.modules[path](env[given])
+
+    return step
+
+
+def _attends(outs: list[str], args: list[str], rate: float) -> Step:
+    def step(env: Env, state: Any) -> None:
+        given = [env[name] for name in args]
+        attended: Any = attend(*given, dropout_p=rate if state.run.training else 0.0)
+        env.update(zip(outs, attended, strict=True))
+
+    return step
+
+
+def _updates(outs: list[str], args: list[str]) -> Step:
+    def step(env: Env, state: Any) -> None:
+        key, value = (env[name] for name in args)
+        if state.cache is not None:
+            key, value = state.cache.update(key, value, state.number)
+        env.update(zip(outs, (key, value), strict=True))
+
+    return step

@@ -1,0 +1,262 @@
+"""Decoders whose layer is a program: what a type's own code does; all else is models.parts'.
+
+    recorded   a layer with its weights, the norm behind the last one, which biases a key gives
+    shared     embedding, masks, rotary tables, caches, attention, heads and losses
+
+`decoder_class("helium")` is the type's configuration, as that of a family in models.families.
+Source: `vrambudget.recording.decoders` writes the programs.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
+
+from vrambudget.config.settings import Field, Probability, Size
+from vrambudget.dtypes import float32
+from vrambudget.engine.context import context
+from vrambudget.engine.module import Module
+from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.models import RECORDED
+from vrambudget.models.parts.cache import Cache
+from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
+from vrambudget.models.parts.decoder_layers import Norm
+from vrambudget.models.parts.layers import CheckpointedLayer
+from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
+from vrambudget.ops.elementwise import Activation
+from vrambudget.program.bound import Env
+from vrambudget.program.decoder_parts import Part, Parts, Pass
+from vrambudget.program.form import Program
+from vrambudget.program.player import KINDS, WITH_BIAS
+from vrambudget.program.values import Values, operation
+
+
+@cache
+def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
+    """Return the configuration of a type whose layer is recorded."""
+    from vrambudget.program.catalog import program_at  # noqa: PLC0415 - it reads configurations
+
+    program = program_at(RECORDED / f"{model_type}.program")
+    source = program.source
+    fields = {key: _annotation(key, value) for key, value in source["fields"].items()}
+    own = {
+        "__annotations__": {"model_type": Literal[model_type], **fields},
+        "__module__": __name__,
+        "__doc__": f"transformers' configuration of {model_type}, with its defaults.",
+        "model_type": model_type,
+        **source["fields"],
+        "program": program,
+        "variants": [(variant.when, Parts(variant.program)) for variant in program.every()],
+        "tasks": tuple(source["tasks"]),
+        "special_tokens": source["special_tokens"],
+        "followed_in": tuple(source["followed_in"]),
+        "ignored_keys": DecoderConfig.ignored_keys | set(source["ignored"]),
+    }
+    if source["tables"] == "float32":
+        own["rotary_embedding"] = Float32RotaryEmbedding
+    return type(f"{model_type.capitalize()}Config", (PlayedDecoderConfig,), own)
+
+
+def _annotation(key: str, value: Any) -> Any:
+    if key == "hidden_act":
+        return Activation
+    if key == "partial_rotary_factor":
+        return Annotated[float, Field(gt=0, le=1)]
+    if key == "pad_token_id":
+        return int | None
+    if key in {"num_key_value_heads", "head_dim"}:
+        return Size | None
+    if isinstance(value, bool):
+        return bool
+    return Probability if isinstance(value, float) else Size
+
+
+class PlayedNorm(Norm):
+    """A module of a few operations, a norm, whose forward pass is a program's."""
+
+    def __init__(self, part: Part, state: Pass | None = None) -> None:
+        self.played = part, state
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        part, state = self.played
+        if state is None:
+            batch, length, width = hidden_states.shape
+            sizes = {"batch": batch, "length": length, "hidden_size": width}
+            state = Pass(paths={"": self.path}, sizes=sizes, dtype=hidden_states.dtype)
+        env: Env = {name: getattr(self, name[1:].rpartition(".")[2]) for name in part.fixed}
+        env[part.inputs[0]] = hidden_states
+        return part.run(env, state, training=self.training)
+
+
+class PlayedDecoderLayer(CheckpointedLayer):
+    """A layer whose forward pass is the program's."""
+
+    def __init__(self, config: "PlayedDecoderConfig", number: int) -> None:
+        state = Pass(number=number, said=config.said)
+        self.played = state, config
+        for name, shape in config.weights():
+            path, _, last = name.rpartition(".")
+            owner = self._module(path)
+            setattr(owner, last, Parameter(shape, context.options.dtype))
+            state.owners["@" + name] = owner, last
+        for module in self.modules():
+            if isinstance(module, WITH_BIAS) and "bias" not in vars(module):
+                module.bias = None
+
+    def _module(self, path: str) -> Module:
+        """Return the module at a path, made where it is not there yet."""
+        if not path:
+            return self
+        above, _, last = path.rpartition(".")
+        owner = vars(self._module(above))
+        if last not in owner:
+            state, config = self.played
+            parts = config.parts
+            kind = KINDS.get(parts.kinds.get(path, ""), Module)
+            inner = parts.layer.inner.get(path)
+            owner[last] = kind.__new__(kind) if inner is None else PlayedNorm(inner, state)
+        found: Module = owner[last]
+        return found
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        del position_ids  # held by who calls
+        state, config = self.played
+        state.prepare(self)
+        state.cache = past_key_values
+        state.dtype, state.tables = hidden_states.dtype, rotary[0].dtype
+        state.sizes = config.sizes_of(hidden_states, rotary[0], self.ranks)
+        state.keeps = any(hasattr(module, "quantised") for module in self.modules())
+        part = config.parts.layer
+        env: Env = state.parameters(part.fixed)
+        given: Any = hidden_states, *rotary, mask  # without a mask its name is None's
+        env.update(zip(part.inputs, given, strict=True))
+        try:
+            return part.run(env, state, training=self.training)
+        finally:
+            state.cache = None
+
+
+class PlayedModel(Model):
+    """A model whose embeddings may be multiplied, as the program says."""
+
+    config: "PlayedDecoderConfig"
+
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        y = super().embedded(input_ids)
+        for name in self.config.program.source["entered"]:
+            y = operation(name)(y)
+        return y
+
+
+class PlayedCausalLM(CausalLM):
+    """A language model whose logits may be multiplied, as the program says."""
+
+    config: "PlayedDecoderConfig"
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, V]."""
+        y = super().logits(hidden_states)
+        for name in self.config.program.source["logits"]:
+            y = operation(name)(y)
+        return y
+
+
+class PlayedDecoderConfig(DecoderConfig):
+    """A configuration whose layer is a program's; `decoder_class` makes one for each type."""
+
+    program: ClassVar[Program]
+    variants: ClassVar[list[tuple[Mapping[str, Any], Parts]]]
+
+    @property
+    def parts(self) -> Parts:
+        """Those of the program whose keys are as this configuration has them."""
+        for when, parts in self.variants[1:]:
+            if all(getattr(self, key) in values for key, values in when.items()):
+                return parts
+        return self.variants[0][1]
+
+    def rotary(self) -> Module:
+        """Return what makes rotary tables; HunYuan's files name an `alpha`."""
+        if self.rope_type == "dynamic" and self.rope.get("alpha"):
+            return AlphaRotaryEmbedding(self.rotary_width, self.rope_type)
+        return super().rotary()
+
+    @property
+    def rotary_width(self) -> int:
+        """How many of a head's elements carry positions."""
+        usual = getattr(self, "partial_rotary_factor", None)
+        return int(self.head_width * (1 if usual is None else self.partial_rotary_factor_of(usual)))
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        width = self.head_width * self.num_attention_heads
+        if self.program.source["is_square"] and width != self.hidden_size:
+            yield (
+                f"head_dim * num_attention_heads is {width};"
+                f" attention's output takes hidden_size = {self.hidden_size}"
+            )
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Rates of dropout, and the activation."""
+        rates = {key: getattr(self, key) for key in self.program.source["fields"] if "drop" in key}
+        return {**rates, "hidden_act": self.hidden_act}
+
+    def sizes_of(self, hidden_states: Tensor, table: Tensor, ranks: int) -> dict[str, int]:
+        """Return the sizes of a pass; of heads and the inner width this rank's."""
+        return {
+            **self._widths(ranks),
+            "batch": hidden_states.shape[0],
+            "length": hidden_states.shape[1],
+            "rows": table.shape[0],
+            "rotary_width": table.shape[-1],
+        }
+
+    def _widths(self, ranks: int = 1) -> dict[str, int]:
+        return {
+            "num_attention_heads": self.num_attention_heads // ranks,
+            "num_key_value_heads": self.kv_heads // ranks,
+            "head_dim": self.head_width,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size // ranks,
+        }
+
+    def weights(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield a layer's weights: without the biases that a key leaves out."""
+        biases = self.program.source["biases"].items()
+        left_out = {f"{x}.bias" for key, paths in biases if not getattr(self, key) for x in paths}
+        values = Values({**self._widths(), "rotary_width": self.rotary_width}, float32, None)
+        for word, value in self.parts.built:
+            if word == "weight" and value[0] not in left_out:
+                yield value[0], tuple(values.of(value[2]))
+
+    def make_layers(self) -> list[CheckpointedLayer]:
+        """Return all layers, their weights allocated."""
+        return [PlayedDecoderLayer(self, i) for i in range(self.num_hidden_layers)]
+
+    def norm(self, width: int) -> PlayedNorm:  # type: ignore[override]  # a class elsewhere
+        """Return the norm behind the last layer, its weights allocated."""
+        part = self.parts.norm
+        made = PlayedNorm(part)
+        for name in part.fixed:
+            setattr(made, name[1:], Parameter((width,), context.options.dtype))
+        return made
+
+    def decoder(self) -> Model:
+        """Return the model that heads stand on, its weights allocated."""
+        return PlayedModel(self)
+
+    def causal_lm(self) -> CausalLM:
+        """Return the model with a language modelling head, its weights allocated."""
+        made: CausalLM = type(self.program.source["class"], (PlayedCausalLM,), {})(self)
+        return made

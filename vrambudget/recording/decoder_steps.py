@@ -1,0 +1,121 @@
+"""What transformers has once for all its decoders, as single steps of what is recorded.
+
+mask, rotary      made by who calls a layer: the program only says where they go
+cache.update      keys and values of the new tokens
+attention.attend  by whichever kernel a job asks for
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import transformers
+from transformers.modeling_utils import AttentionInterface
+
+from vrambudget.dtypes import bool_, int64
+from vrambudget.engine.tensor import Tensor, empty
+from vrambudget.models.parts.attention import attend
+from vrambudget.models.parts.cache import DynamicLayer
+from vrambudget.recording import models
+from vrambudget.recording.listener import Listener
+from vrambudget.traced import live
+from vrambudget.traced.counted import Counted
+
+_MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
+
+
+class _KeysAndValues(transformers.DynamicCache):
+    """A cache whose update is one step of the program."""
+
+    def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> Any:
+        """Take keys and values of the new tokens."""
+        made = DynamicLayer().update(key_states.v, value_states.v)
+        return _step("cache.update", made, [key_states, value_states])
+
+
+def _attend(
+    _module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **_: Any
+) -> Any:
+    output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0)
+    made = output, empty((1,), query.v.dtype)
+    return _step("attention.attend", made, [query, key, value, mask], dropout=dropout)
+
+
+def _mask(*_: Any, **given: Any) -> Any:
+    batch, length, _width = given["inputs_embeds"].shape
+    return _step("mask", (empty((int(batch), 1, 1, int(length)), bool_),), [])[0]
+
+
+def counted(v: Tensor) -> Counted:
+    """Return what the model's code sees of a tensor, which has a name."""
+    x: Counted = vars(live)["counted"](v)
+    return x
+
+
+_heard: list[Listener] = []  # the recording that runs, and what it is recorded with
+
+
+def _step(name: str, results: tuple[Tensor, ...], given: list[Any], **options: Any) -> Any:
+    """Write down that a shared function is called, whose results these are."""
+    listener = _heard[-1]
+    names = [listener.fresh() for _ in results]
+    own = {key: listener.encoded(value) for key, value in options.items()}
+    listener.emit("op", name, names, [x.named for x in given], own)
+    listener.temporaries |= {id(v): (n, v) for n, v in zip(names, results, strict=True)}
+    return tuple(counted(v) for v in results)
+
+
+class _Heard:
+    """What is noted of one recording besides its rows."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
+    """Let calls of shared functions be single steps of what is recorded."""
+    home = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    called, patches, heard = live.outputs_of, models.patches, _Heard()
+
+    def with_cache(module: Any, inputs: Any) -> Any:
+        v = empty((rows, int(inputs["input_ids"].shape[1])), int64)
+        _heard[-1].temporaries[id(v)] = _heard[-1].fresh(), v
+        own = {"position_ids": counted(v), "past_key_values": _KeysAndValues()}
+        head = module.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda _, args: heard.facts.update(hidden=args[0]))
+        try:
+            return called(module, {**inputs, **own})
+        finally:
+            hook.remove()
+
+    def patched(listener: Listener) -> Any:
+        _heard.append(listener)
+        return patches(listener)
+
+    def turned(forward: Any) -> Any:
+        def tables(self: Any, x: Any, position_ids: Any) -> Any:
+            listener = _heard[-1]
+            listener.is_on = False
+            cos, sin = forward(self, x, position_ids)
+            listener.is_on = True
+            heard.facts |= {"rotary_width": int(cos.v.shape[-1]), "tables": cos.v.dtype.name}
+            return _step("rotary", tuple(empty(t.v.shape, t.v.dtype) for t in (cos, sin)), [])
+
+        return tables
+
+    with ExitStack() as stack:
+        for name, found in vars(home).copy().items():
+            if name in _MASKS:
+                stack.enter_context(patch.object(home, name, _mask))
+            elif name.endswith("RotaryEmbedding"):
+                stack.enter_context(patch.object(found, "forward", turned(found.forward)))
+        stack.enter_context(patch.object(AttentionInterface, "get_interface", lambda *_: _attend))
+        stack.enter_context(patch.object(live, "outputs_of", with_cache))
+        stack.enter_context(patch("vrambudget.recording.tracing.models.patches", patched))
+        yield heard
+    heard.facts["hidden"] = heard.facts["hidden"].named
+    _heard.clear()

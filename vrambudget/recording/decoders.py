@@ -1,0 +1,260 @@
+"""A decoder's layer as a program: what a type's own code does between what all types share.
+
+    recorded   a layer, the norm behind the last one; what embeddings and logits are multiplied by
+    a step     masks, rotary tables, caches and attention, which transformers has once for all
+               decoders: models.parts has their rules, for training and for generation
+
+A layer is recorded at several sizes, with positions of one row and of every row, with all biases
+that its keys can give it.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import transformers
+from transformers.models.auto import modeling_auto
+
+from vrambudget.config.versions import installed_version
+from vrambudget.errors import VramBudgetError
+from vrambudget.program.form import Program, Row, Variant, with_paths
+from vrambudget.program.unfold import makes, reads, renamed
+from vrambudget.recording.decoder_steps import steps_for
+from vrambudget.recording.keys import Values
+from vrambudget.recording.merging import UnfitError
+from vrambudget.recording.programs import Model, Probe, program_of
+from vrambudget.recording.rows import changed_operations, kinds_of
+from vrambudget.recording.runs import RATES, recording
+
+_MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
+_LAYER, _NORM = "model.layers.1", "model.norm"
+_FIELDS = (
+    *("pad_token_id", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("max_position_embeddings", "attention_dropout", "tie_word_embeddings"),
+    "partial_rotary_factor",
+)
+_SIZES = (
+    # heads, of them keys' and values', their width, width, inner width, batch, length, rows
+    *((6, 3, 16, 100, 176, 3, 40, 1), (10, 5, 16, 100, 176, 3, 40, 3)),
+    *((6, 3, 24, 100, 176, 3, 40, 1), (6, 3, 16, 132, 176, 5, 40, 1)),
+    *((6, 2, 16, 100, 272, 3, 40, 3), (6, 3, 16, 100, 176, 3, 52, 1)),
+    *((14, 7, 32, 200, 304, 5, 56, 5), (15, 5, 40, 328, 208, 7, 29, 1)),
+    *((12, 4, 24, 260, 408, 4, 61, 4), (6, 3, 16, 100, 176, 7, 44, 7)),
+    *((6, 3, 16, 100, 176, 3, 40, 1), (6, 3, 16, 100, 176, 3, 40, 3)),
+)
+_PRECISIONS = {10: "fp32", 11: "amp-bf16"}
+_NAMES = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size"),
+    *("intermediate_size", "batch", "length", "rows"),
+)
+
+
+def record_decoder(model_type: str) -> Program:
+    """Return the program of a type's layer. Raises VramBudgetError where its code has none."""
+    config = transformers.AutoConfig.for_model(model_type)
+    own = config.to_dict()
+    biases = {key: value for key, value in own.items() if value in (0, 1) and key.endswith("bias")}
+    rates = {key: value for key, value in own.items() if "drop" in key}
+    full = {
+        "model_type": model_type,
+        "num_hidden_layers": 3,
+        "vocab_size": 211,
+        "pad_token_id": 0,
+        **dict.fromkeys(biases, True),
+        **dict(zip(rates, RATES, strict=False)),
+        "hidden_act": "gelu",
+    }
+    is_square = not _accepts(full, _SIZES[3])
+    program, base = _layer_of(full, is_square=is_square)
+    switches = {key: own[key] for key in _switches(full, own, base, is_square=is_square)}
+    for key, value in switches.items():
+        other, _ = _layer_of({**full, key: not value}, is_square=is_square)
+        other.when = {key: [not value]}
+        program.variants.append(Variant(other.when, partial(_same, other), other))
+    usual = {key: getattr(type(config), key, own[key]) for key in _FIELDS if key in own}
+    usual |= rates | biases | switches
+    heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    program.source |= {
+        "model_type": model_type,
+        "fields": usual,
+        "biases": {key: _biases_of(full, key, base, is_square=is_square) for key in biases},
+        "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
+        "special_tokens": 1 + (own["bos_token_id"] is not None),
+        "is_square": is_square,
+        "tables": base.recording.facts["tables"],
+        "followed_in": [installed_version("transformers").rpartition(".")[0]],
+        "ignored": sorted(own.keys() - usual.keys()),
+    }
+    return program
+
+
+def _layer_of(full: Values, *, is_square: bool) -> tuple[Program, Probe]:
+    """Return the program of a layer with these keys, and its first recording."""
+    probes = [
+        _probe(full, sizes, _PRECISIONS.get(at, "bf16"), is_square=is_square)
+        for at, sizes in enumerate(_SIZES)
+    ]
+    other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", is_square=is_square)
+    changed = changed_operations(
+        probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
+    )
+    model = Model(activations=dict.fromkeys(changed, "hidden_act"))
+    return _cut(program_of(probes, model)), probes[0]
+
+
+def _switches(full: Values, own: Values, base: Probe, *, is_square: bool) -> Iterator[str]:
+    """Yield the keys that are true or false and decide what a layer does."""
+    read = {key for _, key in base.recording.read}
+    flags = {k for k, v in own.items() if type(v) is bool and not k.startswith("output_")}
+    for key in sorted((read & flags) - full.keys()):
+        try:
+            other = _probe({**full, key: not own[key]}, _SIZES[0], "bf16", is_square=is_square)
+        except VramBudgetError:
+            continue
+        a, b = (
+            [row for row in kinds_of(probe.recording) if _is_in(row[0], _LAYER)]
+            for probe in (base, other)
+        )
+        if a != b:
+            yield key
+
+
+def _same(program: Program) -> Program:
+    return program
+
+
+def _sizes_of(sizes: Sequence[int], *, is_square: bool) -> dict[str, int]:
+    found = dict(zip(_NAMES, sizes, strict=True))
+    if is_square:
+        found["hidden_size"] = found["num_attention_heads"] * found["head_dim"]
+    return found
+
+
+def _accepts(full: Values, sizes: Sequence[int]) -> bool:
+    """Return whether heads may be as wide as they like."""
+    try:
+        _probe(full, sizes, "bf16", is_square=False)
+    except VramBudgetError:
+        return False
+    return True
+
+
+def _probe(full: Values, sizes: Sequence[int], precision: str, *, is_square: bool) -> Probe:
+    found = _sizes_of(sizes, is_square=is_square)
+    keys = {k: v for k, v in found.items() if k not in {"batch", "length", "rows"}}
+    job = {"batch": found["batch"], "block": found["length"], "precision": precision}
+    with steps_for(full["model_type"], found["rows"]) as heard:
+        made = recording(
+            {**full, **keys}, frozenset(keys), task="causal-lm", use_cache=False, **job
+        )
+    found["rotary_width"] = heard.facts["rotary_width"]
+    made.facts |= {
+        "loss": None,
+        "outputs": [heard.facts["hidden"]],
+        "tables": heard.facts["tables"],
+    }
+    return Probe(found, precision, made)
+
+
+def _biases_of(full: Values, key: str, base: Probe, *, is_square: bool) -> list[str]:
+    """Return the modules of a layer that have no bias where a key says so."""
+    without = _probe({**full, key: False}, _SIZES[0], "bf16", is_square=is_square)
+    names = [{name for name, *_ in p.recording.facts["parameters"]} for p in (base, without)]
+    gone = (n for n in names[0] - names[1] if n.startswith(f"{_LAYER}."))
+    return sorted(n.removeprefix(f"{_LAYER}.").removesuffix(".bias") for n in gone)
+
+
+def _cut(program: Program) -> Program:
+    """Return a layer's program of a whole model's, with the norm behind the last layer."""
+    rows = [*with_paths(program.code)]
+    masks, tables = (
+        [n for w, v in program.code if w == "op" and v[0] == k for n in v[1:2]]
+        for k in ("mask", "rotary")
+    )
+    if len(masks) != 1 or len(tables) != 1:
+        raise UnfitError("layers of several kinds are no single program")
+    (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", _LAYER))
+    (left,) = (v for path, (w, v) in rows if (w, path) == ("leave", _LAYER))
+    layer = [row for path, row in rows if _is_in(path, _LAYER) and row[0] not in {"enter", "leave"}]
+    norm = [row for path, row in rows if _is_in(path, _NORM)]
+    made = [name for row in norm for name in makes(*row)]
+    (given,) = {name for row in norm for name in reads(*row)} - {*made}
+    gone = {value for word, value in norm if word == "del"}
+    norm = [row for row in norm if row[0] != "del" or row[1] in made]
+    (result,) = [name for name in made if name not in gone]
+    code = [
+        *(("enter", [entered[0], *tables[0], *masks[0]]), *layer, ("leave", left)),
+        *(("enter", [given]), *norm, ("leave", [result])),
+    ]
+    _follow_tables(program, code, tables[0])
+    used = {value[0]: None for word, value in code if word == "call"}
+    numbers = {old: new for new, old in enumerate(sorted(used))}
+    program.effects = [program.effects[old] for old in numbers]
+    code = [(w, [numbers[v[0]], *v[1:]] if w == "call" else v) for w, v in code]
+    program.source |= {
+        "entered": [*_scaled(rows, "model", before="enter")],
+        "logits": [*_scaled(rows, "", before="")],
+    }
+    program.code = [_relative(row) for row in code]
+    program.built = [
+        _relative(row)
+        for row in program.built
+        if row[0] in {"module", "weight"} and row[1][0].startswith(f"{_LAYER}.")
+    ]
+    program.stacks, program.inputs, program.guards, program.result = [], [], [], {}
+    return program
+
+
+def _follow_tables(program: Program, code: Sequence[Row], tables: Sequence[str]) -> None:
+    """Let what is made of cos and sin alone have their type: FSDP casts them between layers."""
+    known, of_tables, others = {*tables}, set[int](), set[int]()
+    for word, value in code:
+        if word not in {"op", "call"}:
+            continue
+        given = {*reads(word, value)}
+        is_table = bool(given) and given <= known
+        if is_table and (word == "call" or value[0].startswith("shape.")):
+            known.update(makes(word, value))
+        if word == "call":
+            (of_tables if is_table else others).add(value[0])
+    for number in of_tables - others:
+        program.effects[number] = _retyped(program.effects[number])
+
+
+def _retyped(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_retyped(x) for x in value]
+    return "~T" if value in {"~float32", "~W"} else value
+
+
+def _is_in(path: str, module: str) -> bool:
+    return f"{path}.".startswith(f"{module}.")
+
+
+def _scaled(rows: Sequence[tuple[str, Row]], path: str, *, before: str) -> Iterator[str]:
+    """Yield what a module does to what it looked up, or to logits: operations of one tensor."""
+    for own, (word, value) in rows:
+        if word == before:
+            return
+        if own == path and word == "op" and value[0].startswith(("elementwise.mul", "dropout")):
+            yield value[0]
+
+
+def _relative(row: Row) -> Row:
+    """Return a row with names as they are in its layer."""
+    word, value = row
+
+    def plain(path: str) -> str:
+        for module in (_LAYER, _NORM):
+            if _is_in(path, module):
+                return path[len(module) + 1 :]
+        return path
+
+    if word == "at":
+        return word, [plain(value[0]), *value[1:]]
+    if word in {"new", "module"}:
+        return word, [plain(value[0]), *value[1:]]
+    if word == "weight":
+        return word, [plain(value[0]), plain(value[1]), *value[2:]]
+    return word, renamed(value, {}, plain)
