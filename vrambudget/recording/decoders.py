@@ -65,6 +65,8 @@ def record_decoder(model_type: str) -> Program:
         **dict(zip(rates, RATES, strict=False)),
         "hidden_act": "gelu",
     }
+    if "partial_rotary_factor" in own.get("rope_parameters", {}):
+        full["partial_rotary_factor"] = own["rope_parameters"]["partial_rotary_factor"]
     is_square = not _accepts(full, _SIZES[3])
     program, base = _layer_of(full, is_square=is_square)
     switches = {key: own[key] for key in _switches(full, own, base, is_square=is_square)}
@@ -92,7 +94,7 @@ def record_decoder(model_type: str) -> Program:
 def _layer_of(full: Values, *, is_square: bool) -> tuple[Program, Probe]:
     """Return the program of a layer with these keys, and its first recording."""
     probes = [
-        _probe(full, sizes, _PRECISIONS.get(at, "bf16"), is_square=is_square)
+        _probe(_turned(full, at), sizes, _PRECISIONS.get(at, "bf16"), is_square=is_square)
         for at, sizes in enumerate(_SIZES)
     ]
     other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", is_square=is_square)
@@ -101,6 +103,12 @@ def _layer_of(full: Values, *, is_square: bool) -> tuple[Program, Probe]:
     )
     model = Model(activations=dict.fromkeys(changed, "hidden_act"))
     return _cut(program_of(probes, model)), probes[0]
+
+
+def _turned(full: Values, at: int) -> Values:
+    """Return keys with another share of a head rotated, so that it is told from a head's width."""
+    share = full.get("partial_rotary_factor")
+    return full if share is None or at % 4 else {**full, "partial_rotary_factor": share * 1.5}
 
 
 def _switches(full: Values, own: Values, base: Probe, *, is_square: bool) -> Iterator[str]:
