@@ -33,6 +33,9 @@ class Pass(State):
     keeps: bool = False  # linear layers return their input's type, not autocast's
 
 
+_MOST = 100  # sizes whose steps are kept
+
+
 class Part:
     """A run of a program's instructions: what it takes, what it returns, its steps by sizes.
 
@@ -45,7 +48,7 @@ class Part:
         self.inputs, self._outputs = inputs, outputs
         self._program = program
         self._kinds = {value[0]: value[1] for word, value in program.built if word == "module"}
-        self._steps: dict[Any, list[Step]] = {}
+        self._steps: dict[Any, tuple[Mapping[str, int], list[Step]]] = {}  # and a vector's owner
         self._ends = [value for word, value in rows if word == "del"]
         self.inner: dict[str, Part] = {}
         self._rows = rows if len(inputs) == 1 else [*self._with_modules(rows)]
@@ -80,14 +83,17 @@ class Part:
         """
         before = context.purpose, context.grad_enabled, context.autocast, context.tape.module
         autocast = None if before[2] is None or state.keeps else before[2].dtype
-        key = *state.sizes.values(), state.dtype, state.tables, autocast, *state.said.values()
+        sizes = (x if isinstance(x, int) else id(x) for x in state.sizes.values())
+        key = *sizes, state.dtype, state.tables, autocast, *state.said.values()
         if key not in self._steps:
+            if len(self._steps) >= _MOST:
+                self._steps.clear()
             values = Values(state.sizes, state.dtype, autocast, state.said, state.tables)
             bound = _LayerBound(self._program, values, self._kinds)
-            self._steps[key] = [*steps_of(bound, self._rows)]
+            self._steps[key] = state.sizes, [*steps_of(bound, self._rows)]
         outer, state.run = state.run, Run(before[0], before[1], before[2], training)
         try:
-            for step in self._steps[key]:
+            for step in self._steps[key][1]:
                 step(env, state)
         except BaseException:
             for name in self._ends:

@@ -39,7 +39,7 @@ def value(text: str, sizes: Sizes) -> int:
         raise VramBudgetError(f"{text!r} names {error}, which is no size of the program") from None
     except ZeroDivisionError:
         raise VramBudgetError(f"{text!r} divides by zero") from None
-    if abs(found) > LARGEST:
+    if isinstance(found, int) and abs(found) > LARGEST:  # else a sweep's vector of sizes
         raise VramBudgetError(f"{text!r} is larger than {LARGEST:.0e}")
     return found
 
@@ -82,6 +82,6 @@ def _of_two(node: ast.BinOp) -> Formula:
 
 
 def _bounded(number: int) -> int:
-    if abs(number) > LARGEST:
+    if isinstance(number, int) and abs(number) > LARGEST:
         raise VramBudgetError(f"a size is larger than {LARGEST:.0e}")
     return number
