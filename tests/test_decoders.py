@@ -1,4 +1,6 @@
-"""Decoders whose layer is a program: what is recorded anew is the file that comes with the package."""
+"""Decoders whose layer is a program: what is recorded anew is the package's file."""
+
+import pickle
 
 import pytest
 
@@ -6,25 +8,24 @@ from vrambudget import estimate
 from vrambudget.models import RECORDED, config_class
 from vrambudget.program.form import written
 
+pytest.importorskip("transformers", "5.17")
+
+from vrambudget.recording.checking import peaks  # noqa: E402 - they import transformers
+from vrambudget.recording.decoders import record_decoder  # noqa: E402
+from vrambudget.recording.runs import traced  # noqa: E402
+
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
 
 
 @pytest.mark.parametrize("model_type", ["helium", "cohere"])
 def test_a_layer_recorded_anew_is_the_file(model_type):
-    pytest.importorskip("transformers", "5.17")
-    from vrambudget.recording.decoders import record_decoder
-
     text = (RECORDED / f"{model_type}.program").read_text(encoding="utf-8")
     assert written(record_decoder(model_type)) == text
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_recorded_layer_has_the_trace_s_peak(model_type):
-    pytest.importorskip("transformers", "5.17")
-    from vrambudget.recording.checking import peaks
-    from vrambudget.recording.runs import traced
-
     values = {"model_type": model_type, **SMALL, "head_dim": 64, "pad_token_id": 0}
     for job in (
         {"batch": 2, "block": 37, "precision": "amp-bf16"},
@@ -44,6 +45,12 @@ def test_a_key_decides_which_modules_of_a_layer_have_biases(bias):
     plain = estimate(values, batch=1, block=8).parameters.total
     found = estimate({**values, "attention_bias": bias}, batch=1, block=8).parameters.total
     assert found == plain + biased
+
+
+def test_a_configuration_goes_to_another_process():
+    config = config_class("granite").parse({"model_type": "granite", **SMALL})
+    again = pickle.loads(pickle.dumps(config))  # noqa: S301 - our own
+    assert (type(again), again.hidden_size) == (type(config), 384)
 
 
 def test_a_switch_of_the_code_is_a_program_of_its_own():

@@ -176,6 +176,10 @@ class PlayedDecoderConfig(DecoderConfig):
     program: ClassVar[Program]
     variants: ClassVar[list[tuple[Mapping[str, Any], Parts]]]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values: the class is made of its program where they are read."""
+        return _restored, (self.model_type, self.__dict__, self.model_fields_set)
+
     @property
     def parts(self) -> Parts:
         """Those of the program whose keys are as this configuration has them."""
@@ -260,3 +264,9 @@ class PlayedDecoderConfig(DecoderConfig):
         """Return the model with a language modelling head, its weights allocated."""
         made: CausalLM = type(self.program.source["class"], (PlayedCausalLM,), {})(self)
         return made
+
+
+def _restored(
+    model_type: str, values: Mapping[str, Any], given: frozenset[str]
+) -> PlayedDecoderConfig:
+    return decoder_class(model_type)._made(values, given)  # noqa: SLF001 - as Settings pickles
