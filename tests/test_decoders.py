@@ -10,9 +10,9 @@ from vrambudget.program.form import written
 
 pytest.importorskip("transformers", "5.17")
 
-from vrambudget.recording.checking import peaks  # noqa: E402 - they import transformers
-from vrambudget.recording.decoders import record_decoder  # noqa: E402
-from vrambudget.recording.runs import traced  # noqa: E402
+from vrambudget.recording.checking import peaks
+from vrambudget.recording.decoders import record_decoder
+from vrambudget.recording.runs import traced
 
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
