@@ -26,7 +26,7 @@ class Pass(State):
 
     number: int = 0  # of the layer
     cache: Cache | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
     dtype: DType = float32  # of the hidden states
     tables: DType = float32  # of cos and sin

@@ -7,6 +7,7 @@ results are bounded, so that a file from somebody else cannot hang who reads it.
 import ast
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from vrambudget.errors import VramBudgetError
 
@@ -34,14 +35,15 @@ def formula(text: str) -> Formula:
 def value(text: str, sizes: Sizes) -> int:
     """Return what an expression is at these sizes. Raises VramBudgetError where it is none."""
     try:
-        found = formula(text)(sizes)
+        found: Any = formula(text)(sizes)
     except KeyError as error:
         raise VramBudgetError(f"{text!r} names {error}, which is no size of the program") from None
     except ZeroDivisionError:
         raise VramBudgetError(f"{text!r} divides by zero") from None
     if isinstance(found, int) and abs(found) > LARGEST:  # else a sweep's vector of sizes
         raise VramBudgetError(f"{text!r} is larger than {LARGEST:.0e}")
-    return found
+    whole: int = found
+    return whole
 
 
 def _formula(node: ast.expr) -> Formula:
@@ -81,7 +83,7 @@ def _of_two(node: ast.BinOp) -> Formula:
     raise ValueError
 
 
-def _bounded(number: int) -> int:
+def _bounded(number: Any) -> Any:
     if isinstance(number, int) and abs(number) > LARGEST:
         raise VramBudgetError(f"a size is larger than {LARGEST:.0e}")
     return number
