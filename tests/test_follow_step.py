@@ -254,3 +254,13 @@ def test_a_parameter_of_no_module_is_on_the_card_too():
 
     budget = vrambudget.follow(step, torch.ones(2, 8), gpu="a100-80gb", torch="2.11")
     assert budget.breakdown["gradients"] == 4 * (8 * 8 + 8 + 1)
+
+
+def test_a_view_of_what_a_step_reaches_is_on_the_gpu_once():
+    model, images = torch.nn.Linear(64, 8), torch.ones(32, 4, 64)
+
+    def step(x=images):
+        model(x.reshape(-1, 64)).sum().backward()
+
+    reached, given = (vrambudget.follow(step, *given).peak for given in ((), (images,)))
+    assert reached.requested_bytes == given.requested_bytes

@@ -70,6 +70,15 @@ class Standing(TorchFunctionMode):
             _hook(self, fake, hook)
         return fake
 
+    def _meet(self, x: torch.Tensor) -> None:
+        """Have a tensor of the host on the GPU; of a view what it is a view of, once."""
+        whole = x if x._base is None else x._base
+        fake = self.lay(whole, Purpose.INPUTS)
+        if whole is not x:
+            with torch.no_grad():
+                view = fake.as_strided(x.shape, x.stride(), x.storage_offset())
+            self._fakes[id(x)], self._live[id(view)] = view, x
+
     def recast(self, x: torch.Tensor, change: Callable[[Any], Any]) -> torch.Tensor:
         """Let what a module's `.to(dtype)` makes of a live tensor stand for it from now on."""
         old = self._fakes[id(x)]
@@ -108,7 +117,7 @@ class Standing(TorchFunctionMode):
         if func.__name__ not in _MIXES and any(map(is_on_card, found)):
             moving = [x for x in found if _is_of_host(x)]
             for x in moving:
-                self.lay(x, Purpose.INPUTS)
+                self._meet(x)
             if moving:
                 given = self.taken((args, kwargs), found := [])
         answer = ANSWERS.get(func)
