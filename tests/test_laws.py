@@ -44,7 +44,6 @@ TINY: dict[str, dict[str, Any]] = {
     "bart": {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "encoder_layers": 2}
     | {"decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     | {"vocab_size": 50, "max_position_embeddings": 64},
-    "bert": DECODER,
     "deberta-v2": {**DECODER, "relative_attention": True, "position_buckets": 8}
     | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
     | {"position_biased_input": False},
@@ -88,7 +87,6 @@ TINY: dict[str, dict[str, Any]] = {
     | {"shared_expert_intermediate_size": 24},
     "qwen3": {**GROUPED, "head_dim": 16},
     "qwen3_moe": {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16},
-    "roberta": {**DECODER, "max_position_embeddings": 70},  # two are for padding
     "seed_oss": {**GROUPED, "head_dim": 16},
     "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
     "starcoder2": {**GROUPED, "sliding_window": 8, "embedding_dropout": 0.1},

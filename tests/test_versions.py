@@ -26,6 +26,7 @@ from vrambudget.engine.context import recording
 from vrambudget.errors import VramBudgetError
 from vrambudget.models import config_class, model_types
 from vrambudget.ops.cub import exclusive_sum_bytes
+from vrambudget.program.catalog import RECORDED, program_at
 from vrambudget.report.phrases import job_text
 from vrambudget.scenario import resolve
 
@@ -197,6 +198,13 @@ def test_a_family_claims_the_versions_of_transformers_that_it_has_records_of(fam
     assert claimed == tuple(sorted(claimed, key=as_numbers))
     unbacked = [version for version in claimed if (family, version) not in backed()[2]]
     assert not unbacked
+
+
+def test_a_program_names_the_versions_of_transformers_that_it_has_records_of():
+    for name in ("bert", "roberta"):
+        programs = program_at(RECORDED / f"{name}.program").every()
+        named = {version for each in programs for version in each.when["transformers"]}
+        assert {(name, version) for version in named} <= backed()[2]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="all jobs of these tasks in one file: with and without a mask, sdpa and eager",
     )
     parser.add_argument(
+        "--join",
+        type=Path,
+        metavar="FILE",
+        help="with --tasks: a program of other versions of transformers, to which this one's joins",
+    )
+    parser.add_argument(
         "--block", type=int, help="tokens of the recording, where a window decides (default: 40)"
     )
     parser.add_argument("--no-cache", action="store_true", help="as Trainer runs it: use_cache off")
@@ -60,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         sizes,
         block=args.block,
         cache=not args.no_cache,
+        join=args.join,
     )
     path = args.output or Path(f"{name}.program")
     write_file(path, written(found.program).encode(), "program")

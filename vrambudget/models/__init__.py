@@ -11,7 +11,6 @@ from vrambudget.config.model_config import ModelConfig, unknown_model_type
 _CONFIG_CLASSES = {
     "albert": ("albert", "AlbertConfig"),
     "bart": ("bart", "BartConfig"),
-    "bert": ("bert", "BertConfig"),
     "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config"),
@@ -39,7 +38,6 @@ _CONFIG_CLASSES = {
     "qwen2_moe": ("qwen2_moe", "Qwen2MoeConfig"),
     "qwen3": ("qwen3", "Qwen3Config"),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig"),
-    "roberta": ("roberta", "RobertaConfig"),
     "smollm3": ("smollm3", "SmolLM3Config"),
     "starcoder2": ("starcoder2", "Starcoder2Config"),
     "t5": ("t5", "T5Config"),

@@ -168,6 +168,11 @@ def select(x: Tensor, dim: int) -> Tensor:
     return _share(x, "select", shape, rest, partial(_zeros, source, x.dtype))
 
 
+def select_between(x: Tensor, dim: int, colons: int) -> Tensor:
+    """Return x[:, i, :]: x at one index of `dim`, and colons after it."""
+    return open_slices(select(open_slices(x, dim), dim), colons)
+
+
 def cat(tensors: Sequence[Tensor], dim: int, wider: DType | None = None) -> Tensor:
     """Return the tensors one after another along `dim`: a new tensor; backward slices, no copy.
 

@@ -54,10 +54,13 @@ def program_config(found: FoundModel, error: NotModelledError) -> ProgramConfig 
         RECORDED.glob(f"{model_type}.*{SUFFIX}")
     )
     try:
-        return of_programs(found.values, [program_at(path) for path in paths])
+        config = of_programs(found.values, [program_at(path) for path in paths])
     except NotModelledError as refusal:
         refusal.hint = error.hint or refusal.hint
         raise
+    if (problem := config.without_positions()) is not None:
+        raise VramBudgetError(problem, where=found.where)
+    return config
 
 
 def of_programs(keys: Mapping[str, Any], programs: list[Program]) -> ProgramConfig:

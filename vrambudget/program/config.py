@@ -4,6 +4,7 @@ A key that the program leaves free is a size; any other must be as it was record
 not name is what transformers would make of it, which the program says, too.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,7 @@ from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.config.settings import Field, show
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
+from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.dtypes import float32
 from vrambudget.errors import NotModelledError
 from vrambudget.program.expressions import LARGEST
@@ -26,6 +28,9 @@ from vrambudget.program.reading import judging
 from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
 
+_VERSION = "5.17"
+"""Of transformers, where a program names none for its jobs."""
+
 
 class ProgramConfig(ModelConfig):
     """The keys as they were found, the programs, and the job."""
@@ -34,8 +39,13 @@ class ProgramConfig(ModelConfig):
     programs: tuple[Variant, ...] = ()
     job: Job | None = None
 
-    followed_in = ("5.17",)
     loads_in_4bit = False
+
+    @property
+    def followed_in(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The versions of transformers whose code was recorded, the oldest first."""
+        every = [v for each in self.programs for v in each.when.get("transformers", [_VERSION])]
+        return tuple(sorted(set(every), key=as_numbers))
 
     @property
     def tasks(self) -> tuple[Task, ...]:  # type: ignore[override]
@@ -75,6 +85,15 @@ class ProgramConfig(ModelConfig):
         text = self.first.source.get("positions")
         return None if text is None else size_of(text, bound_keys(self.first, self.keys))
 
+    def without_positions(self) -> str | None:
+        """Say that no row of the table of positions is left for a token, None where one is."""
+        if self.learned_positions is None or self.learned_positions > 0:
+            return None
+        sizes = bound_keys(self.first, self.keys)
+        named = re.findall(r"[a-z]\w+", self.first.source["positions"])
+        said = " and ".join(f"{name} is {sizes[name]}" for name in named)
+        return f"{said}: no position is left for a token"
+
     @property
     def job_defaults(self) -> dict[str, Any]:
         """Return what a job is, unless it says otherwise."""
@@ -94,7 +113,11 @@ class ProgramConfig(ModelConfig):
                 f"checkpointing {job.checkpointing} is not modelled for {self.model_type}",
                 hint=f"it has {', '.join(self.checkpointing)}",
             )
-        own = self.model_copy(update={"job": job})
+        followed = followed_version(job.transformers, self.followed_in)
+        programs = tuple(
+            each for each in self.programs if followed in each.when.get("transformers", [followed])
+        )
+        own = self.model_copy(update={"job": job, "programs": programs})
         if job.task is None or self.is_file or not isinstance(job.batch, int):
             return own
         try:

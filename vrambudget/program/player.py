@@ -130,9 +130,9 @@ class Played(Module):
             del before
         result = program.result
         (logits,) = self._rows.held([result["logits"]])
-        loss = self._rows.held([result["loss"]]) if result["loss"] and not missing else [logits]
+        loss = self._rows.held([result["loss"]]) if result["loss"] and not missing else []
         others = tuple(env[name] for name in self._rows.held(result["others"]))
-        return Outputs(env[loss[0]], env[logits], others)
+        return Outputs(env[loss[0]] if loss else None, env[logits], others)
 
     @property
     def _needs_labels(self) -> bool:

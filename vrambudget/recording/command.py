@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vrambudget.config.source import FoundModel
+from vrambudget.program.catalog import program_at
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.keys import Values
@@ -17,6 +19,7 @@ def recorded(
     *,
     block: int | None,
     cache: bool,
+    join: Path | None = None,
 ) -> tuple[str, Recorded]:
     """Return a name for the file, and the program, checked at sizes that were no probes.
 
@@ -30,8 +33,13 @@ def recorded(
         return record_module(found, sizes)
     values: Values = dict(found.values)
     if isinstance(task, list):
-        from vrambudget.recording.variants import record_variants  # noqa: PLC0415 - few ask so
+        from vrambudget.recording.variants import (  # noqa: PLC0415 - few ask so
+            of_versions,
+            record_variants,
+        )
 
+        if join is not None:
+            return found.name, of_versions(program_at(join), values, task)
         every = record_variants(values, task)
         every.program.source["sizes"] = _plain(values)
         return found.name, every

@@ -34,6 +34,8 @@ _HEADS = (
 )
 _DEEP = (4, 6, 10, 14)
 _JOBS = {"batch", "length"}
+_DECISIVE = {"task", "use_cache", "attention", "causal_mask"}
+"""Fields of a job that decide what a model's code does, besides its mask."""
 
 
 @dataclass(slots=True)
@@ -194,7 +196,7 @@ class Recorder(Prober):
 
     def _when(self) -> Values:
         """Return the job that is recorded, as far as it decides what the model's code does."""
-        said = {k: v for k, v in self._job.items() if k in {"task", "use_cache", "attention"}}
+        said = {k: v for k, v in self._job.items() if k in _DECISIVE}
         mask = self._job.get("attention_mask", self._job.get("rows"))
         said["attention_mask"] = mask is not None
         if mask is not None:

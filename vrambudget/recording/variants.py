@@ -7,14 +7,18 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from vrambudget.config.versions import installed_version, plain_version
+from vrambudget.errors import VramBudgetError
 from vrambudget.program.form import Program, Row, Variant
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.keys import Values
 from vrambudget.recording.probing import Verdicts
+from vrambudget.recording.rows import kinds_of
+from vrambudget.recording.runs import recording
 
 ATTENTIONS = ("sdpa", "eager")
-MASKS: tuple[Values, ...] = ({}, {"attention_mask": "ones"}, {"rows": "padded"})
+MASKS: tuple[Values, ...] = ({"attention_mask": "ones"}, {"rows": "padded"})
 
 
 def record_variants(
@@ -26,18 +30,57 @@ def record_variants(
         ties: list[dict[str, str]] = [{}]
         for tied in ties:
             verdicts: Verdicts | None = None
-            for attention in attentions:
-                for mask in MASKS:
-                    job = {"task": task, "attention": attention, **mask}
-                    made = record(values, verdicts, tied, **job)
-                    if verdicts is None and not tied:
-                        ties += tied_in(made.program)
-                    verdicts = made.verdicts
-                    made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
-                    found.append(made)
+            for job in _jobs(values, task, attentions):
+                made = record(values, verdicts, tied, **job)
+                if verdicts is None and not tied:
+                    ties += tied_in(made.program)
+                verdicts = made.verdicts
+                made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
+                found.append(made)
     checked = sum(made.checked for made in found)
     programs = joined(made.program for made in found)
     return dataclasses.replace(found[0], program=programs, checked=checked)
+
+
+def _jobs(values: Values, task: str, attentions: Sequence[str]) -> Iterator[Values]:
+    """Yield the jobs of a task; where its code asks for a mask that nobody gives, both answers."""
+    for how in attentions:
+        job: Values = {"task": task, "attention": how}
+        plain, built = (recording(values, **job, causal_mask=x) for x in ("skipped", "built"))
+        if kinds_of(plain) == kinds_of(built):
+            yield job
+        else:
+            yield from ({**job, "causal_mask": answer} for answer in ("skipped", "built"))
+        yield from ({**job, **mask} for mask in MASKS)
+
+
+def of_versions(program: Program, values: Values, tasks: Sequence[str]) -> Recorded:
+    """Return a file's programs with those of the installed version of transformers.
+
+    Where the file's come to the bytes of this version in all jobs, they stand for it, too.
+    """
+    every = program.every()
+    for variant in every:
+        own = plain_version(program.source["transformers"])
+        variant.when.setdefault("transformers", [own])
+    here = plain_version(installed_version("transformers"))
+    try:
+        checked = sum(
+            check(program, {**values, **_equal(values, tied)}, **job)
+            for tied in [{}, *tied_in(program)]
+            for task in tasks
+            for job in _jobs(values, task, ATTENTIONS)
+        )
+    except VramBudgetError:
+        made = record_variants(values, tasks)
+        further = [variant.program for variant in made.program.every()]
+        for each in further:
+            each.when["transformers"] = [here]
+        program = joined([*(variant.program for variant in every), *further])
+        return dataclasses.replace(made, program=program)
+    for variant in every:
+        variant.when["transformers"].append(here)
+    return Recorded(program, list(program.sizes), [], checked)
 
 
 def tied_in(program: Program) -> list[dict[str, str]]:

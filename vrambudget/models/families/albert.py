@@ -15,8 +15,8 @@ from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models.families.bert import BertLike, Embeddings, PooledClassifier
 from vrambudget.models.parts.attention import Attended
+from vrambudget.models.parts.bert_like import BertLike, Embeddings, PooledClassifier
 from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.encoder import attend_both_ways, heads
 from vrambudget.models.parts.encoder_model import tie_decoder

@@ -17,7 +17,7 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.families.bert import BertLike, MaskedLMHead
+from vrambudget.models.parts.bert_like import BertLike, MaskedLMHead
 from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.disentangled import DisentangledSelfAttention, relative_positions
 from vrambudget.models.parts.encoder import AddNorm, Intermediate

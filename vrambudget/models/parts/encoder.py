@@ -1,12 +1,8 @@
-"""The layers of BERT and of the encoders copied from it (bert, roberta; eager: distilbert, vit).
+"""What the layers of encoders share with BERT's, whose code they are copied from.
 
-    Attention      x -> norm(x + dropout(dense(attend(q, k, v))))
-    Layer          attention, then norm(x + dropout(dense(gelu(dense(x)))))
+Every position sees every other: without padding there is no mask.
 
-Every position sees every other: without padding there is no mask. The layer's frame holds eager
-attention's weights until it returns. What stands around the layers is in `encoder_model.py`.
-
-Source: models/bert/modeling_bert.py, models/roberta/modeling_roberta.py of transformers 5.17.
+Source: models/bert/modeling_bert.py of transformers 5.17.
 Not modelled: decoders with cross-attention (`is_decoder`), feed-forward in chunks.
 """
 
@@ -16,15 +12,13 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
-from vrambudget.models.parts.layers import CheckpointedLayer, Dropout, LayerNorm, Linear
+from vrambudget.models.parts.layers import Dropout, LayerNorm, Linear
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
 from vrambudget.ops.linear import matmul
 from vrambudget.ops.shape import (
     contiguous,
-    reshape,
     transpose,
     view,
 )
@@ -32,7 +26,7 @@ from vrambudget.ops.softmax import softmax
 
 
 class EncoderConfig(ModelConfig):
-    """What BERT's and RoBERTa's configurations share, with their defaults."""
+    """What configurations of encoders share with BERT's, with its defaults."""
 
     hidden_size: Size = 768
     num_hidden_layers: Size = 12
@@ -55,12 +49,6 @@ class EncoderConfig(ModelConfig):
         """Rows of the table of positions."""
         return self.max_position_embeddings
 
-    @property
-    def head_dropout(self) -> float:
-        """Dropout before a classifier."""
-        own = self.classifier_dropout
-        return self.hidden_dropout_prob if own is None else own
-
     def problems(self) -> Iterator[str]:
         """Yield what makes no model."""
         yield from divides(self, "num_attention_heads", into="hidden_size")
@@ -69,19 +57,14 @@ class EncoderConfig(ModelConfig):
 def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
 ) -> Attended:
-    """BERT's eager_attention_forward: the softmax in the scores' dtype (float32 under autocast).
-
-    Before 5.0 there are two names, for scores and for weights.
-    """
+    """BERT's eager_attention_forward: the softmax in the scores' dtype (float32 under autocast)."""
     weights = mul_scalar(matmul(query, transpose(key, 2, 3)))
     if mask is not None:
         weights = add(weights, mask)
-    scores = None if transformers_since(5, 0) else weights
     weights = softmax(weights)
     weights = dropout(weights, dropout_p)
     output = matmul(weights, value)
     output = contiguous(transpose(output, 1, 2))
-    del scores  # held until here
     return output, weights
 
 
@@ -97,28 +80,6 @@ def attend_both_ways(
 def heads(x: Tensor, head_dim: int) -> Tensor:
     """[B, T, C] -> [B, H, T, D]."""
     return transpose(view(x, *x.shape[:-1], -1, head_dim), 1, 2)
-
-
-class SelfAttention(Module):
-    """BertSelfAttention."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        width = config.hidden_size
-        self.head_dim = width // config.num_attention_heads
-        self.query = Linear(width, width)
-        self.key = Linear(width, width)
-        self.value = Linear(width, width)
-        self.dropout_p = config.attention_probs_dropout_prob
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
-        """[B, T, C] -> [B, T, C] and the weights."""
-        query = heads(self.query(hidden_states), self.head_dim)
-        key = heads(self.key(hidden_states), self.head_dim)
-        value = heads(self.value(hidden_states), self.head_dim)
-        dropout_p = self.dropout_p if self.training else 0.0
-        output, weights = attend_both_ways(query, key, value, mask, dropout_p=dropout_p)
-        output = contiguous(reshape(output, *output.shape[:2], -1))
-        return output, weights
 
 
 class AddNorm(Module):
@@ -137,20 +98,6 @@ class AddNorm(Module):
         return normed
 
 
-class Attention(Module):
-    """BertAttention."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        self.self = SelfAttention(config)
-        self.output = AddNorm(config, config.hidden_size)
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
-        """[B, T, C] -> [B, T, C] and the weights."""
-        attention_output, weights = self.self(hidden_states, mask)
-        attention_output = self.output(attention_output, hidden_states)
-        return attention_output, weights
-
-
 class Intermediate(Module):
     """BertIntermediate."""
 
@@ -162,33 +109,3 @@ class Intermediate(Module):
         """[B, T, C] -> [B, T, I]."""
         hidden_states = self.dense(hidden_states)
         return self.act(hidden_states)
-
-
-class Layer(CheckpointedLayer):
-    """BertLayer."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        self.attention = Attention(config)
-        self.intermediate = Intermediate(config)
-        self.output = AddNorm(config, config.intermediate_size)
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Attended:
-        """[B, T, C] -> [B, T, C]; before 5.0 the weights go on to the loop over layers."""
-        attention_output, weights = self.attention(hidden_states, mask)
-        intermediate_output = self.intermediate(attention_output)
-        layer_output: Tensor = self.output(intermediate_output, attention_output)
-        return layer_output, None if transformers_since(5, 0) else weights
-
-
-class Encoder(Module):
-    """BertEncoder."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        self.layer = [Layer(config) for _ in range(config.num_hidden_layers)]
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
-        for layer in self.layer:
-            layer_outputs = layer(hidden_states, mask)  # held until the next are there
-            hidden_states = layer_outputs[0]
-        return hidden_states

@@ -1,10 +1,13 @@
 """What tensors answer without an operation: shapes, flags, gradients; and values read back."""
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 
+from vrambudget.engine.context import context
 from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
 from vrambudget.traced import hooks, known
@@ -182,9 +185,26 @@ def written(_mode: Any, x: Counted, spec: str) -> str:
     return repr(x) if x.dim() else format(_value(x, "format").item(), spec)
 
 
+def _finds_padding() -> bool:
+    """Return whether transformers 4 asks if a mask hides nothing, in a job that builds it.
+
+    Source: modeling_attn_mask_utils.py (_prepare_4d_attention_mask_for_sdpa), 4.57.
+    """
+    if context.options.full_rows:
+        return False
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - who asks
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "transformers.modeling_attn_mask_utils":
+            return True
+        frame = frame.f_back
+    return False
+
+
 for _name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist"):
 
     def _read(_mode: Any, x: Counted, _name: str = _name) -> Any:
+        if _name == "__bool__" and _finds_padding():
+            return False
         return getattr(_value(x, _name), _name)()
 
     ATTRIBUTES[getattr(_torch, _name)] = _read

@@ -84,12 +84,16 @@ def cat(tensors: Any, dim: int = 0, **options: Any) -> Any:
 
 @on("__getitem__")
 def getitem(x: Any, index: Any) -> Any:
-    """Slice the last dimension, or slice nothing."""
+    """Slice the last dimension, slice nothing, or take one index of a dimension."""
     parts = index if isinstance(index, tuple) else (index,)
     if Ellipsis in [p for p in parts if p is Ellipsis]:
         at = next(i for i, p in enumerate(parts) if p is Ellipsis)
         missing = x.ndim - (len(parts) - 1)
         parts = (*parts[:at], *[slice(None)] * missing, *parts[at + 1 :])
+    numbers = [i for i, p in enumerate(parts) if type(p) is int]
+    others = [p for p in parts if type(p) is not int]
+    if x.dtype.is_floating_point and len(numbers) == 1 and _are_colons(others):
+        return shapes.select_between(x, numbers[0], len(others) - numbers[0])
     if not all(isinstance(p, slice) and p.step in (None, 1) for p in parts):
         return NotImplemented
     if not x.dtype.is_floating_point:
@@ -101,6 +105,10 @@ def getitem(x: Any, index: Any) -> Any:
     if len(parts) == x.ndim and all(whole[:-1]):
         return shapes.slice_last(x, lengths[-1])
     return NotImplemented
+
+
+def _are_colons(parts: list[Any]) -> bool:
+    return all(isinstance(p, slice) and p == slice(None) for p in parts)
 
 
 def _transposed(x: Any) -> Any:

@@ -1,28 +1,15 @@
-"""BERT as transformers writes it (models/bert/modeling_bert.py).
+"""BERT's embeddings and heads, which other encoders have, too (models/bert/modeling_bert.py)."""
 
-Words, token types and learned positions are added up; LayerNorm follows each part; the masked-LM
-head shares the embedding's weight, the classifier reads the first token.
+from typing import ClassVar
 
-Not modelled: what `encoder.py` does not; next-sentence prediction; regression (`num_labels` 1) runs
-as a classification, whose few numbers take as much.
-"""
-
-from typing import ClassVar, Literal
-
-from vrambudget.config.fields.batches import Task
 from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.engine.versions import transformers_since
-from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.encoder import EncoderConfig
 from vrambudget.models.parts.encoder_model import (
     EncoderEmbeddings,
-    MaskedLM,
-    Model,
     PositionBuffers,
-    tie_decoder,
 )
 from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.losses import class_loss
@@ -69,10 +56,8 @@ class Predictions(Module):
 
     def __init__(self, config: "BertLike") -> None:
         self.transform = Transform(config)
-        self.decoder = Linear(config.hidden_size, config.vocab_size, bias=transformers_since(5, 0))
+        self.decoder = Linear(config.hidden_size, config.vocab_size)
         self.bias = Parameter((config.vocab_size,), context.options.dtype)
-        if not transformers_since(5, 0):
-            self.decoder.bias = self.bias
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
@@ -92,19 +77,6 @@ class MaskedLMHead(Module):
         """[B, T, C] -> [B, T, V]."""
         logits: Tensor = self.predictions(sequence_output)
         return logits
-
-
-class BertForMaskedLM(MaskedLM):
-    """BERT with a masked language modelling head."""
-
-    names = ("bert", "cls")
-
-    def __init__(self, config: "BertConfig") -> None:
-        self.bert = Model(config, Embeddings(config), pooler=False)
-        self.cls = MaskedLMHead(config)
-        if config.tie_word_embeddings:
-            head = self.cls.predictions
-            tie_decoder(head.decoder, self.bert.embeddings.word_embeddings, head.bias)
 
 
 class PooledClassifier(Module):
@@ -127,35 +99,8 @@ class PooledClassifier(Module):
         return Outputs(loss, logits)
 
 
-class BertForSequenceClassification(PooledClassifier):
-    """BERT with a classifier of the first token."""
-
-    encoder = "bert"
-
-    def __init__(self, config: "BertConfig") -> None:
-        self.bert = Model(config, Embeddings(config), pooler=True)
-        self.dropout = Dropout(config.head_dropout)
-        self.classifier = Linear(config.hidden_size, config.num_labels)
-
-
 class BertLike(EncoderConfig):
     """The keys of BERT and of the models that have its embeddings."""
 
     pad_token_id: int | None = 0
     vocab_size: Size = 30522
-
-
-class BertConfig(BertLike):
-    """transformers' BertConfig, with its defaults."""
-
-    model_type: Literal["bert"] = "bert"
-
-    followed_in = ("4.57", "5.17", "5.23", "5.24")
-
-    def body(self) -> EncoderBody:
-        """Return the model without a head, its weights allocated."""
-        return EncoderBody(Model(self, Embeddings(self), pooler=True))
-
-    def build(self, task: Task) -> BertForMaskedLM | BertForSequenceClassification:
-        """Return the model, its weights allocated."""
-        return BertForMaskedLM(self) if task == "masked-lm" else BertForSequenceClassification(self)
