@@ -101,11 +101,6 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any], Callable[..., 
         lambda a: F.silu(a[..., ::2]),
     ),
     "sub": ([(B, T, C), (B, T, C)], elementwise.sub, torch.sub),
-    "stack": (
-        [(B, T, C), (B, T, C)],
-        lambda a, b: shape.stack_last((a, b)),
-        lambda a, b: torch.stack((a, b), -1),
-    ),
     "split in unequal parts": (
         [(B, T, C)],
         lambda a: elementwise.silu(shape.split_sizes(a, (3, 5), -1)[1]),

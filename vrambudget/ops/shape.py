@@ -193,19 +193,6 @@ def cat(tensors: Sequence[Tensor], dim: int, wider: DType | None = None) -> Tens
     return record("cat", y, inputs=tuple(tensors), backward=backward)
 
 
-def stack_last(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors beside one another, in a new last dimension; backward gives views."""
-    count, first = len(tensors), tensors[0]
-    context.operation = "stack"
-    y = empty((*first.shape, count), first.dtype)
-
-    def backward(dy: Tensor) -> tuple[Tensor, ...]:
-        strides = dy.actual_strides()[:-1]
-        return tuple(dy.viewed(dy.shape[:-1], strides) for _ in range(count))
-
-    return record("stack", y, inputs=tuple(tensors), backward=backward)
-
-
 def narrowed(x: Tensor, dim: int, length: int) -> Tensor:
     """Return a view of `length` elements along `dim`, unknown to autograd."""
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])

@@ -109,8 +109,6 @@ class Attention(Module):
 class MLP(Module):
     """LlamaMLP: down(act(gate(x)) * up(x))."""
 
-    residual_dropout = 0.0  # of its output
-
     def __init__(
         self, config: "DecoderConfig", *, bias: bool = False, inner: int | None = None
     ) -> None:
@@ -123,7 +121,7 @@ class MLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         y: Tensor = self.down_proj(mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
-        return dropout(y, self.residual_dropout, training=self.training)
+        return y
 
 
 class DecoderLayer(CheckpointedLayer):

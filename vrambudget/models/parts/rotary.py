@@ -10,8 +10,6 @@ Not modelled: what `dynamic` and `longrope` compute anew, a few hundred bytes, f
 the original length.
 """
 
-from collections.abc import Callable
-
 from vrambudget.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.module import Module
@@ -20,7 +18,7 @@ from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
-from vrambudget.ops.shape import cat, slice_last, slice_step, stack_last, unsqueeze, view
+from vrambudget.ops.shape import cat, slice_last, unsqueeze, view
 from vrambudget.ops.workspaces import bmm_workspace
 
 Rotary = tuple[Tensor, Tensor]
@@ -137,24 +135,11 @@ def rotate_half(x: Tensor) -> Tensor:
     return cat((neg(x2), x1), dim=-1)
 
 
-def rotate_pairs(x: Tensor) -> Tensor:
-    """[..., D] -> (-x1, x0, -x3, x2, ...): of neighbours, not of halves."""
-    x1 = slice_step(x, 2)
-    x2 = slice_step(x, 2)
-    return view(stack_last((neg(x2), x1)), *x.shape)
-
-
-Turn = Callable[[Tensor], Tensor]
-"""What sin is multiplied by: `rotate_half` or `rotate_pairs`."""
-
-
-def rotate(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Turn = rotate_half
-) -> tuple[Tensor, Tensor]:
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate q [B, H, T, D] and k [B, Hkv, T, D]."""
     cos = view(cos, cos.shape[0], 1, *cos.shape[1:])
     sin = view(sin, sin.shape[0], 1, *sin.shape[1:])
-    return rotated(q, cos, sin, turned), rotated(k, cos, sin, turned)
+    return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
 def rotate_partially(
@@ -164,7 +149,6 @@ def rotate_partially(
     sin: Tensor,
     *,
     join_last: bool = False,
-    turned: Turn = rotate_half,
 ) -> tuple[Tensor, Tensor]:
     """Rotate the first elements of each head; the rest, if only of width 0, is joined to them.
 
@@ -176,19 +160,14 @@ def rotate_partially(
     q_rot, q_pass = slice_last(q, width), slice_last(q, q.shape[-1] - width)
     k_rot, k_pass = slice_last(k, width), slice_last(k, k.shape[-1] - width)
     if not join_last:
-        q_embed = cat([rotated(q_rot, cos, sin, turned), q_pass], dim=-1)
-        return q_embed, cat([rotated(k_rot, cos, sin, turned), k_pass], dim=-1)
-    q_embed, k_embed = rotated(q_rot, cos, sin, turned), rotated(k_rot, cos, sin, turned)
+        q_embed = cat([rotated(q_rot, cos, sin), q_pass], dim=-1)
+        return q_embed, cat([rotated(k_rot, cos, sin), k_pass], dim=-1)
+    q_embed, k_embed = rotated(q_rot, cos, sin), rotated(k_rot, cos, sin)
     q_embed = cat([q_embed, q_pass], dim=-1)
     k_embed = cat([k_embed, k_pass], dim=-1)
     return q_embed, k_embed
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, turned: Turn = rotate_half) -> Tensor:
-    """Return x * cos + turned(x) * sin."""
-    return add(mul(x, cos), mul(turned(x), sin))
-
-
-def interleaved(table: Tensor) -> Tensor:
-    """table[..., : D / 2].repeat_interleave(2): a frequency for both of a pair [P, T, D]."""
-    return made("repeat_interleave", table.shape, table.dtype)
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x * cos + rotate_half(x) * sin."""
+    return add(mul(x, cos), mul(rotate_half(x), sin))
