@@ -22,7 +22,12 @@ OF_MODELLED_FAMILIES = [
     for n, card in CARDS.items()
     if card.config["model_type"] in {*model_types(), *recorded_types()}
 ]
-OF_OTHERS = {"nanogpt", "resnet50", "torchvision-resnet50"}
+CLASSIFIERS = {
+    *("resnet18", "resnet34", "resnet50", "resnet101", "convnext_tiny", "convnext_base"),
+    *("efficientnet_b0", "mobilenetv3_large_100", "torchvision-resnet50"),
+    *("torchvision-convnext_tiny", "torchvision-efficientnet_b0"),
+}
+OF_OTHERS = {"nanogpt", *CLASSIFIERS}
 OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] not in OF_OTHERS]
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
 LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
