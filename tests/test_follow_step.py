@@ -264,3 +264,10 @@ def test_a_view_of_what_a_step_reaches_is_on_the_gpu_once():
 
     reached, given = (vrambudget.follow(step, *given).peak for given in ((), (images,)))
     assert reached.requested_bytes == given.requested_bytes
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_a_scripted_module_is_refused_by_name():
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
+    with pytest.raises(NotModelledError, match="TorchScript"):
+        vrambudget.follow(lambda x: model(x).sum().backward(), torch.ones(2, 8))

@@ -418,3 +418,14 @@ say(scores._version)  # the scaler found all gradients finite
     assert {said[-1] for _, said in found.values()} == {"1"}
     assert len({result.peak_reserved_bytes for result, _ in found.values()}) == 1
     assert any("random (seed 3)" in warning for warning in found["random:3"][0].warnings)
+
+
+def test_a_scripted_module_trains(rehearsed):
+    code = """
+import torch
+model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())).cuda()
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+say("trained")
+"""
+    result, said = rehearsed(code)
+    assert (result.ended, said) == ("finished", ["trained"])

@@ -26,8 +26,9 @@ from vrambudget.eager.regions import made_without_a_gpu
 from vrambudget.eager.standing import Standing
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module, register
+from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
-from vrambudget.traced.counted import CARD, DTYPE
+from vrambudget.traced.counted import CARD, DTYPE, REHEARSE
 from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.shadows import shadow
 
@@ -138,6 +139,9 @@ def _called(mode: Standing, call: Callable[..., Any]) -> Callable[..., Any]:
     def called(module: Any, *args: Any, **kwargs: Any) -> Any:
         tape = context.tape
         outer, purpose = tape.module, context.purpose
+        if isinstance(module, torch.jit.ScriptModule):
+            what = "a module of TorchScript is not traced: it fuses, and frees after the last use"
+            raise NotModelledError(what, hint=REHEARSE)
         mode.begins("module")
         own = mode.shadows.get(id(module))
         tape.module = outer if own is None else own.path or outer

@@ -49,7 +49,8 @@ class Modules:
                     self.parameters[address] = ".".join(_path(name))
 
     def _add(self, module: Any, path: Path) -> None:
-        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        forward: Any = getattr(type(module), "forward", None)  # a scripted module's class has none
+        code = getattr(inspect.unwrap(forward), "__code__", None)
         if code is not None:
             lines = [line for _, line in dis.findlinestarts(code) if line]
             of_file = self.forwards.setdefault(code.co_filename, {})
