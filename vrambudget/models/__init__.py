@@ -39,7 +39,6 @@ _CONFIG_CLASSES = {
     "qwen3": ("qwen3", "Qwen3Config"),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig"),
     "smollm3": ("smollm3", "SmolLM3Config"),
-    "starcoder2": ("starcoder2", "Starcoder2Config"),
     "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
     "vit": ("vit", "ViTConfig"),

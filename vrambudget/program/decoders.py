@@ -22,6 +22,8 @@ from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Norm
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
+from vrambudget.models.parts.windows import SlidingConfig
+from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import Activation
 from vrambudget.program.bound import Env
 from vrambudget.program.decoder_parts import Part, Parts, Pass
@@ -53,7 +55,9 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     }
     if source["tables"] == "float32":
         own["rotary_embedding"] = Float32RotaryEmbedding
-    return type(f"{model_type.capitalize()}Config", (PlayedDecoderConfig,), own)
+    slides = (SlidingConfig,) if "sliding_window" in fields else ()
+    bases = PlayedDecoderConfig, *slides
+    return type(f"{model_type.capitalize()}Config", bases, own)
 
 
 def _annotation(key: str, value: Any) -> Any:
@@ -63,7 +67,7 @@ def _annotation(key: str, value: Any) -> Any:
         return Annotated[float, Field(gt=0, le=1)]
     if key == "pad_token_id":
         return int | None
-    if key in {"num_key_value_heads", "head_dim"}:
+    if key in {"num_key_value_heads", "head_dim", "sliding_window"}:
         return Size | None
     if isinstance(value, bool):
         return bool
@@ -144,16 +148,33 @@ class PlayedDecoderLayer(CheckpointedLayer):
             state.cache = None
 
 
+_DROPOUT = "dropout.dropout"
+
+
 class PlayedModel(Model):
     """A model whose embeddings may be multiplied, as the program says."""
 
     config: "PlayedDecoderConfig"
+    inputs_embeds: Tensor | None = None
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
         y = super().embedded(input_ids)
         for name in self.config.program.source["entered"]:
-            y = operation(name)(y)
+            y = y if name == _DROPOUT else operation(name)(y)
+        return y
+
+    def entered(self, inputs_embeds: Tensor) -> Tensor:
+        """Drop embeddings out [B, T, C]: they are held beside what is left."""
+        if _DROPOUT not in self.config.program.source["entered"]:
+            return inputs_embeds
+        self.inputs_embeds = inputs_embeds
+        return dropout(inputs_embeds, self.config.said["embedding_dropout"], training=self.training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """[B, T] -> [B, T, C]."""
+        y = super().forward(*args, **kwargs)
+        self.inputs_embeds = None
         return y
 
 
@@ -252,7 +273,7 @@ class PlayedDecoderConfig(DecoderConfig):
         """Return the norm behind the last layer, its weights allocated."""
         part = self.parts.norm
         made = PlayedNorm(part)
-        for name in part.fixed:
+        for name in sorted(part.fixed, reverse=True):  # the weight, then a bias
             setattr(made, name[1:], Parameter((width,), context.options.dtype))
         return made
 

@@ -32,8 +32,17 @@ _FIELDS = (
     *("pad_token_id", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
     *("max_position_embeddings", "attention_dropout", "tie_word_embeddings"),
-    "partial_rotary_factor",
+    *("partial_rotary_factor", "sliding_window"),
 )
+_FOLLOWED = {"granite": ("5.23", "5.24"), "starcoder2": ("5.23", "5.24")}
+"""Further versions of transformers in which kept records equal a type's layer."""
+
+_OF_FILES = {
+    "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
+    "starcoder2": ("norm_type", "mlp_type"),
+}
+"""Keys of published files that a type's own code does not read."""
+
 _SIZES = (
     # heads, of them keys' and values', their width, width, inner width, batch, length, rows
     *((6, 3, 16, 100, 176, 3, 40, 1), (10, 5, 16, 100, 176, 3, 40, 3)),
@@ -85,8 +94,11 @@ def record_decoder(model_type: str) -> Program:
         "special_tokens": 1 + (own["bos_token_id"] is not None),
         "is_square": is_square,
         "tables": base.recording.facts["tables"],
-        "followed_in": [installed_version("transformers").rpartition(".")[0]],
-        "ignored": sorted(own.keys() - usual.keys()),
+        "followed_in": [
+            installed_version("transformers").rpartition(".")[0],
+            *_FOLLOWED.get(model_type, ()),
+        ],
+        "ignored": sorted({*own, *_OF_FILES.get(model_type, ())} - usual.keys()),
     }
     return program
 

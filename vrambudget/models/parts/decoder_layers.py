@@ -22,7 +22,6 @@ from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.layers import CheckpointedLayer, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate
-from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, add, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 from vrambudget.ops.shape import contiguous, reshape, transpose, view
@@ -54,7 +53,6 @@ class Attention(Module):
     """LlamaAttention."""
 
     layer_idx = 0
-    residual_dropout = 0.0  # of its output
 
     def __init__(self, config: "DecoderConfig", *, qkv_bias: bool, out_bias: bool) -> None:
         self.head_dim = config.head_width
@@ -79,8 +77,7 @@ class Attention(Module):
             key, value = past_key_values.update(key, value, self.layer_idx)
         output, weights = self.attend(query, key, value, mask)
         output = contiguous(reshape(output, *output.shape[:2], -1))
-        output = dropout(self.o_proj(output), self.residual_dropout, training=self.training)
-        return output, weights
+        return self.o_proj(output), weights
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice; each is viewed once it is there.
