@@ -19,7 +19,6 @@ ELSEWHERE = {
     "vrambudget/config/foreign/": "Axolotl, LLaMA-Factory, torchtune, torchtitan, nanoGPT",
     "vrambudget/config/loops.py": "nanoGPT",
     "vrambudget/models/families/titan.py": "torchtitan",
-    "vrambudget/models/parts/masks_v4.py": "transformers 4.57",
     "vrambudget/models/parts/quantized_cache.py": "optimum-quanto",
     "vrambudget/parallel/": "torchtitan",
     "vrambudget/pictures/training.py": "examples of diffusers",
