@@ -27,5 +27,5 @@ EXAMINED = {
     *("transpose_copy", "unbind_copy", "unsqueeze_copy", "upsample_linear1d"),
     *("upsample_linear1d_backward", "upsample_nearest1d_backward", "upsample_nearest3d"),
     *("upsample_nearest3d_backward", "upsample_trilinear3d", "upsample_trilinear3d_backward"),
-    *("view_copy"),
+    *("view_copy", "native_dropout"),
 }
