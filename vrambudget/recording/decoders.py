@@ -118,7 +118,7 @@ def _layer_of(full: Values, *, is_square: bool) -> tuple[Program, Probe]:
 
 
 def _turned(full: Values, at: int) -> Values:
-    """Return keys with another share of a head rotated, so that it is told from a head's width."""
+    """Return keys with another share of a head rotated, so that it differs from a head's width."""
     share = full.get("partial_rotary_factor")
     return full if share is None or at % 4 else {**full, "partial_rotary_factor": share * 1.5}
 
