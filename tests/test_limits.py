@@ -30,6 +30,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_si
         ({"model_type": "gpt_neox", "rotary_pct": 0.4}, "3 of a head are rotated"),
         ({"model_type": "phi3", "partial_rotary_factor": 0.4}, "3 of a head are rotated"),
         ({"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings is 2"),
+        ({"model_type": "roberta", "pad_token_id": 511}, "the first 512 are padding's"),
         ({"model_type": "llama", "num_hidden_layers": 20_000}, "num_hidden_layers is 20000"),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",

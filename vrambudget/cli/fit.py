@@ -108,6 +108,7 @@ def _next(found: Fit, what: What, scenario: Scenario) -> Iterator[str]:
 
 def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
     """Print how many new tokens there is room for."""
+    from vrambudget.full_length import MOST  # noqa: PLC0415 - asked for seldom
     from vrambudget.planning.longest import longest_answer  # noqa: PLC0415 - asked for seldom
 
     with working_on("replaying the answer token by token"):
@@ -121,7 +122,12 @@ def _answer(scenario: Scenario, args: argparse.Namespace) -> int:
     else:
         assert scenario.gpu is not None  # noqa: S101 - the option is required
         where = f"batch {job.batch}, on {scenario.gpu.name}"
-        said = f"the GPU is full at {(job.prompt or 0) + new:,} tokens of a row"
+        tokens = (job.prompt or 0) + new
+        said = f"the GPU is full at {tokens:,} tokens of a row"
+        if tokens == scenario.config.learned_positions:
+            said = "the model has positions for no more"
+        elif new == MOST:
+            said = "the GPU is not full then; longer answers were not tried"
         fits = (
             f"most new tokens that fit: {new:,} after a prompt of {job.prompt:,} ({where}): {said}"
         )

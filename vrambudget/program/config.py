@@ -81,9 +81,18 @@ class ProgramConfig(ModelConfig):
 
     @property
     def learned_positions(self) -> int | None:
-        """The longest sequence that the model has positions for; None if they are computed."""
-        text = self.first.source.get("positions")
-        return None if text is None else size_of(text, bound_keys(self.first, self.keys))
+        """The longest sequence that the model has positions for; None if they are computed.
+
+        Rows up to that of padding stand for no token: it may be another than was recorded.
+        """
+        text, recorded = self.first.source.get("positions"), self.first.source.get("padding")
+        if text is None:
+            return None
+        positions: int = size_of(text, bound_keys(self.first, self.keys))
+        if recorded is None:
+            return positions
+        padding: int | None = self.keys.get("pad_token_id", recorded)
+        return positions + int(recorded) - (-1 if padding is None else padding)
 
     def without_positions(self) -> str | None:
         """Say that no row of the table of positions is left for a token, None where one is."""
@@ -92,6 +101,8 @@ class ProgramConfig(ModelConfig):
         sizes = bound_keys(self.first, self.keys)
         named = re.findall(r"[a-z]\w+", self.first.source["positions"])
         said = " and ".join(f"{name} is {sizes[name]}" for name in named)
+        if (padding := self.keys.get("pad_token_id")) and "padding" in self.first.source:
+            said += f", of which the first {padding + 1} are padding's"
         return f"{said}: no position is left for a token"
 
     @property

@@ -138,6 +138,7 @@ def note_model(listener: Listener, model: Any, start: int) -> None:
             if isinstance(m, torch.nn.ModuleList) and len(m) and _checkpoints(torch_module, m[0])
         ],
         "positions": _positions(torch_module),
+        "padding": _padding(torch_module),
         "class": type(torch_module).__name__,
         "accepts_loss_kwargs": model.accepts_loss_kwargs,
         "is_named_for_causal_lm": model.is_named_for_causal_lm,
@@ -154,16 +155,25 @@ def _positions(model: Any) -> int | None:
 
     Rows up to that of padding stand for no token (RoBERTa's create_position_ids_from_input_ids).
     """
+    table, padding = _table(model), _padding(model)
+    return (
+        None if table is None else table.num_embeddings - (-1 if padding is None else padding) - 1
+    )
+
+
+def _padding(model: Any) -> int | None:
+    """Return the row of a table of positions that stands for padding."""
+    table = _table(model)
+    return None if table is None else table.padding_idx
+
+
+def _table(model: Any) -> Any:
     tables = [
         m
         for n, m in model.named_modules()
         if isinstance(m, torch.nn.Embedding) and n.rpartition(".")[2] in _TABLES
     ]
-    if len(tables) != 1:
-        return None
-    (table,) = tables
-    padding = -1 if table.padding_idx is None else table.padding_idx
-    return int(table.num_embeddings) - int(padding) - 1
+    return tables[0] if len(tables) == 1 else None
 
 
 def _checkpoints(model: Any, layer: Any) -> bool:

@@ -61,6 +61,8 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
     if first["positions"] is not None:
         found = merger.merge([f["positions"] for f in facts], "positions")
         program.source["positions"] = str(found).removeprefix("=")
+        if first["padding"] is not None:
+            program.source["padding"] = first["padding"]
     program.when = {key: [value] for key, value in model.when.items()}
     program.sizes = dict.fromkeys(probes[0].sizes, None) | dict(model.derived)
     guards = guards_of(recordings, merger)
