@@ -1,8 +1,10 @@
 """A live model is read as its configuration says, and refused where it says something else."""
 
+import builtins
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -460,8 +462,9 @@ def test_a_preflight_of_a_configuration_imports_no_torch():
 
 
 @pytest.fixture
-def shell():
+def shell(monkeypatch):
     interactive = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)  # gone afterwards
     made = interactive.InteractiveShell()
     made.run_line_magic("load_ext", "vrambudget")
     return made
@@ -476,6 +479,28 @@ def test_the_magic_estimates_by_name_and_looks_at_models(shell):
     shown, _ = shell.display_formatter.format(found)
     assert "FITS" in shown["text/html"]
     assert shown["text/plain"].startswith("FITS")
+
+
+def test_the_cells_so_far_are_rehearsed_as_a_script(shell, monkeypatch):
+    seen = []
+
+    def command(words):
+        seen.extend([words[:-2], Path(words[-1]).read_text()])
+
+    monkeypatch.setattr("vrambudget.cli.magic.main", command)
+    for cell in ("x = 1\n%pwd\n!true", "1 +", "y = 2"):
+        shell.run_cell(cell, store_history=True)
+    shell.run_cell("%%rehearse --gpu t4 --steps 3\nz = x + y\n%time", store_history=True)
+    assert seen[0] == ["rehearse", "--gpu", "t4", "--steps", "3", "--"]
+    assert seen[1] == "x = 1\ny = 2\nz = x + y"
+
+
+def test_a_tip_in_a_notebook_can_be_run_there(shell, capsys):
+    shell.run_line_magic("vram", "no-such-model --gpu t4")
+    shell.run_line_magic("vram", "gpt2 --gpu 2xt4 --parallel fsdp1 --loop dpo --precision bf16")
+    shown = capsys.readouterr().err
+    assert "`%%rehearse --gpu GPU --ranks N`" in shown
+    assert "train.py" not in shown
 
 
 def test_the_magics_mistakes_are_two_lines(shell, capsys):

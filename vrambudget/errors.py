@@ -9,9 +9,14 @@ Every mistake in the input is a `VramBudgetError`; the command line prints it as
 and exits with 2. Any other exception that escapes is a bug.
 """
 
+import builtins
+import re
 from collections.abc import Iterable
 
 from vrambudget.escaping import LINES, escaped
+
+_IN_A_SHELL = re.compile(r"vrambudget rehearse (--gpu GPU(?: --ranks N)?) -- python train\.py")
+"""What a notebook has no train.py for: its cells are rehearsed (`vrambudget.cli.magic`)."""
 
 
 class VramBudgetError(ValueError):
@@ -19,6 +24,8 @@ class VramBudgetError(ValueError):
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
+        if hint and hasattr(builtins, "__IPYTHON__"):
+            hint = _IN_A_SHELL.sub(r"%%rehearse \1", hint)
         self.message = message
         self.where = where
         self.hint = hint

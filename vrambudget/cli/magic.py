@@ -1,15 +1,23 @@
-"""`%load_ext vrambudget` and `%vram gpt2 --batch 8 --gpu 12GB`: the command line, in a notebook.
+"""`%load_ext vrambudget`, then `%vram gpt2 --gpu 12GB`: the command line, in a notebook.
 
 The arguments are those of the command `vrambudget`; the result is a `Budget`, which displays
 itself. `%vram plan ...` and the other commands print as in a terminal.
 
 If the model is the name of a variable, that object is used: `%vram model --batch 8` is a
 preflight.
+
+`%%rehearse --gpu t4 --steps 3` above a cell rehearses the notebook up to this cell, as a script in
+another process. What only IPython runs (magics, `!pip install`) is left out of it.
 """
 
 import argparse
+import ast
 import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from vrambudget.budget import Budget
@@ -23,7 +31,7 @@ from vrambudget.integrations.preflight import predict
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register %vram."""
+    """Register %vram and %%rehearse."""
 
     def vram(line: str) -> Budget | None:
         """Show what a job takes: %vram gpt2 --batch 8 --gpu 12GB."""
@@ -38,7 +46,27 @@ def load_ipython_extension(shell: Any) -> None:
             say(error.render())
             return None
 
+    def rehearse(line: str, cell: str) -> None:
+        """Rehearse the cells that ran, and this one: %%rehearse --gpu t4 --steps 3."""
+        cells = [*shell.user_ns["In"][:-1], shell.transform_cell(cell)]
+        with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
+            file = Path(folder) / "notebook.py"
+            file.write_text("\n".join(_statements(cells)))
+            with suppress(SystemExit):  # --help ends a command
+                main(["rehearse", *shlex.split(line), "--", sys.executable, str(file)])
+
     shell.register_magic_function(vram, "line", "vram")
+    shell.register_magic_function(rehearse, "cell", "rehearse")
+
+
+def _statements(cells: Iterable[str]) -> Iterator[str]:
+    """Yield the statements that run without IPython; a cell that failed to parse has none."""
+    for cell in cells:
+        with suppress(SyntaxError):
+            for statement in ast.parse(cell).body:
+                text = ast.unparse(statement)
+                if "get_ipython()" not in text:
+                    yield text
 
 
 def run(words: list[str], names: dict[str, Any]) -> Budget:
