@@ -19,6 +19,7 @@ from virtual import PYTHON, VIRTUAL_GPU, run
 from vrambudget.cli import main
 from vrambudget.rehearse import rehearse
 from vrambudget.rehearse.events import rehearse_job
+from vrambudget.rehearse.report import render
 
 MIB = 2**20
 
@@ -105,6 +106,7 @@ def test_out_of_memory_says_where_and_for_how_much(script):
     assert event.allocated_bytes + event.free_bytes <= result.capacity_bytes
     assert not event.handled
     assert 'torch.empty(2**30, device="cuda")' in event.stack[-1]
+    assert render(result).splitlines()[-3].startswith("next: `--batch-from 1:64`")
 
 
 @pytest.mark.parametrize(("size", "fits"), [("100TB", True), ("100MiB", False)])

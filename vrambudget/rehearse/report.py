@@ -5,13 +5,21 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from vrambudget.rehearse.record import Moment, RecordedOutOfMemory, Rehearsal
+from vrambudget.rehearse.record import Category, Moment, RecordedOutOfMemory, Rehearsal
 from vrambudget.units import format_bytes
 
 _STEPS_SHOWN = 3
 _FRAMES_SHOWN = 5
 
 _PLURALS = re.compile("step|turn|pass")
+_SMALLER: dict[Category, str] = {
+    "parameter": "LoRA trains few of the weights, QLoRA keeps the others in 4 bits",
+    "gradient": "LoRA trains few of the weights: the others have no gradients",
+    "optimizer_state": "bitsandbytes' AdamW8bit keeps its states in 8 bits",
+    "activation": "model.gradient_checkpointing_enable() keeps a layer's inputs alone",
+}
+"""What makes less of what most memory goes to."""
+_FUSED = "the optimizer's fused=True makes no temporaries of the size of all gradients"
 _ENDINGS = {
     "finished": "ran to its end",
     "steps": "ran as many steps as asked",
@@ -54,6 +62,8 @@ def _lines(result: Rehearsal) -> Iterator[str]:
         yield from _out_of_memory(event)
     for warning in result.warnings:
         yield f"warning: {warning}"
+    if result.ended == "out of memory" and result.server is None:
+        yield from _next(result)
 
 
 def run_text(result: Rehearsal) -> str:
@@ -139,6 +149,19 @@ def _out_of_memory(event: RecordedOutOfMemory) -> Iterator[str]:
     allocated, reserved, free = map(format_bytes, sizes)
     yield f"  with {allocated} allocated, {reserved} reserved and {free} free on the GPU"
     yield from (f"  {line}" for line in frames_text(event))
+
+
+def _next(result: Rehearsal) -> Iterator[str]:
+    """Yield what to try: a smaller batch, less of what is largest, a plan of a known model."""
+    yield ""
+    yield "next: `--batch-from 1:64` finds the largest batch: {batch} in the command is its place"
+    parts = result.peak.by_category if result.peak else {}
+    largest = max(parts, key=lambda category: parts[category], default=None)
+    is_stepping = result.peak is not None and result.peak.phase == "optimizer_step"
+    advice = _FUSED if largest == "temporary" and is_stepping else _SMALLER.get(largest or "other")
+    if advice:
+        yield f"      {advice}"
+    yield "      `vrambudget plan MODEL --gpu GPU` looks for what fits, for a model that it knows"
 
 
 def out_of_memory_text(event: RecordedOutOfMemory) -> str:
