@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vrambudget.cli import main
+from vrambudget.cli import DONE, main
 from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.cards import card, picture_name, picture_names
 from vrambudget.pictures.job import picture_job
@@ -144,3 +144,13 @@ def test_a_plan_has_a_command_of_each_goal_that_fits(capsys):
     assert "--train lora" in commands[0]
     for command in commands:
         assert main(command.split()[1:]) == 0
+
+
+def test_an_image_model_of_a_library_is_recorded_by_name(tmp_path, capsys):
+    timm = pytest.importorskip("timm")
+    file = tmp_path / "r.program"
+    words = ["record", "timm:resnet10t", "--size", "pixels=64", "-o", str(file)]
+    assert main(words) == DONE
+    assert main([str(file), "--batch", "4", "--gpu", "8GB"]) == DONE
+    count = sum(p.numel() for p in timm.create_model("resnet10t").parameters())
+    assert f"r, {count:,} parameters" in capsys.readouterr().out

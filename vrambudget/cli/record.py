@@ -15,7 +15,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
 from vrambudget.program.form import written
 
-_NEEDED = "pip install 'vrambudget[torch]' brings what runs the model's code"
+_NEEDED = "pip install 'vrambudget[torch]', and for an image model timm or torchvision"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,7 +23,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("record", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "model",
-        help="a config.json, a model's name, or module:factory, which returns (module, inputs)",
+        help="a config.json, a model's name, timm:NAME, torchvision:NAME, or module:factory, which"
+        " returns (module, inputs)",
     )
     parser.add_argument("-o", "--output", type=Path, help="the file (default: the name + .program)")
     parser.add_argument("--task", help="the head (default: the model's own)")
@@ -48,7 +49,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="append",
         default=[],
         metavar="NAME=N",
-        help="of module:factory: an argument that is a free size, and its usual value",
+        help="of module:factory: an argument that is a free size, and its usual value; of timm and"
+        " torchvision: pixels=224, channels_last=1",
     )
     parser.set_defaults(run=run)
 
@@ -58,16 +60,17 @@ def run(args: argparse.Namespace) -> int:
     model, sizes = _asked(args.model), dict(map(_size, args.size))
     try:
         from vrambudget.recording.command import recorded  # noqa: PLC0415 - it imports torch
+
+        name, found = recorded(
+            model,
+            args.tasks or args.task,
+            sizes,
+            block=args.block,
+            cache=not args.no_cache,
+            join=args.join,
+        )
     except ImportError as error:
         raise VramBudgetError(f"recording runs the model's code: {error}", hint=_NEEDED) from None
-    name, found = recorded(
-        model,
-        args.tasks or args.task,
-        sizes,
-        block=args.block,
-        cache=not args.no_cache,
-        join=args.join,
-    )
     path = args.output or Path(f"{name}.program")
     write_file(path, written(found.program).encode(), "program")
     put(f"{path}: {found.program.source['class']}\n")

@@ -28,6 +28,13 @@ def recorded(
     Of several tasks it has all jobs' programs.
     """
     if isinstance(found, str):
+        library, _, name = found.partition(":")
+        if library in ("timm", "torchvision"):
+            from vrambudget.recording.classifiers import record_classifier  # noqa: PLC0415 - an extra
+
+            own = name if library == "timm" else f"torchvision-{name}"
+            last = bool(sizes.get("channels_last"))
+            return name, record_classifier(own, sizes.get("pixels", 224), channels_last=last)
         from vrambudget.recording.modules import record_module  # noqa: PLC0415 - few are modules
 
         return record_module(found, sizes)
