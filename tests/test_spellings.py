@@ -173,6 +173,15 @@ OF_OTHERS = {
     *("--num_processes", "--use_deepspeed", "--config_file"),  # accelerate's
     *("--deepspeed_config", "--num_gpus"),  # deepspeed's
     "--ntasks-per-node",  # Slurm's
+    *("--transformer-impl", "--mock-data", "--no-gradient-accumulation-fusion"),  # Megatron-LM's
+    *("--no-persist-layer-norm", "--no-masked-softmax-fusion", "--recompute-activations"),
+    *("--recompute-granularity", "--recompute-method", "--recompute-num-layers"),
+    *(
+        "--pipeline-model-parallel-size",
+        "--num-layers-per-virtual-pipeline-stage",
+        "--tensor-model-parallel-size",
+    ),
+    *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
     *("--quantize", "--num-shard", "--max-batch-prefill-tokens"),  # TGI's
     "--bs",  # of a script that is rehearsed
     *("--job", "--launcher"),  # torchtitan's, axolotl's

@@ -24,6 +24,7 @@ from vrambudget.report.run_here import run_report, run_values
 from vrambudget.serving.gguf_configs import TYPES, GgufConfig
 from vrambudget.serving.gguf_known import known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
+from vrambudget.serving.gguf_names import family_of
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.serving.run_here import KINDS, Choice, Machine, best_of
@@ -154,6 +155,8 @@ def _config_of(found: FoundModel) -> ModelConfig:
     """Return a configuration; of a model with no rules but a GGUF file's, what that needs."""
     if found.values.get("model_type") in TYPES:
         return GgufConfig.parse(found.values, where=found.where)
+    if isinstance(model_type := found.values.get("model_type"), str):
+        family_of(model_type)
     return load_config(found.values, config_class, where=found.where)
 
 

@@ -111,8 +111,8 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
 
 def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
     """Return the model of a configuration, in a file of this kind ("Q4_K_M")."""
-    family = family_of(config)
-    assert isinstance(config, DecoderConfig)  # noqa: S101 - `family_of` has seen to it
+    family = family_of(config.model_type)
+    assert isinstance(config, DecoderConfig)  # noqa: S101 - all families are decoders
     layers, width = config.num_hidden_layers, config.kv_heads * config.head_width
     values, lowest = width, 0
     if is_latent(config):

@@ -113,16 +113,15 @@ def has_gguf(config: ModelConfig) -> bool:
     return config.model_type in _FAMILIES
 
 
-def family_of(config: ModelConfig) -> Family:
-    """Return the family of a configuration. Raises NotModelledError."""
-    family = _FAMILIES.get(config.model_type)
-    if family is None or not isinstance(config, DecoderConfig):
+def family_of(model_type: str) -> Family:
+    """Return the family of a model type. Raises NotModelledError."""
+    if model_type not in _FAMILIES:
         raise NotModelledError(
-            f"the tensors of a GGUF file of {config.model_type} are not modelled",
+            f"the tensors of a GGUF file of {model_type} are not modelled",
             hint="a file says its own: vrambudget run model.gguf --gpu 12GB; by name there is"
             f" {', '.join(sorted(_FAMILIES))}",
         )
-    return family
+    return _FAMILIES[model_type]
 
 
 def is_latent(config: DecoderConfig) -> bool:
@@ -145,7 +144,7 @@ def tensors_of(config: DecoderConfig, kind: str) -> list[GgufTensor]:
 
 class _Tensors:
     def __init__(self, config: DecoderConfig, kind: str) -> None:
-        self.config, self.kind, self.family = config, kind, family_of(config)
+        self.config, self.kind, self.family = config, kind, family_of(config.model_type)
         self.width = config.hidden_size
         self.experts = experts_of(config)[0]
         heads, shared = config.num_attention_heads, 1 if is_latent(config) else config.kv_heads
