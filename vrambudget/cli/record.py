@@ -58,6 +58,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Record the model and write its file."""
     model, sizes = _asked(args.model), dict(map(_size, args.size))
+    if args.join is not None and not args.tasks:
+        raise VramBudgetError("--join needs --tasks: a file of all jobs is what joins")
     try:
         from vrambudget.recording.command import recorded  # noqa: PLC0415 - it imports torch
 

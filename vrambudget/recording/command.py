@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.source import FoundModel
+from vrambudget.errors import VramBudgetError
 from vrambudget.program.catalog import program_at
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
@@ -30,6 +31,10 @@ def recorded(
     if isinstance(found, str):
         library, _, name = found.partition(":")
         if library in ("timm", "torchvision"):
+            if unknown := sizes.keys() - {"pixels", "channels_last"}:
+                raise VramBudgetError(
+                    f"--size {min(unknown)} should be pixels or channels_last for {library}"
+                )
             from vrambudget.recording.classifiers import record_classifier  # noqa: PLC0415 - an extra
 
             own = name if library == "timm" else f"torchvision-{name}"
