@@ -26,7 +26,6 @@ from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.rows import changed_operations, kinds_of
 from vrambudget.recording.runs import RATES, recording
 
-_MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 _LAYER, _NORM = "model.layers.1", "model.norm"
 _FIELDS = (
     *("pad_token_id", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),

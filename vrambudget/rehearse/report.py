@@ -155,12 +155,13 @@ def _next(result: Rehearsal) -> Iterator[str]:
     """Yield what to try: a smaller batch, less of what is largest, a plan of a known model."""
     yield ""
     yield "next: `--batch-from 1:64` finds the largest batch: {batch} in the command is its place"
-    parts = result.peak.by_category if result.peak else {}
-    largest = max(parts, key=lambda category: parts[category], default=None)
-    is_stepping = result.peak is not None and result.peak.phase == "optimizer_step"
-    advice = _FUSED if largest == "temporary" and is_stepping else _SMALLER.get(largest or "other")
-    if advice:
-        yield f"      {advice}"
+    if result.peak is not None:
+        parts = result.peak.by_category
+        largest = max(parts, key=lambda category: parts[category])
+        if largest == "temporary" and result.peak.phase == "optimizer_step":
+            yield f"      {_FUSED}"
+        elif largest in _SMALLER:
+            yield f"      {_SMALLER[largest]}"
     yield "      `vrambudget plan MODEL --gpu GPU` looks for what fits, for a model that it knows"
 
 

@@ -57,7 +57,9 @@ class FusedOutputs:
     backbone_outputs: Tensor | None  # held by the patched forward until the loss is there
 
     def with_loss(self) -> "FusedOutputs":
-        """Make the loss, which the trainers do not read: theirs is of the log probabilities."""
+        """Make the loss once: the trainers do not read it, theirs is of the log probabilities."""
+        if self.loss is not None:
+            return self
         negative = neg(sum_all(self.log_probs))
         self.loss = div_by_constant(negative, _at_least_one(self.label_mask))
         self.backbone_outputs = None
@@ -202,7 +204,7 @@ def fused(
     counted = counted_labels(run.settings, *inputs["labels"].shape, sequences=sequences)
     if run.has_ranks and model is run.model:  # what wraps the model wraps the region, too
         prepared: FusedOutputs = model(**inputs, counted=counted, adapters=adapters)
-        return prepared if prepared.loss is not None else prepared.with_loss()
+        return prepared.with_loss()
     return _in_region(run, model, {**inputs, "counted": counted, "adapters": adapters})
 
 
@@ -220,7 +222,7 @@ class FusedPrepared(Module):
 def _in_region(run: Run, model: Module, inputs: Mapping[str, Any]) -> FusedOutputs:
     with run.autocast():
         outputs: FusedOutputs = model(**inputs)
-        return outputs if outputs.loss is not None else outputs.with_loss()
+        return outputs.with_loss()
 
 
 def counted_labels(job: Job, rows: int, length: int, *, sequences: int = 0) -> int:

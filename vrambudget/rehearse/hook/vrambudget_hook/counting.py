@@ -23,6 +23,7 @@ class Iterations:
         self.turn: weakref.WeakSet[Any] = weakref.WeakSet()  # those that stepped in this one
         self.expected: weakref.WeakSet[Any] | None = None  # those of a whole turn, once it is known
         self.turns = self.backwards = self.together = 0
+        # by optimizer: groups with parameters, parts that it steps in, how many of them stepped
         self.groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.parts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.stepped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
