@@ -9,6 +9,7 @@ from typing import Any
 
 from vrambudget.dtypes import DType
 from vrambudget.engine.autocast import to
+from vrambudget.engine.sizes import ManySizes
 from vrambudget.engine.tensor import empty
 from vrambudget.errors import VramBudgetError
 from vrambudget.ops.elementwise import ACTIVATIONS
@@ -94,7 +95,7 @@ class Values:
             return self.of_text(value) if value[:1] in "=~^%" and value else value
         if isinstance(value, list):
             found = [self.of(x, shapes=shapes) for x in value]
-            is_shape = shapes and all(type(x) is int for x in found)
+            is_shape = shapes and all(type(x) is int or isinstance(x, ManySizes) for x in found)
             return tuple(found) if is_shape else found
         if isinstance(value, dict):
             ((kind, inner),) = value.items()
