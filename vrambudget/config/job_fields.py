@@ -7,6 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from vrambudget.config.fields import (
+    adapters,
+    batches,
+    generation,
+    modules,
+    ranks,
+    script,
+    software,
+    training,
+)
+
 
 class JobFields(TypedDict, total=False):
     """What `estimate` and its kin take of a job."""
@@ -23,7 +34,7 @@ class JobFields(TypedDict, total=False):
     """
     draw: int | None
     """Which draw of those lengths: a seed (default: of five, the one that reserves most)."""
-    task: Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"] | None
+    task: batches.Task | None
     """What the model is for, which decides its head (default: the family's own); embed: without a
     head, for --mode forward, or trained on the mean of its states' squares.
     """
@@ -33,42 +44,30 @@ class JobFields(TypedDict, total=False):
     """Pixels along each side of an image (default: the model's own)."""
     channels_last: bool
     """Weights and images lie with their channels last."""
-    rows: Literal["full", "padded", "packed"]
+    rows: batches.Rows
     """What the rows of a batch hold: one sequence that fills the block; one with padding and the
     tokenizer's mask; or several, packed, with position_ids that restart.
     """
-    attention_mask: Literal["none", "ones", "padding"] | None
+    attention_mask: batches.AttentionMask | None
     """The mask that the model is called with (default: none for full rows; ones: a tokenizer's).
     """
-    causal_mask: Literal["built", "skipped"] | None
+    causal_mask: batches.CausalMask | None
     """Whether transformers builds the causal mask for sdpa, which it decides from values that it
     reads back (default: what a real GPU answers for these rows).
     """
-    mode: Literal["train", "eval", "generate", "forward"]
+    mode: training.Mode
     """Train, evaluate under no_grad, generate, or forward: a forward pass without labels."""
-    loop: Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]
+    loop: training.LoopName
     """Whose training loop: one written by hand, one with accelerate, Lightning's or transformers'
     Trainer, TRL's SFTTrainer or DPOTrainer, or nanoGPT's train.py.
     """
-    precision: Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
+    precision: training.Precision
     """Autocast (amp-...), or the dtype of the weights themselves."""
-    weights: Literal["fp32", "bf16", "fp16"] | None
+    weights: training.WeightsDtype | None
     """Dtype of the weights where not the precision's own, as from_pretrained has it."""
-    optimizer: Literal[
-        "adamw",
-        "adam",
-        "sgd",
-        "sgd-momentum",
-        "adafactor",
-        "muon",
-        "lion",
-        "lion-8bit",
-        "adamw-8bit",
-        "paged-adamw-8bit",
-        "none",
-    ]
+    optimizer: training.Optimizer
     """Optimizer of torch.optim, or of bitsandbytes (lion, ...-8bit)."""
-    optimizer_impl: Literal["foreach", "fused", "for-loop"] | None
+    optimizer_impl: training.OptimizerImpl | None
     """The optimizer's implementation (default: PyTorch's default)."""
     clip: float | None
     """Clip the gradients' norm at this value (default: no clipping)."""
@@ -82,11 +81,11 @@ class JobFields(TypedDict, total=False):
     """Label smoothing of the loss: Trainer's label_smoothing_factor; in loop plain, that of torch's
     cross_entropy on the logits.
     """
-    zero_grad: Literal["none", "zeros", "late"]
+    zero_grad: script.ZeroGrad
     """Gradients after a step: set to none; kept and zeroed (set_to_none=False); or set to none
     late, between forward and backward.
     """
-    forward_returns: Literal["outputs", "loss"]
+    forward_returns: script.ForwardReturns
     """What the loop gets of a forward pass: the model's outputs, or, from a function that returns
     it, the loss alone.
     """
@@ -98,11 +97,11 @@ class JobFields(TypedDict, total=False):
     """The labels are the input_ids themselves, and no copy: `model(x, labels=x)`."""
     empty_cache: bool
     """The loop calls torch.cuda.empty_cache() before every step."""
-    keep_losses: Literal["none", "list", "graphs"]
+    keep_losses: script.KeepLosses
     """What the loop keeps of every loss: nothing; the loss itself, in a list; or its graph with it
     (backward(retain_graph=True)), which is a leak.
     """
-    model_mode: Literal["train", "eval"]
+    model_mode: script.ModelMode
     """The mode that the model trains in: eval has no dropout and no checkpointing."""
     eval_batches: int | None
     """Evaluate that many batches after the second step (default: none)."""
@@ -120,15 +119,15 @@ class JobFields(TypedDict, total=False):
     """Dpo: compute the reference's log probabilities before training, which then needs no reference
     model.
     """
-    attention: Literal["sdpa", "eager"]
+    attention: modules.Attention
     """Attention implementation."""
-    experts: Literal["grouped_mm", "eager"]
+    experts: modules.ExpertsImplementation
     """How transformers runs a mixture of experts."""
-    routing: Literal["uniform", "collapsed", "worst"]
+    routing: modules.Routing
     """How tokens spread over experts, if that decides memory (--experts eager): uniform, collapsed
     (all tokens to the same few), or the worse of both.
     """
-    checkpointing: Literal["none", "full", "selective-2", "selective-op"]
+    checkpointing: modules.Checkpointing
     """Full: keep only each layer's input, and run the layer again in backward; selective-2: every
     second layer; selective-op: keep attention's outputs and every second product's (torchtitan).
     """
@@ -138,7 +137,7 @@ class JobFields(TypedDict, total=False):
     """
     dropout: float | None
     """Dropout probability everywhere (default: the model's own)."""
-    load: Literal["device-map", "to", "to-half"] | None
+    load: modules.Load | None
     """How weights come to the GPU: from_pretrained with device_map='cuda'; .to('cuda');
     .to('cuda').half() (default: made there, and what is cached is given back).
     """
@@ -146,9 +145,7 @@ class JobFields(TypedDict, total=False):
     """The model runs under torch.compile: PyTorch's own compiler traces it, which needs torch (pip
     install 'vrambudget[torch]').
     """
-    compile_mode: Literal[
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    ]
+    compile_mode: modules.CompileMode
     """The mode of torch.compile: the default is modelled, the others run in `rehearse` and
     `measure` only.
     """
@@ -160,7 +157,7 @@ class JobFields(TypedDict, total=False):
     """Dropout probability of the adapters' inputs."""
     freeze: str | Sequence[str]
     """Modules or parameters that are not trained, for example transformer.wte."""
-    quant: Literal["nf4", "int8"] | None
+    quant: adapters.Quant | None
     """4-bit weights in linear layers, by bitsandbytes (with --lora-rank: QLoRA), or 8-bit ones
     (load_in_8bit).
     """
@@ -172,9 +169,9 @@ class JobFields(TypedDict, total=False):
     """
     new: int
     """Tokens to generate: max_new_tokens."""
-    cache: Literal["dynamic", "static", "offloaded", "quantized", "none"]
+    cache: generation.CacheKind
     """Cache_implementation of keys and values; none: use_cache=False."""
-    cache_bits: Literal[2, 4]
+    cache_bits: generation.CacheBits
     """Of a quantised cache: nbits of its cache_config, with quanto as its backend."""
     cache_backend: Literal["quanto", "hqq"]
     """Of a quantised cache: backend of its cache_config."""
@@ -190,7 +187,7 @@ class JobFields(TypedDict, total=False):
     """Beams of each prompt: num_beams."""
     num_return: int
     """Answers to each prompt: num_return_sequences."""
-    padding: Literal["none", "left"]
+    padding: generation.Padding
     """Left: prompts of different lengths, filled up with padding."""
     prefill_chunk: int | None
     """Tokens of the prompt for each forward pass: prefill_chunk_size."""
@@ -204,7 +201,7 @@ class JobFields(TypedDict, total=False):
     """Logits of so many last tokens with --mode forward; 0: of all."""
     with_grad: bool
     """--mode forward without torch.no_grad(): the graph is kept."""
-    pool: Literal["none", "mean", "cls", "last"]
+    pool: generation.Pool
     """Embeddings made of hidden states, with --mode forward --task embed."""
     ranks: int | None
     """GPUs, one process each; --batch is that of each (--gpu 8xh100 says both)."""
@@ -227,31 +224,31 @@ class JobFields(TypedDict, total=False):
     """ZeroRedundancyOptimizer: parameters lie in buckets of each rank."""
     no_sync: bool
     """Accumulate without reducing: no_sync(), set_requires_gradient_sync(False)."""
-    param_dtype: Literal["fp32", "bf16", "fp16"] | None
+    param_dtype: training.WeightsDtype | None
     """FSDP2, MixedPrecisionPolicy: the type to gather and compute in."""
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None
+    reduce_dtype: training.WeightsDtype | None
     """FSDP2, MixedPrecisionPolicy: the type that gradients are reduced in."""
-    output_dtype: Literal["fp32", "bf16", "fp16"] | None
+    output_dtype: training.WeightsDtype | None
     """FSDP2, MixedPrecisionPolicy: the type of a module's outputs."""
     reshard_after_forward: bool | int | str | None
     """FSDP2: true, false, or a number of ranks to reshard to (default: true for layers, false for
     the root).
     """
-    fsdp_wrap: Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
+    fsdp_wrap: ranks.FsdpWrap
     """FSDP2: what fully_shard is called on besides the model itself."""
     replicate: int
     """FSDP2: copies of the shards (HSDP)."""
     cpu_offload: bool
     """FSDP 1 and 2: shards, gradients and states on the host."""
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"]
+    sharding_strategy: ranks.Strategy
     """FSDP 1: SHARD_GRAD_OP keeps layers gathered until backward."""
     use_orig_params: bool
     """FSDP 1: the optimizer steps parts of the original parameters."""
     forward_prefetch: bool
     """FSDP 1: gather the next layer before this one computes."""
-    backward_prefetch: Literal["BACKWARD_PRE", "NO_PREFETCH"] | None
+    backward_prefetch: ranks.BackwardPrefetch | None
     """FSDP 1: gather ahead in backward (default: BACKWARD_PRE; in Trainer, no)."""
-    reduce_bucket_size: Literal["auto"] | int
+    reduce_bucket_size: ranks.Auto | int
     """DeepSpeed: elements of the buffer that gradients are reduced in; auto: what Trainer makes of
     the hidden size.
     """
@@ -263,9 +260,9 @@ class JobFields(TypedDict, total=False):
     """DeepSpeed: reduce each rank's slices, not the whole buffer."""
     sub_group_size: int
     """ZeRO 3: elements of a rank that are stepped together."""
-    prefetch_bucket_size: Literal["auto"] | int
+    prefetch_bucket_size: ranks.Auto | int
     """ZeRO 3: elements that are gathered ahead, for each module."""
-    param_persistence_threshold: Literal["auto"] | int
+    param_persistence_threshold: ranks.Auto | int
     """ZeRO 3: parameters of so many elements or fewer stay whole."""
     model_persistence_threshold: int
     """ZeRO 3: elements of all parameters that stay whole, at most."""
@@ -285,9 +282,9 @@ class JobFields(TypedDict, total=False):
     """Tensor parallel: norms and residuals are cut along the sequence."""
     loss_parallel: bool
     """Tensor parallel: logits stay cut along the vocabulary."""
-    rotate_method: Literal["allgather", "alltoall"]
+    rotate_method: ranks.RotateMethod
     """Context parallel: how keys and values come from other ranks."""
-    schedule: Literal["GPipe", "1F1B", "Interleaved1F1B"]
+    schedule: ranks.Schedule
     """Pipeline: the order of microbatches."""
     microbatches: int | None
     """Pipeline: equal parts of the batch (default: one for each sequence)."""
@@ -299,7 +296,7 @@ class JobFields(TypedDict, total=False):
     """Let PyTorch take cuDNN's attention kernel, as it does by default on compute capability 9 and
     10 since 2.11; without, it runs with TORCH_CUDNN_SDPA_DEPRIORITIZED=1.
     """
-    driver_addresses: Literal["rising", "linux"]
+    driver_addresses: software.DriverAddresses
     """Where the driver puts PyTorch's segments, which decides between free blocks of one size: each
     above the last, as on a virtual GPU; or as NVIDIA's driver for Linux does.
     """

@@ -4,218 +4,142 @@ Made by tests/job_fields.py from the fields of `Job`; `JobFields` says what each
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict, TypeVar
+
+from vrambudget.config.fields import (
+    adapters,
+    batches,
+    generation,
+    modules,
+    ranks,
+    script,
+    software,
+    training,
+)
+
+_T = TypeVar("_T")
+Many: TypeAlias = _T | Iterable[_T]
 
 
 class SweepFields(TypedDict, total=False):
     """The fields of a job, each with one value or with many."""
 
-    batch: int | Iterable[int]
-    block: int | Iterable[int | None] | None
-    shortest: int | Iterable[int | None] | None
-    draw: int | Iterable[int | None] | None
-    task: (
-        Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"]
-        | Iterable[
-            Literal["causal-lm", "masked-lm", "seq-cls", "seq2seq-lm", "image-cls", "embed"] | None
-        ]
-        | None
-    )
-    target_len: int | Iterable[int | None] | None
-    image_size: int | Iterable[int | None] | None
-    channels_last: bool | Iterable[bool]
-    rows: Literal["full", "padded", "packed"] | Iterable[Literal["full", "padded", "packed"]]
-    attention_mask: (
-        Literal["none", "ones", "padding"]
-        | Iterable[Literal["none", "ones", "padding"] | None]
-        | None
-    )
-    causal_mask: Literal["built", "skipped"] | Iterable[Literal["built", "skipped"] | None] | None
-    mode: (
-        Literal["train", "eval", "generate", "forward"]
-        | Iterable[Literal["train", "eval", "generate", "forward"]]
-    )
-    loop: (
-        Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]
-        | Iterable[Literal["plain", "accelerate", "lightning", "trainer", "sft", "dpo", "nanogpt"]]
-    )
-    precision: (
-        Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
-        | Iterable[Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]]
-    )
-    weights: (
-        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
-    )
-    optimizer: (
-        Literal[
-            "adamw",
-            "adam",
-            "sgd",
-            "sgd-momentum",
-            "adafactor",
-            "muon",
-            "lion",
-            "lion-8bit",
-            "adamw-8bit",
-            "paged-adamw-8bit",
-            "none",
-        ]
-        | Iterable[
-            Literal[
-                "adamw",
-                "adam",
-                "sgd",
-                "sgd-momentum",
-                "adafactor",
-                "muon",
-                "lion",
-                "lion-8bit",
-                "adamw-8bit",
-                "paged-adamw-8bit",
-                "none",
-            ]
-        ]
-    )
-    optimizer_impl: (
-        Literal["foreach", "fused", "for-loop"]
-        | Iterable[Literal["foreach", "fused", "for-loop"] | None]
-        | None
-    )
-    clip: float | Iterable[float | None] | None
-    grad_accum: int | Iterable[int]
-    steps: int | Iterable[int]
-    label_smoothing: float | Iterable[float]
-    zero_grad: Literal["none", "zeros", "late"] | Iterable[Literal["none", "zeros", "late"]]
-    forward_returns: Literal["outputs", "loss"] | Iterable[Literal["outputs", "loss"]]
-    keep_outputs: bool | Iterable[bool]
-    drop_before_step: bool | Iterable[bool]
-    shared_labels: bool | Iterable[bool]
-    empty_cache: bool | Iterable[bool]
-    keep_losses: Literal["none", "list", "graphs"] | Iterable[Literal["none", "list", "graphs"]]
-    model_mode: Literal["train", "eval"] | Iterable[Literal["train", "eval"]]
-    eval_batches: int | Iterable[int | None] | None
-    eval_batch: int | Iterable[int | None] | None
-    eval_first: bool | Iterable[bool]
-    eval_gather: bool | Iterable[bool]
-    completion_len: int | Iterable[int | None] | None
-    precompute_ref_log_probs: bool | Iterable[bool]
-    attention: Literal["sdpa", "eager"] | Iterable[Literal["sdpa", "eager"]]
-    experts: Literal["grouped_mm", "eager"] | Iterable[Literal["grouped_mm", "eager"]]
-    routing: (
-        Literal["uniform", "collapsed", "worst"]
-        | Iterable[Literal["uniform", "collapsed", "worst"]]
-    )
-    checkpointing: (
-        Literal["none", "full", "selective-2", "selective-op"]
-        | Iterable[Literal["none", "full", "selective-2", "selective-op"]]
-    )
-    use_cache: bool | Iterable[bool]
-    dropout: float | Iterable[float | None] | None
-    load: (
-        Literal["device-map", "to", "to-half"]
-        | Iterable[Literal["device-map", "to", "to-half"] | None]
-        | None
-    )
-    compile: bool | Iterable[bool]
-    compile_mode: (
-        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-        | Iterable[
-            Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-        ]
-    )
-    lora_rank: int | Iterable[int | None] | None
-    lora_targets: str | Sequence[str] | Iterable[str | Sequence[str]]
-    lora_dropout: float | Iterable[float]
-    freeze: str | Sequence[str] | Iterable[str | Sequence[str]]
-    quant: Literal["nf4", "int8"] | Iterable[Literal["nf4", "int8"] | None] | None
-    double_quant: bool | Iterable[bool]
-    prompt: int | Iterable[int | None] | None
-    new: int | Iterable[int]
-    cache: (
-        Literal["dynamic", "static", "offloaded", "quantized", "none"]
-        | Iterable[Literal["dynamic", "static", "offloaded", "quantized", "none"]]
-    )
-    cache_bits: Literal[2, 4] | Iterable[Literal[2, 4]]
-    cache_backend: Literal["quanto", "hqq"] | Iterable[Literal["quanto", "hqq"]]
-    sample: bool | Iterable[bool]
-    temperature: float | Iterable[float]
-    top_k: int | Iterable[int]
-    top_p: float | Iterable[float]
-    num_beams: int | Iterable[int]
-    num_return: int | Iterable[int]
-    padding: Literal["none", "left"] | Iterable[Literal["none", "left"]]
-    prefill_chunk: int | Iterable[int | None] | None
-    return_scores: bool | Iterable[bool]
-    return_logits: bool | Iterable[bool]
-    calls: int | Iterable[int]
-    logits_to_keep: int | Iterable[int]
-    with_grad: bool | Iterable[bool]
-    pool: Literal["none", "mean", "cls", "last"] | Iterable[Literal["none", "mean", "cls", "last"]]
-    ranks: int | Iterable[int | None] | None
-    parallel: str | Iterable[str | None] | None
-    rank: int | Iterable[int | None] | None
-    bucket_cap_mb: int | Iterable[int | None] | None
-    gradient_as_bucket_view: bool | Iterable[bool]
-    static_graph: bool | Iterable[bool]
-    find_unused_parameters: bool | Iterable[bool]
-    parameters_as_bucket_view: bool | Iterable[bool]
-    no_sync: bool | Iterable[bool]
-    param_dtype: (
-        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
-    )
-    reduce_dtype: (
-        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
-    )
-    output_dtype: (
-        Literal["fp32", "bf16", "fp16"] | Iterable[Literal["fp32", "bf16", "fp16"] | None] | None
-    )
-    reshard_after_forward: bool | int | str | Iterable[bool | int | str | None] | None
-    fsdp_wrap: (
-        Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]
-        | Iterable[Literal["blocks", "root", "torchtitan", "torchtitan-2024", "accelerate"]]
-    )
-    replicate: int | Iterable[int]
-    cpu_offload: bool | Iterable[bool]
-    sharding_strategy: (
-        Literal["FULL_SHARD", "SHARD_GRAD_OP"] | Iterable[Literal["FULL_SHARD", "SHARD_GRAD_OP"]]
-    )
-    use_orig_params: bool | Iterable[bool]
-    forward_prefetch: bool | Iterable[bool]
-    backward_prefetch: (
-        Literal["BACKWARD_PRE", "NO_PREFETCH"]
-        | Iterable[Literal["BACKWARD_PRE", "NO_PREFETCH"] | None]
-        | None
-    )
-    reduce_bucket_size: Literal["auto"] | int | Iterable[Literal["auto"] | int]
-    overlap_comm: bool | Iterable[bool | None] | None
-    contiguous_gradients: bool | Iterable[bool]
-    reduce_scatter: bool | Iterable[bool]
-    sub_group_size: int | Iterable[int]
-    prefetch_bucket_size: Literal["auto"] | int | Iterable[Literal["auto"] | int]
-    param_persistence_threshold: Literal["auto"] | int | Iterable[Literal["auto"] | int]
-    model_persistence_threshold: int | Iterable[int]
-    max_live_parameters: int | Iterable[int]
-    max_reuse_distance: int | Iterable[int]
-    offload_optimizer: bool | Iterable[bool]
-    offload_param: bool | Iterable[bool]
-    pin_memory: bool | Iterable[bool]
-    deepspeed: Literal["0.18", "0.19"] | Iterable[Literal["0.18", "0.19"]]
-    sequence_parallel: bool | Iterable[bool]
-    loss_parallel: bool | Iterable[bool]
-    rotate_method: Literal["allgather", "alltoall"] | Iterable[Literal["allgather", "alltoall"]]
-    schedule: (
-        Literal["GPipe", "1F1B", "Interleaved1F1B"]
-        | Iterable[Literal["GPipe", "1F1B", "Interleaved1F1B"]]
-    )
-    microbatches: int | Iterable[int | None] | None
-    stages_per_rank: int | Iterable[int]
-    expandable_segments: bool | Iterable[bool]
-    cudnn_attention: bool | Iterable[bool]
-    driver_addresses: Literal["rising", "linux"] | Iterable[Literal["rising", "linux"]]
-    warm_process: bool | Iterable[bool]
-    torch: str | Iterable[str]
-    transformers: str | Iterable[str]
-    batch_size: int | Iterable[int]
-    seq_len: int | Iterable[int | None] | None
-    sequence_length: int | Iterable[int | None] | None
-    gradient_accumulation_steps: int | Iterable[int]
+    batch: Many[int]
+    block: Many[int | None]
+    shortest: Many[int | None]
+    draw: Many[int | None]
+    task: Many[batches.Task | None]
+    target_len: Many[int | None]
+    image_size: Many[int | None]
+    channels_last: Many[bool]
+    rows: Many[batches.Rows]
+    attention_mask: Many[batches.AttentionMask | None]
+    causal_mask: Many[batches.CausalMask | None]
+    mode: Many[training.Mode]
+    loop: Many[training.LoopName]
+    precision: Many[training.Precision]
+    weights: Many[training.WeightsDtype | None]
+    optimizer: Many[training.Optimizer]
+    optimizer_impl: Many[training.OptimizerImpl | None]
+    clip: Many[float | None]
+    grad_accum: Many[int]
+    steps: Many[int]
+    label_smoothing: Many[float]
+    zero_grad: Many[script.ZeroGrad]
+    forward_returns: Many[script.ForwardReturns]
+    keep_outputs: Many[bool]
+    drop_before_step: Many[bool]
+    shared_labels: Many[bool]
+    empty_cache: Many[bool]
+    keep_losses: Many[script.KeepLosses]
+    model_mode: Many[script.ModelMode]
+    eval_batches: Many[int | None]
+    eval_batch: Many[int | None]
+    eval_first: Many[bool]
+    eval_gather: Many[bool]
+    completion_len: Many[int | None]
+    precompute_ref_log_probs: Many[bool]
+    attention: Many[modules.Attention]
+    experts: Many[modules.ExpertsImplementation]
+    routing: Many[modules.Routing]
+    checkpointing: Many[modules.Checkpointing]
+    use_cache: Many[bool]
+    dropout: Many[float | None]
+    load: Many[modules.Load | None]
+    compile: Many[bool]
+    compile_mode: Many[modules.CompileMode]
+    lora_rank: Many[int | None]
+    lora_targets: Many[str | Sequence[str]]
+    lora_dropout: Many[float]
+    freeze: Many[str | Sequence[str]]
+    quant: Many[adapters.Quant | None]
+    double_quant: Many[bool]
+    prompt: Many[int | None]
+    new: Many[int]
+    cache: Many[generation.CacheKind]
+    cache_bits: Many[generation.CacheBits]
+    cache_backend: Many[Literal["quanto", "hqq"]]
+    sample: Many[bool]
+    temperature: Many[float]
+    top_k: Many[int]
+    top_p: Many[float]
+    num_beams: Many[int]
+    num_return: Many[int]
+    padding: Many[generation.Padding]
+    prefill_chunk: Many[int | None]
+    return_scores: Many[bool]
+    return_logits: Many[bool]
+    calls: Many[int]
+    logits_to_keep: Many[int]
+    with_grad: Many[bool]
+    pool: Many[generation.Pool]
+    ranks: Many[int | None]
+    parallel: Many[str | None]
+    rank: Many[int | None]
+    bucket_cap_mb: Many[int | None]
+    gradient_as_bucket_view: Many[bool]
+    static_graph: Many[bool]
+    find_unused_parameters: Many[bool]
+    parameters_as_bucket_view: Many[bool]
+    no_sync: Many[bool]
+    param_dtype: Many[training.WeightsDtype | None]
+    reduce_dtype: Many[training.WeightsDtype | None]
+    output_dtype: Many[training.WeightsDtype | None]
+    reshard_after_forward: Many[bool | int | str | None]
+    fsdp_wrap: Many[ranks.FsdpWrap]
+    replicate: Many[int]
+    cpu_offload: Many[bool]
+    sharding_strategy: Many[ranks.Strategy]
+    use_orig_params: Many[bool]
+    forward_prefetch: Many[bool]
+    backward_prefetch: Many[ranks.BackwardPrefetch | None]
+    reduce_bucket_size: Many[ranks.Auto | int]
+    overlap_comm: Many[bool | None]
+    contiguous_gradients: Many[bool]
+    reduce_scatter: Many[bool]
+    sub_group_size: Many[int]
+    prefetch_bucket_size: Many[ranks.Auto | int]
+    param_persistence_threshold: Many[ranks.Auto | int]
+    model_persistence_threshold: Many[int]
+    max_live_parameters: Many[int]
+    max_reuse_distance: Many[int]
+    offload_optimizer: Many[bool]
+    offload_param: Many[bool]
+    pin_memory: Many[bool]
+    deepspeed: Many[Literal["0.18", "0.19"]]
+    sequence_parallel: Many[bool]
+    loss_parallel: Many[bool]
+    rotate_method: Many[ranks.RotateMethod]
+    schedule: Many[ranks.Schedule]
+    microbatches: Many[int | None]
+    stages_per_rank: Many[int]
+    expandable_segments: Many[bool]
+    cudnn_attention: Many[bool]
+    driver_addresses: Many[software.DriverAddresses]
+    warm_process: Many[bool]
+    torch: Many[str]
+    transformers: Many[str]
+    batch_size: Many[int]
+    seq_len: Many[int | None]
+    sequence_length: Many[int | None]
+    gradient_accumulation_steps: Many[int]
