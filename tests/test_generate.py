@@ -370,8 +370,8 @@ def test_how_long_an_answer_may_be_is_a_command(capsys):
 
 
 def test_a_cache_quantised_by_hqq_is_refused_by_name():
-    with pytest.raises(NotModelledError, match="with HQQ is not modelled"):
-        tape_of("gpt2", prompt=8, new=2, cache="quantized", cache_backend="hqq")
+    with pytest.raises(VramBudgetError, match="quantised by HQQ is not modelled"):
+        resolve("gpt2", cache_backend="hqq")
 
 
 def test_a_quantised_cache_refuses_what_generate_does():

@@ -13,7 +13,7 @@ from virtual import why_not
 from vrambudget import simulate as simulate_module
 from vrambudget.build import build
 from vrambudget.cli import main
-from vrambudget.config.fields.training import UNCOUNTED_LOOPS, LoopName
+from vrambudget.config.fields.training import NOT_MODELLED_LOOPS, LoopName
 from vrambudget.config.loops import TRAINER_OPTIMIZERS
 from vrambudget.engine.autograd import run_backward
 from vrambudget.engine.cached_trace import CachedTrace
@@ -82,7 +82,7 @@ def lines(function: ast.FunctionDef) -> Any:
 
 
 @pytest.mark.parametrize("name", WRITTEN_BY_HAND)
-def test_a_counted_loop_and_its_twin_bind_and_mark_the_same_in_one_order(name: str) -> None:
+def test_a_modelled_loop_and_its_twin_bind_and_mark_the_same_in_one_order(name: str) -> None:
     counted, real = (outline(folder / f"{name}.py") for folder in (COUNTED, REAL))
     ours, theirs = (
         {function: [text for _, text in sorted(found)] for function, found in functions.items()}
@@ -103,14 +103,14 @@ def test_a_loop_that_there_is_not_is_an_error_that_lists_those_that_there_are() 
     assert "plain" in str(error.value.hint)
 
 
-@pytest.mark.parametrize("name", UNCOUNTED_LOOPS)
+@pytest.mark.parametrize("name", NOT_MODELLED_LOOPS)
 def test_a_loop_that_is_not_counted_is_refused_by_name_with_the_way_out(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(VramBudgetError, match="vrambudget rehearse --gpu GPU"):
         resolve("gpt2", loop=name)
     assert main(["gpt2", "--loop", name]) == 2
-    assert UNCOUNTED_LOOPS[name] in capsys.readouterr().err
+    assert NOT_MODELLED_LOOPS[name] in capsys.readouterr().err
 
 
 LLAMA = {
@@ -504,7 +504,7 @@ TINY = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_si
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("loop", sorted(set(get_args(LoopName)) - NOT_EVERYBODYS))
-def test_a_counted_loop_peaks_where_the_real_one_does(loop: str, mode: str) -> None:
+def test_a_modelled_loop_peaks_where_the_real_one_does(loop: str, mode: str) -> None:
     fields = {"loop": loop, "mode": mode, "batch": 2, "block": 32, "grad_accum": 2, "clip": 1.0}
     fields["steps"] = 3  # as many as are rehearsed
     record = json.loads(json.dumps(record_of(resolve(TINY, gpu="t4", **fields))))

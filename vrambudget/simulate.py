@@ -28,7 +28,7 @@ from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.training.draws import Draws
 from vrambudget.training.inputs import batches_of, eval_batches_of
-from vrambudget.training.loops import counted_loop
+from vrambudget.training.loops import loop_named
 from vrambudget.training.loops.run import LoopSettings, Run
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _run(
     )
     if ranked is not None and job.loop not in TRAINERS:
         context.tape.mark(0, Phase.FORWARD, resets_allocator=True)
-    loop = (ranked and ranked.loop) or counted_loop(job.loop)
+    loop = (ranked and ranked.loop) or loop_named(job.loop)
     held = loop.train(run) if job.mode == "train" else loop.evaluate(run)
     run.check()
     return held

@@ -5,12 +5,14 @@ An option that is not given is absent from the result, so that a model card's de
 
 import argparse
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from vrambudget.config.fields.batches import lengths_of
-from vrambudget.config.fields.training import counted_loop
+from vrambudget.config.fields.generation import modelled_backend
+from vrambudget.config.fields.training import modelled_loop
 from vrambudget.config.job import GROUPS, Job
 from vrambudget.config.options import EITHER, option_of
 from vrambudget.config.settings import Settings
@@ -18,6 +20,7 @@ from vrambudget.config.source import ModelWithFiles
 from vrambudget.declared import Declared
 
 _NO_LIMIT = 2**62
+_REFUSING = {"loop": modelled_loop, "cache_backend": modelled_backend}
 SWITCHES = {
     "sample": "draw tokens: do_sample=True",
     "keep_outputs": "the loop drops its outputs before the next forward pass",
@@ -34,10 +37,6 @@ SWITCHES = {
     " (Linux)",
 }
 """What a switch does, where its field's description says what it is. It flips the default."""
-
-
-REFUSED = frozenset({"hqq"})
-"""Choices that other tools have, which are understood to be refused with the reason."""
 
 
 def add_job_options(
@@ -74,8 +73,8 @@ def add_job_options(
                 )
             else:
                 how = reads(_reading(field))
-                if name == "loop" and "type" not in how:
-                    how["type"] = _counted
+                if name in _REFUSING and "type" not in how:
+                    how["type"] = partial(_modelled, name)
                 elif name == "block" and how["type"] is int:
                     how["type"] = _one_or_two
                 group.add_argument(*_spellings(name), dest=name, default=argparse.SUPPRESS, **how)
@@ -118,10 +117,10 @@ def with_files(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _counted(word: str) -> Any:
-    """Return a loop's name; say of one that is refused by name what to do."""
+def _modelled(name: str, word: str) -> Any:
+    """Return a field's value; say of one that is refused by name what to do."""
     try:
-        return counted_loop(word)
+        return _REFUSING[name](word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -149,13 +148,10 @@ def _reading(field: Declared) -> dict[str, Any]:
     kinds = list(kinds_of(field.annotation))
     choices = [choice for kind in kinds if isinstance(kind, tuple) for choice in kind]
     if choices and str not in kinds:
-        offered = [str(choice) for choice in choices if choice not in REFUSED]
         how: dict[str, Any] = {"choices": choices, "help": help_text}
         if all(isinstance(choice, int) for choice in choices):
             how["type"] = int
-        return how | (
-            {"metavar": f"{{{','.join(offered)}}}"} if len(offered) < len(choices) else {}
-        )
+        return how
     number = None if str in kinds else next((k for k in kinds if k in (int, float)), None)
     metavar = {"int": "N", "float": "X"}.get(getattr(number, "__name__", ""), "TEXT")
     reading: dict[str, Any] = {"help": help_text, "metavar": metavar}

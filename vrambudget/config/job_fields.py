@@ -173,7 +173,7 @@ class JobFields(TypedDict, total=False):
     """Cache_implementation of keys and values; none: use_cache=False."""
     cache_bits: generation.CacheBits
     """Of a quantised cache: nbits of its cache_config, with quanto as its backend."""
-    cache_backend: Literal["quanto", "hqq"]
+    cache_backend: Literal["quanto"]
     """Of a quantised cache: backend of its cache_config."""
     sample: bool
     """Draw tokens: do_sample=True."""

@@ -78,7 +78,7 @@ class SweepFields(TypedDict, total=False):
     new: Many[int]
     cache: Many[generation.CacheKind]
     cache_bits: Many[generation.CacheBits]
-    cache_backend: Many[Literal["quanto", "hqq"]]
+    cache_backend: Many[Literal["quanto"]]
     sample: Many[bool]
     temperature: Many[float]
     top_k: Many[int]

@@ -65,13 +65,6 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
             " `vrambudget rehearse --gpu GPU -- python generate.py` runs a script as it is",
         )
     assert job.prompt is not None  # noqa: S101 - resolved by the caller
-    if job.cache == "quantized" and job.cache_backend == "hqq":
-        raise NotModelledError(
-            "a quantised cache with HQQ is not modelled: its solver ends by values, and gives"
-            " PyTorch's cache back each time",
-            hint="--cache-backend quanto, transformers' default, has rules; or `vrambudget rehearse"
-            " --gpu GPU -- python generate.py`",
-        )
     if job.cache != "none" and isinstance(config, T5Config):
         _check_layers(config)
     begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder

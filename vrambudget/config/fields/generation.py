@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.settings import Field, Settings, Size
+from vrambudget.declared import Before
 
 CacheKind = Literal["dynamic", "static", "offloaded", "quantized", "none"]
 CacheBits = Literal[2, 4]
@@ -13,6 +14,17 @@ Pool = Literal["none", "mean", "cls", "last"]
 USUAL_PROMPT = 1024
 INFERENCE = ("generate", "forward")
 """Modes without a loss: the model's weights are in the precision that it computes in."""
+
+
+def modelled_backend(value: Any) -> Any:
+    """Return a quantised cache's backend. Raises ValueError for HQQ, which is refused by name."""
+    if value == "hqq":
+        raise ValueError(
+            "a cache quantised by HQQ is not modelled, for its solver stops by values; quanto,"
+            " transformers' default, is, and `vrambudget rehearse --gpu GPU -- python generate.py`"
+            " runs the script as it is"
+        )
+    return value
 
 
 class Generation(Settings, heading="generation"):
@@ -32,7 +44,7 @@ class Generation(Settings, heading="generation"):
     cache_bits: CacheBits = Field(
         4, description="of a quantised cache: nbits of its cache_config, with quanto as its backend"
     )
-    cache_backend: Literal["quanto", "hqq"] = Field(
+    cache_backend: Annotated[Literal["quanto"], Before(modelled_backend)] = Field(
         "quanto", description="of a quantised cache: backend of its cache_config"
     )
     sample: bool = Field(default=False, description="draw tokens: do_sample=True")

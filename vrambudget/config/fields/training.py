@@ -26,7 +26,7 @@ Optimizer = Literal[
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
 
 _REHEARSE = "`vrambudget rehearse --gpu GPU -- python train.py` runs the script as it is"
-UNCOUNTED_LOOPS: Mapping[str, str] = {
+NOT_MODELLED_LOOPS: Mapping[str, str] = {
     "grpo": "TRL's GRPOTrainer, which generates between steps, is not modelled",
     "rloo": "TRL's RLOOTrainer, which generates between steps, is not modelled",
     "kto": "TRL's KTOTrainer, whose batches hold unpaired answers, is not modelled",
@@ -35,10 +35,10 @@ UNCOUNTED_LOOPS: Mapping[str, str] = {
 """Loops that people have and that are refused by name."""
 
 
-def counted_loop(value: Any) -> Any:
+def modelled_loop(value: Any) -> Any:
     """Return the name of a loop. Raises ValueError for one that is refused by name."""
-    if isinstance(value, str) and value in UNCOUNTED_LOOPS:
-        raise ValueError(f"{UNCOUNTED_LOOPS[value]}; {_REHEARSE}")
+    if isinstance(value, str) and value in NOT_MODELLED_LOOPS:
+        raise ValueError(f"{NOT_MODELLED_LOOPS[value]}; {_REHEARSE}")
     return value
 
 
@@ -53,7 +53,7 @@ class Training(Settings, heading="loop and optimizer"):
         description="train, evaluate under no_grad, generate, or forward:"
         " a forward pass without labels",
     )
-    loop: Annotated[LoopName, Before(counted_loop)] = Field(
+    loop: Annotated[LoopName, Before(modelled_loop)] = Field(
         "plain",
         description="whose training loop: one written by hand, one with accelerate, Lightning's or"
         " transformers' Trainer, TRL's SFTTrainer or DPOTrainer, or nanoGPT's train.py",

@@ -21,7 +21,7 @@ class CountedLoop(Protocol):
         """Evaluate, without training."""
 
 
-def counted_loop(name: str) -> CountedLoop:
+def loop_named(name: str) -> CountedLoop:
     """Return a loop's module, by a name that a job may have; a job needs no other."""
     loop: CountedLoop = import_module(f"{__name__}.{name}")
     return loop
