@@ -145,6 +145,10 @@ class Settings:
         checked = self.parse({**self.__dict__, **update})
         return self._made(checked.__dict__, {*self.model_fields_set, *update})
 
+    def values_of(self, kind: type) -> dict[str, Any]:
+        """Return the values of the fields that a dataclass has, too."""
+        return {name: value for name, value in self if name in kind.__annotations__}
+
     def model_dump(
         self,
         *,

@@ -69,32 +69,23 @@ def _generation(config: ModelConfig, job: Job, settings: LoopSettings) -> Genera
         _check_layers(config)
     begins_with = 1 if job.task == "seq2seq-lm" else job.prompt  # tokens, for the decoder
     return GenerateSettings(
-        batch=job.batch,
-        prompt=job.prompt,
-        new=job.new,
-        new_cache=partial(
-            cache_of,
-            job.cache,
-            config.new_cache,
-            begins_with + job.new - 1,
-            job.prompt,
-            job.cache_bits,
-        ),
-        windows=windows_of(config.new_cache()),
-        masks_by_kind=isinstance(config, DecoderConfig) and len(config.mask_kinds) > 1,
-        answers=max(job.num_return, job.num_beams),
-        num_beams=job.num_beams,
-        sample=job.sample,
-        temperature=job.temperature,
-        top_k=job.top_k,
-        top_p=job.top_p,
-        prefill_chunk=job.prefill_chunk,
-        autocast=settings.autocast,
-        calls=job.calls,
-        return_scores=job.return_scores,
-        return_logits=job.return_logits,
-        shown=settings.shown,
-        padded=job.padding == "left",
-        special_tokens=config.special_tokens,
-        forces_last_token=config.forces_last_token,
+        **job.values_of(GenerateSettings)
+        | {
+            "new_cache": partial(
+                cache_of,
+                job.cache,
+                config.new_cache,
+                begins_with + job.new - 1,
+                job.prompt,
+                job.cache_bits,
+            ),
+            "windows": windows_of(config.new_cache()),
+            "masks_by_kind": isinstance(config, DecoderConfig) and len(config.mask_kinds) > 1,
+            "answers": max(job.num_return, job.num_beams),
+            "autocast": settings.autocast,
+            "shown": settings.shown,
+            "padded": job.padding == "left",
+            "special_tokens": config.special_tokens,
+            "forces_last_token": config.forces_last_token,
+        }
     )

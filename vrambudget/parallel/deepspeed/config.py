@@ -30,7 +30,7 @@ class ZeroConfig:
     contiguous_gradients: bool
     reduce_scatter: bool
     clips: bool
-    accumulation: int  # micro-batches of a step
+    grad_accum: int
     sub_group_size: int
     prefetch_bucket_size: int
     param_persistence_threshold: int
@@ -49,7 +49,7 @@ class ZeroConfig:
 
     @property
     def is_0_19(self) -> bool:
-        """Whether 0.19 is followed.
+        """Whether these are 0.19's rules.
 
         It looks at bf16's gradients too, by their largest and smallest elements, where 0.18 copies
         all as float32; it screens norms before it uses them.
@@ -58,32 +58,16 @@ class ZeroConfig:
 
 
 def zero_config(job: Job) -> ZeroConfig:
-    """Return the settings of a job's rank."""
+    """Return the settings of a job's rank; `Job.resolve` has put numbers for "auto"."""
     stage = STAGES[job.layout.data or ""]
     return ZeroConfig(
-        stage=stage,
-        group=Group(job.layout.ranks, job.rank or 0),
-        dtype=_DTYPES[job.precision],
-        reduce_bucket_size=_resolved(job.reduce_bucket_size),
-        overlap_comm=stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
-        contiguous_gradients=job.contiguous_gradients,
-        reduce_scatter=job.reduce_scatter,
-        clips=job.clip is not None or as_numbers(job.deepspeed) >= _0_19,  # 1.0 by default since
-        accumulation=job.grad_accum,
-        sub_group_size=job.sub_group_size,
-        prefetch_bucket_size=_resolved(job.prefetch_bucket_size),
-        param_persistence_threshold=_resolved(job.param_persistence_threshold),
-        model_persistence_threshold=job.model_persistence_threshold,
-        max_live_parameters=job.max_live_parameters,
-        max_reuse_distance=job.max_reuse_distance,
-        offload_optimizer=job.offload_optimizer,
-        offload_param=job.offload_param,
-        pin_memory=job.pin_memory,
-        version=as_numbers(job.deepspeed),
+        **job.values_of(ZeroConfig)
+        | {
+            "stage": stage,
+            "group": Group(job.layout.ranks, job.rank or 0),
+            "dtype": _DTYPES[job.precision],
+            "overlap_comm": stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
+            "clips": job.clip is not None or as_numbers(job.deepspeed) >= _0_19,  # 1.0 since
+            "version": as_numbers(job.deepspeed),
+        }
     )
-
-
-def _resolved(elements: int | str) -> int:
-    """Return a size of a job that was resolved: none is "auto" any more."""
-    assert isinstance(elements, int)  # noqa: S101 - Job.resolve put numbers
-    return elements

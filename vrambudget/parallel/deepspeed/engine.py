@@ -85,7 +85,7 @@ class DeepSpeedEngine(Module):
     @property
     def is_boundary(self) -> bool:
         """Whether this micro-batch is a step's last."""
-        return (self._micro_steps + 1) % self.config.accumulation == 0
+        return (self._micro_steps + 1) % self.config.grad_accum == 0
 
 
 def _divides(slot: int) -> Callable[[list[Tensor | None]], None]:

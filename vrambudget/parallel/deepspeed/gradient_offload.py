@@ -72,6 +72,6 @@ class GradientOffload:
         itemsize = self.config.dtype.itemsize
         buffers = [n * each for n in sizes for each in (4, itemsize, 4)]
         buffers.append(self.largest * itemsize)
-        if self.config.accumulation > 1:
+        if self.config.grad_accum > 1:
             buffers += [n * itemsize for n in self._numel.values()]
         return held_bytes(buffers, pinned=self.config.pin_memory) + sum(sizes) * 4 * states
