@@ -432,7 +432,7 @@ def test_without_a_quantisation_the_best_on_gpus_alone_is_shown():
         (["bert-base-uncased:Q8_0"], "GGUF file of bert"),
         (["gpt-oss-20b:Q4_K_M"], "gpt-oss-20b:MXFP4"),
         (["llama-3.1-8b:Q4_0", "-ctv", "q4_0", "-fa", "off"], "needs flash_attn"),
-        (["qwen3-8b:Q4_0", "-c", "999999"], "has 1 to 40960 tokens"),
+        (["qwen3-8b:tall"], "there is no model 'qwen3-8b-tall'"),
         (["qwen3-8b:Q4_0", "-c", "0"], "context is 0"),
         (["qwen3-8b:Q4_0", "--ram", "much"], "is not a size"),
         (["nobody/nothing-GGUF:Q4_0"], "HF_HUB_OFFLINE is set"),
@@ -559,12 +559,39 @@ def test_a_cache_of_8_bits_is_named_where_it_leaves_nothing_in_main_memory(capsy
     assert "in main memory" not in capsys.readouterr().out.splitlines()[0]
 
 
+def test_a_longer_context_than_the_models_is_counted_with_what_it_needs(capsys):
+    words = ["run", "qwen3-8b:Q4_0", "--gpu", "80GB", "-np", "1", "-c", "131072"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "131,072 cells" in said
+    assert "40,960 tokens at most" in said
+    assert "--override-kv qwen3.context_length=int:131072" in said
+
+
+@pytest.mark.parametrize("gpu", ["m9-max", "arc-b580", "rx-1"])
+def test_a_gpu_of_another_maker_that_is_not_known_leads_to_a_size(gpu):
+    with pytest.raises(VramBudgetError, match="not among the GPUs that are known") as error:
+        gpus_of(gpu)
+    assert "write its memory" in error.value.hint
+    assert gpus_of("20GB")[0].capacity_bytes == 20 * 2**30
+
+
 @pytest.mark.parametrize(
     ("tag", "name"),
-    [("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b"), ("glm-4.7", "glm-4.6")],
+    [
+        ("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b:Q8_0"),
+        ("glm-4.7", "glm-4.6:Q8_0"),
+        ("mixtral:8x7b", "mixtral-8x7b:Q8_0"),
+        ("qwen3:30b-a3b-q4_K_M", "qwen3-30b-a3b:Q4_K_M"),
+        ("llama4:scout", "llama-4-scout:Q8_0"),
+        ("command-r:35b", "command-r:Q8_0"),
+        ("qwen3-8b-q4_k_m", "qwen3-8b:Q4_K_M"),
+        ("llama-3.1-8b:q4", "llama-3.1-8b:Q4_K_M"),
+        ("hf.co/meta-llama/Llama-3.1-8B-Instruct:Q6_K", "llama-3.1-8b:Q6_K"),
+    ],
 )
 def test_other_names_are_those_of_a_known_model(tag, name):
-    assert next(models_of(tag)).name.startswith(f"{name}:")
+    assert next(models_of(tag)).name == name
 
 
 @pytest.mark.parametrize(

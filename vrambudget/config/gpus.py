@@ -28,8 +28,7 @@ from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, check_name, did_you_mean
 from vrambudget.units import format_bytes, parse_bytes
 
-# The GPU that a size as sold stands for: the most common one of that size.
-_SOLD_AS = {
+SOLD_AS = {
     4: "gtx-1650",
     6: "rtx-2060",
     8: "rtx-4060",
@@ -47,6 +46,7 @@ _SOLD_AS = {
     141: "h200",
     180: "b200",
 }
+"""The GPU that a size as sold stands for: the most common one of that size."""
 # Words that distinguish nothing: the vendor, and that it is a graphics card.
 _NOISE = frozenset({"nvidia", "geforce", "tesla", "quadro", "gpu", "graphics", "gb", "gib"})
 # Words of other makers' products.
@@ -198,7 +198,7 @@ def _by_name(text: str) -> Gpu:
     if not rows:
         asked_for = text.strip().lower()
         hint = did_you_mean(asked_for, [row.key for row in ROWS])
-        if asked_for.isdecimal() and int(asked_for) in _SOLD_AS:
+        if asked_for.isdecimal() and int(asked_for) in SOLD_AS:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
         raise VramBudgetError(
             f"{text!r} is not a GPU of the table",
@@ -224,13 +224,13 @@ def _sold_as(text: str, number: str) -> Gpu:
         raise VramBudgetError(
             f"{text.strip()!r} is no memory size: a GPU has more than 0 bytes", where="gpu"
         )
-    key = _SOLD_AS.get(int(size)) if size.is_integer() else None
+    key = SOLD_AS.get(int(size)) if size.is_integer() else None
     if key is None:
         raise VramBudgetError(
             f"no GPU of the table is sold with {text.strip()!r}",
             where="gpu",
             hint=f"write an exact size, for example {number}GiB, or one of "
-            + ", ".join(f"{sold}GB" for sold in _SOLD_AS),
+            + ", ".join(f"{sold}GB" for sold in SOLD_AS),
         )
     row = _row(key)
     seen = format_bytes(row.capacity_bytes, "GiB")

@@ -68,13 +68,15 @@ APPLE: Mapping[str, tuple[int, ...]] = {
 }
 """GB of memory that it is sold with; the least is taken where none is named."""
 _THREE_QUARTERS_FROM = 36
+_OF_OTHERS = re.compile(r"m\d-|m\d$|rx|mi\d|pro-w|arc-|intel|ryzen|strix|radeon|amd|mac")
 _NAME = re.compile(r"(m\d(?:-(?:pro|max|ultra))?)(?:[-:](\d{1,4})(?:gi?b)?)?")
 
 
 def other_gpu(text: str) -> Gpu | None:
     """Return the GPU of another maker that a text means, None if none."""
     words = re.sub(r"[\s_]+", "-", text.strip().lower())
-    words = re.sub(r"^(amd|radeon|apple|instinct)-(?!vii)", "", words)
+    words = re.sub(r"^(amd|radeon|apple|instinct|i?mac(book|-mini|-studio)?)-(?!vii)", "", words)
+    words = re.sub(r"^(pro|air)-(?=m\d)", "", words)  # a MacBook's
     words = re.sub(r"^(radeon|pro)-(?=rx|w\d)", "", words)
     for key in (words, f"rx-{words}", f"pro-{words}", re.sub(r"^rx-?(\d{4})-?", r"rx-\1-", words)):
         if key.strip("-") in AMD:
@@ -82,6 +84,12 @@ def other_gpu(text: str) -> Gpu | None:
             return _gpu("amd", f"AMD {key.strip('-').upper()}", sold, sold * _GIB)
     match = _NAME.fullmatch(words)
     if not match or match[1] not in APPLE:
+        if _OF_OTHERS.match(words):
+            raise VramBudgetError(
+                f"{text!r} is not among the GPUs that are known",
+                where="gpu",
+                hint=f"write its memory, such as 24GiB; there is {', '.join((*APPLE, *AMD))}",
+            )
         return None
     sizes = APPLE[match[1]]
     sold = int(match[2] or sizes[0])

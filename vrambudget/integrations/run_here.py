@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_name
-from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
+from vrambudget.config.gpus import SOLD_AS, Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import ModelConfig, load_config
 from vrambudget.config.other_gpus import other_gpu
 from vrambudget.config.source import FoundModel, ModelSource, find_model
@@ -32,22 +31,27 @@ from vrambudget.units import parse_bytes
 
 GGUF = ".gguf"
 _MXFP4 = "MXFP4_MOE"
-_TAG = re.compile(
-    r"(e?\d+(?:\.\d+)?[bm](?:-[a-z]+)*?)(?:-(i?q\d\w*|f16|bf16|fp16))?", re.IGNORECASE
+_KIND = re.compile(
+    r"(?:^|[-_:])((?:ud[-_])?(?:i?q\d|tq\d|mxfp|nvfp|b?f16|fp16|f32)\w*)$", re.IGNORECASE
 )
-_OLLAMA = re.compile(r"ollama(?:\.com/library)?[:/]", re.IGNORECASE)
+_SOLD = re.compile(r"\s*(\d+)\s*gb?\s*", re.IGNORECASE)
+_SITE = re.compile(
+    r"(?:https?://)?(?:ollama(?:\.com/library)?[:/]|(?:hf|huggingface)\.co/)", re.IGNORECASE
+)
 
 
-def gpus_of(text: str | Gpu) -> list[Gpu]:
+def gpus_of(names: str | Gpu) -> list[Gpu]:
     """Return the GPUs that a text means: "2x24GB", "rtx-4090,rx-7900-xtx", "m3-max", "none"."""
-    if isinstance(text, Gpu):
-        return [text]
-    if text.strip().lower() in {"none", "cpu"}:
+    if isinstance(names, Gpu):
+        return [names]
+    if names.strip().lower() in {"none", "cpu"}:
         return []
     found: list[Gpu] = []
-    for part in re.split(r"[,+]", text):
+    for part in re.split(r"[,+]", names):
         many, kind = count_of_gpus(part)
-        found += [other_gpu(kind) or find_gpu(kind.strip())] * many
+        size = _SOLD.fullmatch(kind)  # of a size that no GPU of NVIDIA's has, so much exactly
+        text = f"{size[1]}GiB" if size and int(size[1]) not in SOLD_AS else kind.strip()
+        found += [other_gpu(kind) or find_gpu(text)] * many
     if len(found) > 16:  # noqa: PLR2004 - GGML_CUDA_MAX_DEVICES
         raise VramBudgetError(f"gpu names {len(found)} GPUs; llama.cpp takes 16")
     return found
@@ -96,13 +100,7 @@ def choices(
     machine = Machine(gpus_of(gpu), ram_bytes)
     if "ctx_size" in options.model_fields_set and context is None:
         context = options.ctx_size or None
-    rows = []
-    for found in models_of(model):
-        if context is not None and context > found.positions:
-            raise VramBudgetError(
-                f"context is {context}; {found.name} has 1 to {found.positions} tokens"
-            )
-        rows.append(machine.choice(found, options, context))
+    rows = [machine.choice(found, options, context) for found in models_of(model)]
     return rows, best_of(rows)
 
 
@@ -139,16 +137,14 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
     """
     if not isinstance(model, str):
         return model, None
-    text = _OLLAMA.sub("", model)
-    name, colon, kind = text.rpartition(":")
-    if not colon or "/" in kind or "\\" in kind:
-        return text, None
-    if match := _TAG.fullmatch(kind):
-        sized = f"{name}-{match[1]}"
-        found = known(card_name(sized) or sized)
-        is_known = isinstance(found, FoundModel) or card_name(found)
-        return (sized, match[2]) if is_known else (name, kind)
-    return name, kind
+    text = _SITE.sub("", model)
+    name, colon, tag = text.rpartition(":")
+    if "/" in tag or "\\" in tag or (colon and "/" in name):  # no tag, or a repository's file
+        return (name, tag) if colon and "/" in name else (text, None)
+    match = _KIND.search(text)
+    if not match or not match.start() or Path(text).exists():
+        return text.removesuffix(":latest").replace(":", "-"), None
+    return text[: match.start()], match[1]
 
 
 def _config_of(found: FoundModel) -> ModelConfig:

@@ -160,6 +160,12 @@ def _said(choice: Choice) -> Iterator[str]:
     yield f"cache: {found.cells:,} cells{window}; {slots}"
     if choice.longest:
         yield f"longest context with this split: {choice.longest:,} tokens"
+    if (tokens := choice.options.ctx_size // found.streams) > choice.model.positions:
+        key = f"{choice.model.architecture}.context_length"
+        yield (
+            f"a request has {choice.model.positions:,} tokens at most, which the model was made"
+            f" for; longer with --rope-scaling yarn and --override-kv {key}=int:{tokens}"
+        )
     on_gpus, in_ram = found.read_bytes
     places = (("GPUs", on_gpus), ("main memory", in_ram))
     read = " and ".join(f"{gib(n)} from {place}" for place, n in places if n)

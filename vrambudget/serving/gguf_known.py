@@ -18,6 +18,8 @@ from vrambudget.errors import NotModelledError
 
 _DISTILLED = "deepseek-r1-distill-"
 _ALSO = {
+    "command-r-35b": "command-r",
+    "deepseek-coder-v2-16b": "deepseek-coder-v2-lite",
     "glm-4-32b": "glm-4-32b-0414",
     "mistral-7b-instruct-v0.2": "mistral-7b-v0.2",
     "deepseek-v3.1": "deepseek-v3",
@@ -43,7 +45,7 @@ def known(name: str) -> FoundModel | str:
 
     Raises NotModelledError for what is counted of its file alone.
     """
-    plain = re.sub(r"[-_](instruct|it|chat|base)$", "", name.strip().lower().replace("_", "-"))
+    plain = re.sub(r"[-_](instruct|it|chat|base)$", "", re.sub("[_:]", "-", name.strip().lower()))
     for each in (plain,) if plain in known_names() else known_names():
         card = _card(each)
         if plain in (each, *card.get("also", ())):

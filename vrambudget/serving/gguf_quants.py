@@ -48,9 +48,10 @@ _DEFAULTS: Mapping[str, str] = {
 _SPELLED = {
     "MXFP4": "MXFP4_MOE",
     "FP16": "F16",
-    "Q3_K": "Q3_K_M",
-    "Q4_K": "Q4_K_M",
-    "Q5_K": "Q5_K_M",
+    "Q2": "Q2_K",
+    **{f"Q{bits}{end}": f"Q{bits}_K_M" for bits in (3, 4, 5) for end in ("", "_K")},
+    "Q6": "Q6_K",
+    "Q8": "Q8_0",
 }
 _SIMPLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _UNQUANTISED = frozenset({"F32", "F16", "BF16"})

@@ -81,7 +81,7 @@ class Machine:
             chosen = _with(options, ctx_size=length)
         else:
             chosen = self.best_split(model, _with(options, ctx_size=length))
-        longest = self._longest(model, chosen)
+        longest = self._longest(model, chosen, context or 0)
         if context is None and longest:
             chosen = _with(chosen, ctx_size=longest)
         weights = sum(nbytes(tensor) for tensor in model.tensors)
@@ -117,16 +117,17 @@ class Machine:
         free = options.fit_target * _MIB if options.fit == "on" else 0
         return found.left_bytes >= max(most, free)
 
-    def _longest(self, model: GgufModel, options: LlamaCppOptions) -> int:
-        """Return the longest context that a split has, 0 if none."""
+    def _longest(self, model: GgufModel, options: LlamaCppOptions, asked: int = 0) -> int:
+        """Return the longest context that a split has, 0 if none; of the model, or as asked."""
+        most = max(model.positions, asked)
 
         def holds(steps: int) -> bool:
-            chosen = _with(options, ctx_size=min(steps * _STEP, model.positions))
+            chosen = _with(options, ctx_size=min(steps * _STEP, most))
             return self._has_left(model, chosen) and self.serve(model, chosen).fits
 
-        low, high = 0, -(-model.positions // _STEP)
+        low, high = 0, -(-most // _STEP)
         if holds(high):
-            return model.positions
+            return most
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if holds(middle) else (low, middle)
