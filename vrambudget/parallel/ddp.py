@@ -19,6 +19,7 @@ Not modelled: communication hooks, uneven inputs (join), delay_all_reduce_named_
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -154,15 +155,17 @@ def assigned(
     `in_order`: as the tensors are given; else buckets are sorted by their first tensor.
     """
     open_buckets: dict[Any, list[Tensor]] = {}
+    filled = Counter[Any]()  # bytes in them
     limit_of: dict[Any, int] = {}
     closed: list[list[Tensor]] = []
     for x in tensors:
         bucket = open_buckets.setdefault(x.dtype, [])
         bucket.append(x)
         place = limit_of.setdefault(x.dtype, 0)
-        if sum(y.numel * y.dtype.itemsize for y in bucket) >= limits[place]:
+        filled[x.dtype] += x.numel * x.dtype.itemsize
+        if filled[x.dtype] >= limits[place]:
             closed.append(bucket)
-            del open_buckets[x.dtype]
+            del open_buckets[x.dtype], filled[x.dtype]
             limit_of[x.dtype] = min(place + 1, len(limits) - 1)
     closed += open_buckets.values()
     if in_order:

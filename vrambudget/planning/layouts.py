@@ -47,6 +47,7 @@ _AUTOCAST: dict[Trained, dict[str, Any]] = {
     "qlora": {"precision": "amp-bf16"},
 }
 _COLUMNS, _ROWS = 5, 2  # products of a layer: queries, keys, values, gate, up; what follows them
+CHECKPOINTING = "checkpointing"  # the last word of a layout that has it
 MACHINE = 8  # GPUs that NVLink connects in most machines
 
 
@@ -131,7 +132,7 @@ def layouts(
         base = _trained(job, trained) | (_AUTOCAST[trained] if trained in autocast else {})
         for checkpointing in dict.fromkeys((job.checkpointing, "full")):
             words: list[str] = [trained] if trained != "full" else []
-            words += ["checkpointing"] if checkpointing != "none" else []
+            words += [CHECKPOINTING] if checkpointing != "none" else []
             fields = base | {"checkpointing": checkpointing}
             for way, more in _together(job, trained, gpus, per_node, has_bfloat16=has_bfloat16):
                 if fsdp_wrap and str(more.get("parallel")).startswith("fsdp2"):

@@ -17,12 +17,14 @@ from typing import Any
 
 from vrambudget.budget import Budget
 from vrambudget.config.job import Job
+from vrambudget.config.layout import DEEPSPEED
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.estimator import trace_job
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import Choice, command, fields_of
 from vrambudget.planning.few_layers import FewLayers
 from vrambudget.planning.layouts import (
+    CHECKPOINTING,
     GOALS,
     MACHINE,
     Goal,
@@ -39,6 +41,8 @@ from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES, MOS
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
+
+_WHOLE = ("zero1", *DEEPSPEED[:2])  # ranks have parameters whole, as many as come out
 
 
 def fewest(planner: "Planner", most: int) -> int:
@@ -85,6 +89,7 @@ class Planner:
         self.suits, self.autocast = suits, autocast
         self.limit, self.per_node = self.gpu.available_bytes - margin_bytes, per_node
         self.tried: dict[tuple[str, int], Choice | None] = {}
+        self.budgets: dict[Job, Budget] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.counted_layouts = set[str]()
         self.parameters, self.rows = count_and_rows(scenario)
@@ -98,8 +103,22 @@ class Planner:
 
     def choices(self, gpus: int) -> list[Choice]:
         """Return the layouts that fit so many GPUs, the cheapest first."""
-        found = (self._choice(layout) for layout in self._ways(gpus))
-        return sorted((choice for choice in found if choice is not None), key=self._cost)
+        return self._found(gpus, self._choice)
+
+    def _found(self, gpus: int, find: Callable[[LayoutChoice], Choice | None]) -> list[Choice]:
+        """Return what `find` has of the ways that may pay, the cheapest first.
+
+        A layout that fits is not looked for with checkpointing where running forward again alone
+        takes longer than what it costs without.
+        """
+        found = dict[str, Choice]()
+        again_seconds = seconds_per_sequence(self.gpu.key, Traffic(0), self._again_flops(gpus))
+        for layout in self._ways(gpus):
+            without = found.get(layout.name.removesuffix(f", {CHECKPOINTING}"))
+            pays = without is None or again_seconds < self._seconds(without)
+            if pays and (choice := find(layout)):
+                found[layout.name] = choice
+        return sorted(found.values(), key=self._cost)
 
     def not_considered(self) -> tuple[str, ...]:
         """Return why layouts were not considered, the most frequent reason first."""
@@ -110,8 +129,7 @@ class Planner:
 
         A pipeline keeps its batch: it has the sequences of all ranks.
         """
-        found = (self._largest(layout, each) for layout in self._ways(gpus))
-        return sorted((choice for choice in found if choice is not None), key=self._cost)
+        return self._found(gpus, lambda layout: self._largest(layout, each))
 
     def _largest(self, layout: LayoutChoice, each: int | None) -> Choice | None:
         choice = self._choice(layout)
@@ -130,7 +148,7 @@ class Planner:
 
         sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
         batch = largest_that_fits(sizes, attempt, start=sizes[0], limit=self.limit)
-        # Where shards are uneven, another rank may reserve more than the first.
+        # Where ranks differ, another may reserve more than the first.
         for smaller in sorted((n for n in tried if n <= (batch or 0)), reverse=True):
             if choice := self._of_all_ranks(layout, *tried[smaller]):
                 return choice
@@ -139,7 +157,8 @@ class Planner:
     def _of_all_ranks(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice | None:
         """Return a layout that fits the first rank, if it fits all; where all are even it does."""
         shards = job.layout.shards // job.replicate
-        if job.rank is not None and any(rows % shards for rows in self.rows):
+        even = job.layout.data not in _WHOLE and not any(rows % shards for rows in self.rows)
+        if job.rank is not None and not even:
             job = job.model_copy(update={"rank": None})
             budget = self._budget(
                 job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
@@ -181,7 +200,7 @@ class Planner:
 
     def _job(self, layout: LayoutChoice) -> Job:
         ranks: dict[str, Any] = {"ranks": layout.gpus}
-        if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed3")):
+        if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed", "zero1")):
             ranks["rank"] = 0  # of even shards no other has more
         changed = self.scenario.job.changed({**layout.fields, **ranks})
         return changed.resolve(self.scenario.config.for_job(self.scenario.job))
@@ -211,7 +230,9 @@ class Planner:
 
     def _budget(self, job: Job) -> Budget:
         self.progress()
-        return trace_job(replace(self.scenario, job=job)).budget
+        if job not in self.budgets:
+            self.budgets[job] = trace_job(replace(self.scenario, job=job)).budget
+        return self.budgets[job]
 
     def _fits(self, budget: Budget) -> bool:
         """Whether PyTorch runs it with NCCL's buffers and the margin beside it."""
@@ -244,11 +265,16 @@ class Planner:
 
     def _cost(self, choice: Choice) -> tuple[object, ...]:
         """Order by what is trained, then by the time of a token, then by memory."""
-        tokens = (self.scenario.job.block or 1) * 2 * self.parameters
-        again_flops = tokens / choice.gpus if choice.recomputes else 0
+        return GOALS["any"].index(choice.trains), self._seconds(choice), choice.peak_bytes
+
+    def _seconds(self, choice: Choice) -> float:
         moved = Traffic(choice.network_bytes, choice.copied_bytes).per(choice.global_batch)
-        seconds = seconds_per_sequence(self.gpu.key, moved, again_flops)
-        return GOALS["any"].index(choice.trains), seconds, choice.peak_bytes
+        again = self._again_flops(choice.gpus) if choice.recomputes else 0
+        return seconds_per_sequence(self.gpu.key, moved, again)
+
+    def _again_flops(self, gpus: int) -> float:
+        """Return what each GPU computes of a sequence's forward pass that is run again."""
+        return (self.scenario.job.block or 1) * 2 * self.parameters / gpus
 
     def _sizes(self, budget: Budget) -> Sizes:
         """Return what of the model decides what is sent; only cut ones have to have it."""

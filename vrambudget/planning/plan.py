@@ -285,7 +285,7 @@ def _together(planner: Planner, wish: Wish) -> tuple[int, list[Choice]]:
                 " would do",
                 hint=f"count them, for example --gpu {gpus}xh100, or leave per_step out",
             )
-        return gpus, planner.choices(gpus)
+        return gpus, planner.choices(gpus) if gpus else []
     if wish.per_step is not None and wish.per_step % wish.gpus:
         raise VramBudgetError(
             f"per_step is {wish.per_step}, which is no multiple of {wish.gpus} GPUs"

@@ -10,7 +10,7 @@ average_tensor).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vrambudget.engine.tensor import Parameter
@@ -27,7 +27,7 @@ class Partition:
     """One group's parameters: where each begins, and how many elements a rank has."""
 
     parameters: Sequence[Parameter]
-    begins: Sequence[int]
+    begins: Mapping[int, int]  # by the parameter's id
     padding: int
     size: int  # of each rank's part
     own: Sequence[Parameter]  # params_in_partition
@@ -36,15 +36,16 @@ class Partition:
     def own_elements(self) -> list[int]:
         """Return how many elements of each of its parameters are the rank's."""
         end = self.own_begin + self.size
-        begins = {id(p): begin for p, begin in zip(self.parameters, self.begins, strict=True)}
+        begins = [self.begins[id(p)] for p in self.own]
         return [
-            min(begins[id(p)] + p.numel, end) - max(begins[id(p)], self.own_begin) for p in self.own
+            min(begin + p.numel, end) - max(begin, self.own_begin)
+            for p, begin in zip(self.own, begins, strict=True)
         ]
 
     def slices_of(self, p: Parameter) -> list[Slice]:
         """Return which ranks have how many elements of a parameter, in order."""
-        begins = {id(p): begin for p, begin in zip(self.parameters, self.begins, strict=True)}
-        begin, end = begins[id(p)], begins[id(p)] + p.numel
+        begin = self.begins[id(p)]
+        end = begin + p.numel
         ranks = range(begin // self.size, (end - 1) // self.size + 1)
         return [
             (rank, min(end, (rank + 1) * self.size) - max(begin, rank * self.size))
@@ -54,18 +55,14 @@ class Partition:
 
 def partition(parameters: Sequence[Parameter], group: Group) -> Partition:
     """Cut a group of parameters among the ranks."""
-    begins, end = list[int](), 0
+    begins, end = dict[int, int](), 0
     for p in parameters:
-        begins.append(end)
+        begins[id(p)] = end
         end += p.numel
     padding = -end % (_ALIGNMENT * group.size)
     size = (end + padding) // group.size
     first, last = group.rank * size, (group.rank + 1) * size
-    own = [
-        p
-        for p, begin in zip(parameters, begins, strict=True)
-        if begin < last and (begin >= first or begin + p.numel > first)
-    ]
+    own = [p for p in parameters if first - p.numel < begins[id(p)] < last]
     return Partition(parameters, begins, padding, size, own, first)
 
 
