@@ -63,6 +63,16 @@ def test_a_checkpoint_is_that_which_the_options_ask_for(tmp_path):
     found = prepared(server_of(words), tmp_path, H100, "2.10.0")
     config = json.loads((Path(found.command[2]) / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "awq"
+    assert config["torch_dtype"] == "float16"  # vLLM's own kernel for AWQ takes no other
+    mine = tmp_path / "gptq"
+    mine.mkdir()
+    (mine / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    (mine / "tokenizer.json").write_text("{}")
+    found = prepared(server_of(("vllm", "serve", str(mine))), tmp_path, H100, "2.10.0")
+    config = json.loads((Path(found.command[2]) / "config.json").read_text())
+    # without files vLLM takes no layer for one that GPTQ quantised
+    assert config["quantization_config"]["modules_in_block_to_quantize"] == [["_proj"]]
+    assert (Path(found.command[2]) / "tokenizer.json").is_symlink()
     words = ("vllm", "serve", "deepseek-v2-lite")
     found = prepared(server_of(words), tmp_path, H100, "2.10.0")
     config = json.loads((Path(found.command[2]) / "config.json").read_text())
@@ -138,6 +148,8 @@ TOO_LONG = (
     " the available memory, the estimated maximum model length is 33536."
 )
 TOO_LARGE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 112.00 MiB. GPU 0 has"
+STATES = "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (248)."
+STATES = f"{STATES} Please lower max_num_seqs to at most 248 or increase gpu_memory_utilization."
 BAD = "vllm: error: unrecognized arguments: --no-such"
 ASSERTION = ("AssertionError", None)
 LAST = "RuntimeError: Engine core initialization failed. See root cause above."
@@ -148,6 +160,7 @@ LAST = "RuntimeError: Engine core initialization failed. See root cause above."
     [
         (TOO_LONG, TOO_LONG, "--max-model-len 33536"),
         (TOO_LARGE, TOO_LARGE, "--quantization fp8"),
+        (STATES, STATES, "--max-num-seqs 248"),
         (BAD, "unrecognized arguments: --no-such", None),
         ("(EngineCore pid=2) ERROR 11-23 22:39:57 [core.py:1108] AssertionError", *ASSERTION),
     ],

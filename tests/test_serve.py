@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+import vrambudget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.scenario import resolve
 from vrambudget.serving.blocks import Groups, groups_of
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantization_config import quantisation_of
 from vrambudget.serving.vllm import serve
-from vrambudget.serving.weights import decoder_of, layers_of, load_decoder, weight_bytes
+from vrambudget.serving.weights import layers_of, load_decoder, weight_bytes
 
 GIB = 2**30
 QWEN = {
@@ -39,9 +39,7 @@ GEMMA = {"model_type": "gemma2"}  # 26 layers, every second one with a window of
 
 
 def config_of(model):
-    if isinstance(model, dict) and (model.keys() & {"quantization_config", "kv_lora_rank"}):
-        return load_decoder(model, where="a test")
-    return decoder_of(resolve(model).config)
+    return load_decoder(find_model(model).values, where="a test")
 
 
 def served(model="llama-3.1-8b", gpu="h100", **options):
@@ -250,13 +248,53 @@ def test_the_command_prints_what_the_log_will_say(capsys):
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        pytest.param("12GB", "No available memory for the cache blocks", id="nothing left"),
+        # rehearsed: vLLM 0.19.0 on 11.69 GiB ends with torch.OutOfMemoryError in load_model
+        pytest.param("12GB", "CUDA out of memory while weights are loaded", id="weights"),
+        pytest.param("16GB", "CUDA out of memory in the profiled step", id="profiled step"),
+        pytest.param("17GiB", "No available memory for the cache blocks", id="nothing left"),
         pytest.param("24GB", "To serve at least one request", id="too long"),
     ],
 )
 def test_a_server_that_does_not_start_says_so(gpu, words, capsys):
     assert main(["serve", "llama-3.1-8b", "--gpu", gpu]) == 1
     assert words in capsys.readouterr().out
+
+
+def test_more_than_is_free_is_refused_as_vllm_refuses_it(capsys):
+    words = ["serve", "qwen3-0.6b", "--gpu", "rtx-4090", "--gpu-memory-utilization"]
+    assert main([*words, "0.99"]) == 1
+    text = capsys.readouterr().out
+    assert "on startup is less than desired GPU memory utilization (0.99, 23.41 GiB)" in text
+    assert "vrambudget serve qwen3-0.6b --gpu rtx-4090 --gpu-memory-utilization 0.9" in text
+
+
+def test_flags_that_decide_no_memory_are_left_out_and_said(capsys):
+    words = ["serve", "llama-3.1-8b", "--gpu", "h100"]
+    assert main([*words, "-tp", "2", "--max-model-len", "16k", "--dtype", "half"]) == 0
+    expected = capsys.readouterr().out
+    pasted = "--tp 2 --max_model_len 16000 --port 8000 --trust-remote-code --dtype float16"
+    assert main([*words, *pasted.split()]) == 0
+    found = capsys.readouterr()
+    assert found.out == expected.replace("--dtype half", "--dtype float16")
+    assert "decide no memory: --port, --trust-remote-code" in found.err
+    assert main([*words, "--hf-overrides", "{}"]) == 2
+    assert main([*words, "--max-model-len", "long"]) == 2
+
+
+def test_a_language_model_alone_is_one_without_the_tower():
+    def found(**options):
+        return vrambudget.serve("gemma-3-12b", gpu="h100", max_model_len=8192, **options).values
+
+    whole, alone = found(), found(language_model_only=True)
+    tower = whole["weights_bytes"] - alone["weights_bytes"]
+    assert 0.7 < tower / GIB < 0.9
+    assert alone["activations_bytes"] < whole["activations_bytes"]
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "Qwen/Qwen3.5-9B", "gemma-4-e4b-it"])
+def test_models_that_have_no_card_for_training_are_named_in_the_command(name, capsys):
+    assert main(["serve", name, "--gpu", "rtx-4090"]) == 2
+    assert f"vrambudget rehearse --gpu rtx-4090 -- vllm serve {name}" in capsys.readouterr().err
 
 
 def test_the_result_is_json_too(capsys):

@@ -7,11 +7,11 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.config.gpus import find_gpu
+from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
-from vrambudget.scenario import resolve
 from vrambudget.serving import sglang
 from vrambudget.serving.options import SglangOptions
-from vrambudget.serving.weights import decoder_of, load_decoder, weight_bytes
+from vrambudget.serving.weights import load_decoder, weight_bytes
 
 GIB, MIB = 2**30, 2**20
 LLAMA_3B = {"model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28} | {
@@ -25,7 +25,7 @@ LLAMA_3B = {"model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28}
 
 
 def pool(model="llama-3.1-8b", gpu="h100", **options):
-    config = decoder_of(resolve(model).config)
+    config = load_decoder(find_model(model).values, where="a test")
     return sglang.serve(config, find_gpu(gpu), SglangOptions.parse(options))
 
 

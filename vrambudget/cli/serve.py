@@ -13,6 +13,24 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import serve
 from vrambudget.serving.options import CACHE_DTYPES, OPTIONS
 
+_SHORT = {
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "data_parallel_size": ("-dp",),
+    "quantization": ("-q",),
+}
+_READABLE = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _readable(text: str) -> int:
+    """Return a number as vLLM reads it: 16k is 16,000 and 16K 16,384 (human_readable_int)."""
+    unit = _UNITS.get(text[-1:], 1)
+    try:
+        return int(float(text[:-1]) * unit) if unit > 1 else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
@@ -43,9 +61,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="let the installed engine start on a virtual GPU, and answer with its own figures",
     )
     known = {"engine_version"}
+    choices = {"kv_cache_dtype": CACHE_DTYPES}
     for options in OPTIONS.values():
-        add_options(parser, options, without=known, choices={"kv_cache_dtype": CACHE_DTYPES})
+        add_options(parser, options, without=known, choices=choices, short=_SHORT)
         known |= set(options.model_fields)
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to change a type
+        if action.dest in _READABLE:
+            action.type = _readable
     add_output_options(parser)
     parser.set_defaults(run=run)
 

@@ -26,16 +26,19 @@ from vrambudget.config.foreign.meanings import (
     Switch,
     Uncounted,
 )
+from vrambudget.config.foreign.servers import SERVERS
 from vrambudget.config.foreign.words import words_of
 from vrambudget.config.options import is_switch, option_of, option_words
 from vrambudget.errors import NotModelledError, VramBudgetError
 
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 _OF_A_JOB = "--batch"  # a command that has it has all options of a job
-_OTHERWISE = (
-    "leave it out for the number without it; `vrambudget rehearse --gpu GPU -- python train.py`"
-    " runs any script"
-)
+_OF_A_SERVER = "--gpu-memory-utilization"
+_OTHERWISE = "leave it out for the number without it; `vrambudget rehearse --gpu GPU --"
+_RUNS = {
+    True: f"{_OTHERWISE} python train.py` runs any script",
+    False: f"{_OTHERWISE} vllm serve MODEL ...` runs any start",
+}
 
 
 def translated(
@@ -46,9 +49,10 @@ def translated(
     What decides no memory is left out, and said. Raises VramBudgetError for a value of a foreign
     option that means nothing here, NotModelledError for what has no rules.
     """
-    if _OF_A_JOB not in own:
+    if not {_OF_A_JOB, _OF_A_SERVER} & {*own}:
         return list(words)
-    reading = _Reading(words_of(next(iter(words), "")), own)
+    table = words_of(next(iter(words), "")) if _OF_A_JOB in own else SERVERS
+    reading = _Reading(table, own)
     end = words.index("--") if "--" in words else len(words)
     given = reading.read(words[:end])
     if reading.ignored:
@@ -98,7 +102,7 @@ class _Reading:
                 f"{name} has no counterpart here: {missing or found.uncounted}",
                 hint=f"known are {', '.join(meaning.of)}"
                 if isinstance(meaning, Choice)
-                else _OTHERWISE,
+                else _RUNS[self.table is not SERVERS],
             )
         if found.noted:
             self.ignored.append(f"{name} ({found.noted})")

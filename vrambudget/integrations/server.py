@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import Gpu, count_of_gpus, find_gpu
-from vrambudget.config.source import ModelSource, find_model
+from vrambudget.config.source import ModelSource
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.escaping import escape
 from vrambudget.report.engines import sglang_report, sglang_values
-from vrambudget.report.serving import as_values, holds_one, served, start_lines
+from vrambudget.report.serving import as_values, served, start_lines
 from vrambudget.serving import sglang, vllm
+from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.options import OPTIONS, ServeOptions, SglangOptions
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
-from vrambudget.serving.sglang_quantised import sglang_quantisation
 from vrambudget.serving.starting import alternatives, rehearsal, with_rehearsal
 from vrambudget.serving.weights import load_decoder
 
@@ -162,37 +162,32 @@ def _spelled(name: str) -> str:
 
 
 def _vllm(model: ModelSource, gpu: Gpu, options: ServeOptions, context: int | None) -> Server:
-    found = find_model(model)
-    config = load_decoder(found.values, where=found.where)
+    found = find_served(model)
+    alone = options.language_model_only
+    config = load_decoder(found.values, where=found.where, text_alone=alone)
     quantisation = found.values.get("quantization_config")
     quantised = quantisation_of(quantisation, options.quantization, gpu, where=found.where)
     if cache_in_fp8(quantisation):
         options = options.model_copy(update={"kv_cache_dtype": "fp8"})
     serving = vllm.serve(config, gpu, options, quantised)
     _check_context(context, serving.max_model_len)
-    starts = serving.cache_bytes[0] > 0 and holds_one(serving)
     text = served(found.name, gpu, options, serving, context, quantised=quantised)
     values = as_values(serving, context)
-    if not starts:
+    if serving.error is not None:
         others = list(alternatives(config, gpu, options, quantised))
         values["starts_with"] = [dict(other.change) for other in others]
         text = "\n".join([text, *start_lines(others, found.name, gpu, options)])
-    return Server("vllm", starts, values, text)
+    return Server("vllm", serving.error is None, values, text)
 
 
 def _sglang(model: ModelSource, gpu: Gpu, options: SglangOptions, context: int | None) -> Server:
-    found = find_model(model)
+    found = find_served(model)
     config = load_decoder(found.values, where=found.where)
-    quantised = sglang_quantisation(
-        found.values.get("quantization_config"),
-        options.quantization,
-        gpu,
-        config,
-        where=found.where,
-    )
-    serving = sglang.serve(config, gpu, options, quantised)
+    if options.quantization or found.values.get("quantization_config"):
+        raise NotModelledError("quantised weights are not modelled as SGLang loads them")
+    serving = sglang.serve(config, gpu, options)
     _check_context(context, serving.context_length)
-    text = sglang_report(found.name, gpu, serving, context, quantised)
+    text = sglang_report(found.name, gpu, serving, context)
     return Server("sglang", serving.starts, sglang_values(serving, context), text)
 
 

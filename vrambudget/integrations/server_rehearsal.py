@@ -15,7 +15,6 @@ from typing import Any
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import Settings
-from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import RESULT_BYTES, cache_folder, read_kept, write_kept
 from vrambudget.rehearse.options import RehearsalOptions
@@ -23,6 +22,7 @@ from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import rehearse_command
 from vrambudget.rehearse.servers.command import beside_python
 from vrambudget.rehearse.torch_build import python_of
+from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.starting import server_words
 
 _ENGINES = ("vllm", "sglang")
@@ -67,7 +67,7 @@ def _place(command: tuple[str, ...], model: str, gpu: Gpu, engine: str) -> Path:
 
     given = {
         "engine": (engine, _version(command, engine)),
-        "model": (find_model(model).values, str(Path(model).resolve())),
+        "model": (find_served(model).values, str(Path(model).resolve())),
         "options": command[1:],
         "gpu": asdict(gpu),
         "package": __version__,

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.quantization_config import cache_in_fp8, quantisation_of
-from vrambudget.serving.starting import rehearsal, server_words, with_rehearsal
+from vrambudget.serving.starting import FP8, USUAL_CONTEXT, rehearsal, server_words, with_rehearsal
 from vrambudget.serving.vllm import Serving, serve
 from vrambudget.serving.weights import load_decoder
 
-USUAL_CONTEXT = 8192
-_FP8 = (8, 9)  # the first compute capability with products in fp8
 _WEIGHTS: tuple[str | None, ...] = (None, "fp8", "awq")
 
 
@@ -46,7 +44,7 @@ def serving_plan(model: str, gpu: Gpu, name: str, gpus: int, context: int | None
 
     `name`: the GPU as typed. Of equal numbers of requests, what changes less goes first.
     """
-    found = find_model(model)
+    found = find_served(model)
     try:
         config = load_decoder(found.values, where=found.where)
     except NotModelledError as error:
@@ -84,7 +82,7 @@ def _ways(
 ) -> Iterator[dict[str, Any]]:
     """Yield options: weights, cache and layouts, those that change least first."""
     for quantization in (None,) if is_quantised else _WEIGHTS:
-        if quantization == "fp8" and gpu.compute_capability < _FP8:
+        if quantization == "fp8" and gpu.compute_capability < FP8:
             continue
         for cache in ("auto", "fp8"):
             for tp in (n for n in range(1, gpus + 1) if gpus % n == 0):
@@ -102,7 +100,6 @@ def _ways(
 
 def _row(model: str, name: str, options: ServeOptions, serving: Serving, engines: int) -> Served:
     length = serving.max_model_len
-    holds = serving.cache_bytes[0] > 0 and serving.longest_request >= length
     words = {None: "as they are", "fp8": "fp8, as they are loaded", "awq": "AWQ, a checkpoint"}
     return Served(
         weights=words.get(options.quantization, str(options.quantization)),
@@ -110,7 +107,7 @@ def _row(model: str, name: str, options: ServeOptions, serving: Serving, engines
         engines=engines,
         tensor_parallel_size=options.tensor_parallel_size,
         pipeline_parallel_size=options.pipeline_parallel_size,
-        requests=engines * serving.requests(length)[0] if holds else 0,
+        requests=0 if serving.error else engines * serving.requests(length)[0],
         context=length,
         longest_request=serving.longest_request,
         tokens=serving.tokens[0],

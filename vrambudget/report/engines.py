@@ -8,25 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
-from vrambudget.report.serving import between, gib, rows, spread
-from vrambudget.serving.quantised import Quantisation
+from vrambudget.report.serving import between, contexts, gib, rows, spread, starts
 from vrambudget.serving.sglang import OUTSIDE, SglangServing
 from vrambudget.serving.sglang import VERSION as SGLANG
 
-_CONTEXTS = (2048, 8192, 32768, 131072)
-_SEGMENTS = "segments that PyTorch reserves for them"
 
-
-def sglang_report(
-    model: str,
-    gpu: Gpu,
-    found: SglangServing,
-    context: int | None,
-    quantised: Quantisation | None = None,
-) -> str:
+def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | None) -> str:
     """Return what SGLang does with a GPU."""
     length = context or found.context_length
-    verdict = f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
+    verdict = starts(found, length)
     if not found.starts:
         verdict = (
             "DOES NOT START: Not enough memory. Please try to increase --mem-fraction-static."
@@ -35,7 +25,7 @@ def sglang_report(
     default = "SGLang's default for the GPU" if found.is_default else "as given"
     parts = [
         ("free before", spread(*found.before_bytes), "the GPU without the driver's context"),
-        ("weights", gib(found.weights_bytes), quantised.description if quantised else _SEGMENTS),
+        ("weights", gib(found.weights_bytes), "segments that PyTorch reserves for them"),
         ("outside PyTorch", spread(*OUTSIDE), "measured: as weights are loaded"),
         ("token pool", spread(*found.pool_bytes), f"{found.cell_bytes:,} bytes a token"),
         ("static fraction", str(found.fraction), default),
@@ -51,7 +41,7 @@ def sglang_report(
             *rows(parts),
             "",
             "requests at once   held by the pool",
-            *_contexts(found, found.context_length, context),
+            *contexts(found, found.context_length, context),
             "",
             "SGLang's log will say about:",
             f"  Load weight end. mem usage={found.weights_bytes / 2**30:.2f} GB.",
@@ -65,12 +55,6 @@ def _of_the_default(found: SglangServing) -> Iterator[str]:
     if found.is_default and not found.knows_total:
         yield "note: the default fraction comes from nvidia-smi's total, which is taken as the"
         yield "  driver's: it may be a hundredth more; --mem-fraction-static says it"
-
-
-def _contexts(found: SglangServing, longest: int, context: int | None) -> Iterator[str]:
-    lengths = {n for n in (*_CONTEXTS, context) if n and n <= longest}
-    for length in sorted(lengths | {longest}):
-        yield f"{length:>9,} tokens   {between(*found.requests(length))}"
 
 
 def sglang_values(found: SglangServing, context: int | None) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from vrambudget.config.gpus import Gpu
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import range_of
 from vrambudget.serving.quantised import Quantisation
-from vrambudget.serving.starting import Alternative, typed
+from vrambudget.serving.sglang import SglangServing
+from vrambudget.serving.starting import USUAL_CONTEXT, Alternative, typed
 from vrambudget.serving.vllm import VERSION, Serving
 from vrambudget.units import format_bytes
 
 _MERGED = "as loaded: merged projections"
 _CONTEXTS = (2048, 8192, 32768, 131072)
-_USUAL_CONTEXT = 8192
 
 
 def served(
@@ -33,41 +33,26 @@ def served(
     """Return the report as text."""
     cards = options.tensor_parallel_size * options.pipeline_parallel_size
     many = f"{cards} x {gpu.name}, each" if cards > 1 else gpu.name
+    length = context or found.max_model_len
     lines = [
-        _verdict(found, context),
+        f"DOES NOT START: {found.error}" if found.error else starts(found, length),
         "",
         f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
         "",
         *_parts(gpu, options, found, quantised),
         "",
         "requests at once   held by the cache",
-        *_contexts(found, context),
-        "",
-        "vLLM's log will say about:",
-        *(f"  {line}" for line in log_lines(found)),
+        *contexts(found, found.max_model_len, context),
+        *log_lines(found),
     ]
     return "\n".join(lines)
 
 
-def _verdict(found: Serving, context: int | None) -> str:
-    if found.cache_bytes[0] <= 0:
-        return (
-            "DOES NOT START: No available memory for the cache blocks. Try increasing"
-            " `gpu_memory_utilization` when initializing the engine."
-        )
-    if not holds_one(found):
-        return (
-            f"DOES NOT START: To serve at least one request with max seq len"
-            f" {found.max_model_len:,}, more KV cache memory is needed; the estimated maximum model"
-            f" length is {found.longest_request:,}: --max-model-len {found.longest_request}"
-        )
-    length = context or found.max_model_len
-    return f"STARTS: {between(*found.requests(length))} requests of {length:,} tokens at once"
-
-
-def holds_one(found: Serving) -> bool:
-    """Whether one request of the greatest length fits into the cache."""
-    return found.longest_request >= found.max_model_len
+def starts(found: Serving | SglangServing, length: int) -> str:
+    """Return the verdict of a server that starts."""
+    held = found.requests(length)
+    requests = "request" if held == (1, 1) else "requests"
+    return f"STARTS: {between(*held)} {requests} of {length:,} tokens at once"
 
 
 def _parts(
@@ -98,7 +83,7 @@ def start_lines(
         if not i:
             yield ""
             yield "what starts:"
-        length = min(other.serving.max_model_len, _USUAL_CONTEXT)
+        length = min(other.serving.max_model_len, USUAL_CONTEXT)
         held = between(*other.serving.requests(length))
         words = (model, "--gpu", gpu.key or gpu.name, *typed(options, other.change))
         command = f"vrambudget serve {shlex.join(words)}"
@@ -132,28 +117,27 @@ def _blocks(options: ServeOptions, found: Serving) -> str:
     return f"{between(*found.blocks)} blocks of {found.block_size} tokens{dtype}{shared}"
 
 
-def _contexts(found: Serving, context: int | None) -> Iterator[str]:
-    lengths = {n for n in (*_CONTEXTS, context) if n is not None and n <= found.max_model_len}
-    for length in sorted(lengths | {found.max_model_len}):
+def contexts(found: Serving | SglangServing, longest: int, context: int | None) -> Iterator[str]:
+    """Yield how many requests of the usual lengths are held at once."""
+    lengths = {n for n in (*_CONTEXTS, context) if n is not None and n <= longest}
+    for length in sorted(lengths | {longest}):
         yield f"{length:>9,} tokens   {between(*found.requests(length))}"
 
 
-def log_lines(found: Serving) -> list[str]:
-    """Return the lines that vLLM prints as it starts, with ranges where it measures."""
-    lines = [
-        f"Model loading took {found.weights_bytes / 2**30:.2f} GiB memory",
-        f"Available KV cache memory: {spread(*found.cache_bytes)}",
-    ]
-    if found.cache_bytes[0] > 0 and holds_one(found):
-        times = (f"{times:.2f}x" for times in found.concurrency)
-        lines += [
-            f"GPU KV cache size: {between(*found.tokens)} tokens",
-            (
-                f"Maximum concurrency for {found.max_model_len:,} tokens per request:"
-                f" {' to '.join(dict.fromkeys(times))}"
-            ),
-        ]
-    return lines
+def log_lines(found: Serving) -> Iterator[str]:
+    """Yield the lines that vLLM prints as it starts, with ranges where it measures."""
+    if found.error is not None:
+        return
+    times = (f"{times:.2f}x" for times in found.concurrency)
+    yield ""
+    yield "vLLM's log will say about:"
+    yield f"  Model loading took {found.weights_bytes / 2**30:.2f} GiB memory"
+    yield f"  Available KV cache memory: {spread(*found.cache_bytes)}"
+    yield f"  GPU KV cache size: {between(*found.tokens)} tokens"
+    yield (
+        f"  Maximum concurrency for {found.max_model_len:,} tokens per request:"
+        f" {' to '.join(dict.fromkeys(times))}"
+    )
 
 
 def as_values(found: Serving, context: int | None) -> dict[str, Any]:
@@ -162,7 +146,7 @@ def as_values(found: Serving, context: int | None) -> dict[str, Any]:
     return {
         **asdict(found),
         "engine": f"vllm {VERSION}",
-        "starts": found.cache_bytes[0] > 0 and holds_one(found),
+        "starts": found.error is None,
         "context": length,
         "requests": found.requests(length),
     }

@@ -1,4 +1,4 @@
-"""Models that a GGUF file is known of and that have no model card for training, by name.
+"""Models that are run or served by their name, and that have no model card for training.
 
     model_cards/gguf/NAME.toml      name, source, `also` (other names), [config] as it was published
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vrambudget.config.cards import cards_folder
-from vrambudget.config.source import FoundModel
-from vrambudget.errors import NotModelledError
+from vrambudget.config.source import FoundModel, ModelSource, find_model
+from vrambudget.errors import NotModelledError, VramBudgetError
 
 _DISTILLED = "deepseek-r1-distill-"
 _ALSO = {
@@ -45,19 +45,45 @@ def known(name: str) -> FoundModel | str:
 
     Raises NotModelledError for what is counted of its file alone.
     """
-    plain = re.sub(r"[-_](instruct|it|chat|base)$", "", re.sub("[_:]", "-", name.strip().lower()))
-    for each in (plain,) if plain in known_names() else known_names():
-        card = _card(each)
-        if plain in (each, *card.get("also", ())):
-            config = {k: None if v == "null" else v for k, v in card["config"].items()}
-            return FoundModel(each, each, config)
-    if plain.startswith(_OF_FILES):
+    if _plain(name).startswith(_OF_FILES):
         raise NotModelledError(
             f"the tensors of a GGUF file of {name} are not known by its name",
             hint="its file says them: vrambudget run model.gguf --gpu 12GB, or a repository of"
             " files, org/name-GGUF:Q4_K_M, where there is a network",
         )
-    return _ALSO.get(plain, name)
+    return _published(name) or _ALSO.get(_plain(name), name)
+
+
+def find_served(model: ModelSource) -> FoundModel:
+    """Return a model that a server is asked for; offline, a hub id is known by its name.
+
+    Raises VramBudgetError.
+    """
+    if not isinstance(model, str) or Path(model).exists():
+        return find_model(model)
+    organisation, _, name = model.rpartition("/")
+    if not organisation:
+        return _published(name) or find_model(_ALSO.get(_plain(name), name))
+    try:
+        return find_model(model)
+    except VramBudgetError:
+        if (found := _published(name)) is None:
+            raise
+        return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_](instruct|it|chat|base)$", "", re.sub("[_:]", "-", name.strip().lower()))
+
+
+def _published(name: str) -> FoundModel | None:
+    plain = _plain(name)
+    for each in (plain,) if plain in known_names() else known_names():
+        card = _card(each)
+        if plain in (each, *card.get("also", ())):
+            config = {k: None if v == "null" else v for k, v in card["config"].items()}
+            return FoundModel(each, each, config)
+    return None
 
 
 @cache

@@ -17,7 +17,7 @@ class ServeOptions(Settings, heading="server"):
     """vLLM's engine arguments, with its defaults."""
 
     engine: Engine = Field("vllm", description="whose rules are used")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         "auto", description="of the weights; auto: bfloat16, before compute capability 8.0 float16"
     )
     quantization: QuantizationMethod | None = Field(
@@ -51,6 +51,9 @@ class ServeOptions(Settings, heading="server"):
     cpu_offload_gb: Annotated[float, Field(ge=0)] = Field(
         0.0, description="GiB of the layers' weights that stay in main memory, of each GPU"
     )
+    language_model_only: bool = Field(
+        default=False, description="no tower for pictures, of a model that has one"
+    )
     enable_expert_parallel: bool = Field(
         default=False, description="whole experts on each GPU, which is refused: rehearse it"
     )
@@ -63,6 +66,11 @@ class ServeOptions(Settings, heading="server"):
     speculative_config: str | None = Field(
         None, description="a draft of the next tokens, as JSON, which is refused: rehearse it"
     )
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number, of weights that are not quantised."""
+        return 4 if self.dtype in ("float", "float32") else 2
 
     def problems(self) -> Iterable[str]:
         """Yield what vLLM refuses."""

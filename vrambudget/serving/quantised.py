@@ -106,7 +106,6 @@ class Packed:
     zeros: bool
     ordered: bool  # columns in an order of their own: desc_act, actorder
     repacked: bool = True  # for Machete, AllSpark or Marlin
-    marlin_alone: bool = False  # the engine has no other kernel
     ignored: Ignored = NOTHING
 
     while_loading = False
@@ -153,7 +152,7 @@ class Packed:
         """Return which kernel takes the layer; None: as the checkpoint has it."""
         if not self.repacked:
             return None
-        if not self.marlin_alone and (other := self._other_kernel(linear, gpu)):
+        if other := self._other_kernel(linear, gpu):
             return other
         K, N = linear.inputs, linear.width
         if N % 64 == 0 and K % 128 == 0 and (self.group < 0 or K % self.group == 0):

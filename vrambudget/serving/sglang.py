@@ -13,10 +13,9 @@ Source: sglang 0.5.9: srt/model_executor/model_runner_kv_cache_mixin.py (profile
 get_cell_size_per_token, init_memory_pool), srt/server_args.py (_handle_gpu_memory_settings),
 srt/utils/common.py (get_available_gpu_memory), srt/layers/rotary_embedding.py,
 srt/configs/model_config.py (is_hybrid_swa_model),
-srt/models/deepseek_common/deepseek_weight_loader.py (post_load_weights). Quantised weights:
-`serving.sglang_quantised`.
-Not modelled: the architectures with two pools, speculative decoding, attention by data-parallel
-ranks.
+srt/models/deepseek_common/deepseek_weight_loader.py (post_load_weights).
+Not modelled: quantised weights, the architectures with two pools, speculative decoding, attention
+by data-parallel ranks.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
-from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes, whole_experts
 
 VERSION = "0.5.9"
@@ -89,22 +87,12 @@ class SglangServing:
         return low, high
 
 
-def serve(
-    config: DecoderConfig,
-    gpu: Gpu,
-    options: SglangOptions,
-    quantised: Quantisation | None = None,
-) -> SglangServing:
+def serve(config: DecoderConfig, gpu: Gpu, options: SglangOptions) -> SglangServing:
     """Return what a server holds. Raises VramBudgetError."""
     _check(config, options)
     stages = layers_of(config, options.pipeline_parallel_size)
-    return min(
-        (_of_rank(config, gpu, options, layers, quantised) for layers in stages), key=_fewest
-    )
-
-
-def _fewest(serving: SglangServing) -> int:
-    return serving.tokens[0]
+    ranks = (_of_rank(config, gpu, options, layers) for layers in stages)
+    return min(ranks, key=lambda serving: serving.tokens[0])
 
 
 def _check(config: DecoderConfig, options: SglangOptions) -> None:
@@ -122,15 +110,10 @@ def _check(config: DecoderConfig, options: SglangOptions) -> None:
 
 
 def _of_rank(
-    config: DecoderConfig,
-    gpu: Gpu,
-    options: SglangOptions,
-    layers: range,
-    quantised: Quantisation | None,
+    config: DecoderConfig, gpu: Gpu, options: SglangOptions, layers: range
 ) -> SglangServing:
     tp = options.tensor_parallel_size
-    how = None if quantised is None else (quantised, gpu)
-    weights = reserved_bytes(config, layers, itemsize=2, tp=tp, quantised=how)
+    weights = reserved_bytes(config, layers, itemsize=2, tp=tp)
     low, high = gpu.context_range
     before = gpu.capacity_bytes - high, gpu.capacity_bytes - low
     chunk, graph = _by_size(gpu, tp)
@@ -176,14 +159,14 @@ def _running(tokens: int, longest: int, options: SglangOptions) -> int:
     return min(max(int(tokens / longest * 512), _LEAST_REQUESTS), _MOST_REQUESTS)
 
 
-def _total_mib(gpu: Gpu) -> int:
+def total_mib(gpu: Gpu) -> int:
     """Return nvidia-smi's total of a card; where nobody published it, the driver's."""
     return _TOTALS.get(gpu.key, gpu.capacity_bytes // _MIB)
 
 
 def _by_size(gpu: Gpu, tp: int) -> tuple[int, int]:
     """Return the default prefill chunk, and the requests of the largest CUDA graph."""
-    total = _total_mib(gpu)
+    total = total_mib(gpu)
     for gib, chunk, few, many in _BY_SIZE:
         if total < gib * 1024:
             return chunk, few if tp < _MANY_CARDS else many
@@ -191,7 +174,7 @@ def _by_size(gpu: Gpu, tp: int) -> tuple[int, int]:
 
 
 def _fraction(gpu: Gpu, options: SglangOptions, chunk: int, graph: int) -> float:
-    total = _total_mib(gpu)
+    total = total_mib(gpu)
     kept = 512 + max(chunk, 2048) * 1.5 + (options.cuda_graph_max_bs or graph) * 2
     kept += options.tensor_parallel_size * options.pipeline_parallel_size / 8 * 1024
     if total > 60 * 1024:

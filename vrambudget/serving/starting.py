@@ -13,12 +13,13 @@ from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.quantization_config import quantisation_of
 from vrambudget.serving.vllm import Serving, serve
 
-_USUAL_CONTEXT = 8192
+USUAL_CONTEXT = 8192
+_USUAL_PART = 0.9
 _PROGRAMS = {
     "vllm": ("vllm", "serve"),
     "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
 }
-_FP8 = (8, 9)  # the first compute capability with products in fp8
+FP8 = (8, 9)  # the first compute capability with products in fp8
 _MOST_GPUS = 8
 
 
@@ -52,11 +53,13 @@ def alternatives(
 ) -> Iterator[Alternative]:
     """Yield what starts: first the same weights, then smaller ones, then more GPUs."""
     changes: list[dict[str, Any]] = [{}]
+    if options.gpu_memory_utilization > _USUAL_PART:
+        changes.append({"gpu_memory_utilization": _USUAL_PART})
     if options.kv_cache_dtype == "auto":
         changes.append({"kv_cache_dtype": "fp8"})
     if quantised is None:
         changes.append({"quantization": "awq"})
-        if gpu.compute_capability >= _FP8:
+        if gpu.compute_capability >= FP8:
             changes.append({"quantization": "fp8"})
     shared = options.tensor_parallel_size
     while (shared := 2 * shared) <= _MOST_GPUS:
@@ -80,15 +83,14 @@ def _tried(
     try:
         how = quantisation_of(None, method, gpu, where="") if method else quantised
         serving = serve(config, gpu, options.changed(change), how)
-        if serving.cache_bytes[0] > 0 and serving.longest_request < serving.max_model_len:
-            length = min(serving.longest_request, _USUAL_CONTEXT)
-            change = {**change, "max_model_len": length or 1}
+        if 0 < serving.longest_request < serving.max_model_len:
+            length = min(serving.longest_request, USUAL_CONTEXT)
+            change = {**change, "max_model_len": length}
             serving = serve(config, gpu, options.changed(change), how)
     except VramBudgetError:
         return None
-    starts = serving.cache_bytes[0] > 0 and serving.longest_request >= serving.max_model_len
-    holds = starts and serving.requests(min(serving.max_model_len, _USUAL_CONTEXT))[0]
-    return Alternative(change, serving) if holds else None
+    holds = serving.requests(min(serving.max_model_len, USUAL_CONTEXT))[0]
+    return Alternative(change, serving) if holds and serving.error is None else None
 
 
 def server_words(model: str, engine: str, options: Settings) -> tuple[str, ...]:
@@ -111,6 +113,6 @@ def with_rehearsal(error: NotModelledError, command: str | None) -> NotModelledE
     """Return the error with the command that answers without rules."""
     if command is None:
         return error
-    hints = (error.hint, f"the engine's own start answers (Linux, no GPU needed): {command}")
+    hints = (f"the engine's own start answers (Linux, no GPU needed): {command}", error.hint)
     hint = "; ".join(filter(None, hints))
     return NotModelledError(error.message, where=error.where, hint=hint)

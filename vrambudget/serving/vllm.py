@@ -19,7 +19,7 @@ Gemma 3's, models of which each layer has a cache of another size.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from vrambudget.config.gpus import Gpu
@@ -69,6 +69,7 @@ class Serving:
     block_size: int
     groups: Groups
     graphs_bytes: tuple[int, int]
+    error: str | None = None  # vLLM's own, where it does not start
 
     def requests(self, context: int) -> tuple[int, int]:
         """Return how many requests of so many tokens are held at once, least and most."""
@@ -88,13 +89,37 @@ def serve(
     if quantised is not None:
         _check_quantised(options, quantised)
     stages = layers_of(config, options.pipeline_parallel_size)
-    return min(
-        (_of_rank(config, gpu, options, layers, quantised) for layers in stages), key=_fewest
-    )
+    ranks = (_of_rank(config, gpu, options, layers, quantised) for layers in stages)
+    found = min(ranks, key=lambda serving: serving.blocks[0])
+    return replace(found, error=_error(found, gpu, options.gpu_memory_utilization))
 
 
-def _fewest(serving: Serving) -> int:
-    return serving.blocks[0]
+def _error(found: Serving, gpu: Gpu, utilization: float) -> str | None:
+    """Return how a start ends that comes to no server: what is asked for, loaded, or left."""
+    free = gpu.capacity_bytes - gpu.context_range[0]
+    total, loaded = f"{gpu.capacity_bytes / _GIB:.2f}", found.weights_bytes / _GIB
+    if free < found.may_take_bytes:
+        return (
+            f"Free memory on device cuda:0 ({free / _GIB:.2f}/{total} GiB) on startup is less than"
+            f" desired GPU memory utilization ({utilization},"
+            f" {found.may_take_bytes / _GIB:.2f} GiB)."
+        )
+    if free < found.weights_bytes:
+        return f"CUDA out of memory while weights are loaded: they take {loaded:.2f} GiB"
+    if free < found.weights_bytes + found.activations_bytes:
+        return f"CUDA out of memory in the profiled step, beside {loaded:.2f} GiB of weights"
+    if found.cache_bytes[0] <= 0:
+        return (
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+            " when initializing the engine."
+        )
+    if found.longest_request < found.max_model_len:
+        return (
+            f"To serve at least one request with max seq len {found.max_model_len:,}, more KV cache"
+            f" memory is needed; the estimated maximum model length is {found.longest_request:,}:"
+            f" --max-model-len {found.longest_request}"
+        )
+    return None
 
 
 def _check(config: DecoderConfig, options: ServeOptions) -> None:
@@ -126,7 +151,7 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
 
 
 def _check_quantised(options: ServeOptions, quantised: Quantisation) -> None:
-    if options.dtype == "float32":
+    if options.itemsize > 2:  # noqa: PLR2004
         raise NotModelledError("quantised weights with dtype float32 are not modelled")
     if (
         isinstance(quantised, BitsAndBytes)
@@ -146,7 +171,7 @@ def _of_rank(
     layers: range,
     quantised: Quantisation | None,
 ) -> Serving:
-    itemsize, tp = 4 if options.dtype == "float32" else 2, options.tensor_parallel_size
+    itemsize, tp = options.itemsize, options.tensor_parallel_size
     is_large = gpu.capacity_bytes >= _LARGE_CARD and "a100" not in gpu.name.lower()
     step = options.max_num_batched_tokens or (8192 if is_large else 2048)
     seqs = min(options.max_num_seqs or (1024 if is_large else 256), step)

@@ -31,18 +31,6 @@ _SCALES = 4  # of each attention, for queries, keys, values and probabilities in
 _WIDE_TABLES = frozenset({"gpt_oss"})  # rotary tables in float32
 
 
-def decoder_of(config: object) -> DecoderConfig:
-    """Return a configuration whose weights are known. Raises NotModelledError."""
-    model_type = getattr(config, "model_type", "?")
-    if model_type not in _FAMILIES or not isinstance(config, DecoderConfig):
-        raise NotModelledError(
-            f"serving {model_type} is not modelled",
-            hint=f"there is {', '.join(sorted(_FAMILIES))}; its GGUF file with llama.cpp:"
-            " `vrambudget run MODEL --gpu GPU`",
-        )
-    return config
-
-
 def whole_experts(option: str) -> NotModelledError:
     """Return the error for a server whose GPUs have whole experts, not a part of each."""
     return NotModelledError(
@@ -52,9 +40,25 @@ def whole_experts(option: str) -> NotModelledError:
     )
 
 
-def load_decoder(values: Mapping[str, Any], *, where: str) -> DecoderConfig:
-    """Return the configuration of a file's keys. Raises VramBudgetError."""
-    return decoder_of(load_config(values, config_class, where=where))
+def load_decoder(
+    values: Mapping[str, Any], *, where: str, text_alone: bool = False
+) -> DecoderConfig:
+    """Return the configuration of a file's keys, whose weights are known. Raises VramBudgetError.
+
+    `text_alone`: without the tower for pictures that it may have.
+    """
+    model_type, text = values.get("model_type"), values.get("text_config")
+    if text_alone and isinstance(text, Mapping):
+        values = {"model_type": f"{model_type}_text", **text}
+    if model_type in _FAMILIES:
+        config = load_config(values, config_class, where=where)
+        if isinstance(config, DecoderConfig):
+            return config
+    raise NotModelledError(
+        f"serving {model_type} is not modelled",
+        hint=f"there is {', '.join(sorted(_FAMILIES))}; its GGUF file with llama.cpp:"
+        " `vrambudget run MODEL --gpu GPU`",
+    )
 
 
 def layers_of(config: DecoderConfig, ranks: int) -> list[range]:
@@ -114,14 +118,7 @@ def offloaded_bytes(
     return allocator.allocated_bytes
 
 
-def reserved_bytes(
-    config: DecoderConfig,
-    layers: range,
-    *,
-    itemsize: int,
-    tp: int,
-    quantised: tuple[Quantisation, Gpu] | None = None,
-) -> int:
+def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
     """Return what the GPU's free memory falls by as SGLang loads one rank's weights.
 
     Of latent attention it keeps the halves of kv_b_proj once more, laid out for its products.
@@ -129,8 +126,7 @@ def reserved_bytes(
     """
     halves = latent.absorbed(config, tp) if isinstance(config, LatentConfig) else ()
     last = [n * itemsize for n in halves] * len(layers)
-    itemsizes = itemsize, float32.itemsize
-    allocator = _loaded(config, layers, tp, itemsizes, quantised=quantised, last=last)
+    allocator = _loaded(config, layers, tp, (itemsize, float32.itemsize), last=last)
     allocator.empty_cache()
     return allocator.reserved_bytes
 

@@ -10,9 +10,14 @@ _CLASSES = {
     "ernie4_5": "Ernie4_5ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_neox": "GPTNeoXForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
     "opt": "OPTForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 # What engines read without a default, and configurations of one group leave out.
@@ -26,14 +31,23 @@ _CHECKPOINTS: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
 }
+# vLLM reads in a checkpoint's files which layers GPTQ quantised, and without files takes none
+# (gptq_marlin.py, maybe_update_config): all projections, as usual.
+_IN_FILES = {"gptq": {"modules_in_block_to_quantize": [["_proj"]]}}
 
 
 def of_checkpoint(values: dict[str, Any], method: str | None) -> dict[str, Any]:
-    """Return a configuration as that of the checkpoint which `--quantization` asks for."""
-    usual = _CHECKPOINTS.get((method or "").removesuffix("_marlin"))
-    if usual is None or values.get("quantization_config"):
+    """Return a configuration as that of the checkpoint which it, or `--quantization`, names.
+
+    What is read in the checkpoint's files is added, for there are none.
+    """
+    usual = _CHECKPOINTS.get((method or "").removesuffix("_marlin"), {})
+    quantised = values.get("quantization_config") or (usual and {**usual, "version": "gemm"})
+    if not quantised:
         return values
-    return {**values, "quantization_config": {**usual, "version": "gemm"}}
+    in_files = _IN_FILES.get(quantised.get("quant_method"), {})
+    dtype = {"torch_dtype": "float16"} if usual else {}  # as they are published
+    return {**dtype, **values, "quantization_config": {**in_files, **quantised}}
 
 
 def with_architecture(values: dict[str, Any], where: str) -> dict[str, Any]:

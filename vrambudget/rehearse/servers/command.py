@@ -19,11 +19,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from vrambudget.config.config_file import read_config
 from vrambudget.config.gpus import Gpu
-from vrambudget.config.source import find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.rehearse.servers.architectures import of_checkpoint, with_architecture
+from vrambudget.serving.gguf_known import find_served
 from vrambudget.serving.outside import environment as outside_of
+from vrambudget.serving.sglang import total_mib
 
 _PYTHON_S = ("-u", "-O", "-B", "-s", "-I")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
@@ -183,7 +185,7 @@ def prepared(server: ServerCommand, folder: Path, gpu: Gpu, torch: str) -> Prepa
     devices = server.devices()
     return Prepared(
         (*server.before, *words, *options, *added, *where),
-        {**_variables(folder), **outside_of(gpu, torch, devices)},
+        {**_variables(folder), **_tools(folder, gpu, devices), **outside_of(gpu, torch, devices)},
         devices,
         tuple(said),
     )
@@ -209,7 +211,7 @@ def _variables(folder: Path) -> dict[str, str]:
     spawn: a child of fork could not begin with CUDA anew. DeepGEMM's warm-up compiles thousands of
     kernels with nvcc, which nobody runs.
     """
-    places = {name: folder / name for name in ("rpc", "vllm", "tmp")}
+    places = {name: folder / name for name in ("rpc", "vllm", "tmp", "bin")}
     for place in places.values():
         place.mkdir(exist_ok=True)
     return {
@@ -223,6 +225,14 @@ def _variables(folder: Path) -> dict[str, str]:
     }
 
 
+def _tools(folder: Path, gpu: Gpu, devices: int) -> dict[str, str]:
+    """Return a PATH with an nvidia-smi that says the GPUs' memory, which SGLang asks it for."""
+    tool = folder / "bin" / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + f"echo {total_mib(gpu)}\n" * devices)
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
 def _free_port() -> int:
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
@@ -233,11 +243,26 @@ def _model(server: ServerCommand, folder: Path) -> tuple[str, bool, str | None]:
     """Return where the model is, whether with a tokenizer, and what was made of it."""
     place = Path(server.model)
     if (place / "config.json").is_file():
-        return server.model, any((place / name).is_file() for name in _TOKENIZERS), None
-    found = find_model(server.model)
-    values: dict[str, Any] = with_architecture(dict(found.values), found.where)
-    values = of_checkpoint(values, server.value("--quantization", "-q"))
-    made = folder / "model" / (found.name.replace("/", "--") or "model")
+        has_tokenizer = any((place / name).is_file() for name in _TOKENIZERS)
+        own, _ = read_config(place)
+        values = of_checkpoint(own, None)
+        if values == own or next(place.glob("*.safetensors*"), None):
+            return server.model, has_tokenizer, None
+        made = _folder(folder, place.resolve().name, values)
+        for file in place.iterdir():
+            if file.name != "config.json":
+                (made / file.name).symlink_to(file.resolve())
+        return str(made), has_tokenizer, "the model is a copy that says what GPTQ quantised"
+    found = find_served(server.model)
+    values = of_checkpoint(dict(found.values), server.value("--quantization", "-q"))
+    values = with_architecture(values, found.where)
+    made = _folder(folder, found.name, values)
+    return str(made), False, f"the model is the configuration of {found.where}, without weights"
+
+
+def _folder(folder: Path, name: str, values: Mapping[str, Any]) -> Path:
+    """Return a folder with a model's configuration."""
+    made = folder / "model" / (name.replace("/", "--") or "model")
     made.mkdir(parents=True)
     (made / "config.json").write_text(json.dumps(values, indent=1))
-    return str(made), False, f"the model is the configuration of {found.where}, without weights"
+    return made

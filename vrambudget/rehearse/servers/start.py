@@ -14,6 +14,7 @@ from vrambudget.rehearse.servers.log import ServerLog
 from vrambudget.rehearse.timeline import read_timeline
 
 _LONGEST = re.compile(r"maximum model length is ([\d,]+)")
+_FEWER = re.compile(r"lower max_num_seqs to at most ([\d,]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,12 @@ def start_of(
         peak=_peak(folder),
         lines=tuple(log.lines),
         error=error,
-        notes=(*prepared.notes, *_notes(prepared, compiles=not server.has("--enforce-eager"))),
+        notes=(
+            *prepared.notes,
+            *_notes(
+                prepared, compiles=server.engine == "vllm" and not server.has("--enforce-eager")
+            ),
+        ),
         **known,
     )
     return start if error is None else _with_changes(start, server)
@@ -114,6 +120,9 @@ def _changes(start: ServerStart, server: ServerCommand) -> Iterator[str]:
     error = start.error or ""
     if found := _LONGEST.search(error):
         yield f"--max-model-len {found[1].replace(',', '')}: the longest that this cache holds"
+    if found := _FEWER.search(error):
+        yield f"--max-num-seqs {found[1].replace(',', '')}: a state for each request"
+        return
     is_cache = "cache" in error.lower() and ("memory" in error.lower() or "block" in error.lower())
     is_memory = "out of memory" in error.lower() or "OutOfMemory" in error
     if not (is_cache or is_memory):
@@ -122,7 +131,7 @@ def _changes(start: ServerStart, server: ServerCommand) -> Iterator[str]:
         yield "--gpu-memory-utilization 0.95: more of the GPU (default 0.9)"
     if not server.has("--quantization", "-q"):
         yield "--quantization fp8, or a checkpoint in AWQ or GPTQ: smaller weights"
-    if not server.has("--kv-cache-dtype"):
+    if is_cache and not server.has("--kv-cache-dtype"):
         yield "--kv-cache-dtype fp8: half the bytes of a token"
     if is_cache and not server.has("--max-num-batched-tokens"):
         yield "--max-num-batched-tokens 2048: a smaller profiled step"
