@@ -45,7 +45,7 @@ def of_checkpoint(values: dict[str, Any], method: str | None) -> dict[str, Any]:
     quantised = values.get("quantization_config") or (usual and {**usual, "version": "gemm"})
     if not quantised:
         return values
-    in_files = _IN_FILES.get(quantised.get("quant_method"), {})
+    in_files = _IN_FILES.get(str(quantised.get("quant_method")), {})
     dtype = {"torch_dtype": "float16"} if usual else {}  # as they are published
     return {**dtype, **values, "quantization_config": {**in_files, **quantised}}
 
