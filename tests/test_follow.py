@@ -171,6 +171,7 @@ def test_a_model_type_that_nobody_knows_is_refused():
 
 
 def test_what_transformers_rejects_is_an_error_that_says_why(tmp_path, capsys):
+    pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps({**BLOOM, "n_head": "four"}))
     assert main([str(tmp_path), "--batch", "1", "--block", "8"]) == 2
     error = capsys.readouterr().err

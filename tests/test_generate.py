@@ -90,6 +90,7 @@ def test_answers_that_would_all_be_the_same_are_refused():
 
 
 def test_generation_with_other_models_is_refused_by_name():
+    pytest.importorskip("transformers")
     with pytest.raises(NotModelledError, match="generation with"):
         vrambudget.estimate({"model_type": "bert"}, mode="generate", prompt=8, new=2, gpu=GPU)
 

@@ -6,6 +6,8 @@ from vrambudget.scenario import resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.allocator import CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
+from vrambudget.tape.replay import replay_on
+from vrambudget.tape.room import has_room
 from vrambudget.tape.steady import run
 from vrambudget.tape.two_pools import TwoPools
 
@@ -67,3 +69,21 @@ def test_few_events_of_a_long_generation_have_to_be_served(monkeypatch):
     [steps] = [mark.steps for mark in tape.marks if mark.steps]
     every = sum(s.count * len(s.patterns[0].events) for s in steps.stretches)
     assert served[0] < every / 2
+
+
+@pytest.mark.parametrize("fields", JOBS)
+def test_steps_that_have_room_for_certain_never_fill_a_card(fields):
+    tape = tape_of(**fields)
+    endless = TwoPools()
+    outcome(tape, endless)
+    needed = endless.peak_reserved_bytes
+    sure = [part / 10 for part in range(1, 60) if has_room(tape, needed * part // 10)]
+    assert sure
+    assert min(sure) >= 1
+    outcome(tape, TwoPools(int(min(sure) * needed)))
+
+
+def test_steps_of_a_tiny_model_on_a_large_card_are_not_replayed(monkeypatch):
+    monkeypatch.setattr("vrambudget.tape.quick_steps.run_steps", None)
+    tape = tape_of({**GPT2, "n_positions": 4000}, prompt=20, new=3000, batch=1)
+    assert replay_on(tape, 8 << 30) is None

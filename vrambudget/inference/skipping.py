@@ -148,18 +148,14 @@ class StretchFinder:
             beside = [at for at in (step - 1, step, step + 1) if low <= at < high]
             if beside:
                 return beside[0]
-        return max(
-            range(low, high), key=lambda k: (_zeros(self.length + k), -abs(low + high - 2 * k))
-        )
+        begin, last = self.length + low - 1, self.length + high - 1
+        bit = (begin ^ last).bit_length() - 1  # the highest that changes from there to here
+        return (last >> bit << bit) - self.length
 
     def _at(self, step: int) -> TracedStep:
         if step not in self.known:
             self.known[step] = self.trace(step)
         return self.known[step]
-
-
-def _zeros(n: int) -> int:
-    return (n & -n).bit_length()
 
 
 def _growth(first: TracedStep, last: TracedStep, turns: int) -> tuple[int, ...] | None:

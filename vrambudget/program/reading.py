@@ -119,6 +119,9 @@ def _parsed(line: str, number: int, where: str) -> tuple[str, Any]:
     try:
         value = json.loads(rest, parse_int=_whole)
         check(value)
+        if word in {"when", "variant"}:  # words in lists; `like` is a number
+            for name, words in value.items():
+                set([words] if name == "like" else list.copy(words))
     except VramBudgetError as error:
         error.where = f"{where}, line {number}"
         raise

@@ -6,7 +6,6 @@ back. So a step's requests may be served pool by pool (`begin`, then `end`) wher
 for all of them; where it has not, OutOfDeviceMemoryError comes and `undo` takes the step back.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import add
@@ -124,56 +123,17 @@ class TwoPools(CachingAllocator):
         """Serve small requests between `begin` and `end`; return what block each storage got.
 
         `shape`: i for a request of `needs[i]` units, ~i for its end; from ~`len(needs)` on the ends
-        of the blocks that are `there`. It is what `serve` does, without its counters.
+        of the blocks that are `there`. The counters stay as they are.
         """
-        blocks = [*[0] * len(needs), *there]
-        pool, by_start, by_end = self.pools[0], self._by_start, self._by_end
-        shift, mask, find, add = SIZE_SHIFT, ADDRESS_MASK, bisect_left, insort
-        for event in shape:
-            if event >= 0:
-                need = needs[event]
-                least = need << shift
-                at = find(pool, least)
-                if at == len(pool):
-                    pool.append(self._segment_for(need))
-                block = pool[at]
-                address = block & mask
-                by_start.pop(address, None)  # a new segment is not there
-                if block - address > least:
-                    rest = block - least + need
-                    by_start[address + need] = by_end[address + (block >> shift)] = rest
-                    if at and pool[at - 1] > rest:
-                        del pool[at]
-                        add(pool, rest, 0, at)
-                    else:
-                        pool[at] = rest
-                else:
-                    del pool[at]
-                    by_end.pop(address + need, None)
-                blocks[event] = least + address
-            else:
-                block = blocks[~event]
-                address = block & mask
-                end = address + (block >> shift)
-                near = by_end.pop(address, 0)
-                if near:
-                    del pool[find(pool, near)]
-                    block += near - address
-                    address = near & mask
-                near = by_start.pop(end, 0)
-                if near:
-                    del pool[find(pool, near)]
-                    block += near - end
-                    end += near >> shift
-                by_start[address] = by_end[end] = block
-                add(pool, block)
-        return blocks
-
-    def _segment_for(self, need: int) -> int:
-        block = self._new_segment(need)
-        if not block:
-            self._raise_out_of_memory(0, need << UNIT_BITS)
-        return block
+        blocks, self._blocks = self._blocks, [*[0] * len(needs), *there]
+        counted = self._allocated, self._requested_bytes, self._peak_allocated
+        sizes = [*[need << UNIT_BITS for need in needs], *[0] * len(there)]
+        try:
+            self.serve([*shape], sizes, 0)
+        finally:
+            got, self._blocks = self._blocks, blocks
+            self._allocated, self._requested_bytes, self._peak_allocated = counted
+        return got
 
     def put_small_pool(self, free: Sequence[int]) -> None:
         """Let the small pool have these free blocks."""

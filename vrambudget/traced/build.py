@@ -95,7 +95,8 @@ def unbuilt(model_type: str, task: Task, error: Exception) -> NotModelledError:
 def _said(error: Exception) -> str:
     """Return what an error says, its first lines joined."""
     lines = str(error).split("\n")[:_MOST_LINES]
-    return " ".join(" ".join(lines).split()) or type(error).__name__
+    words = [word for word in " ".join(lines).split() if not word.endswith("Error:")]
+    return " ".join(words) or type(error).__name__
 
 
 def _accepted(keys: Mapping[str, Any]) -> Any:
