@@ -108,3 +108,10 @@ def test_what_is_no_saved_budget_is_refused(text, words):
 def test_the_classes_of_an_image_s_head_are_told():
     told = vrambudget.estimate("vit-base-patch16-224", batch=1).warnings
     assert any(note.startswith("the head has 1000 classes") for note in told)
+
+
+@pytest.mark.parametrize("made", [budget(), on_card(SMALL), on_card(LARGE)], ids=["none", "s", "l"])
+def test_the_repr_of_a_budget_is_its_verdict_in_one_line(made):
+    (line,) = repr(made).splitlines()
+    assert line.startswith(f"<Budget of {made.model}: ")
+    assert str(made).splitlines()[0] in line

@@ -112,8 +112,8 @@ UNPREDICTED = {
     "compiled": "torch.compile",
 }
 NAMED = UNPREDICTED | {
-    "ragged rows": "not counted: rows of 5 to 16 tokens",
-    "a loss of its own": "not counted: Weighted.compute_loss",
+    "ragged rows": "not modelled: rows of 5 to 16 tokens",
+    "a loss of its own": "not modelled: Weighted.compute_loss",
 }
 
 

@@ -73,7 +73,7 @@ def test_settings_of_another_library_are_refused():
 
 
 def test_a_rank_beyond_the_last_is_refused():
-    with pytest.raises(VramBudgetError, match="counted from 0 to 7"):
+    with pytest.raises(VramBudgetError, match="numbered from 0 to 7"):
         Job.parse({"ranks": 8, "parallel": "ddp", "rank": 8})
 
 

@@ -311,7 +311,7 @@ def test_a_model_that_was_changed_by_hand_is_followed():
 )
 def test_a_model_in_eval_mode_is_told_that_its_dropout_is_counted(model, fields, is_told):
     found = looked_at(model().eval(), **fields)
-    assert any("model_mode='eval' counts none" in text for text in found.warnings) is is_told
+    assert any("model_mode='eval' has none" in text for text in found.warnings) is is_told
 
 
 def trained(model):

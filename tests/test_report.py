@@ -198,7 +198,7 @@ def test_csv_is_one_row_with_the_same_columns_for_every_budget():
 def test_markdown_is_a_table_with_the_verdict_in_bold():
     text = render(on_card(SMALL), "markdown")
     assert text.startswith("**DOES NOT FIT**: ")
-    assert "| how counted " in text
+    assert "| what it is " in text
 
 
 ROWS = [{"name": "1e5", "size": 1024, "other": 1}, {"name": "x,y", "size": 2, "other": 2}]

@@ -540,7 +540,7 @@ def test_decoding_is_as_fast_as_what_a_token_reads():
 @pytest.mark.parametrize("flag", ["-md", "--lora", "-mm"])
 def test_what_comes_on_top_and_is_not_counted_is_refused_by_name(flag, capsys):
     assert main(["run", "qwen3-8b:Q4_K_M", "--gpu", "12GB", flag, "x.gguf"]) == 2
-    assert "is not counted" in capsys.readouterr().err
+    assert "is not included" in capsys.readouterr().err
 
 
 def test_a_mapped_file_starts_where_main_memory_is_short(capsys):

@@ -140,7 +140,7 @@ def test_axolotls_file(file):
     assert (job["checkpointing"], job["precision"]) == ("full", "amp-bf16")
     assert job["clip"] == 1.0  # TrainingArguments' default
     assert run.uncounted == ("packed rows",)
-    assert any("counted as PyTorch's flash kernel" in note for note in run.notes)
+    assert any("modelled as PyTorch's flash kernel" in note for note in run.notes)
     assert any("not known here, ignored: my_own_key" in note for note in run.notes)
 
 
@@ -200,7 +200,9 @@ def test_deepspeeds_file_says_what_is_of_several_gpus(file):
     run = read_run_file(file("ds.json", DEEPSPEED))
     assert run.model is None
     assert run.fields == {"batch": 4, "clip": 1.0}
-    (told,) = (note for note in run.on(1).notes if "of several GPUs, not counted for one" in note)
+    (told,) = (
+        note for note in run.on(1).notes if "of several GPUs, without meaning for one" in note
+    )
     assert "zero_optimization.stage" in told
     assert "zero_optimization.overlap_comm" in told
 
@@ -243,7 +245,7 @@ def test_a_later_file_goes_before_an_earlier_one_and_an_option_before_both(file)
 def test_what_a_librarys_loop_is_not_modelled_with_has_a_way_out(file):
     whole = {**ARGUMENTS, "optim": "adamw_bnb_8bit"}
     path = file("args.json", whole)
-    with pytest.raises(VramBudgetError, match="loop 'plain' counts them in 8"):
+    with pytest.raises(VramBudgetError, match="loop 'plain' keeps them in 8"):
         vrambudget.estimate("gpt2", config=path, block=64)
     job = vrambudget.estimate("gpt2", config=path, block=64, loop="plain").job
     assert (job["optimizer"], job["clip"]) == ("adamw-8bit", 1.0)

@@ -86,7 +86,9 @@ def test_deepspeeds_file_is_counted_on_several_gpus(job):
 def test_one_gpu_leaves_deepspeeds_stage_out_and_says_so(job):
     found = job(ZERO, gpu="h100")
     assert (found.job.parallel, found.job.ranks) == (None, None)
-    assert any("not counted for one: zero_optimization.stage" in note for note in found.run.notes)
+    assert any(
+        "without meaning for one: zero_optimization.stage" in note for note in found.run.notes
+    )
 
 
 def test_another_layout_goes_before_a_files_own(job):

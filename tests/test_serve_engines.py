@@ -113,7 +113,7 @@ def test_a_latent_pool_of_sglang_has_one_row_for_all_heads(tmp_path, capsys):
         ),
         pytest.param(["llama-3.1-8b:Q4_K_X", "--engine", "llama.cpp"], "'Q4_K_X' says", id="kind"),
         pytest.param(
-            ["m.gguf", "--engine", "vllm"], "vllm is not counted with a GGUF file", id="file"
+            ["m.gguf", "--engine", "vllm"], "vllm is not modelled with a GGUF file", id="file"
         ),
         pytest.param(["llama-3.1-8b", "--context", "0"], "context is 0", id="context"),
     ],

@@ -22,7 +22,7 @@ _SPARE_BYTES: Final = 258 * 2**20  # the widest range that was published for one
 
 
 def spare_bytes(counted: int, lowest: int, highest: int) -> int:
-    """Return what to leave free of a GPU: by how much its context may be larger than counted.
+    """Return what to leave free of a GPU: by how much its context may be larger than assumed.
 
     From `lowest` to `highest` was published. Where that is one figure, nobody knows the range: then
     it is taken to be as wide as the widest that is known.
@@ -169,6 +169,10 @@ class Budget:
             "a budget is neither true nor false",
             hint="ask budget.fits: True, False, or None where no GPU was named",
         )
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<Budget of {self.model}: {str(self).partition(chr(10))[0]}>"
 
     def __str__(self) -> str:
         from vrambudget.report import render  # noqa: PLC0415 - to show itself, upwards

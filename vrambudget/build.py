@@ -48,7 +48,7 @@ def _check(config: ModelConfig, job: Job) -> None:
     if job.loop in TRAINERS and not config.followed_in:
         raise NotModelledError(
             f"{config.model_type} in loop {job.loop!r} is not modelled",
-            hint="Trainer's loop is counted for the models of transformers; use --loop plain",
+            hint="Trainer's loop is modelled for transformers' models alone; use --loop plain",
         )
     if is_old(job.torch) and config.model_type not in MODEL_TYPES:
         raise NotModelledError(

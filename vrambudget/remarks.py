@@ -1,4 +1,4 @@
-"""What a report says beside its numbers: what was assumed, what is not counted."""
+"""What a report says beside its numbers: what was assumed, what is not included."""
 
 from collections.abc import Iterator
 
@@ -48,24 +48,24 @@ def remarks_on_convolutions(tape: Tape, unknown_workspace_bytes: int) -> Iterato
 
 
 def _not_on_the_tape(scenario: Scenario, recording: Recording) -> Iterator[str]:
-    """Yield what bitsandbytes, cuDNN or a compiler does besides what is counted."""
+    """Yield what bitsandbytes, cuDNN or a compiler does besides what is included."""
     yield from remarks_on_convolutions(recording.tape, recording.unknown_workspace_bytes)
     if recording.paged_bytes:
         yield (
             f"paged optimizer states, {format_bytes(recording.paged_bytes)}, are in managed memory"
-            " and leave the GPU when it is full: not counted"
+            " and leave the GPU when it is full: not included"
         )
     job = scenario.job
     if job.mode == "generate" and "cudnn_attention" in recording.tape.operations:
         yield (
             "cuDNN's attention splits a decoding step's keys over blocks: the workspace in which"
-            " they meet, up to 0.7 MB, is not counted (--no-cudnn-attention counts flash attention,"
+            " they meet, up to 0.7 MB, is not included (--no-cudnn-attention takes flash attention,"
             " which TORCH_CUDNN_SDPA_DEPRIORITIZED=1 selects)"
         )
     if job.mode == "generate" and job.cache == "static":
         yield (
             "by default generate compiles a static cache's steps with CUDA graphs, whose pools come"
-            " on top: counted with disable_compile=True"
+            " on top: the estimate is of disable_compile=True"
         )
     if job.quant == "int8":
         yield _of_outliers(scenario, job)
@@ -84,7 +84,7 @@ def _of_outliers(scenario: Scenario, job: Job) -> str:
     kept = ", and keeps for backward a part of it" if job.mode == "train" else ""
     return (
         "values of 6.0 or more in a layer's input are multiplied in 16 bit, and none are"
-        " counted: each column that has one takes its layer up to"
+        " included: each column that has one takes its layer up to"
         f" {format_bytes(column)} more{kept}"
     )
 
@@ -124,7 +124,7 @@ def _of_adapters(scenario: Scenario) -> Iterator[str]:
     targets = PEFT_TARGETS.get(model_type)
     if targets is not None:
         yield (
-            "adapters are counted on all linear layers: where a script names no target modules,"
+            "adapters are assumed on all linear layers: where a script names no target modules,"
             f" PEFT adapts those of {model_type}, --lora-targets {','.join(targets)}"
         )
 
@@ -137,13 +137,13 @@ def _of_lengths(job: Job, recording: Recording) -> str:
     low, high = (format_bytes(f(recording.draws.reserved_bytes)) for f in (min, max))
     between = low if low == high else f"{low} to {high}"
     return (
-        f"{lengths}: five draws reserve {between}, and --draw {recording.draws.counted} is counted;"
+        f"{lengths}: five draws reserve {between}, and --draw {recording.draws.counted} is shown;"
         " more steps may reserve more; what would help is tried on that draw alone"
     )
 
 
 def remarks_on_choice(gpu: Gpu | None) -> Iterator[str]:
-    """Yield which GPU is counted where none was named, or what its name left open."""
+    """Yield which GPU is assumed where none was named, or what its name left open."""
     if gpu is None:
         name = find_gpu(DEFAULT_GPU).name
         yield f"no GPU was named: kernels and workspaces are those of an {name}"
@@ -166,7 +166,7 @@ def _of_experts(scenario: Scenario, counted: Replay) -> str:
     return (
         f"experts one by one: {format_bytes(even)} if tokens spread evenly,"
         f" {format_bytes(collapsed)} if all go to the same few;"
-        f" {_COUNTED[scenario.job.routing]} is counted"
+        f" {_COUNTED[scenario.job.routing]} is assumed"
     )
 
 

@@ -1,4 +1,4 @@
-"""Lengths that change from batch to batch: one seeded draw, for what is counted and what runs.
+"""Lengths that change from batch to batch: one seeded draw, for estimates and for what runs.
 
 Nothing is imported but Python's own: jobs are measured in environments that have little else.
 """

@@ -82,7 +82,7 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         help="what goes to the host between its calls, as pipe.enable_..._cpu_offload does",
     )
     parser.add_argument("--only", choices=get_args(Only), help="one phase of a generation alone")
-    parser.add_argument("--torch", metavar="VERSION", help="whose kernels are counted")
+    parser.add_argument("--torch", metavar="VERSION", help="the PyTorch whose kernels run")
 
 
 def job_of(args: argparse.Namespace) -> PictureJob:

@@ -203,5 +203,5 @@ def _starting(choice: Choice, args: argparse.Namespace, file: str) -> list[str]:
     nodes = choice.gpus // each
     lines = [f"start it: {start}" + (f" (on each of {nodes} machines)" if nodes > 1 else "")]
     if args.tool == "trl":
-        lines.append("counted with Trainer's loop: TRL's own loss needs less")
+        lines.append("estimated with Trainer's loop: TRL's own loss needs less")
     return lines

@@ -45,7 +45,7 @@ class CompiledConfig(ModelConfig):
     keys: Mapping[str, Any] = Field(default_factory=dict, description="as they were found")
     job: Job | None = Field(None, description="what decides how the model is built")
     pads: bool | None = Field(
-        None, description="what pad_mm's benchmark says; None: both ways, and the larger counts"
+        None, description="what pad_mm's benchmark says; None: both ways, and the larger is shown"
     )
 
     def for_job(self, job: Job) -> Self:

@@ -55,7 +55,7 @@ class Findings:
             yield (
                 "PyTorch benchmarks on the GPU whether to pad matrix products:"
                 f" {format_bytes(plain)} requested if it does not, {format_bytes(padded)} if it"
-                " does; the larger is counted"
+                " does; the larger is shown"
             )
         if self.damaged:
             yield f"{self.damaged} is damaged: it was compiled anew, and written anew"

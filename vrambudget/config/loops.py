@@ -154,9 +154,9 @@ def _is_since(version: object, first: tuple[int, int]) -> bool:
 def problems_of_loop(job: "Job") -> Iterator[str]:
     """Yield what a job's loop does not leave open."""
     if job.shared_labels and (job.task not in {"causal-lm", "masked-lm"} or job.label_smoothing):
-        yield "shared_labels is counted where labels are as many as tokens, without label smoothing"
+        yield "shared_labels is modelled where labels match tokens, without label smoothing"
     if job.label_smoothing and job.loop not in {"plain", "trainer"}:
-        yield "label_smoothing is counted for loops 'plain' and 'trainer'"
+        yield "label_smoothing is modelled for loops 'plain' and 'trainer'"
     if job.keep_losses == "graphs" and job.checkpointing != "none":
         yield "keep_losses is 'graphs': what checkpoints recompute for kept graphs is not modelled"
     yield from _problems_of_trl(job)
@@ -175,7 +175,7 @@ def problems_of_loop(job: "Job") -> Iterator[str]:
 
 
 def remarks_on_loop(job: "Job") -> Iterator[str]:
-    """Yield whose loop is counted, and on what, where a user may have another."""
+    """Yield whose loop is modelled, and on what, where a user may have another."""
     if job.rows == "packed" and job.use_cache and job.checkpointing == "none":
         yield (
             "with use_cache on, transformers does not look where packed sequences begin: no mask is"
@@ -244,7 +244,7 @@ def _problems_of_trainer(job: "Job") -> Iterator[str]:
     if job.optimizer.endswith("8bit") and job.lora_rank is None:
         yield (
             f"optimizer {job.optimizer} of loop {job.loop!r} is modelled for adapters only: Trainer"
-            " keeps the states of embeddings in 32 bits; loop 'plain' counts them in 8"
+            " keeps the states of embeddings in 32 bits; loop 'plain' keeps them in 8"
         )
     if job.mode == "train" and job.clip is None:
         yield "clip is None, but Trainer computes the gradients' norm in any case"

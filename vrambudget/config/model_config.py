@@ -180,7 +180,7 @@ class ModelConfig(Settings):
         return ()
 
     def notes(self) -> Iterable[str]:
-        """Yield how the model is counted, where it is not by a family's own code."""
+        """Yield how the model is estimated, where it is not by a family's own code."""
         return ()
 
     def judged(self) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OLD_TORCH = "1.10"
 MODEL_TYPES = ("bert",)
-"""The families whose modelling code of then was compared with what is counted."""
+"""The families whose modelling code of then was compared with the estimate."""
 
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "mode": ("train", "eval"),

@@ -16,7 +16,7 @@ def remarks_on_gpu(gpu: Gpu, torch: str, reserved_bytes: int) -> Iterator[str]:
     if rooms[0] < reserved_bytes <= rooms[1]:
         yield (
             f"the CUDA context decides: {format_bytes(least)} to {format_bytes(most)} were"
-            f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are counted"
+            f" published for such a GPU, and {format_bytes(gpu.context_bytes)} are assumed"
         )
     fits = {key: reserved_bytes <= find_gpu(key).available_bytes for key in gpu.others}
     if any(each != (reserved_bytes <= gpu.available_bytes) for each in fits.values()):

@@ -71,7 +71,7 @@ def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool)
     if key and reads and job.weight_dtype == "fp32" and job.quant is None:
         yield (
             f"the configuration says {key} {show(values[key])}, which from_pretrained loads weights"
-            f" in; fp32 is counted: add --weights {_NARROW[values[key]]} if you name no dtype"
+            f" in; fp32 is assumed: add --weights {_NARROW[values[key]]} if you name no dtype"
         )
     cached = job.use_cache and job.checkpointing == "none" and job.mode in {"train", "eval"}
     if cached and "text_config" not in values:  # which a script's use_cache does not reach
@@ -81,6 +81,6 @@ def remarks_on_config(values: Mapping[str, Any], job: Job, *, keeps_cache: bool)
         )
     if job.compile and keeps_cache and caches(values, {"loop": job.loop}):
         yield (
-            "the configuration turns use_cache on; compiled jobs are counted with it off, as with"
+            "the configuration turns use_cache on; compiled jobs are modelled with it off, as with"
             " model.config.use_cache = False in the script"
         )

@@ -156,7 +156,7 @@ def _from_name(name: str) -> FoundModel:
     if colon and card_name(base):
         raise VramBudgetError(
             f"{show(name)} is a GGUF file's name: llama.cpp and Ollama run it",
-            hint=f"`vrambudget run {name} --gpu GPU` counts it; training is of {card_name(base)}",
+            hint=f"`vrambudget run {name} --gpu GPU` estimates it; to train: {card_name(base)}",
         )
     raise VramBudgetError(f"there is no model {show(name)}", hint=_doors(name))
 

@@ -1,4 +1,4 @@
-"""What a report says of convolutions: whose workspaces are counted, or how much is not."""
+"""What a report says of convolutions: whose workspaces are included, or how much is not."""
 
 from vrambudget.cudnn.answers import is_asked_without_driver, version
 from vrambudget.units import format_bytes
@@ -15,9 +15,9 @@ def remark_on_convolutions(unknown_workspace_bytes: int) -> str:
     """Return a sentence; the bytes are the most that one of unknown workspace touches."""
     if unknown_workspace_bytes:
         return (
-            "cuDNN is not here to be asked for its convolutions' workspaces: not counted, mostly 0"
+            "cuDNN is not here to be asked for its convolutions' workspaces: not included, mostly 0"
             f" to {format_bytes(_MOSTLY * unknown_workspace_bytes)} while one runs"
-            " (`pip install nvidia-cudnn-cu13` on Linux counts them, without a GPU)"
+            " (`pip install nvidia-cudnn-cu13` on Linux reports them, without a GPU)"
         )
     asked = f"cuDNN {version()} names for this GPU"
     if is_asked_without_driver():

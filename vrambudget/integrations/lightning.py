@@ -4,7 +4,7 @@
 
 It expects a model of transformers as the LightningModule's `self.model`, or under the given name;
 precision, clipping, accumulation, the optimizer and the model's mode are those that are there, and
-Lightning's own loop is counted.
+Lightning's own loop is modelled.
 
 Not modelled: several optimizers; what training_step keeps on the module.
 """

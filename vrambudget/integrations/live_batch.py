@@ -36,7 +36,7 @@ _OF_PAIRS = {"completion_mask", "ref_chosen_logps", "ref_rejected_logps"}
 def read_batch(
     loader: Any, batch: int, *, has_completions: bool = False
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return fields of a job, and what is not counted. Raises VramBudgetError for an iterator.
+    """Return fields of a job, and what is not modelled. Raises VramBudgetError for an iterator.
 
     `has_completions`: whether memory depends on how many tokens are trained on.
     """
@@ -96,7 +96,7 @@ def _fields(batch: Any, lengths: set[int]) -> tuple[dict[str, Any], tuple[str, .
     if len(lengths) > 1:
         not_modelled.append(
             f"rows of {min(lengths)} to {max(lengths)} tokens: reserved bytes depend on their order"
-            f" (block='{min(lengths)}:{max(lengths)}' counts some of them)"
+            f" (block='{min(lengths)}:{max(lengths)}' tries some of them)"
         )
     return fields, tuple(not_modelled)
 

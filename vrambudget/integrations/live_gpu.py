@@ -2,8 +2,8 @@
 
     free        torch.cuda.mem_get_info()
   + cached      what this process's allocator holds and no tensor uses
-  + ours        the model's and the optimizer's own tensors there: the prediction counts them
-  + context     this process has one already: the prediction counts it
+  + ours        the model's and the optimizer's own tensors there: the prediction includes them
+  + context     this process has one already: the prediction includes it
 
 Without torch, the driver is asked (NVML); without that, there is no GPU.
 """

@@ -1,7 +1,7 @@
 """Whose loop a Trainer runs: its own, or one of TRL's, and what TRL's arguments change in it.
 
-TRL's trainers that are counted have loops of their own (`sft`, `dpo`): their heads make no logits.
-Options that are not counted are named.
+TRL's trainers that are modelled have loops of their own (`sft`, `dpo`): their heads make no logits.
+Options that are not modelled are named.
 
 Source: TRL 1.16, trainer/sft_config.py and dpo_config.py.
 """
@@ -23,7 +23,7 @@ _USUAL: Mapping[str, tuple[Any, ...]] = {
     "use_weighting": (False,),
     "sync_ref_model": (False,),
 }
-"""Arguments that decide memory, with the values that are counted."""
+"""Arguments that decide memory, with the values that are modelled."""
 
 
 def loop_of(trainer: Any) -> str:

@@ -133,7 +133,7 @@ def _by_rules(
 
 
 def _of_mode(model: Any, budget: Budget) -> Iterator[str]:
-    """Yield that a live model is in eval mode, where its dropout is counted all the same."""
+    """Yield that a live model is in eval mode, where its dropout is assumed all the same."""
     job = budget.job
     leaves_it = job["mode"] == "train" and job["loop"] in _LEAVE_THE_MODE
     if not is_live(model) or model.training or not leaves_it or job["model_mode"] == "eval":
@@ -141,7 +141,7 @@ def _of_mode(model: Any, budget: Budget) -> Iterator[str]:
     if any(getattr(module, "p", 0) for module in model.modules()):
         yield (
             "the model is in eval mode, where from_pretrained leaves it, but its dropout is"
-            " counted, as after model.train(): model_mode='eval' counts none"
+            " assumed, as after model.train(): model_mode='eval' has none"
         )
 
 

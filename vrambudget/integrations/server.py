@@ -115,7 +115,7 @@ def _by_rules(
     is_file = isinstance(model, str | Path) and str(model).endswith(_GGUF)
     if is_file:
         raise VramBudgetError(
-            f"{engine} is not counted with a GGUF file", hint="--engine llama.cpp reads it"
+            f"{engine} is not modelled with a GGUF file", hint="--engine llama.cpp reads it"
         )
     if isinstance(parsed, SglangOptions):
         return _sglang(model, card, parsed, context)

@@ -41,7 +41,7 @@ def follow(
     """Return what `steps` calls of `step(*given)` take.
 
     Modules, optimizers and tensors that the step uses count as on the GPU, wherever they are.
-    `torch`: whose kernels are counted, "2.11"; by default the installed version.
+    `torch`: whose kernels run, "2.11"; by default the installed version.
     `driver_addresses`, `warm_process`: as of a job.
 
     Raises NotModelledError for what cannot be followed, with the line that asked for it.

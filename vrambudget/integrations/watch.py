@@ -73,7 +73,7 @@ class Watch:
         fields = {**reading.fields, **self.fields}
         budget = predict(reading.model, optimizer=reading.optimizer, gpu=self.gpu, **fields)
         for what in reading.not_modelled:
-            _LOG.warning("not counted: %s", what)
+            _LOG.warning("not modelled: %s", what)
         budget = replace(budget, not_modelled=(*budget.not_modelled, *reading.not_modelled))
         self.budget, self._config = budget, reading.model.config.to_dict()
         said = ": ".join(verdict(budget, ledger(budget)))

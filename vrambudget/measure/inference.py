@@ -1,6 +1,6 @@
 """A job of inference in torch: `generate`, or a model that is called.
 
-`vrambudget.inference` counts it.
+`vrambudget.inference` models it.
 
 Not modelled: pipelines, end tokens: all rows run to their full length.
 """

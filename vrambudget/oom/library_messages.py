@@ -25,7 +25,7 @@ def _cublas(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         ),
         (
             "treat it as out of memory: a smaller batch or shorter sequences",
-            "`vrambudget MODEL --gpu GPU` counts the workspace; leave 0.5 GiB free besides",
+            "`vrambudget MODEL --gpu GPU` includes the workspace; leave 0.5 GiB free besides",
         ),
     )
 
@@ -40,7 +40,7 @@ def _no_handle(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         ),
         (
             "if the GPU is nearly full: a smaller batch or shorter sequences",
-            "`vrambudget MODEL --gpu GPU` counts the job",
+            "`vrambudget MODEL --gpu GPU` estimates the job",
             "else look for an index out of range: run once with CUDA_LAUNCH_BLOCKING=1",
         ),
     )
@@ -89,7 +89,7 @@ def _before_1_0(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         (
             "a smaller batch or shorter inputs; torch.no_grad() around evaluation",
             "see who else uses the GPU: nvidia-smi",
-            "a newer PyTorch prints sizes; `vrambudget MODEL --gpu GPU` counts the job",
+            "a newer PyTorch prints sizes; `vrambudget MODEL --gpu GPU` estimates the job",
         ),
     )
 

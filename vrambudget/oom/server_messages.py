@@ -19,7 +19,7 @@ _LESS_CACHE = (
     "lower --max-model-len, --max-num-seqs or --max-num-batched-tokens",
     "raise --gpu-memory-utilization, if nothing else runs on the GPU",
     "spread the weights: --tensor-parallel-size; or take fewer bits: --quantization",
-    "`vrambudget serve MODEL --gpu GPU` counts weights, activations and cache",
+    "`vrambudget serve MODEL --gpu GPU` estimates weights, activations and cache",
 )
 
 
@@ -61,9 +61,9 @@ def _sampler(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
             " The GPU has no room for them beside weights, cache and graphs."
         ),
         (
-            f"lower --max-num-seqs: {hit['requests']} requests at once are counted",
+            f"lower --max-num-seqs: {hit['requests']} requests at once are profiled",
             "lower --gpu-memory-utilization, which leaves more outside the cache",
-            "`vrambudget serve MODEL --gpu GPU` counts weights, activations and cache",
+            "`vrambudget serve MODEL --gpu GPU` estimates weights, activations and cache",
         ),
     )
 

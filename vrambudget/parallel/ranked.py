@@ -49,7 +49,7 @@ _PREPARED = {
 }
 _PREPARED |= {("sft", data) for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)}
 _PREPARED |= {("dpo", data) for data in ("ddp", "fsdp2", *DEEPSPEED[:-1])}
-"""Trainings of libraries that are counted on several ranks: accelerate prepares their models."""
+"""Trainings of libraries that are modelled on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 

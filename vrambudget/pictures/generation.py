@@ -40,7 +40,7 @@ class Left(NamedTuple):
     parameters: int
     trainable: int
     unknown_workspace_bytes: int  # most that a convolution touches whose workspace is not known
-    missing: tuple[str, ...] = ()  # what was not recorded, and is not counted
+    missing: tuple[str, ...] = ()  # what was not recorded, and is not included
 
 
 def schedule_of(job: PictureJob) -> Program:

@@ -31,7 +31,7 @@ class Advice:
     options: tuple[Option, ...]
     largest: tuple[HeldTensors, ...]
     capacity_bytes: int | None = None  # of the GPU, where one was named
-    spare_bytes: int = 0  # by how much its context may be larger than counted
+    spare_bytes: int = 0  # by how much its context may be larger than assumed
     plan: str | None = None  # the command that finds how many GPUs it takes
 
     def __repr__(self) -> str:

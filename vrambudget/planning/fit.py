@@ -60,7 +60,7 @@ def max_batch(
     """Return the largest batch that fits, 0 if none does.
 
     `margin` of the GPU stays free: bytes, or a text as "512MiB"; by default as much as the CUDA
-    context may take more than is counted.
+    context may take more than is assumed.
     Raises VramBudgetError for a model, a field, a GPU or a margin that makes no sense.
     """
     scenario = resolve(model, gpu=gpu, **fields)

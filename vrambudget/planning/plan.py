@@ -3,7 +3,7 @@
 On one GPU the recipes that fit (`planning.recipes`), what gives up least first. Where none does,
 what one GPU trains with less (`planning.alternatives`), and the fewest GPUs for which any layout
 fits, with every layout that fits them, the cheapest for each token first (`planning.several`). Of
-GPUs that are counted (gpu="4x24GB", "2x8xh100") every layout that fits them, each with the largest
+GPUs with a number (gpu="4x24GB", "2x8xh100") every layout that fits them, each with the largest
 batch. A job that is compiled is planned for one GPU.
 
 A layout that was counted and is too large does not fit. One that has no rule was not considered,
@@ -128,9 +128,9 @@ def plan(
     (lora), adapters of 4-bit weights (qlora), or any of them. `per_step`: sequences of one
     optimizer step; without it, and without a batch, recipes have the largest batch that fits.
     `margin`: bytes of one GPU to leave free, or a text as "512MiB"; by default as much as the CUDA
-    context may take more than is counted. `most`: GPUs at most, where
-    they are not counted. `offload`: also with shards in main memory. `fields` are those of `Job`,
-    which every recipe then has.
+    context may take more than is assumed. `most`: GPUs at most, where `gpu` has no number.
+    `offload`: also with shards in main memory. `fields` are those of `Job`, which every recipe
+    then has.
     Raises VramBudgetError for a model, a field, a goal or a GPU that makes no sense.
     """
     named = frozenset(Job.aliases.get(name, name) for name in fields)

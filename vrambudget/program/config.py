@@ -213,7 +213,7 @@ class ProgramConfig(ModelConfig):
         }
 
     def notes(self) -> Iterator[str]:
-        """Yield how the model is counted."""
+        """Yield how the model is estimated."""
         if self.is_file:
             yield f"{self.model_type} is played from a program of its own code"
             return

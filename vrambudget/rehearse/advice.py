@@ -22,7 +22,7 @@ _UNKNOWN_OF_CUDNN = {
     "benchmark": "with torch.backends.cudnn.benchmark only a real GPU knows which engine is the"
     " fastest, and takes its workspace; here it is the first that cuDNN's heuristics name",
     "batch norm": "batch norm of channels-last tensors in half precision takes workspaces that"
-    " cuDNN reports to real GPUs only: not counted",
+    " cuDNN reports to real GPUs only: not included",
 }
 
 
@@ -48,7 +48,7 @@ def warnings_of(
     if ranks is not None:
         yield (
             f"this is one of {ranks} ranks, each on its own GPU: NCCL's buffers are not"
-            " counted, which lie outside PyTorch's allocator; the others are taken to send what"
+            " included, which lie outside PyTorch's allocator; the others are taken to send what"
             " this one does"
         )
     yield from _of_failure(str(record.get("message")).lower())
@@ -105,7 +105,7 @@ def _of_workspaces(unknown_workspaces: int) -> Iterator[str]:
     for bit, library in enumerate(_WITHOUT_A_CARD.values()):
         if unknown_workspaces >> bit & 1:
             yield (
-                f"{library} reports its workspaces to real GPUs only: not counted, they come"
+                f"{library} reports its workspaces to real GPUs only: not included, they come"
                 " and go within the operation"
             )
 

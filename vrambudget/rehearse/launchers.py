@@ -27,7 +27,7 @@ def launched(
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the command that starts one rank, and of how many, as far as it is known here.
 
-    A launcher that counts the cards finds `ranks`, or those of CUDA_VISIBLE_DEVICES.
+    A launcher that counts GPUs finds `ranks`, or those of CUDA_VISIBLE_DEVICES.
     """
     kind, rest = launcher_of(command)
     if kind is None:

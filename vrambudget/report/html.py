@@ -101,7 +101,7 @@ def _sections(budget: Budget, lines: Ledger, plotted: str) -> Iterator[str]:
     yield f'<p class="job">{escape(job_text(budget))}</p>'
     yield peak_section(*pieces(budget, lines))
     yield f'<section><h2>Along the steps</h2><div class="plotted">{plotted}</div></section>'
-    yield f"<section><h2>How it is counted</h2>{_table(lines)}</section>"
+    yield f"<section><h2>What takes the memory</h2>{_table(lines)}</section>"
     items = "".join(f"<li>{escape(text)}</li>" for text in (*moments(budget), *notes(budget)))
     yield f'<ul class="notes">{items}</ul>'
 
@@ -124,7 +124,7 @@ def _table(lines: Ledger) -> str:
         for line in lines.lines
     )
     return (
-        f"<table><thead><tr><th>at the peak</th><th>{lines.amounts.unit}</th><th>how counted</th>"
+        f"<table><thead><tr><th>at the peak</th><th>{lines.amounts.unit}</th><th>what it is</th>"
         f"</tr></thead><tbody>{rows}</tbody></table>"
     )
 

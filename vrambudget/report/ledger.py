@@ -1,4 +1,4 @@
-"""The ledger of a budget: named terms, how each is counted, and the totals they add up to.
+"""The ledger of a budget: named terms, how each is computed, and the totals they add up to.
 
     weights ... block rounding     what is alive at the peak of allocated bytes
     peak allocated                 their sum
@@ -72,7 +72,7 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
 
 
 def how_counted(purpose: str, budget: Budget) -> str:
-    """Say in a few words how a part is counted; a product is shown only if it is exact."""
+    """Say in a few words how a part is computed; a product is shown only if it is exact."""
     explain = _COUNTED.get(purpose)
     return explain(budget) if explain else ""
 

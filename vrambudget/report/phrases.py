@@ -185,7 +185,7 @@ def notes(budget: Budget) -> Iterator[str]:
 
 
 def _of_context(device: Device, published: tuple[int, int]) -> str:
-    """Say what is counted of the driver's own memory, in which range, and who says so."""
+    """Say what is assumed of the driver's own memory, in which range, and who says so."""
     counted, low, high = (f"{n / 2**20:.0f}" for n in (device.context_bytes, *published))
     between = f" of {low} to {high} MiB published" if low != high else ""
     return f"CUDA context: {counted} MiB{between} ({device.context_source})"
@@ -215,6 +215,6 @@ def _notes_of_ranks(several: Several, shown: int) -> Iterator[str]:
     low, high = map(format_bytes, several.nccl_bytes)
     groups = "group" if several.nccl_groups == 1 else "groups"
     yield (
-        f"not counted: the buffers of NCCL, {low} to {high} for {several.nccl_groups} {groups}:"
+        f"not included: the buffers of NCCL, {low} to {high} for {several.nccl_groups} {groups}:"
         " 12 MiB a channel, 2 to 32 channels, rings and trees (NCCL's init.cc and transport/p2p.cc)"
     )

@@ -147,7 +147,7 @@ def _nothing(found: Plan) -> str:
         return f"does not fit on {where}: {at}"
     if not found.was_counted:
         return f"no layout of {found.model} on {where} has rules: whether it fits is not known"
-    return f"no layout that was counted fits {at} on {where}; others were not considered"
+    return f"no layout that has rules fits {at} on {where}; others were not considered"
 
 
 def _gpus(found: Plan, gpus: int) -> str:
@@ -158,7 +158,7 @@ def _gpus(found: Plan, gpus: int) -> str:
 
 
 def _not_considered(found: Plan) -> list[str]:
-    """Return why layouts were not considered, and what counts them."""
+    """Return why layouts were not considered, and what estimates them."""
     reasons = found.not_considered
     if not reasons:
         return []

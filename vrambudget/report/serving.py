@@ -153,7 +153,7 @@ def as_values(found: Serving, context: int | None) -> dict[str, Any]:
 
 
 def rows(parts: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Yield a line for each part: its name, how much it is, and how that is counted."""
+    """Yield a line for each part: its name, how much it is, and how that is computed."""
     return (f"{name:<16}{size:>20}  {why}" for name, size, why in parts)
 
 

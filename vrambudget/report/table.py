@@ -2,7 +2,7 @@
 
 verdict             fits or not, and by how much
 job                 what was counted
-ledger              the parts at the peak, each with how it is counted
+ledger              the parts at the peak, each with what it is
 moments             when the peak is, when the GPU is full
 notes               what was assumed, what is not modelled
 
@@ -82,7 +82,7 @@ def _grid(lines: Ledger, *, markdown: bool, width: int) -> str:
     rows = [
         [_name(line), lines.amounts.text(line.hundredths), line.counted] for line in lines.lines
     ]
-    headings = ["at the peak", lines.amounts.unit, "how counted"]
+    headings = ["at the peak", lines.amounts.unit, "what it is"]
     text = grid(rows, headings, ["left", "right", "left"], markdown=markdown)
     if markdown or max(map(len, text.splitlines())) <= width:
         return text

@@ -43,7 +43,7 @@ def known_names() -> tuple[str, ...]:
 def known(name: str) -> FoundModel | str:
     """Return the configuration of a name; of any other the name of its card, or itself.
 
-    Raises NotModelledError for what is counted of its file alone.
+    Raises NotModelledError for what is estimated from its file alone.
     """
     if _plain(name).startswith(_OF_FILES):
         raise NotModelledError(

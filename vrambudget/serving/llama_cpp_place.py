@@ -112,7 +112,7 @@ def _devices(
     if options.split_mode == "none" or len(gpus) < 2:  # noqa: PLR2004 - nothing to split
         only = options.main_gpu if options.split_mode == "none" else 0
         if not 0 <= only < max(1, len(gpus)):
-            raise VramBudgetError(f"main_gpu is {only}; there are {len(gpus)} GPUs, counted from 0")
+            raise VramBudgetError(f"main_gpu is {only}; there are {len(gpus)} GPUs, from 0")
         return [
             only if first <= layer < first + offloaded else HOST
             for layer in range(model.layers + 1)

@@ -1,4 +1,4 @@
-"""Starts of servers that others published with their logs, held against what is counted.
+"""Starts of servers that others published with their logs, held against the estimate.
 
     {"model": ..., "gpu": ..., "engine": "vllm 0.19.0", "options": {...},
      "printed": {"weights_gib": 14.99, "tokens": 476000}, "page": where}
@@ -27,7 +27,7 @@ _KEYS = ("model", "gpu", "engine", "options", "printed")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is counted of one start, and what its log prints."""
+    """What is estimated of one start, and what its log prints."""
 
     id: str
     kind: str
@@ -38,7 +38,7 @@ class Start:
 
     @property
     def error(self) -> float:
-        """How much more tokens are counted than were printed, as a part of those."""
+        """How much more tokens are estimated than were printed, as a part of those."""
         return self.tokens / self.printed_tokens - 1
 
 
@@ -55,7 +55,7 @@ class Starts:
 
 
 def start_of(record: Mapping[str, Any]) -> Start:
-    """Return a start as it is counted. Raises VramBudgetError."""
+    """Return a start's estimate. Raises VramBudgetError."""
     if lacking := [key for key in _KEYS if key not in record]:
         raise VramBudgetError(f"this start has no {' and no '.join(lacking)}")
     if record["engine"].partition(" ")[2].rpartition(".")[0] != VERSION:

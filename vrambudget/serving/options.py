@@ -172,18 +172,18 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
     )
     mlock: bool = Field(default=False, description="keep what is mapped in main memory")
     model_draft: str | None = Field(
-        None, description="a draft model, which is refused: not counted"
+        None, description="a draft model, which is refused: not included"
     )
-    lora: str | None = Field(None, description="an adapter, which is refused: not counted")
+    lora: str | None = Field(None, description="an adapter, which is refused: not included")
     mmproj: str | None = Field(
-        None, description="a vision projector, which is refused: not counted"
+        None, description="a vision projector, which is refused: not included"
     )
 
     def problems(self) -> Iterable[str]:
-        """Yield what llama.cpp refuses, and what is not counted."""
+        """Yield what llama.cpp refuses, and what is not included."""
         for name in ("model_draft", "lora", "mmproj"):
             if getattr(self, name) is not None:
-                yield f"what {name} names is not counted: its tensors and its graph come on top"
+                yield f"what {name} names is not included: its tensors and its graph come on top"
         is_off = self.flash_attn == "off"
         is_off |= self.flash_attn == "auto" and self.engine_version != "2026-10"
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:

@@ -69,12 +69,12 @@ class TracedConfig(ModelConfig):
         return self.model_copy(update={"job": job})
 
     def notes(self) -> Iterator[str]:
-        """Yield how the model is counted."""
+        """Yield how the model is estimated."""
         from vrambudget.traced.build import layers_at_random  # noqa: PLC0415 - it imports torch
 
         yield f"{self.model_type} has no rules of its own: transformers' code was traced"
         if names := layers_at_random(self):
-            yield f"{' and '.join(names)}: layers skipped at random are counted as never skipped"
+            yield f"{' and '.join(names)}: layers skipped at random are assumed never to be skipped"
 
     def not_modelled(self) -> Iterator[str]:
         """Yield the operations of the last model built that were counted by results alone."""

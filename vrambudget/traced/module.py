@@ -93,7 +93,7 @@ class ModuleConfig(ModelConfig):
         return self.model_copy(update={"job": job})
 
     def notes(self) -> Iterator[str]:
-        """Yield how the model is counted."""
+        """Yield how the model is estimated."""
         yield f"{self.model_type} has no rules of its own: its code was traced"
 
     def not_modelled(self) -> Iterator[str]:

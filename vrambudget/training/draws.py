@@ -1,9 +1,9 @@
 """Lengths that change from batch to batch: what several draws of them reserve.
 
 Blocks of another length leave gaps in what is cached, so reserved bytes depend on the order in
-which lengths come. What is counted is the draw that reserves most.
+which lengths come. The report is of the draw that reserves most.
 
-Not modelled: that reserved bytes may rise beyond the steps that are counted; lengths that are not
+Not modelled: that reserved bytes may rise beyond the steps that are simulated; lengths that are not
 evenly spread, or sorted.
 """
 
@@ -18,7 +18,7 @@ DRAWS = 5
 
 
 class Draws(NamedTuple):
-    """What each draw of lengths reserves, by its number; and which of them is counted."""
+    """What each draw of lengths reserves, by its number; and which of them is shown."""
 
     reserved_bytes: tuple[int, ...]
     counted: int

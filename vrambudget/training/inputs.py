@@ -28,7 +28,7 @@ from vrambudget.ops.creation import made
 from vrambudget.sampled_lengths import sampled_lengths
 
 PACKED = 2
-"""How many sequences a packed row is counted with."""
+"""How many sequences a packed row has by default."""
 
 REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 """What precomputing adds to a data set of pairs."""

@@ -1,4 +1,4 @@
-"""Which scripts of TRL's trainers fail on a GPU, and which do otherwise than is counted here.
+"""Which scripts of TRL's trainers fail on a GPU, and which do otherwise than is modelled here.
 
     bfloat16 before Ampere   TRL turns bf16 on unless fp16 is set, and is_bf16_supported counts
                              emulation; but the backward pass of its loss adds bfloat16 factors to

@@ -103,4 +103,4 @@ class Batches(Settings, heading="batches"):
         if self.attention_mask not in {None, "none"}:
             yield f"attention_mask is {self.attention_mask!r}; packed rows have none"
         if self.task not in {None, "causal-lm"}:
-            yield f"task is {self.task!r}; packed rows are counted for causal-lm"
+            yield f"task is {self.task!r}; packed rows are modelled for causal-lm"

@@ -207,7 +207,7 @@ class Ranks(Settings, heading="several GPUs"):
             yield f"{error.message}{f' ({error.hint})' if error.hint else ''}"
             return
         if self.rank is not None and self.rank >= layout.ranks:
-            yield f"rank is {self.rank}; ranks are counted from 0 to {layout.ranks - 1}"
+            yield f"rank is {self.rank}; ranks are numbered from 0 to {layout.ranks - 1}"
         if layout.data == "fsdp2" and layout.shards % self.replicate:
             yield f"replicate is {self.replicate}, which does not divide {layout.shards} ranks"
         yield from self._misplaced(_OF_DDP, "DDP", belongs=layout.data in {"ddp", "zero1"})

@@ -19,7 +19,7 @@ from vrambudget.config.foreign.meanings import (
     several,
 )
 
-_OWN = "float32 copies of weights and gradients in the optimizer, counted on several GPUs alone"
+_OWN = "float32 copies of weights and gradients in the optimizer, modelled on multiple GPUs alone"
 
 _STAGES = Choice(
     "DeepSpeed's ZeRO stage",

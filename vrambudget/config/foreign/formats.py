@@ -77,7 +77,7 @@ FORMATS = (
         torchtune.DEFAULTS,
         torchtune.IGNORED_GROUPS,
         finish=torchtune.finished,
-        always=("torchtune's own models: counted as transformers has them",),
+        always=("torchtune's own models: modelled as transformers has them",),
     ),
     Format(
         "torchtitan",

@@ -49,7 +49,7 @@ DTYPES: Mapping[str, Fields] = {
     "auto": {},
 }
 
-_FLASH = "FlashAttention's own kernels, counted as PyTorch's flash kernel"
+_FLASH = "FlashAttention's own kernels, modelled as PyTorch's flash kernel"
 _ATTENTIONS: Mapping[str, Fields] = {
     "sdpa": {"attention": "sdpa"},
     "eager": {"attention": "eager"},
@@ -128,7 +128,7 @@ _UNCOUNTED: dict[str, Meaning] = {
     "auto_find_batch_size": Uncounted("a batch that is found by trying"),
     "torch_empty_cache_steps": Uncounted("emptying the allocator's cache", flag=False, saves=True),
     "gradient_checkpointing_kwargs.use_reentrant": Uncounted(
-        "checkpointing with re-entry, counted as without"
+        "checkpointing with re-entry, modelled as without"
     ),
     "use_cpu": Uncounted("a training on the CPU"),
 }

@@ -55,7 +55,7 @@ LLAMA_FACTORY: Table = {
     "additional_target": Uncounted("modules that are trained beside the adapters", flag=False),
     "upcast_layernorm": Uncounted("norms in float32"),
     "upcast_lmhead_output": Uncounted("logits in float32"),
-    "use_reentrant_gc": Uncounted("checkpointing with re-entry, counted as without"),
+    "use_reentrant_gc": Uncounted("checkpointing with re-entry, modelled as without"),
     "fp8": Uncounted("8-bit floating point"),
     **ignored(
         "dataset eval_dataset dataset_dir template max_samples preprocessing_num_workers"

@@ -18,7 +18,7 @@ from typing import Any
 
 Fields = Mapping[str, Any]
 
-SAVES = "not counted, so that less is needed than this"
+SAVES = "not modelled, so that less is needed than this"
 _OFF = (None, False, 0, "", "no", "none", "false", "off")
 
 
@@ -29,7 +29,7 @@ class Translation:
     fields: Fields = field(default_factory=dict)
     assumed: Fields = field(default_factory=dict)
     uncounted: str | None = None
-    noted: str | None = None  # counted as another, or more than it needs
+    noted: str | None = None  # modelled as another, or more than it needs
 
 
 NOTHING = Translation()
@@ -63,7 +63,7 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """On or off; "auto" is on. `noted` is said of what is on and counted as something else."""
+    """On or off; "auto" is on. `noted` is said of what is on and modelled as something else."""
 
     on: Fields
     assumed: Fields = field(default_factory=dict)
@@ -79,12 +79,12 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Fields of each value; a value that has none is not counted."""
+    """Fields of each value; a value that has none is not modelled."""
 
     what: str
     of: Mapping[str, Fields]
     counted_as: Mapping[str, str] = field(default_factory=dict)
-    """What is said of a value that is counted as another."""
+    """What is said of a value that is modelled as another."""
 
     def translate(self, value: Any) -> Translation:
         """Return the fields of the value."""
@@ -121,7 +121,7 @@ class Uncounted:
     saves: bool = False
 
     def translate(self, value: Any) -> Translation:
-        """Return what is not counted."""
+        """Return what is not modelled."""
         if is_off(value) or value in self.harmless:
             return NOTHING
         return (

@@ -53,7 +53,7 @@ class RunFile:
         several = self.of_ranks
         if ranks == 1:
             keys = (*several.keys, *several.unread)
-            note = f"{self.where}: of several GPUs, not counted for one: {', '.join(keys)}"
+            note = f"{self.where}: of several GPUs, without meaning for one: {', '.join(keys)}"
             return replace(self, notes=(*self.notes, note)) if keys else self
         notes = {"of several GPUs, read": several.keys, "of several GPUs, left out": several.unread}
         notes_of_ranks = (

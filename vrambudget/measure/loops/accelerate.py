@@ -1,4 +1,4 @@
-"""A loop with accelerate itself; `vrambudget.training.loops.accelerate` counts it."""
+"""A loop with accelerate itself; `vrambudget.training.loops.accelerate` models it."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer itself; `vrambudget.training.loops.dpo` counts it."""
+"""TRL's DPOTrainer itself; `vrambudget.training.loops.dpo` models it."""
 
 from typing import Any
 

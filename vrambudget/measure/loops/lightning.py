@@ -1,4 +1,4 @@
-"""Lightning's Trainer itself; `vrambudget.training.loops.lightning` counts it."""
+"""Lightning's Trainer itself; `vrambudget.training.loops.lightning` models it."""
 
 import tempfile
 from typing import Any

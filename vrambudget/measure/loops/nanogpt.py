@@ -1,4 +1,4 @@
-"""nanoGPT's train.py in torch; `vrambudget.training.loops.nanogpt` counts it."""
+"""nanoGPT's train.py in torch; `vrambudget.training.loops.nanogpt` models it."""
 
 from typing import Any
 

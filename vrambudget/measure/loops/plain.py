@@ -1,4 +1,4 @@
-"""The plain loop, as most people write it; `vrambudget.training.loops.plain` counts it."""
+"""The plain loop, as most people write it; `vrambudget.training.loops.plain` models it."""
 
 from typing import Any
 

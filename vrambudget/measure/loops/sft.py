@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer itself; `vrambudget.training.loops.sft` counts it."""
+"""TRL's SFTTrainer itself; `vrambudget.training.loops.sft` models it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer itself; `vrambudget.training.loops.trainer` counts it.
+"""transformers' Trainer itself; `vrambudget.training.loops.trainer` models it.
 
 What marks the phases stands around Trainer's own functions, and holds what their callers hold.
 """

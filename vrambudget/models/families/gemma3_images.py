@@ -116,10 +116,10 @@ class Gemma3Config(Gemma3TextConfig):
         return super().parse({**outer, **text, **own}, where=where)
 
     def notes(self) -> Iterator[str]:
-        """Yield how the model is counted."""
+        """Yield how the model is estimated."""
         yield (
             "a batch of text: the vision tower's weights lie on the GPU and do nothing;"
-            " Gemma3ForCausalLM, which has none, is counted from text_config alone"
+            " Gemma3ForCausalLM, which has none, is built from text_config alone"
         )
         if self.use_cache:
             yield (

@@ -1,7 +1,7 @@
 """One rank of expert parallelism: built without memory, its experts cut, then materialised.
 
 from_pretrained loads each rank's part in threads, and the order in which weights come to lie in
-memory is theirs: reserved bytes after it may differ from those that are counted.
+memory is theirs: reserved bytes after it may differ from the estimate.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Training loops by name: each is counted here, and run in torch by `vrambudget.measure.loops`.
+"""Training loops by name: each is modelled here, and run in torch by `vrambudget.measure.loops`.
 
 A loop is a module with two functions, `train(run)` and `evaluate(run)`, that read like a user's
 script and return what their variables hold at the end (`locals()`: a script's variables live as

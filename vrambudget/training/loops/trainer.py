@@ -7,7 +7,7 @@ runs beside all of them, and its last logits and labels live until its end.
 
 Source: transformers/trainer.py and trainer_pt_utils.py (EvalLoopContainer), 5.17; accelerate's
 accelerator.py (backward, clip_grad_norm_) and data_loader.py (DataLoaderShard), 1.15.
-Not modelled: logging within the steps that are counted (TrainingArguments.logging_steps is 500),
+Not modelled: logging within the steps that are simulated (TrainingArguments.logging_steps is 500),
 checkpoints that are saved.
 """
 
