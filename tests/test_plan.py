@@ -76,6 +76,15 @@ def test_a_stage_sends_hidden_states_and_their_gradients():
     assert traffic(pipeline, sizes) == Traffic(2 * 4 * 32 * 8 * 4)
 
 
+def test_checkpointing_is_not_listed_where_it_alone_takes_longer_than_all_that_is_sent():
+    found = vrambudget.plan("gpt2", gpu="2xa100-40gb", block=64, batch=1, goal="lora")
+    listed = {choice.layout for choice in found.choices}
+    # DDP reduces 0.3 million gradients; FSDP2 gathers 124 million weights twice.
+    assert "DDP, lora" in listed
+    assert "DDP, lora, checkpointing" not in listed
+    assert {"FSDP2, lora", "FSDP2, lora, checkpointing"} <= listed
+
+
 def test_a_pipeline_has_the_sequences_of_all_ranks_in_one_step():
     titan = {"model_type": "titan", "dim": 512, "n_layers": 40, "n_heads": 8, "vocab_size": 2000}
     titan |= {"n_kv_heads": 8, "hidden": 2048}
