@@ -102,8 +102,8 @@ def test_a_program_is_read_as_it_was_written():
         (lambda text: text.replace("\nalias ", "\nnew ", 1), "lines do not fit together"),
         (lambda text: text.replace('"task": ["', '"task": [[], "', 1), "which it never is"),
         (
-            lambda text: text.replace('"task": [', '"like": 0, "attention": 7, "task": [', 1),
-            "never is",
+            lambda text: text.replace("\nwhen {", '\nwhen {"channels_last": 7, ', 1),
+            "which it never is",
         ),
         (
             lambda text: text.replace('"=hidden_size"], "~W"', '0.5], "~W"', 1),
