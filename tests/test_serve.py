@@ -153,7 +153,7 @@ def test_weights_in_main_memory_are_whole_parameters_as_a_rehearsal_of_vllm_took
 def test_a_server_that_does_not_start_says_what_would_with_the_command(capsys):
     assert main(["serve", "llama-3.1-8b", "--gpu", "12GB"]) == 1
     text = capsys.readouterr().out
-    options = "--quantization awq --max-model-len 8192"
+    options = "--quantization awq_marlin --max-model-len 8192"
     command = f"vrambudget serve llama-3.1-8b --gpu rtx-3060 {options}"
     assert f"4 requests of 8,192 tokens, of a checkpoint in AWQ: {command}" in text
     assert main(command.split()[1:]) == 0

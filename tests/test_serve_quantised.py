@@ -4,6 +4,7 @@ Whole models are held against published logs in test_serve.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.serving.linear import Linear
 from vrambudget.serving.quantised import BitsAndBytes, EightBit, Ignored, Packed
 from vrambudget.serving.quantization_config import USUAL, cache_in_fp8, quantisation_of
+from vrambudget.serving.weights import load_decoder, weight_bytes
 
 H100, A100, L40S = find_gpu("h100"), find_gpu("a100-40gb"), find_gpu("l40s")
 K, QUERIES, SHARED = 4096, 4096, 1024
@@ -280,3 +282,21 @@ def test_a_checkpoint_of_bitsandbytes_is_for_one_card(tmp_path, capsys):
     )
     assert main(["serve", str(path), "--gpu", "h100", "--tensor-parallel-size", "2"]) == 2
     assert "on one GPU alone" in capsys.readouterr().err
+
+
+REHEARSED = Path(__file__).parent / "records" / "serving" / "vllm-0.19.0-rehearsed-loads.jsonl"
+LOADS = [json.loads(line) for line in REHEARSED.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("gpu", sorted({load["gpu"] for load in LOADS}))
+def test_weights_are_those_that_vllm_loads_on_a_virtual_gpu(gpu):
+    """Virtual records: three layers of Llama 3.1 8B and Qwen2.5 7B, two of gpt-oss."""
+    card = find_gpu(gpu)
+    for load in (load for load in LOADS if load["gpu"] == gpu):
+        values, asked = load["model"], load["quantization"]
+        config = load_decoder(values, where="a record")
+        how = quantisation_of(values.get("quantization_config"), asked, card, where="a record")
+        layers = range(config.num_hidden_layers)
+        quantised = None if how is None else (how, card)
+        found = weight_bytes(config, layers, itemsize=2, tp=1, quantised=quantised)
+        assert abs(found / load["bytes"] - 1) < 0.0005, load

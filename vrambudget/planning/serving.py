@@ -18,7 +18,7 @@ from vrambudget.serving.starting import FP8, USUAL_CONTEXT, rehearsal, server_wo
 from vrambudget.serving.vllm import Serving, serve
 from vrambudget.serving.weights import load_decoder
 
-_WEIGHTS: tuple[str | None, ...] = (None, "fp8", "awq")
+_WEIGHTS: tuple[str | None, ...] = (None, "fp8", "awq_marlin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,11 @@ def _ways(
 
 def _row(model: str, name: str, options: ServeOptions, serving: Serving, engines: int) -> Served:
     length = serving.max_model_len
-    words = {None: "as they are", "fp8": "fp8, as they are loaded", "awq": "AWQ, a checkpoint"}
+    words = {
+        None: "as they are",
+        "fp8": "fp8, as they are loaded",
+        "awq_marlin": "AWQ, a checkpoint",
+    }
     return Served(
         weights=words.get(options.quantization, str(options.quantization)),
         cache="16 bit" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,

@@ -140,7 +140,8 @@ def rehearse_command(
     launcher, _ = launcher_of(inner.command)
     if options.rank and options.ranks is None and launcher is None:
         raise VramBudgetError("--rank needs --ranks: of how many?", where="--rank")
-    build = find_torch(inner.command, inner.prefix, any_torch=options.any_torch)
+    any_torch = options.any_torch or serving is not None  # engines bring their own
+    build = find_torch(inner.command, inner.prefix, any_torch=any_torch)
     check_script(inner.command)
     variables = {**os.environ, **inner.given}
     started, ranks = launched(inner.command, build.python, options.ranks, variables)

@@ -48,6 +48,7 @@ _DRIVER_ALWAYS = (
     "cuFuncSetCacheConfig",
     "cuStreamSynchronize",
     "cuMemGetAddressRange_v2",
+    "cuMemRetainAllocationHandle",  # of SGLang's kernels
     "cuTensorMapEncodeTiled",
 )
 

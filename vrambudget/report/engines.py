@@ -16,7 +16,7 @@ from vrambudget.serving.sglang import VERSION as SGLANG
 def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | None) -> str:
     """Return what SGLang does with a GPU."""
     length = context or found.context_length
-    verdict = starts(found, length)
+    verdict = starts(found, length, f"SGLang {SGLANG}")
     if not found.starts:
         verdict = (
             "DOES NOT START: Not enough memory. Please try to increase --mem-fraction-static."

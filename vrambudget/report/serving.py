@@ -35,7 +35,9 @@ def served(
     many = f"{cards} x {gpu.name}, each" if cards > 1 else gpu.name
     length = context or found.max_model_len
     lines = [
-        f"DOES NOT START: {found.error}" if found.error else starts(found, length),
+        f"DOES NOT START: {found.error}"
+        if found.error
+        else starts(found, length, f"vLLM {VERSION}"),
         "",
         f"{model} on {many} {gib(gpu.capacity_bytes)}, by the rules of vLLM {VERSION}",
         "",
@@ -48,11 +50,11 @@ def served(
     return "\n".join(lines)
 
 
-def starts(found: Serving | SglangServing, length: int) -> str:
-    """Return the verdict of a server that starts."""
+def starts(found: Serving | SglangServing, length: int, engine: str) -> str:
+    """Return the verdict of a server that starts, and of which version that is known."""
     held = found.requests(length)
     requests = "request" if held == (1, 1) else "requests"
-    return f"STARTS: {between(*held)} {requests} of {length:,} tokens at once"
+    return f"STARTS: {between(*held)} {requests} of {length:,} tokens at once ({engine})"
 
 
 def _parts(
@@ -87,7 +89,9 @@ def start_lines(
         held = between(*other.serving.requests(length))
         words = (model, "--gpu", gpu.key or gpu.name, *typed(options, other.change))
         command = f"vrambudget serve {shlex.join(words)}"
-        made = ", of a checkpoint in AWQ" if other.change.get("quantization") == "awq" else ""
+        made = (
+            ", of a checkpoint in AWQ" if other.change.get("quantization") == "awq_marlin" else ""
+        )
         yield f"  {held} requests of {length:,} tokens{made}: {command}"
 
 

@@ -7,8 +7,8 @@
 
 Source: vllm/v1/kv_cache_interface.py (MLAAttentionSpec), platforms/cuda.py
 (_get_backend_priorities, get_valid_backends), v1/attention/backends/mla/flashinfer_mla.py
-(g_fi_workspace), cutlass_mla.py (g_sm100_workspace). vLLM 0.19. Copies of kv_b_proj's halves, which
-SGLang makes, are views in vLLM (layers/attention/mla_attention.py, process_weights_after_loading).
+(g_fi_workspace), cutlass_mla.py (g_sm100_workspace). vLLM 0.19. kv_b_proj's halves are views of it
+(layers/attention/mla_attention.py, process_weights_after_loading).
 Not modelled: sparse attention (V3.2), layers of multi-token prediction, quantised weights.
 """
 
@@ -23,12 +23,6 @@ def workspace_bytes(gpu: Gpu) -> int:
     """Return what kernels of attention allocate as vLLM imports them, whichever it takes then."""
     asks_cutlass = gpu.compute_capability[0] == _DATACENTER_BLACKWELL
     return _WORKSPACE * (2 if asks_cutlass else 1)
-
-
-def absorbed(config: LatentConfig, tp: int) -> tuple[int, int]:
-    """Return elements of kv_b_proj's part for keys and of that for values."""
-    rows = config.num_attention_heads // tp * config.kv_lora_rank
-    return rows * config.qk_nope_head_dim, rows * config.v_head_dim
 
 
 def prefill_context(longest: int, seqs: int, block: int) -> int:

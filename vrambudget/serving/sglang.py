@@ -5,17 +5,16 @@
                 allocator, and a little outside it, which is measured
     pool        after loading free - before * (1 - mem_fraction_static), in tokens of every layer:
                 those with a window keep all tokens, too (pools of their own are gpt-oss's, Llama
-                4's, MiMo's and Step's), and latent attention one row for all heads
+                4's, MiMo's and Step's)
     fraction    unless it is given, what is left of nvidia-smi's total for activations of a prefill
                 chunk, CUDA graphs and metadata, by a rule of thumb
 
 Source: sglang 0.5.9: srt/model_executor/model_runner_kv_cache_mixin.py (profile_max_num_token,
 get_cell_size_per_token, init_memory_pool), srt/server_args.py (_handle_gpu_memory_settings),
 srt/utils/common.py (get_available_gpu_memory), srt/layers/rotary_embedding.py,
-srt/configs/model_config.py (is_hybrid_swa_model),
-srt/models/deepseek_common/deepseek_weight_loader.py (post_load_weights).
-Not modelled: quantised weights, the architectures with two pools, speculative decoding, attention
-by data-parallel ranks.
+srt/configs/model_config.py (is_hybrid_swa_model).
+Not modelled: quantised weights, latent attention, the architectures with two pools, speculative
+decoding, attention by data-parallel ranks.
 """
 
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ from dataclasses import dataclass
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.models.parts.latent import LatentConfig
 from vrambudget.serving.options import SglangOptions
-from vrambudget.serving.weights import kv_heads, layers_of, reserved_bytes, whole_experts
+from vrambudget.serving.weights import WHOLE_EXPERTS, kv_heads, layers_of, reserved_bytes
 
 VERSION = "0.5.9"
 _MIB = 2**20
@@ -54,7 +52,9 @@ _LARGEST = 16384, 512
 _MANY_CARDS = 4
 OUTSIDE = 0, 32 * _MIB  # measured on H100s: what loading takes besides tensors
 # Two pools, or no rule was ever held against a start.
-_NOT_HELD = frozenset({"gpt_oss", "gemma3", "gemma3_text", "granite", "qwen2_moe"})
+_NOT_HELD = frozenset(
+    {"deepseek_v2", "deepseek_v3", "gpt_oss", "gemma3", "gemma3_text", "granite", "qwen2_moe"}
+)
 _LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
 
 
@@ -106,7 +106,7 @@ def _check(config: DecoderConfig, options: SglangOptions) -> None:
             f" {config.num_attention_heads} attention heads"
         )
     if options.ep_size > 1:
-        raise whole_experts("ep_size")
+        raise NotModelledError(f"--ep-size is not modelled: {WHOLE_EXPERTS}")
 
 
 def _of_rank(
@@ -124,12 +124,7 @@ def _of_rank(
         int(before[1] * fraction) - weights - OUTSIDE[0],
     )
     itemsize = 2 if options.kv_cache_dtype == "auto" else 1
-    width = (
-        config.latent_width
-        if isinstance(config, LatentConfig)
-        else kv_heads(config, tp) * 2 * config.head_width
-    )
-    cell = width * len(layers) * itemsize
+    cell = kv_heads(config, tp) * 2 * config.head_width * len(layers) * itemsize
     least, most = (_tokens(n // cell, options) for n in pool)
     longest = options.context_length or config.max_position_embeddings
     return SglangServing(

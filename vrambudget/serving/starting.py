@@ -58,7 +58,7 @@ def alternatives(
     if options.kv_cache_dtype == "auto":
         changes.append({"kv_cache_dtype": "fp8"})
     if quantised is None:
-        changes.append({"quantization": "awq"})
+        changes.append({"quantization": "awq_marlin"})
         if gpu.compute_capability >= FP8:
             changes.append({"quantization": "fp8"})
     shared = options.tensor_parallel_size

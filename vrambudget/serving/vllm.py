@@ -31,15 +31,17 @@ from vrambudget.models.parts.moe import MoeConfig
 from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.latent import attention_elements, prefill_context, workspace_bytes
+from vrambudget.serving.linear import Linear
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import range_of
-from vrambudget.serving.quantised import BitsAndBytes, Mxfp4, Quantisation
+from vrambudget.serving.parameters import layer_tensors
+from vrambudget.serving.quantised import BitsAndBytes, Mxfp4, Packed, Quantisation
 from vrambudget.serving.weights import (
+    WHOLE_EXPERTS,
     kv_heads,
     layers_of,
     offloaded_bytes,
     weight_bytes,
-    whole_experts,
 )
 
 VERSION = "0.19"
@@ -47,6 +49,12 @@ _GIB = 2**30
 _LARGE_CARD = 70 * _GIB
 _HOPPER_WORKSPACE, _WORKSPACE = 32 * MIB, 8 * MIB + 128 * 1024
 _PICTURE_TOKENS = 256  # of Gemma 3 (mm_tokens_per_image)
+_NOT_MODELLED = {
+    "enable_expert_parallel": WHOLE_EXPERTS,
+    "enable_lora": "adapters have weights of their own",
+    "speculative_config": "a draft has its own cache",
+    "data_parallel_size": "engines that share requests speak to each other",
+}
 GRAPHS = (512 * MIB, 1946 * MIB)  # measured: CUDA graphs, on top of all
 
 
@@ -129,14 +137,10 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
             f"tensor_parallel_size is {tp}, which does not divide"
             f" {config.num_attention_heads} attention heads"
         )
-    if options.enable_expert_parallel:
-        raise whole_experts("enable_expert_parallel")
-    if options.enable_lora:
-        raise NotModelledError("--enable-lora is not modelled: adapters have weights of their own")
-    if options.speculative_config is not None:
-        raise NotModelledError("--speculative-config is not modelled: a draft has its own cache")
-    if options.data_parallel_size > 1:
-        raise NotModelledError("--data-parallel-size is not modelled")
+    for name, why in _NOT_MODELLED.items():
+        asked = getattr(options, name)
+        if asked is True or asked not in (None, 0, 1):
+            raise NotModelledError(f"--{name.replace('_', '-')} is not modelled: {why}")
     if options.pipeline_parallel_size > config.num_hidden_layers:
         raise VramBudgetError(
             f"pipeline_parallel_size is {options.pipeline_parallel_size}; the model has"
@@ -193,6 +197,7 @@ def _of_rank(
         tp=tp,
         samples=samples,
         itemsize=itemsize,
+        is_eager=options.enforce_eager,
         quantised=quantised,
     )
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
@@ -248,12 +253,14 @@ def _activations(
     tp: int,
     samples: bool,
     itemsize: int,
+    is_eager: bool,
     quantised: Quantisation | None,
 ) -> int:
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
 
     hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
     bitsandbytes: a projection's weights in 16 bit, while it multiplies
+    AWQ's own kernel: the largest weights of a layer in 16 bit, compiled those of all its layers
     experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
     latent attention: keys and values of `context` tokens, as a prefill in pieces makes them anew
     logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
@@ -267,6 +274,9 @@ def _activations(
     mlp = 2 * hidden + 3 * step * inner * itemsize
     if isinstance(quantised, BitsAndBytes):
         mlp += inner * width * itemsize
+    if isinstance(quantised, Packed) and not quantised.repacked:
+        linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, Linear)]
+        mlp += (max(linears) if is_eager else sum(linears)) * itemsize
     if isinstance(config, MoeConfig | LatentConfig):
         columns = max(inner, width) + max(2 * inner, width)
         if isinstance(quantised, Mxfp4):

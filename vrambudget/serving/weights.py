@@ -17,7 +17,6 @@ from vrambudget.errors import NotModelledError
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.latent import LatentConfig
-from vrambudget.serving import latent
 from vrambudget.serving.linear import Linear, Rotary
 from vrambudget.serving.parameters import layer_tensors, tensors_of
 from vrambudget.serving.quantised import Part, Quantisation
@@ -27,17 +26,9 @@ _FAMILIES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2"}
     | {"gemma3", "gemma3_text", "phi3", "granite", "gpt_oss", "deepseek_v2", "deepseek_v3"}
 )
+WHOLE_EXPERTS = "whole experts on each GPU have workspaces of other sizes"
 _SCALES = 4  # of each attention, for queries, keys, values and probabilities in fp8
 _WIDE_TABLES = frozenset({"gpt_oss"})  # rotary tables in float32
-
-
-def whole_experts(option: str) -> NotModelledError:
-    """Return the error for a server whose GPUs have whole experts, not a part of each."""
-    return NotModelledError(
-        f"{option} is not modelled: whole experts on each GPU have workspaces of other sizes",
-        hint="leave it out for tensor parallelism, where a GPU's weights are as many bytes if the"
-        " GPUs divide the experts",
-    )
 
 
 def load_decoder(
@@ -121,12 +112,9 @@ def offloaded_bytes(
 def reserved_bytes(config: DecoderConfig, layers: range, *, itemsize: int, tp: int) -> int:
     """Return what the GPU's free memory falls by as SGLang loads one rank's weights.
 
-    Of latent attention it keeps the halves of kv_b_proj once more, laid out for its products.
     PyTorch's cache is emptied before the free memory is read.
     """
-    halves = latent.absorbed(config, tp) if isinstance(config, LatentConfig) else ()
-    last = [n * itemsize for n in halves] * len(layers)
-    allocator = _loaded(config, layers, tp, (itemsize, float32.itemsize), last=last)
+    allocator = _loaded(config, layers, tp, (itemsize, float32.itemsize))
     allocator.empty_cache()
     return allocator.reserved_bytes
 

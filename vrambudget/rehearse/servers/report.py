@@ -44,7 +44,8 @@ def verdict(result: Rehearsal, start: ServerStart) -> str:
     if result.ended in ("timeout", "interrupt"):
         how = "the time limit" if result.ended == "timeout" else "the interrupt"
         return f"NOT KNOWN: {engine} was not ready at {how} ({result.seconds:.0f} s)"
-    return f"DOES NOT START: {engine} ended with exit code {result.exit_code}"
+    held = "" if start.tokens is None else f", once its cache of {start.tokens:,} tokens was there"
+    return f"DOES NOT START: {engine} ended with exit code {result.exit_code}{held}"
 
 
 def _rows(start: ServerStart) -> Iterator[tuple[str, str]]:

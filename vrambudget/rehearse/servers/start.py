@@ -123,6 +123,9 @@ def _changes(start: ServerStart, server: ServerCommand) -> Iterator[str]:
     if found := _FEWER.search(error):
         yield f"--max-num-seqs {found[1].replace(',', '')}: a state for each request"
         return
+    if "ninja exited" in error:
+        yield "--disable-cuda-graph, or a CUDA toolkit: it compiles kernels of its own for graphs"
+        return
     is_cache = "cache" in error.lower() and ("memory" in error.lower() or "block" in error.lower())
     is_memory = "out of memory" in error.lower() or "OutOfMemory" in error
     if not (is_cache or is_memory):
