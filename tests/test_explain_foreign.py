@@ -40,7 +40,7 @@ MESSAGES = [
     ),
     pytest.param(
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-        *("SGLang", "no room for keys and values", "--mem-fraction-static"),
+        *("SGLang", "no memory for keys and values", "--mem-fraction-static"),
         id="SGLang",
     ),
     pytest.param(

@@ -199,9 +199,9 @@ def count(turns, *, idle=0):
     [
         pytest.param(" A A A", [0, 1, 1, 2, 2, 3], "optimizer step", id="one optimizer"),
         pytest.param("  A  A", [0, 0, 1, 1, 1, 2], "optimizer step", id="accumulation"),
-        pytest.param(" D G D G", [0, 0, 0, 1, 1, 1, 1, 2], "turn of 2 optimizers", id="GAN"),
-        pytest.param("ABCABC", [0, 0, 1, 1, 1, 2], "turn of 3 optimizers", id="one a parameter"),
-        pytest.param("DDDGDDDG", [0, 2, 3, 3, 4, 5, 6, 6], "turn of 2 optimizers", id="critic"),
+        pytest.param(" D G D G", [0, 0, 0, 1, 1, 1, 1, 2], "step of 2 optimizers", id="GAN"),
+        pytest.param("ABCABC", [0, 0, 1, 1, 1, 2], "step of 3 optimizers", id="one a parameter"),
+        pytest.param("DDDGDDDG", [0, 2, 3, 3, 4, 5, 6, 6], "step of 2 optimizers", id="critic"),
         pytest.param(" aa aa a", [0, 0, 0, 1, 1, 2, 2, 2], "optimizer step", id="DeepSpeed"),
         pytest.param("   ", [1, 2, 3], "backward pass", id="no optimizer"),
     ],

@@ -102,7 +102,7 @@ for _ in range(5):
 
 def test_two_optimizers_of_one_turn_are_one_step(rehearsed):
     result, said = rehearsed(GAN, steps=2)
-    assert (result.ended, result.steps, result.step_unit) == ("steps", 2, "turn of 2 optimizers")
+    assert (result.ended, result.steps, result.step_unit) == ("steps", 2, "step of 2 optimizers")
     assert said == ["turn"]  # the second ended with its last optimizer
     assert {phase.step for phase in result.phases} <= {1, 2, 3}
     assert result.peak.step >= 1
@@ -337,7 +337,7 @@ def test_other_ranks_send_what_this_one_does(rehearsed):
     rows = [[6, 10], [3, 5], [3, 5], [3, 5, 3, 5], [1, 1], [{"rows": 7}, {"rows": 7}]]
     assert said == [" ".join(map(str, rows))]
     assert result.peak is not None
-    assert any("taken to send what this one does" in w for w in result.warnings)
+    assert any("assumed to send what this one does" in w for w in result.warnings)
 
 
 def test_printing_a_tensor_is_a_read_and_makes_no_shape_of_the_script(rehearsed):

@@ -18,7 +18,8 @@ from vrambudget.cli.examples import COMMON
 
 RETIRED = re.compile(
     r"(?<!model )\bcards?\b|\b(told|walked|laid down|births|unasked|ways out|at first sight"
-    r"|stand-ins?|barely|doubts?|surroundings|no known change|(is|are|was|not|how) counted)\b",
+    r"|stand-ins?|barely|doubts?|surroundings|no known change"
+    r"|(is|are|was|not|how) counted|(is|are) taken (as|to be)|turn of)\b",
     re.IGNORECASE,
 )
 PAGES = sorted((pages.ROOT / "docs").glob("*.md"))

@@ -25,7 +25,7 @@ def spare_bytes(counted: int, lowest: int, highest: int) -> int:
     """Return what to leave free of a GPU: by how much its context may be larger than assumed.
 
     From `lowest` to `highest` was published. Where that is one figure, nobody knows the range: then
-    it is taken to be as wide as the widest that is known.
+    it is assumed to be as wide as the widest that is known.
     """
     return highest - counted if highest > lowest else _SPARE_BYTES
 

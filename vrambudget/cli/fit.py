@@ -56,7 +56,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     kinds.add_argument(
         "--longest-new",
         action="store_true",
-        help="find how many new tokens there is room for, with --mode generate",
+        help="find how many new tokens fit, with --mode generate",
     )
     kinds.add_argument(
         "--longest-model-len",

@@ -22,7 +22,7 @@ from vrambudget.declared import Declared
 _NO_LIMIT = 2**62
 _REFUSING = {"loop": modelled_loop, "cache_backend": modelled_backend}
 SWITCHES = {
-    "sample": "draw tokens: do_sample=True",
+    "sample": "sample tokens: do_sample=True",
     "keep_outputs": "the loop drops its outputs before the next forward pass",
     "cudnn_attention": "PyTorch does not ask cuDNN's attention kernel first on compute capability 9"
     " and 10, as with TORCH_CUDNN_SDPA_DEPRIORITIZED=1",
@@ -30,7 +30,7 @@ SWITCHES = {
     "eval_gather": "the evaluation keeps the logits of all batches on the GPU and concatenates"
     " them",
     "compile": "the model runs under torch.compile; needs torch: pip install 'vrambudget[torch]'",
-    "contiguous_gradients": "DeepSpeed: reduce gradients as they lie",
+    "contiguous_gradients": "DeepSpeed: reduce gradients without copying them",
     "reduce_scatter": "DeepSpeed: reduce the whole buffer at once",
     "double_quant": "keep the scales of 4-bit blocks in float32",
     "expandable_segments": "PyTorch runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

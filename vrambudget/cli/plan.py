@@ -43,7 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--gpu",
         required=True,
         metavar="GPU",
-        help="a name ('h100') or a size (80GB); several: 4xh100",
+        help="a name ('h100') or a size (80GB), also with a number: 4xh100",
     )
     parser.add_argument(
         "--goal",

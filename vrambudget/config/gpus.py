@@ -209,7 +209,7 @@ def _by_name(text: str) -> Gpu:
     others = tuple(other.key for other in rows if other is not row)
     if not others:
         return _gpu(row)
-    taken = f"{text.strip()!r} is taken as {row.key} (not {', '.join(others)})"
+    taken = f"{text.strip()!r} is read as {row.key} (not {', '.join(others)})"
     return replace(_gpu(row, taken), others=others)
 
 
@@ -234,7 +234,7 @@ def _sold_as(text: str, number: str) -> Gpu:
         )
     row = _row(key)
     seen = format_bytes(row.capacity_bytes, "GiB")
-    return _gpu(row, f"{text.strip()!r} is taken as the size sold: {row.name}, {seen}")
+    return _gpu(row, f"{text.strip()!r} is read as the size sold: {row.name}, {seen}")
 
 
 def _exact_size(text: str) -> Gpu:

@@ -43,7 +43,7 @@ class JobFields(TypedDict, total=False):
     image_size: int | None
     """Pixels along each side of an image (default: the model's own)."""
     channels_last: bool
-    """Weights and images lie with their channels last."""
+    """Weights and images are channels-last in memory."""
     rows: batches.Rows
     """What the rows of a batch hold: one sequence that fills the block; one with padding and the
     tokenizer's mask; or several, packed, with position_ids that restart.
@@ -176,13 +176,13 @@ class JobFields(TypedDict, total=False):
     cache_backend: Literal["quanto"]
     """Of a quantised cache: backend of its cache_config."""
     sample: bool
-    """Draw tokens: do_sample=True."""
+    """Sample tokens: do_sample=True."""
     temperature: float
     """Divides the logits before tokens are sampled."""
     top_k: int
-    """Draw from so many of the most probable tokens; 0: from all."""
+    """Sample from so many of the most probable tokens; 0: from all."""
     top_p: float
-    """Draw from the most probable tokens that together reach this probability."""
+    """Sample from the most probable tokens that together reach this probability."""
     num_beams: int
     """Beams of each prompt: num_beams."""
     num_return: int
@@ -215,13 +215,13 @@ class JobFields(TypedDict, total=False):
     bucket_cap_mb: int | None
     """DDP: MiB of gradients in a bucket (default: 25, and 1 in the first)."""
     gradient_as_bucket_view: bool
-    """DDP: gradients lie in the buckets."""
+    """DDP: gradients are views of the buckets."""
     static_graph: bool
     """DDP: the graph never changes."""
     find_unused_parameters: bool
     """DDP: look for parameters that got no gradient."""
     parameters_as_bucket_view: bool
-    """ZeroRedundancyOptimizer: parameters lie in buckets of each rank."""
+    """ZeroRedundancyOptimizer: parameters are views of buckets."""
     no_sync: bool
     """Accumulate without reducing: no_sync(), set_requires_gradient_sync(False)."""
     param_dtype: training.WeightsDtype | None

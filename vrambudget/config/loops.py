@@ -206,7 +206,7 @@ def remarks_on_loop(job: "Job") -> Iterator[str]:
         )
     if job.quant is not None and job.layout.data in {"fsdp1", "fsdp2"}:
         yield (
-            "4-bit weights are taken to be loaded in main memory (device_map={'': 'cpu'}), with"
+            "4-bit weights are assumed to be loaded in main memory (device_map={'': 'cpu'}), with"
             " bnb_4bit_quant_storage of the model's own type, and not prepared for k-bit training;"
             " transformers 5 without a device map first loads them whole on every GPU"
         )

@@ -43,7 +43,7 @@ class Note:
         return prod(self.shape)
 
     def ordinary(self) -> torch.Tensor:
-        """Return the value, or what it is taken to be."""
+        """Return the value, or what it is assumed to be."""
         found = self.known or self.guess
         value: Any = None if found is None else found.value()
         return numbers.ordinary(self.shape, self.dtype) if value is None else value

@@ -1,7 +1,7 @@
 """Numbers that a step reads back, which depend on weights: nobody knows them.
 
 They may be printed, added up and averaged. Where the code branches on one it goes the ordinary way:
-numbers are taken as 0.5: finite, the best loss so far, no accuracy and no loss to stop at.
+numbers are assumed to be 0.5: finite, the best loss so far, no accuracy and no loss to stop at.
 Integers count as 0, a class that there is. The report names the lines. A size that such a number
 decides is an error: `Unknown` is no integer.
 """
@@ -64,7 +64,7 @@ def notes() -> Iterator[str]:
     others = f" and {more} more" if more > 0 else ""
     yield (
         f"numbers that depend on weights or data are read at {', '.join(first)}{others}: floats"
-        f" are taken as {NUMBER}, others as 0; what the code decides by them may differ"
+        f" are assumed to be {NUMBER}, others 0; what the code decides by them may differ"
     )
 
 

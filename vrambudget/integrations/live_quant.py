@@ -35,7 +35,7 @@ def read_quant(model: Any) -> dict[str, Any]:
         return {}
     kinds = {(s.quant_type, s.blocksize, bool(s.nested), str(s.dtype)) for s in states}
     if len(kinds) > 1:
-        raise NotModelledError("4-bit weights of several kinds", hint=_REHEARSE)
+        raise NotModelledError("4-bit weights of more than one kind", hint=_REHEARSE)
     ((kind, block, nested, dtype),) = kinds
     if (kind, block) != ("nf4", _BLOCK):
         raise NotModelledError(f"4-bit weights {kind} in blocks of {block}", hint=_REHEARSE)

@@ -86,7 +86,7 @@ def _budget(left: "Stepped", card: Gpu | None, version: str) -> Budget:
 
 
 def _notes(card: Gpu | None, left: "Stepped") -> Iterator[str]:
-    yield "the step's own code was traced; numbers that it reads back are taken to be finite"
+    yield "the step's own code was traced; numbers that it reads back are assumed to be finite"
     yield from left.notes
     yield from remarks_on_convolutions(left.tape, left.unknown_workspace_bytes)
     yield from remarks_on_choice(card)

@@ -58,7 +58,7 @@ def _sampler(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         (
             f"After its cache was allocated vLLM samples for {hit['requests']} dummy requests, its"
             " max_num_seqs: float32 scores of the whole vocabulary for each, several times over."
-            " The GPU has no room for them beside weights, cache and graphs."
+            " The GPU has no memory left for them beside weights, cache and graphs."
         ),
         (
             f"lower --max-num-seqs: {hit['requests']} requests at once are profiled",
@@ -102,7 +102,7 @@ def _sglang(hit: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     return (
         (
             "After loading, the part of the GPU that --mem-fraction-static gives to weights and"
-            " cache leaves no room for keys and values."
+            " cache leaves no memory for keys and values."
         ),
         (
             "raise --mem-fraction-static a little (0.01 at a time): activations get the rest",

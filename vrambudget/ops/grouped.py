@@ -17,7 +17,7 @@ Source: aten/src/ATen/native/cuda/GroupedBlas.cpp (_grouped_mm_cuda), GroupMM.cu
 (bf16bf16_grouped_gemm_impl_sm90_sm100), GroupedMMUtils.h (_grouped_mm_fallback); derivatives.yaml
 (_grouped_mm); transformers integrations/moe.py (_can_use_grouped_mm, _grouped_mm_fallback).
 Not modelled: widths that are no multiple of 16 bytes, which the kernels refuse; the workspaces of
-B200's kernel, taken to be Hopper's.
+B200's kernel, assumed to be Hopper's.
 """
 
 from vrambudget.dtypes import DType, bfloat16

@@ -48,7 +48,7 @@ def warnings_of(
     if ranks is not None:
         yield (
             f"this is one of {ranks} ranks, each on its own GPU: NCCL's buffers are not"
-            " included, which lie outside PyTorch's allocator; the others are taken to send what"
+            " included, which lie outside PyTorch's allocator; the others are assumed to send what"
             " this one does"
         )
     yield from _of_failure(str(record.get("message")).lower())

@@ -103,7 +103,7 @@ class Rehearsal:
     error: str | None
     seconds: float
     steps: int  # iterations that are over
-    step_unit: str  # what was counted: "optimizer step", "turn of 2 optimizers", "backward pass"
+    step_unit: str  # what is counted: "optimizer step", "step of 2 optimizers", "backward pass"
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int

@@ -53,7 +53,7 @@ def sglang_report(model: str, gpu: Gpu, found: SglangServing, context: int | Non
 
 def _of_the_default(found: SglangServing) -> Iterator[str]:
     if found.is_default and not found.knows_total:
-        yield "note: the default fraction comes from nvidia-smi's total, which is taken as the"
+        yield "note: the default fraction comes from nvidia-smi's total, which is read as the"
         yield "  driver's: it may be a hundredth more; --mem-fraction-static says it"
 
 

@@ -36,7 +36,7 @@ USUAL: Mapping[str, Quantisation] = {
     "bitsandbytes": BitsAndBytes(4),
     "compressed-tensors": EightBit("fp8", "channel"),
 }
-"""What each method makes of a checkpoint without a quantization_config, or is taken to be."""
+"""What each method makes of a checkpoint without a quantization_config, or is assumed to be."""
 
 _LEAST = {"bitsandbytes": (7, 0), "compressed-tensors": (7, 0)}
 _TURING = (7, 5)

@@ -15,7 +15,7 @@ Source: c10/cuda/CUDACachingAllocator.cpp: BlockComparatorSize, get_free_block, 
 insert_events, process_events, malloc, synchronize_and_free_events, release_cached_blocks;
 aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda.
 
-Events are taken to be over when they are asked for: on a real GPU work may still run, the block
+Events are assumed to be over when they are asked for: on a real GPU work may still run, the block
 waits longer, and reserved may become more.
 """
 
@@ -149,7 +149,7 @@ class StreamAllocator(CachingAllocator):
         self._allocated -= self.block_bytes(storage) >> UNIT_BITS
 
     def _complete(self) -> None:
-        """Free what waits for other streams, whose work is taken to be over."""
+        """Free what waits for other streams, whose work is assumed to be over."""
         waiting, self._waiting = self._waiting, []
         current = self._stream
         for storage in waiting:

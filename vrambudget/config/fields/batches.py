@@ -50,7 +50,7 @@ class Batches(Settings, heading="batches"):
         None, description="pixels along each side of an image (default: the model's own)"
     )
     channels_last: bool = Field(
-        default=False, description="weights and images lie with their channels last"
+        default=False, description="weights and images are channels-last in memory"
     )
     rows: Rows = Field(
         "full",

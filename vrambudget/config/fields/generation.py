@@ -47,15 +47,15 @@ class Generation(Settings, heading="generation"):
     cache_backend: Annotated[Literal["quanto"], Before(modelled_backend)] = Field(
         "quanto", description="of a quantised cache: backend of its cache_config"
     )
-    sample: bool = Field(default=False, description="draw tokens: do_sample=True")
+    sample: bool = Field(default=False, description="sample tokens: do_sample=True")
     temperature: Annotated[float, Field(gt=0)] = Field(
         1.0, description="divides the logits before tokens are sampled"
     )
     top_k: Annotated[int, Field(ge=0)] = Field(
-        50, description="draw from so many of the most probable tokens; 0: from all"
+        50, description="sample from so many of the most probable tokens; 0: from all"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="draw from the most probable tokens that together reach this probability"
+        1.0, description="sample from the most probable tokens that together reach this probability"
     )
     num_beams: Size = Field(1, description="beams of each prompt: num_beams")
     num_return: Size = Field(1, description="answers to each prompt: num_return_sequences")

@@ -87,14 +87,14 @@ class Ranks(Settings, heading="several GPUs"):
         None, description="DDP: MiB of gradients in a bucket (default: 25, and 1 in the first)"
     )
     gradient_as_bucket_view: bool = Field(
-        default=False, description="DDP: gradients lie in the buckets"
+        default=False, description="DDP: gradients are views of the buckets"
     )
     static_graph: bool = Field(default=False, description="DDP: the graph never changes")
     find_unused_parameters: bool = Field(
         default=False, description="DDP: look for parameters that got no gradient"
     )
     parameters_as_bucket_view: bool = Field(
-        default=False, description="ZeroRedundancyOptimizer: parameters lie in buckets of each rank"
+        default=False, description="ZeroRedundancyOptimizer: parameters are views of buckets"
     )
     no_sync: bool = Field(
         default=False,

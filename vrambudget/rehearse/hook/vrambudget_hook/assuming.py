@@ -195,7 +195,7 @@ class Assuming:
         return kernel
 
     def _decided(self, known: Operation, op: Any, keys: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation whose integers follow from what its numbers are taken to be."""
+        """Run an operation whose integers follow from what its numbers are assumed to be."""
         try:
             found = Arguments(self.values, args, kwargs, {}, self.numbers)
             if known.unknown:  # sampled

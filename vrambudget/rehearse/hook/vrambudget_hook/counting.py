@@ -43,7 +43,7 @@ class Iterations:
         """What was counted, in words."""
         if self.is_by_backward and self.backwards:
             return "backward pass"
-        return f"turn of {self.together} optimizers" if self.together > 1 else "optimizer step"
+        return f"step of {self.together} optimizers" if self.together > 1 else "optimizer step"
 
     def made(self, optimizer: Any) -> None:
         """Take note of an optimizer."""

@@ -1,4 +1,4 @@
-"""Values through collectives: what other ranks send is taken to be what this one has.
+"""Values through collectives: what other ranks send is assumed to be what this one has.
 
 Every rank runs the same program on rows of the same shape, so the integers that they exchange (row
 counts, lengths, pickled objects) are alike. A sum over W ranks is W times ours, a gathered tensor
