@@ -161,7 +161,7 @@ def test_checkpoints_of_inputs_that_fsdp2_casts_in_the_first_forward_alone_are_r
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"parallel": "fsdp1", "loop": "dpo"}, "the loop of dpo with fsdp1"),
+        ({"parallel": "zero3", "loop": "dpo"}, "the loop of dpo with deepspeed3"),
         ({"parallel": "ddp", "loop": "trainer", "eval_batches": 2}, "a library's evaluation"),
         ({"parallel": "ddp", "loop": "trainer", "mode": "eval"}, "the loop of trainer"),
     ],

@@ -497,7 +497,7 @@ def test_the_cells_so_far_are_rehearsed_as_a_script(shell, monkeypatch):
 
 def test_a_tip_in_a_notebook_can_be_run_there(shell, capsys):
     shell.run_line_magic("vram", "no-such-model --gpu t4")
-    shell.run_line_magic("vram", "gpt2 --gpu 2xt4 --parallel fsdp1 --loop dpo --precision bf16")
+    shell.run_line_magic("vram", "gpt2 --gpu 2xt4 --parallel zero3 --loop dpo --precision bf16")
     shown = capsys.readouterr().err
     assert "`%%rehearse --gpu GPU --ranks N`" in shown
     assert "train.py" not in shown

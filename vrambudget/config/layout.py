@@ -28,6 +28,8 @@ _ALONE = {name: _WAYS[name] for name in ("pp", "ep")}
 
 NOT_MODELLED = {
     "fsdp": "that word (FullyShardedDataParallel is 'fsdp1', fully_shard 'fsdp2')",
+    "hsdp": "that word (it is 'fsdp2' with a number of copies, --replicate 2)",
+    "megatron": "Megatron-LM",
     "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
     "sp": "sequence parallelism",
 }

@@ -44,11 +44,10 @@ from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 _LIBRARIES = ("accelerate", *TRAINERS)
 _PREPARED = {
     (loop, data)
-    for loop in ("trainer", "accelerate")
+    for loop in ("trainer", "accelerate", "sft", "dpo")
     for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
+    if (loop, data) != ("dpo", DEEPSPEED[-1])
 }
-_PREPARED |= {("sft", data) for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)}
-_PREPARED |= {("dpo", data) for data in ("ddp", "fsdp2", *DEEPSPEED[:-1])}
 """Trainings of libraries that are modelled on several ranks: accelerate prepares their models."""
 
 _DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}

@@ -1,11 +1,12 @@
 """One rank of FSDP1, as `vrambudget.parallel.ranked` wants a rank."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from vrambudget import dtypes
 from vrambudget.config.job import Job
 from vrambudget.config.layout import Layout
-from vrambudget.engine.context import on_meta
+from vrambudget.engine.context import context, on_meta
 from vrambudget.engine.module import Module
 from vrambudget.errors import NotModelledError
 from vrambudget.parallel.fsdp1.clip import Clip
@@ -66,11 +67,19 @@ class FSDP1(Ranked):
         inner = getattr(model, "wrapped", model)
         root = called if self.is_library else None
         shared = fully_shard_data_parallel(inner, self.settings, root)
+        context.got_gradient = shared.got_gradient
         self.flats = [unit.flat for unit in shared.units]
         if self.upcasts:
             for flat in self.flats:
                 flat.upcast()
         return called
+
+    def reference(self, build: Callable[[], Module]) -> Module:
+        """Wrap it as the model is, in its own types (trl/models/utils.py, prepare_fsdp), 1.16."""
+        with self.building():
+            model = build()
+        fully_shard_data_parallel(model, self.settings, model)
+        return model
 
     def host_bytes(self) -> int:
         """Return what CPU offload has in main memory: shards, and gradients and states."""

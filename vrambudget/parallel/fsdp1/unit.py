@@ -134,7 +134,8 @@ class Unit:
         if self.flat.settings.reshards and not self.is_root:
             self.reshard()
         if not context.grad_enabled:
-            self._end(output)
+            if self.is_root:  # which stays whole (_post_forward_reshard)
+                self.shared.end()
             return output
         self.needs_gather = False
         for x in tensors_of(output):
@@ -147,14 +148,6 @@ class Unit:
         """Give the whole parameters back."""
         self.flat.reshard()
         self.was_prefetched = False
-
-    def _end(self, output: Any) -> None:
-        """Let a pass without backward end: the root reshards, too."""
-        del output
-        if self.is_root:
-            for unit in self.shared.units:
-                unit.reshard()
-            self.shared.end()
 
     def _pre_backward(self, _gradients: object) -> None:
         if self.in_backward:
@@ -237,7 +230,6 @@ def fully_shard_data_parallel(
         hooked = called if called is not None and unit.is_root else module
         hooked.hooks = unit
     shared.units = [found_units[id(m)] for m in model.modules() if id(m) in found_units]
-    context.got_gradient = shared.got_gradient
     return shared
 
 
