@@ -25,7 +25,9 @@ OF_MODELLED_FAMILIES = [
 CLASSIFIERS = {
     *("resnet18", "resnet34", "resnet50", "resnet101", "convnext_tiny", "convnext_base"),
     *("efficientnet_b0", "mobilenetv3_large_100", "torchvision-resnet50"),
-    *("torchvision-convnext_tiny", "torchvision-efficientnet_b0"),
+    *("torchvision-convnext_tiny", "torchvision-efficientnet_b0", "torchvision-swin_t"),
+    *("vit_small_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"),
+    *("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "torchvision-vit_b_16"),
 }
 OF_OTHERS = {"nanogpt", *CLASSIFIERS}
 OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] not in OF_OTHERS]

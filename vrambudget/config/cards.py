@@ -94,6 +94,8 @@ def card_name(name: str) -> str | None:
     only size ("mistral-nemo"); a chat or instruct model without a card of its own is as large as
     its base model.
     """
+    if name.lower() in card_names():  # timm's vit_base_patch16_224 is not transformers'
+        return name.lower()
     names, wanted = _by_plain_name(), _plain(name)
     for plain in (wanted, _TUNED.sub("", wanted)):
         if plain in names:

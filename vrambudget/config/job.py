@@ -254,6 +254,11 @@ class Job(
         evaluated = {"eval_batch": self.eval_batch or self.batch} if self.evaluates else {}
         lengths = self._lengths(task, config)
         ways = config.attentions
+        if self.attention not in {"sdpa", *ways}:
+            raise NotModelledError(
+                f"attention {self.attention!r} is not modelled for this architecture",
+                hint=f"it has {', '.join(ways)}",
+            )
         attends = {"attention": self.attention if self.attention in ways else ways[0]}
         given = {"task": task, **lengths, **masks, **evaluated, **attends, **self._auto(config)}
         if self.layout.data in DEEPSPEED and self.loop != "plain":  # bf16=True is DeepSpeed's

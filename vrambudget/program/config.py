@@ -255,6 +255,7 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
         "causal_mask": job.causal_mask or "skipped",
         "use_cache": bool(job.use_cache),
         "channels_last": job.channels_last,
+        "image_size": job.image_size,
     }
     for name, value in asked.items():
         if value not in when.get(name, [value]):

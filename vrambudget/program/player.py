@@ -81,6 +81,8 @@ class Played(Module):
     def _grow(self, named: Mapping[str, Tensor]) -> None:
         """Make the modules, and give them their parameters and buffers."""
         tree = _Tree(self, self._kinds, self._rows)
+        for name in named:  # in their order, which optimizers and zero_grad keep
+            tree.module(name.rpartition(".")[0])
         for path in self._kinds:
             tree.module(path)
         for name, p in named.items():

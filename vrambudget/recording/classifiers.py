@@ -7,12 +7,13 @@ images are made so before the model is called, as timm's train.py does.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from vrambudget.config.versions import installed_version
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.recording.configurations import Recorded
 from vrambudget.recording.modules import record_factory
 
@@ -33,12 +34,25 @@ class Classifier(torch.nn.Module):
 
 
 def record_classifier(name: str, pixels: int, *, channels_last: bool) -> Recorded:
-    """Return the program of a model by name. Raises VramBudgetError where it has none."""
-    sizes = {"batch": 2, "height": pixels, "width": pixels}
-    found = record_factory(factory(name, channels_last=channels_last), sizes, name=name)
+    """Return the program of a model by name. Raises VramBudgetError where it has none.
+
+    Where its code takes no other image (a ViT's positions), height and width are as recorded.
+    """
+    made, batch = factory(name, channels_last=channels_last), {"batch": 2}
+    image, when = {"height": pixels, "width": pixels}, {}
+    try:
+        found = record_factory(made, batch | image, name=name)
+    except VramBudgetError:
+        found = record_factory(partial(made, **image), batch, name=name)
+        when["image_size"] = [None, pixels]
     library = "timm" if _is_timms(name) else "torchvision"
     found.program.source[library] = installed_version(library)
-    found.program.when = {"inputs": ["own"], "channels_last": [channels_last]}
+    found.program.when = {
+        "inputs": ["own"],
+        "attention": ["sdpa"],
+        "channels_last": [channels_last],
+        **when,
+    }
     return found
 
 

@@ -111,7 +111,7 @@ def _of_step(job: Mapping[str, Any]) -> list[str]:
 def _lengths(job: Mapping[str, Any]) -> list[str]:
     if job["mode"] != "generate":
         shortest = f"{job['shortest']} to " if job.get("shortest") else ""
-        has_tokens = job.get("attention_kernel") != "none"
+        has_tokens = job.get("attention_kernel") != "none" and job.get("task") != "image-cls"
         lengths = [f"block {shortest}{job['block']}"] if has_tokens else []
         return [*lengths, job["mode"], *_of_forward(job)]
     how = "sampled" if job["sample"] else "greedy"
