@@ -29,6 +29,8 @@ complex64 = DType("complex64", 8, is_floating_point=False)
 uint8 = DType("uint8", 1, is_floating_point=False)
 bool_ = DType("bool", 1, is_floating_point=False)
 
+BY_NAME = {"fp32": float32, "bf16": bfloat16, "fp16": float16}  # as options of a job name them
+
 
 def promote(a: DType, b: DType) -> DType:
     """Return the type of `a + b` for two tensors (c10/core/ScalarType.cpp, promoteTypes)."""
@@ -41,3 +43,8 @@ def promote(a: DType, b: DType) -> DType:
             return float64
         return float32  # float32 with a 16-bit type, or bfloat16 with float16
     return max(a, b, key=lambda dtype: dtype.itemsize)
+
+
+def named(name: str | None) -> DType | None:
+    """Return the type that a job's option names, None for one that is not given."""
+    return None if name is None else BY_NAME[name]

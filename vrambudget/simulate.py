@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from vrambudget.parallel.rank import Ranked
 
 _EVERY = {"selective-2": 2}
-_DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def _routed(
     config: ModelConfig, job: Job, platform: Platform, routing: str, shown: int | None
 ) -> Recording:
     options = ModelOptions(
-        dtype=_DTYPES[job.weight_dtype],
+        dtype=dtypes.BY_NAME[job.weight_dtype],
         attention=job.attention,
         experts=job.experts,
         routing=routing,
@@ -110,7 +109,7 @@ def _routed(
         job=job,
         batches=batches_of(config, job),
         eval_batches=eval_batches_of(config, job),
-        autocast=_DTYPES[job.autocast_dtype] if job.autocast_dtype else None,
+        autocast=dtypes.named(job.autocast_dtype),
         shown=shown,
     )
     try:

@@ -33,7 +33,7 @@ NOT_MODELLED = {
     "deepspeed": "that word (its stages are 'deepspeed1', 'zero2' and 'zero3')",
     "sp": "sequence parallelism",
 }
-_REHEARSE = (
+REHEARSE = (
     "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
 )
 
@@ -129,15 +129,15 @@ def _checked(text: str, ranks: int | None, data: str | None, cuts: Mapping[str, 
         together = [other for other in others if other]
         if cuts[name] > 1 and together:
             raise NotModelledError(
-                f"{alone} together with {' and '.join(together)} is not modelled", hint=_REHEARSE
+                f"{alone} together with {' and '.join(together)} is not modelled", hint=REHEARSE
             )
     if cuts["tp"] > 1 and data not in {None, "fsdp2"}:
-        raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=_REHEARSE)
+        raise NotModelledError(f"tensor parallelism with {data} is not modelled", hint=REHEARSE)
     if cuts["cp"] > 1 and (cuts["tp"] > 1 or data not in {None, "ddp", "fsdp2"}):
         raise NotModelledError(
             f"context parallelism with {'tensor parallelism' if cuts['tp'] > 1 else data} is not"
             " modelled",
-            hint=f"alone, with ddp and with fsdp2 it is; {_REHEARSE}",
+            hint=f"alone, with ddp and with fsdp2 it is; {REHEARSE}",
         )
     return Layout(ranks, data, **cuts)
 
@@ -154,7 +154,7 @@ def _with_others(text: str, ranks: int, cuts: Mapping[str, int]) -> str:
 def _unknown(text: str, name: str) -> VramBudgetError:
     if name in NOT_MODELLED:
         return NotModelledError(
-            f"parallel is {text!r}: {NOT_MODELLED[name]} is not modelled", hint=_REHEARSE
+            f"parallel is {text!r}: {NOT_MODELLED[name]} is not modelled", hint=REHEARSE
         )
     known = (*DATA_PARALLEL, *CUTS)
     return VramBudgetError(

@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from vrambudget import dtypes
 from vrambudget.config.job import Job
-from vrambudget.config.layout import DEEPSPEED, Layout
+from vrambudget.config.layout import DEEPSPEED, REHEARSE, Layout
 from vrambudget.config.loops import TRAINERS, TRL_LOOPS
-from vrambudget.dtypes import DType
+from vrambudget.dtypes import named
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
@@ -49,8 +48,6 @@ _PREPARED = {
     if (loop, data) != ("dpo", DEEPSPEED[-1])
 }
 """Trainings of libraries that are modelled on several ranks: accelerate prepares their models."""
-
-_DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16}
 
 
 def ranked(job: Job) -> Ranked | None:
@@ -84,11 +81,6 @@ def _cut_model(job: Job, layout: Layout) -> Ranked | None:
     if layout.cp > 1:
         return Replicated()
     return _TensorParallel(job, layout) if layout.tp > 1 else None
-
-
-_REHEARSE = (
-    "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
-)
 
 
 def refuse(job: Job, layout: Layout) -> None:
@@ -129,14 +121,14 @@ def refuse(job: Job, layout: Layout) -> None:
     }
     for what, is_asked in problems.items():
         if is_asked:
-            raise NotModelledError(f"{what} is not modelled", hint=_REHEARSE)
+            raise NotModelledError(f"{what} is not modelled", hint=REHEARSE)
     if layout.data == DEEPSPEED[-1] and job.lora_rank is not None and job.checkpointing != "none":
         raise NotModelledError(
             "checkpointing of frozen weights under ZeRO 3 ends in PyTorch's CheckpointError: what"
             " the second forward saves of a norm, its weight itself, is let go before it is looked"
             " at (torch/utils/checkpoint.py, pack_hook)",
             hint="use zero2 or fsdp2; gradient_checkpointing_kwargs={'use_reentrant': True} runs,"
-            f" and is not modelled: {_REHEARSE}",
+            f" and is not modelled: {REHEARSE}",
         )
     if mixed and job.clip is not None:
         raise _mixed("clipping by a norm", "leave --clip out")
@@ -284,9 +276,9 @@ def _policies(job: Job) -> Policies:
     """Return what fully_shard is given; accelerate gives the mixed precision's type for all."""
     mixed = job.autocast_dtype if job.loop != "plain" else None
     return Policies(
-        param_dtype=_dtype(mixed or job.param_dtype),
-        reduce_dtype=_dtype(mixed or job.reduce_dtype),
-        output_dtype=_dtype(mixed or job.output_dtype),
+        param_dtype=named(mixed or job.param_dtype),
+        reduce_dtype=named(mixed or job.reduce_dtype),
+        output_dtype=named(mixed or job.output_dtype),
         offload=job.cpu_offload,
     )
 
@@ -297,7 +289,3 @@ def _looks(job: Job) -> bool:
     Source: transformers/trainer.py (_build_accelerator_args), 5.17.
     """
     return job.loop in TRAINERS and (job.checkpointing == "none" or job.lora_rank is not None)
-
-
-def _dtype(name: str | None) -> DType | None:
-    return None if name is None else _DTYPES[name]

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from vrambudget.config.job import Job
-from vrambudget.config.layout import Layout
+from vrambudget.config.layout import REHEARSE, Layout
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
@@ -53,8 +53,7 @@ class ContextParallel(Ranked):
             raise NotModelledError(
                 f"context parallelism of {type(root).__name__} is not modelled: torchtitan's Llama"
                 " is",
-                hint="model_type titan is the same architecture as Llama;"
-                " `vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script",
+                hint=f"model_type titan is the same architecture as Llama; {REHEARSE}",
             )
         self._tables = [Buffer(root.freqs_cis, 0, restored=True)]
         return self.inner.wrap(model, called)

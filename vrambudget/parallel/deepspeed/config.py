@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from vrambudget.config.job import Job
 from vrambudget.config.versions import as_numbers
-from vrambudget.dtypes import DType, bfloat16, float16, float32
+from vrambudget.dtypes import BY_NAME, DType, bfloat16, float16
 from vrambudget.parallel.group import Group
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
 _WEIGHTS = 3  # the stage that shares them, too
 _0_19 = (0, 19)
-_DTYPES = {"fp32": float32, "bf16": bfloat16, "fp16": float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def zero_config(job: Job) -> ZeroConfig:
         | {
             "stage": stage,
             "group": Group(job.layout.ranks, job.rank or 0),
-            "dtype": _DTYPES[job.precision],
+            "dtype": BY_NAME[job.precision],
             "overlap_comm": stage == _WEIGHTS if job.overlap_comm is None else job.overlap_comm,
             "clips": job.clip is not None or as_numbers(job.deepspeed) >= _0_19,  # 1.0 since
             "version": as_numbers(job.deepspeed),

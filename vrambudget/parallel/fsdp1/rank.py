@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from vrambudget import dtypes
 from vrambudget.config.job import Job
-from vrambudget.config.layout import Layout
+from vrambudget.config.layout import REHEARSE, Layout
+from vrambudget.dtypes import named
 from vrambudget.engine.context import context, on_meta
 from vrambudget.engine.module import Module
 from vrambudget.errors import NotModelledError
@@ -15,8 +15,6 @@ from vrambudget.parallel.fsdp1.unit import fully_shard_data_parallel
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.host import STATES
 from vrambudget.parallel.rank import Ranked
-
-_DTYPES = {"fp32": dtypes.float32, "bf16": dtypes.bfloat16, "fp16": dtypes.float16, None: None}
 
 
 class FSDP1(Ranked):
@@ -35,16 +33,16 @@ class FSDP1(Ranked):
         if job.no_sync or (self.is_library and job.grad_accum > 1):
             raise NotModelledError(
                 "FSDP 1 with no_sync is not modelled",
-                hint="FSDP2 is, or `vrambudget rehearse --gpu GPU --ranks N -- python train.py`",
+                hint=f"FSDP2 is; {REHEARSE}",
             )
         quantised = job.weight_dtype if job.quant else None
         mixed = (quantised or job.autocast_dtype) if self.is_library else None
         self.upcasts = self.is_library and job.autocast_dtype is not None
         self.settings = FlatSettings(
             Group(layout.ranks, job.rank or 0),
-            param_dtype=_DTYPES[mixed or job.param_dtype],
-            reduce_dtype=_DTYPES[mixed or job.reduce_dtype],
-            buffer_dtype=_DTYPES[mixed],
+            param_dtype=named(mixed or job.param_dtype),
+            reduce_dtype=named(mixed or job.reduce_dtype),
+            buffer_dtype=named(mixed),
             reshards=job.sharding_strategy == "FULL_SHARD",
             use_orig_params=job.use_orig_params,
             forward_prefetch=job.forward_prefetch,

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vrambudget.config.layout import REHEARSE
 from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
@@ -215,7 +216,7 @@ def _ends_of_transformers(model: Module) -> tuple[Any, Module | None, Any]:
     if head is None or embedding is None:
         raise NotModelledError(
             "the embedding and the head of this model, which accelerate wraps, are not known here",
-            hint="`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script",
+            hint=REHEARSE,
         )
     has_adapters = any(isinstance(module, LoraLinear) for module in model.modules())
     norms = [module for module in base.children() if "Norm" in type(module).__name__]

@@ -6,6 +6,7 @@ apart (interleaved).
 Source: torchtitan/models/llama3/model/model.py (Transformer.forward reads what a stage has).
 """
 
+from vrambudget.config.layout import REHEARSE
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
@@ -44,9 +45,7 @@ def pieces_of(model: Module, *, stages: int, own: range) -> list[Piece]:
     if not isinstance(model, Trained):
         raise NotModelledError(
             f"a pipeline of {type(model).__name__} is not modelled: torchtitan's Llama is",
-            hint="model_type titan is the architecture of Llama 3; `vrambudget rehearse"
-            " --gpu GPU --ranks N"
-            " -- python train.py` runs any script as one rank of N",
+            hint=f"model_type titan is the architecture of Llama 3; {REHEARSE}",
         )
     count = len(model.model.layers)
     if stages > count:

@@ -13,6 +13,7 @@ Not modelled: transformers' own tp_plan="auto"; layers with other projections or
 
 from typing import Any
 
+from vrambudget.config.layout import REHEARSE
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
@@ -24,10 +25,6 @@ from vrambudget.parallel.group import Group
 from vrambudget.parallel.tensor.collectives import part_of
 from vrambudget.parallel.tensor.loss import cross_entropy
 from vrambudget.parallel.tensor.styles import Colwise, Gathers, Lookup, Rowwise
-
-_REHEARSE = (
-    "`vrambudget rehearse --gpu GPU --ranks N -- python train.py` runs any script as one rank of N"
-)
 
 
 def parallelize(
@@ -42,7 +39,7 @@ def parallelize(
     if sequence_parallel or loss_parallel:
         raise NotModelledError(
             "sequence_parallel and loss_parallel are modelled for torchtitan's Llama alone",
-            hint=f"model_type titan is the same architecture; {_REHEARSE}",
+            hint=f"model_type titan is the same architecture; {REHEARSE}",
         )
     if not isinstance(model, CausalLM) or not hasattr(model.model, "layers"):  # Gemma 3 with images
         raise _no_plan(model)
@@ -125,7 +122,7 @@ def _styled(
         linear.hooks = column
     for linear in rows:
         if linear.bias is not None:
-            raise NotModelledError("a bias of what is cut by rows is not modelled", hint=_REHEARSE)
+            raise NotModelledError("a bias of what is cut by rows is not modelled", hint=REHEARSE)
         _cut(linear, 1, row.group)
         linear.hooks = row
 
@@ -149,5 +146,5 @@ def _no_plan(module: Module) -> NotModelledError:
     return NotModelledError(
         f"tensor parallelism of {type(module).__name__} is not modelled: the layers of Llama, and"
         " those like them, are",
-        hint=_REHEARSE,
+        hint=REHEARSE,
     )
