@@ -7,7 +7,7 @@ import pytest
 import vrambudget
 from vrambudget.cli import main
 from vrambudget.config.foreign.formats import FORMATS, format_of
-from vrambudget.config.foreign.meanings import Choice, Same, Switch
+from vrambudget.config.foreign.meanings import OneOf, Same, Switch
 from vrambudget.config.foreign.run_file import is_run_file, read_run_file
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError
@@ -320,7 +320,7 @@ def test_every_key_stands_for_fields_that_there_are(known):
             assert meaning.field in Job.model_fields, key
         if isinstance(meaning, Switch):
             Job.parse({"lora_rank": 1, "clip": 1.0, **meaning.assumed, **meaning.on})
-        if isinstance(meaning, Choice):
+        if isinstance(meaning, OneOf):
             assert all(set(fields) <= set(Job.model_fields) for fields in meaning.of.values())
     assert set(known.defaults) <= set(Job.model_fields)
     assert known.marks <= set(known.table)

@@ -11,7 +11,7 @@ import pytest
 from vrambudget.cli import main
 from vrambudget.cli.parser import COMMANDS, OF_PIPELINES, Parser, parse
 from vrambudget.cli.spellings import translated
-from vrambudget.config.foreign.meanings import Choice, Same, Switch
+from vrambudget.config.foreign.meanings import OneOf, Same, Switch
 from vrambudget.config.foreign.words import words_of
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -148,7 +148,7 @@ def _fields_of(meaning):
         assert meaning.field in Job.model_fields
     if isinstance(meaning, Switch):
         yield from (meaning.on, meaning.off, meaning.assumed)
-    if isinstance(meaning, Choice):
+    if isinstance(meaning, OneOf):
         yield from meaning.of.values()
 
 

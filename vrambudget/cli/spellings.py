@@ -18,9 +18,9 @@ from typing import Any
 
 from vrambudget.config.foreign.hugging_face import settled
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Ignored,
     Meaning,
+    OneOf,
     OnlyRanks,
     Same,
     Switch,
@@ -101,7 +101,7 @@ class _Reading:
             raise NotModelledError(
                 f"{name} has no counterpart here: {missing or found.uncounted}",
                 hint=f"known are {', '.join(meaning.of)}"
-                if isinstance(meaning, Choice)
+                if isinstance(meaning, OneOf)
                 else _RUNS[self.table is not SERVERS],
             )
         if found.noted:

@@ -26,7 +26,7 @@ from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
 from vrambudget.serving.gguf_names import family_of
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
-from vrambudget.serving.run_here import KINDS, Choice, Machine, best_of
+from vrambudget.serving.run_here import KINDS, Machine, RunChoice, best_of
 from vrambudget.units import parse_bytes
 
 GGUF = ".gguf"
@@ -91,7 +91,7 @@ def choices(
     ram: str | int | None = None,
     context: int | None = None,
     options: LlamaCppOptions,
-) -> tuple[list[Choice], Choice]:
+) -> tuple[list[RunChoice], RunChoice]:
     """Return a choice for each file that the model may mean, and the best. Raises VramBudgetError.
 
     `ram`: main memory; `context`: tokens, by default as many as fit.

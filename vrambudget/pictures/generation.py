@@ -20,7 +20,7 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
-from vrambudget.pictures.phases import Schedule, phase_of
+from vrambudget.pictures.phases import PhaseMarker, phase_of
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.catalog import program_at
 from vrambudget.program.form import TYPES, Program
@@ -33,7 +33,7 @@ from vrambudget.training.inputs import on_device
 _LARGE = 2**30  # parameters of a text encoder from which on people put it in 4 bits
 
 
-class Left(NamedTuple):
+class PictureTape(NamedTuple):
     """What a job leaves: its tape, and the weights whose pipeline it is of."""
 
     tape: Tape
@@ -58,7 +58,7 @@ def schedule_of(job: PictureJob) -> Program:
     return program_at(path)
 
 
-def generated(job: PictureJob, platform: Platform) -> Left:
+def generated(job: PictureJob, platform: Platform) -> PictureTape:
     """Return what one call of a job's pipeline leaves on the tape. Raises NotModelledError."""
     program = schedule_of(job)
     alone = program.source.get("only", [job.only])
@@ -84,7 +84,7 @@ def generated(job: PictureJob, platform: Platform) -> Left:
             part.arrive()
             register(part.model, tape)
             part.model.eval()
-        schedule = Schedule(parts, job.offload)
+        schedule = PhaseMarker(parts, job.offload)
         schedule.begin()
         tape.mark(0, Phase.FORWARD, resets_allocator=True)
         with no_grad():
@@ -94,10 +94,10 @@ def generated(job: PictureJob, platform: Platform) -> Left:
         unknown = max(context.unknown_workspaces, default=0)
         count = sum(part.parameters for part in parts.values())
         del held, schedule, parts
-    return Left(tape, count, 0, unknown, tuple(missing))
+    return PictureTape(tape, count, 0, unknown, tuple(missing))
 
 
-def _alone(job: PictureJob, program: Program, tape: Tape) -> Left:
+def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
     """Return what one call of one component leaves, as the pipeline calls it, without guidance."""
     wanted = str(job.only).replace("-", " ")
     calls = [tuple(row[0].split(".")) for word, row in program.built if word == "run"]
@@ -107,7 +107,7 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> Left:
     part.arrive()
     register(part.model, tape)
     part.model.eval()
-    schedule = Schedule({name: part}, job.offload)
+    schedule = PhaseMarker({name: part}, job.offload)
     schedule.begin()
     sizes = sizes_of(job, part, program, call)
     with made_for(Purpose.INPUTS):
@@ -121,7 +121,7 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> Left:
     unknown = max(context.unknown_workspaces, default=0)
     count = part.parameters
     del held, given, schedule, part
-    return Left(tape, count, 0, unknown)
+    return PictureTape(tape, count, 0, unknown)
 
 
 def _rows(program: Program, job: PictureJob, call: str) -> int:
@@ -146,7 +146,7 @@ def _part(job: PictureJob, name: str, kind: str, *, single: bool) -> Part:
 class _Playing:
     """Plays a schedule: what the pipeline's own code makes, and its components' calls."""
 
-    def __init__(self, program: Program, job: PictureJob, schedule: Schedule) -> None:
+    def __init__(self, program: Program, job: PictureJob, schedule: PhaseMarker) -> None:
         self._rows, self._schedule = program.built, schedule
         own = TYPES[PRECISIONS[job.precision]]
         self._values = Values(job.sizes, own, None)

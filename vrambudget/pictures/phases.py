@@ -33,7 +33,7 @@ _KEPT_WIDE = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")
 _ROWS = 2  # dimensions of a linear layer's weight
 
 
-class Schedule:
+class PhaseMarker:
     """Marks the phases of a pipeline on the tape, and moves its components as its offload does."""
 
     def __init__(self, parts: Mapping[str, Part], offload: Offload) -> None:

@@ -43,7 +43,7 @@ _GENERATION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PictureRecipe:
     """One way, and what it takes."""
 
     goal: str
@@ -76,10 +76,10 @@ class _Sizes(NamedTuple):
 
 def recipes(
     name: str, gpu: Gpu, *, word: str, resolution: str | None, frames: int | None
-) -> list[Recipe]:
+) -> list[PictureRecipe]:
     """Return how to train and to generate on a GPU; of each goal, up to the first that fits."""
     asked = _Sizes(name, gpu, word, resolution, frames)
-    found: list[Recipe] = []
+    found: list[PictureRecipe] = []
     for goal, ways in (("train", _TRAINING), ("generate", _GENERATION)):
         for recipe in _of(goal, ways, asked):
             found.append(recipe)
@@ -90,7 +90,7 @@ def recipes(
     return found
 
 
-def _of(goal: str, ways: tuple[_Way, ...], asked: _Sizes) -> Iterator[Recipe]:
+def _of(goal: str, ways: tuple[_Way, ...], asked: _Sizes) -> Iterator[PictureRecipe]:
     for options, gives_up in ways:
         try:
             own = {"resolution": asked.resolution, "frames": asked.frames, **options}
@@ -103,7 +103,7 @@ def _of(goal: str, ways: tuple[_Way, ...], asked: _Sizes) -> Iterator[Recipe]:
         assert device is not None  # noqa: S101 - a GPU was named
         phase = max(found.phases, key=lambda key: found.phases[key])
         command, fits = asked.command(options), found.budget.fits
-        yield Recipe(goal, command, fits, device.peak_bytes, phase, gives_up)
+        yield PictureRecipe(goal, command, fits, device.peak_bytes, phase, gives_up)
 
 
 def title(name: str) -> str:

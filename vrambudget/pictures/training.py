@@ -38,7 +38,7 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add
 from vrambudget.ops.loss import mse_loss
-from vrambudget.pictures.generation import Left, schedule_of
+from vrambudget.pictures.generation import PictureTape, schedule_of
 from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, Part
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
@@ -71,7 +71,7 @@ class _Loss(Module):
         return Outputs(loss, prediction, (noise, latents))
 
 
-def trained(job: PictureJob, platform: Platform) -> Left:
+def trained(job: PictureJob, platform: Platform) -> PictureTape:
     """Return what steps of a job's training leave on the tape. Raises NotModelledError."""
     dtype = TYPES[PRECISIONS[job.precision]]
     name = job.denoiser
@@ -102,7 +102,7 @@ def trained(job: PictureJob, platform: Platform) -> Left:
         unknown = max(context.unknown_workspaces, default=0)
         count = part.parameters
         del held, model, batch, part
-    return Left(tape, count, sum(p.numel for p in parameters), unknown)
+    return PictureTape(tape, count, sum(p.numel for p in parameters), unknown)
 
 
 class _Encoding:

@@ -32,7 +32,7 @@ CATEGORIES: tuple[Category, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class HeldBlock:
     """Memory that one line of Python asked for and that was alive at the peak."""
 
     category: Category
@@ -59,7 +59,7 @@ class Moment:
     line: str
     requested_bytes: int
     by_category: dict[Category, int]
-    largest: tuple[Block, ...]
+    largest: tuple[HeldBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from vrambudget.rehearse.record import CATEGORIES, Block, Category, Moment, PhasePeak
+from vrambudget.rehearse.record import CATEGORIES, Category, HeldBlock, Moment, PhasePeak
 
 _LARGEST = 8  # rows of the peak's table
 
@@ -187,7 +187,7 @@ class EventReplay:
             rows[category, block.line] += block.size
             counts[category, block.line] += 1
         largest = (
-            Block(c, n, counts[c, line], line) for (c, line), n in rows.most_common(_LARGEST)
+            HeldBlock(c, n, counts[c, line], line) for (c, line), n in rows.most_common(_LARGEST)
         )
         return Moment(
             step=self.step,

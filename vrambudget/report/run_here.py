@@ -13,7 +13,7 @@ from vrambudget.report.serving import gib, spread
 from vrambudget.serving.gguf_names import SEEN
 from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
 from vrambudget.serving.options import LlamaCppOptions
-from vrambudget.serving.run_here import Choice
+from vrambudget.serving.run_here import RunChoice
 
 _MIB = 2**20
 _WHOLE = 10  # tokens/s, from which on decimals say nothing
@@ -39,7 +39,7 @@ _SHORT = {
 """Options of the printed command, beside -m, -c and -ngl."""
 
 
-def run_report(choice: Choice, gpus: str, rows: list[Choice]) -> str:
+def run_report(choice: RunChoice, gpus: str, rows: list[RunChoice]) -> str:
     """Return the report of a choice; `rows`: what it was chosen from, if more than one."""
     found = choice.found
     lines = [_verdict(choice), ""]
@@ -62,7 +62,7 @@ def run_report(choice: Choice, gpus: str, rows: list[Choice]) -> str:
     return "\n".join(lines)
 
 
-def run_values(choice: Choice, rows: list[Choice]) -> dict[str, Any]:
+def run_values(choice: RunChoice, rows: list[RunChoice]) -> dict[str, Any]:
     """Return the result for JSON, in bytes."""
     found = choice.found
     return {
@@ -80,7 +80,7 @@ def run_values(choice: Choice, rows: list[Choice]) -> dict[str, Any]:
     }
 
 
-def _row_values(row: Choice) -> dict[str, Any]:
+def _row_values(row: RunChoice) -> dict[str, Any]:
     return {
         "model": row.model.name,
         "weights_bytes": row.weights_bytes,
@@ -91,7 +91,7 @@ def _row_values(row: Choice) -> dict[str, Any]:
     }
 
 
-def _verdict(choice: Choice) -> str:
+def _verdict(choice: RunChoice) -> str:
     found, tokens = choice.found, choice.options.ctx_size
     left, ram = found.left_bytes, found.ram_left_bytes
     if found.gpus and left < 0:
@@ -113,7 +113,7 @@ def _verdict(choice: Choice) -> str:
     return f"FITS: a context of {tokens:,} tokens {where}"
 
 
-def _table(rows: list[Choice]) -> Iterator[str]:
+def _table(rows: list[RunChoice]) -> Iterator[str]:
     yield f"{'file':<12} {'weights':>11} {'context':>9}   {'main memory':>11}"
     for row in rows:
         kind = row.model.name.rpartition(":")[2]
@@ -124,7 +124,7 @@ def _table(rows: list[Choice]) -> Iterator[str]:
         )
 
 
-def _split_of(row: Choice) -> str:
+def _split_of(row: RunChoice) -> str:
     options, layers = row.options, row.model.layers
     if row.is_whole:
         return ""
@@ -152,7 +152,7 @@ def _held(held: Held, name: str = "") -> str:
     )
 
 
-def _said(choice: Choice) -> Iterator[str]:
+def _said(choice: RunChoice) -> Iterator[str]:
     found = choice.found
     window = f", {found.window_cells:,} in layers with a window" if found.window_cells else ""
     shared = f"{found.slots} slots" + (" share it" if found.streams < found.slots else "")
@@ -185,7 +185,7 @@ def _said(choice: Choice) -> Iterator[str]:
         yield "whether main memory has that much is not checked: --ram 64GB says how much it has"
 
 
-def commands(choice: Choice) -> list[str]:
+def commands(choice: RunChoice) -> list[str]:
     """Return the commands and settings that start a choice as it was counted."""
     options, model = choice.options, choice.model
     file = model.path or f"{model.name.replace('/', '-').replace(':', '-')}.gguf"

@@ -13,7 +13,7 @@ from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import range_of
 from vrambudget.serving.quantised import Quantisation
 from vrambudget.serving.sglang import SglangServing
-from vrambudget.serving.starting import USUAL_CONTEXT, Alternative, typed
+from vrambudget.serving.starting import USUAL_CONTEXT, StartingChange, typed
 from vrambudget.serving.vllm import VERSION, Serving
 from vrambudget.units import format_bytes
 
@@ -78,7 +78,7 @@ def _parts(
 
 
 def start_lines(
-    others: Iterable[Alternative], model: str, gpu: Gpu, options: ServeOptions
+    others: Iterable[StartingChange], model: str, gpu: Gpu, options: ServeOptions
 ) -> Iterator[str]:
     """Yield what would start in its place, with the command; nothing where nothing would."""
     for i, other in enumerate(others):

@@ -26,7 +26,7 @@ _KEYS = ("model", "gpu", "engine", "options", "printed")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PublishedStart:
     """What is estimated of one start, and what its log prints."""
 
     id: str
@@ -54,7 +54,7 @@ class Starts:
     worst_start: str
 
 
-def start_of(record: Mapping[str, Any]) -> Start:
+def start_of(record: Mapping[str, Any]) -> PublishedStart:
     """Return a start's estimate. Raises VramBudgetError."""
     if lacking := [key for key in _KEYS if key not in record]:
         raise VramBudgetError(f"this start has no {' and no '.join(lacking)}")
@@ -74,7 +74,7 @@ def start_of(record: Mapping[str, Any]) -> Start:
     cards = {options.tensor_parallel_size, options.pipeline_parallel_size} - {1}
     many = f", {max(cards)} GPUs" if cards else ", 1 GPU"
     way = " by layers" if options.pipeline_parallel_size > 1 else ""
-    return Start(
+    return PublishedStart(
         id=f"{config.model_type}, {serving.weights_bytes / _GIB:.2f} GiB{many}",
         kind=f"{what}{many}{way}",
         weights_gib=round(serving.weights_bytes / _GIB, 2),
@@ -84,7 +84,7 @@ def start_of(record: Mapping[str, Any]) -> Start:
     )
 
 
-def by_kind(starts: Iterable[Start]) -> list[Starts]:
+def by_kind(starts: Iterable[PublishedStart]) -> list[Starts]:
     """Return a row for each kind of start, and one for all."""
     found = list(starts)
     kinds = dict.fromkeys(start.kind for start in found)
@@ -92,7 +92,7 @@ def by_kind(starts: Iterable[Start]) -> list[Starts]:
     return [_together(kind, group) for kind, group in [*groups, ("all", found)]]
 
 
-def _together(kind: str, group: list[Start]) -> Starts:
+def _together(kind: str, group: list[PublishedStart]) -> Starts:
     worst = max(group, key=lambda start: abs(start.error))
     equal = sum(start.weights_gib == start.printed_weights_gib for start in group)
     return Starts(

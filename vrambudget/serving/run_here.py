@@ -30,7 +30,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RunChoice:
     """A file with its split: what it holds, and the longest context that this split has."""
 
     model: GgufModel
@@ -67,7 +67,7 @@ class Machine:
             self._placed[key] = place(model, self.gpus, options)
         return serve(model, self.gpus, options, self.ram_bytes, self._placed[key])
 
-    def choice(self, model: GgufModel, options: LlamaCppOptions, context: int | None) -> Choice:
+    def choice(self, model: GgufModel, options: LlamaCppOptions, context: int | None) -> RunChoice:
         """Return the fastest split with this context, or with the longest that there is.
 
         Without `context` all is on GPUs if SHORTEST tokens fit so; else the split is that of USUAL.
@@ -88,7 +88,7 @@ class Machine:
         eight = _with(options, ctx_size=chosen.ctx_size, cache_type_k="q8_0", cache_type_v="q8_0")
         found = self.serve(model, chosen)
         helps = bool(found.read_bytes[1] and self.gpus) and self._has_left(model, eight)
-        return Choice(model, chosen, found, longest, weights, helps)
+        return RunChoice(model, chosen, found, longest, weights, helps)
 
     def best_split(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppOptions:
         """Return the options with as little in main memory as fits on the GPUs."""
@@ -139,7 +139,7 @@ _SPLITS = frozenset({"n_gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", 
 }
 
 
-def best_of(rows: list[Choice]) -> Choice:
+def best_of(rows: list[RunChoice]) -> RunChoice:
     """Return the row to start with: the best that is on GPUs alone, else Q4_K_M, else any."""
     usual = [row for row in rows if row.fits and row.is_whole and row.longest >= USUAL]
     whole = usual or [row for row in rows if row.fits and row.is_whole]

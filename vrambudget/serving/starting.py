@@ -23,7 +23,7 @@ FP8 = (8, 9)  # the first compute capability with products in fp8
 _MOST_GPUS = 8
 
 
-class Alternative(NamedTuple):
+class StartingChange(NamedTuple):
     """Options that start; `change`: what they change, by name."""
 
     change: Mapping[str, Any]
@@ -50,7 +50,7 @@ def typed(options: Settings, change: Mapping[str, Any] | None = None) -> tuple[s
 
 def alternatives(
     config: DecoderConfig, gpu: Gpu, options: ServeOptions, quantised: Quantisation | None
-) -> Iterator[Alternative]:
+) -> Iterator[StartingChange]:
     """Yield what starts: first the same weights, then smaller ones, then more GPUs."""
     changes: list[dict[str, Any]] = [{}]
     if options.gpu_memory_utilization > _USUAL_PART:
@@ -77,7 +77,7 @@ def _tried(
     options: ServeOptions,
     quantised: Quantisation | None,
     change: dict[str, Any],
-) -> Alternative | None:
+) -> StartingChange | None:
     """Return the change where it starts, with a shorter longest request if it needs one."""
     method = change.get("quantization")
     try:
@@ -90,7 +90,7 @@ def _tried(
     except VramBudgetError:
         return None
     holds = serving.requests(min(serving.max_model_len, USUAL_CONTEXT))[0]
-    return Alternative(change, serving) if holds and serving.error is None else None
+    return StartingChange(change, serving) if holds and serving.error is None else None
 
 
 def server_words(model: str, engine: str, options: Settings) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ Source: accelerate 1.15, commands/config/config_args.py (ClusterConfig), utils/d
 
 from vrambudget.config.foreign.deepspeed import ZERO
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Fields,
+    MultiGpuOnly,
+    OneOf,
     OnlyRanks,
     Same,
-    Several,
     Switch,
     Table,
     Uncounted,
@@ -39,13 +39,13 @@ FSDP2: Fields = {"parallel": "fsdp2", "reshard_after_forward": True}
 FSDP: Table = {
     **several(
         {
-            "version": Choice("FSDP's version", {"1": {"parallel": "fsdp1"}, "2": FSDP2}),
-            "reshard_after_forward": Choice("a sharding strategy", _STRATEGIES),
-            "sharding_strategy": Choice("a sharding strategy", _STRATEGIES),
+            "version": OneOf("FSDP's version", {"1": {"parallel": "fsdp1"}, "2": FSDP2}),
+            "reshard_after_forward": OneOf("a sharding strategy", _STRATEGIES),
+            "sharding_strategy": OneOf("a sharding strategy", _STRATEGIES),
             "offload_params": Switch({"cpu_offload": True}),
             "cpu_offload": Switch({"cpu_offload": True}),
             "use_orig_params": Switch({"use_orig_params": True}),
-            "backward_prefetch": Choice("a prefetch in backward", _PREFETCHES),
+            "backward_prefetch": OneOf("a prefetch in backward", _PREFETCHES),
             "activation_checkpointing": Switch({"checkpointing": "full"}),
             "auto_wrap_policy": Uncounted(
                 "another way to wrap than by layers", ("TRANSFORMER_BASED_WRAP",), flag=False
@@ -64,16 +64,16 @@ _DEEPSPEED: Table = {
     "zero_stage": ZERO["stage"],
     "gradient_accumulation_steps": Same("grad_accum"),
     "gradient_clipping": Same("clip", (0, "auto")),
-    "offload_optimizer_device": Several(
+    "offload_optimizer_device": MultiGpuOnly(
         Uncounted("optimizer states on the host", flag=False, saves=True)
     ),
-    "offload_param_device": Several(Uncounted("weights on the host", flag=False, saves=True)),
+    "offload_param_device": MultiGpuOnly(Uncounted("weights on the host", flag=False, saves=True)),
     "zero3_init_flag": OnlyRanks(),
     **of_ranks("zero3_save_16bit_model deepspeed_multinode_launcher deepspeed_hostfile"),
 }
 
 ACCELERATE: Table = {
-    "mixed_precision": Choice(
+    "mixed_precision": OneOf(
         "mixed precision",
         {
             "no": {"precision": "fp32"},
@@ -82,8 +82,8 @@ ACCELERATE: Table = {
         },
     ),
     "gradient_accumulation_steps": Same("grad_accum"),
-    "distributed_type": Several(
-        Choice(
+    "distributed_type": MultiGpuOnly(
+        OneOf(
             "accelerate's distributed type",
             {
                 "no": {},
@@ -93,7 +93,7 @@ ACCELERATE: Table = {
             },
         )
     ),
-    "num_processes": Several(Same("ranks")),
+    "num_processes": MultiGpuOnly(Same("ranks")),
     "use_cpu": Uncounted("a training on the CPU"),
     "dynamo_config.dynamo_backend": Uncounted(
         "torch.compile", ("NO", "no"), flag=False, saves=True

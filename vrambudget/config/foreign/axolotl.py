@@ -17,8 +17,8 @@ from vrambudget.config.foreign.hugging_face import (
     TRAINING_ARGUMENTS,
 )
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Model,
+    OneOf,
     Same,
     Switch,
     Table,
@@ -37,7 +37,7 @@ AXOLOTL: Table = {
     "micro_batch_size": Same("batch"),
     "sequence_len": Same("block"),
     "optimizer": OPTIMIZER,
-    "adapter": Choice(
+    "adapter": OneOf(
         "an adapter", {"lora": {"lora_rank": LORA_RANK}, "qlora": {"lora_rank": LORA_RANK}}
     ),
     "lora_target_linear": Switch({"lora_targets": "all-linear"}),

@@ -8,7 +8,7 @@ Source: DeepSpeed, docs/_pages/config-json.md; runtime/zero/config.py, runtime/c
 """
 
 from vrambudget.config.foreign.meanings import (
-    Choice,
+    OneOf,
     OnlyRanks,
     Same,
     Switch,
@@ -21,7 +21,7 @@ from vrambudget.config.foreign.meanings import (
 
 _OWN = "float32 copies of weights and gradients in the optimizer, modelled on multiple GPUs alone"
 
-_STAGES = Choice(
+_STAGES = OneOf(
     "DeepSpeed's ZeRO stage",
     {f"{stage}": {"parallel": f"deepspeed{stage}"} for stage in (1, 2, 3)},
 )
@@ -39,14 +39,14 @@ ZERO: Table = several(
         "reduce_scatter": Switch({}, off={"reduce_scatter": False}),
         "sub_group_size": Same("sub_group_size", whole=True),
         **{f"stage3_{name}": Same(name, off=(), whole=True) for name in _SIZES},
-        "offload_optimizer.device": Choice(
+        "offload_optimizer.device": OneOf(
             "optimizer states on", {"none": {}, "cpu": {"offload_optimizer": True}}
         ),
         "offload_optimizer.pin_memory": Switch({}, off={"pin_memory": False}),
         "offload_optimizer.ratio": Uncounted(
             "a part of the optimizer states on the host", (1, 1.0), flag=False
         ),
-        "offload_param.device": Choice("weights on", {"none": {}, "cpu": {"offload_param": True}}),
+        "offload_param.device": OneOf("weights on", {"none": {}, "cpu": {"offload_param": True}}),
         "round_robin_gradients": Uncounted("gradients given out in turn (round_robin_gradients)"),
         "zero_hpz_partition_size": Uncounted("a second partition (ZeRO++ hpZ)", (1,), flag=False),
         "zero_quantized_weights": Uncounted("quantised weights (ZeRO++ qwZ)"),
@@ -64,7 +64,7 @@ DEEPSPEED: Table = {
     "gradient_clipping": Same("clip", (0, "auto")),
     "bf16.enabled": Switch({"precision": "bf16"}, noted=f"DeepSpeed's bf16: {_OWN}"),
     "fp16.enabled": Switch({"precision": "fp16"}, noted=f"DeepSpeed's fp16: {_OWN}"),
-    "optimizer.type": Choice(
+    "optimizer.type": OneOf(
         "the optimizer",
         {"adamw": {"optimizer": "adamw"}, "adam": {"optimizer": "adam"}, "auto": {}},
         {"adamw": "DeepSpeed's own Adam", "adam": "DeepSpeed's own Adam"},

@@ -11,9 +11,9 @@ from vrambudget.config.fields.adapters import PEFT_TARGETS
 from vrambudget.config.foreign.accelerate import FSDP, FSDP2
 from vrambudget.config.foreign.deepspeed import ZERO
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Fields,
     Meaning,
+    OneOf,
     Same,
     Switch,
     Table,
@@ -37,7 +37,7 @@ OPTIMIZERS: Mapping[str, Fields] = {
     "adafactor": {"optimizer": "adafactor"},
 }
 """Of OptimizerNames, those with rules here; `adafactor` is torch's outside Trainer's loops."""
-OPTIMIZER = Choice("the optimizer", OPTIMIZERS)
+OPTIMIZER = OneOf("the optimizer", OPTIMIZERS)
 
 DTYPES: Mapping[str, Fields] = {
     "float32": {"precision": "fp32"},
@@ -56,12 +56,12 @@ _ATTENTIONS: Mapping[str, Fields] = {
     "flash_attention_2": {"attention": "sdpa"},
     "flash_attention_3": {"attention": "sdpa"},
 }
-ATTENTION = Choice(
+ATTENTION = OneOf(
     "attention", _ATTENTIONS, {name: _FLASH for name in _ATTENTIONS if "flash" in name}
 )
 FLASH = Switch({"attention": "sdpa"}, noted=_FLASH)
 
-WEIGHTS = Choice(
+WEIGHTS = OneOf(
     "weights as",
     {name: {"weights": of["precision"]} if of else {} for name, of in DTYPES.items()},
 )
@@ -96,9 +96,7 @@ BITSANDBYTES: Table = {
 }
 
 _EVALUATION: Fields = {"eval_batches": 2}  # from the second on, another changes nothing
-EVALUATES = Choice(
-    "evaluation", {"no": {}, "false": {}, "steps": _EVALUATION, "epoch": _EVALUATION}
-)
+EVALUATES = OneOf("evaluation", {"no": {}, "false": {}, "steps": _EVALUATION, "epoch": _EVALUATION})
 
 _COUNTED: dict[str, Meaning] = {
     "per_device_train_batch_size": Same("batch"),
@@ -138,7 +136,7 @@ _GATHERED_ONCE: Fields = {**FSDP2, "reshard_after_forward": False}
 _SEVERAL: dict[str, Meaning] = {
     **several(
         {
-            "fsdp": Choice(
+            "fsdp": OneOf(
                 "FSDP as",
                 {
                     "false": {},

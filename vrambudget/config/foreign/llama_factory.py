@@ -8,8 +8,8 @@ from typing import Any
 
 from vrambudget.config.foreign.hugging_face import TRAINING_ARGUMENTS
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Model,
+    OneOf,
     Same,
     Switch,
     Table,
@@ -23,11 +23,11 @@ LLAMA_FACTORY: Table = {
     **TRAINING_ARGUMENTS,
     "model_name_or_path": Model(),
     "cutoff_len": Same("block"),
-    "finetuning_type": Choice("fine-tuning of the type", {"lora": {}, "full": {}}),
+    "finetuning_type": OneOf("fine-tuning of the type", {"lora": {}, "full": {}}),
     "lora_rank": Same("lora_rank"),
     "lora_target": Same("lora_targets"),
     "lora_dropout": Same("lora_dropout"),
-    "quantization_bit": Choice(
+    "quantization_bit": OneOf(
         "weights of a number of bits:", {"4": {"quant": "nf4"}, "8": {"quant": "int8"}}
     ),
     "quantization_type": Uncounted("4-bit weights of another type", ("nf4",), flag=False),
@@ -35,7 +35,7 @@ LLAMA_FACTORY: Table = {
     "quantization_method": Uncounted("quantisation by", ("bnb", "bitsandbytes"), flag=False),
     "pure_bf16": Switch({"precision": "bf16"}),
     "disable_gradient_checkpointing": Switch({"checkpointing": "none"}),
-    "flash_attn": Choice(
+    "flash_attn": OneOf(
         "attention",
         {"auto": {}, "sdpa": {"attention": "sdpa"}, "disabled": {"attention": "eager"}},
     ),

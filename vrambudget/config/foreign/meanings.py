@@ -2,11 +2,11 @@
 
     Same("batch")                       the value is the field's
     Switch({"checkpointing": "full"})   on: these fields; off: none
-    Choice({"adamw_torch": {...}})      each value has its fields
+    OneOf({"adamw_torch": {...}})      each value has its fields
     Ignored()                           it decides no memory
     Uncounted("packed rows")            it decides memory, and has no rules here
     Ranks()                             it is of several GPUs, and decides no memory there
-    Several(Same("ranks"))              it is of several GPUs: the meaning holds where there are
+    MultiGpuOnly(Same("ranks"))         it is of several GPUs: the meaning holds where there are
 
 `Translation.assumed` are fields that another key of the same tool may set: they hold where none
 does.
@@ -78,7 +78,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OneOf:
     """Fields of each value; a value that has none is not modelled."""
 
     what: str
@@ -142,10 +142,10 @@ class OnlyRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class MultiGpuOnly:
     """What a key says where there are several GPUs; of one it says nothing."""
 
-    of: Same | Switch | Choice | Uncounted | Ignored
+    of: Same | Switch | OneOf | Uncounted | Ignored
 
     def translate(self, value: Any) -> Translation:
         """Return what the value means of several GPUs."""
@@ -162,7 +162,7 @@ class Model:
         return NOTHING
 
 
-Meaning = Same | Switch | Choice | Ignored | Uncounted | OnlyRanks | Several | Model
+Meaning = Same | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model
 Table = Mapping[str, Meaning]
 
 
@@ -176,6 +176,6 @@ def of_ranks(names: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), OnlyRanks())
 
 
-def several(table: Mapping[str, Same | Switch | Choice | Uncounted]) -> dict[str, Meaning]:
+def several(table: Mapping[str, Same | Switch | OneOf | Uncounted]) -> dict[str, Meaning]:
     """Return a table whose meanings hold where there are several GPUs."""
-    return {name: Several(of) for name, of in table.items()}
+    return {name: MultiGpuOnly(of) for name, of in table.items()}

@@ -3,7 +3,7 @@
 Source: nanoGPT, train.py: dtype is autocast's, the optimizer fused, gradients clipped at 1.0.
 """
 
-from vrambudget.config.foreign.meanings import Choice, Same, Table, Uncounted, ignored
+from vrambudget.config.foreign.meanings import OneOf, Same, Table, Uncounted, ignored
 
 NANOGPT: Table = {
     "batch_size": Same("batch"),
@@ -11,7 +11,7 @@ NANOGPT: Table = {
     "gradient_accumulation_steps": Same("grad_accum"),
     "grad_clip": Same("clip", (0,)),
     "dropout": Same("dropout"),
-    "dtype": Choice(
+    "dtype": OneOf(
         "dtype",
         {
             "float32": {"precision": "fp32"},

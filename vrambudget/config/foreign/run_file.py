@@ -17,7 +17,7 @@ from vrambudget.config.config_file import SUFFIXES
 from vrambudget.config.foreign import torchtitan, torchtune
 from vrambudget.config.foreign.formats import FORMATS, Format, format_of
 from vrambudget.config.foreign.hugging_face import settled
-from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, OnlyRanks, Several
+from vrambudget.config.foreign.meanings import Ignored, Meaning, Model, MultiGpuOnly, OnlyRanks
 from vrambudget.config.foreign.text import flat, read_text
 from vrambudget.config.job import Job
 from vrambudget.errors import VramBudgetError, did_you_mean
@@ -202,7 +202,7 @@ class _Sorted:
             self.ranks.append(key)
         elif meaning is None and not _within(key, self.known.ignored_groups, meaning):
             self.unknown.append(key)
-        elif isinstance(meaning, Several):
+        elif isinstance(meaning, MultiGpuOnly):
             found = meaning.translate(value)
             self.stated_of_ranks[key] = found.fields
             self.uncounted_of_ranks |= {found.uncounted: None} if found.uncounted else {}

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Ignored,
     Model,
+    MultiGpuOnly,
+    OneOf,
     Same,
-    Several,
     Switch,
     Table,
     Uncounted,
@@ -55,20 +55,20 @@ TORCHTITAN: Table = {
     "training.global_batch_size": Uncounted("accumulation (global_batch_size)", (-1,), flag=False),
     "training.seq_len": Same("block"),
     "training.max_norm": Same("clip", (0,)),
-    "training.mixed_precision_param": Choice(
+    "training.mixed_precision_param": OneOf(
         "mixed precision",
         {"bfloat16": {"precision": "amp-bf16"}, "float32": {"precision": "fp32"}},
     ),
-    "training.dtype": Choice("weights as", {"float32": {}}),
+    "training.dtype": OneOf("weights as", {"float32": {}}),
     "training.compile": Uncounted("torch.compile", saves=True),
     "compile.enable": Uncounted("torch.compile", saves=True),
-    "optimizer.name": Choice(
+    "optimizer.name": OneOf(
         "the optimizer", {"adamw": {"optimizer": "adamw"}, "adam": {"optimizer": "adam"}}
     ),
     "optimizer.implementation": Same("optimizer_impl"),
     "optimizer.early_step_in_backward": Uncounted("an optimizer within backward", saves=True),
     "optimizer.fused": Switch({"optimizer_impl": "fused"}, off={"optimizer_impl": "foreach"}),
-    "activation_checkpoint.mode": Choice(
+    "activation_checkpoint.mode": OneOf(
         "checkpointing",
         {"none": {"checkpointing": "none"}, "full": {"checkpointing": "full"}, "selective": {}},
     ),
@@ -78,7 +78,7 @@ TORCHTITAN: Table = {
             "training.enable_cpu_offload": Switch({"cpu_offload": True}),
             "parallelism.context_parallel_rotate_method": Same("rotate_method"),
             "parallelism.expert_parallel_degree": Uncounted("expert parallelism", (1,), flag=False),
-            "parallelism.fsdp_reshard_after_forward": Choice(
+            "parallelism.fsdp_reshard_after_forward": OneOf(
                 "fsdp_reshard_after_forward",
                 {
                     "default": {},
@@ -89,7 +89,7 @@ TORCHTITAN: Table = {
             "parallelism.enable_compiled_autograd": Uncounted("compiled autograd"),
         }
     ),
-    **dict.fromkeys(_OF_RANKS, Several(Ignored())),  # `of_ranks_of` puts them together
+    **dict.fromkeys(_OF_RANKS, MultiGpuOnly(Ignored())),  # `of_ranks_of` puts them together
     **of_ranks("parallelism.enable_async_tensor_parallel training.mixed_precision_reduce"),
     **ignored(
         "training.dataset training.dataset_path training.steps"

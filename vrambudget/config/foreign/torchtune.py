@@ -8,9 +8,9 @@ from typing import Any
 
 from vrambudget.config.foreign.hugging_face import DTYPES
 from vrambudget.config.foreign.meanings import (
-    Choice,
     Ignored,
     Model,
+    OneOf,
     Same,
     Switch,
     Table,
@@ -34,8 +34,8 @@ TORCHTUNE: Table = {
     "batch_size": Same("batch"),
     "gradient_accumulation_steps": Same("grad_accum"),
     "clip_grad_norm": Same("clip"),
-    "dtype": Choice("dtype", DTYPES),
-    "optimizer._component_": Choice(
+    "dtype": OneOf("dtype", DTYPES),
+    "optimizer._component_": OneOf(
         "the optimizer",
         {
             "torch.optim.adamw": _ADAMW,

@@ -10,9 +10,9 @@ from vrambudget.config.foreign.llama_factory import LLAMA_FACTORY
 from vrambudget.config.foreign.meanings import (
     Meaning,
     Model,
+    MultiGpuOnly,
     OnlyRanks,
     Same,
-    Several,
     Switch,
     Table,
     Uncounted,
@@ -43,7 +43,7 @@ def words_of(model: str) -> Table:
     own = NANOGPT if model.lower().startswith("nanogpt") else {}
     table = {**LLAMA_FACTORY, **AXOLOTL, **NANOGPT, **TRL, **_PRESETS, **own}
     return {
-        name: OnlyRanks() if isinstance(meaning, Several) else meaning
+        name: OnlyRanks() if isinstance(meaning, MultiGpuOnly) else meaning
         for name, meaning in table.items()
         if not isinstance(meaning, Model)
     }

@@ -28,7 +28,7 @@ from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
-from vrambudget.ops.attention.layout import Layout, dense_strides
+from vrambudget.ops.attention.layout import Strided, dense_strides
 from vrambudget.tape.events import Purpose
 
 _BLACKWELL = (10, 0)
@@ -52,7 +52,7 @@ def cudnn_attention(
     )
     kept += tuple(keep(x, when=wanted) for x in results)
     out = results[0]
-    lies = tuple(Layout.of(x) for x in (q, k, v, out))
+    lies = tuple(Strided.of(x) for x in (q, k, v, out))
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
         return *cudnn_backward(dy, *lies, dropout=dropout), None
@@ -73,7 +73,7 @@ def cudnn_forward(
 
 
 def cudnn_backward(
-    dy: Tensor, q: Layout, k: Layout, v: Layout, out: Layout, *, dropout: float
+    dy: Tensor, q: Strided, k: Strided, v: Strided, out: Strided, *, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, which lie as these."""
     dq, dk, dv = q.empty(), k.empty(), v.empty()

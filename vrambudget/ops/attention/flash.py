@@ -24,7 +24,7 @@ from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Shape, Tensor, empty
 from vrambudget.engine.versions import torch_since
-from vrambudget.ops.attention.layout import Layout, contiguous, heads_last, pad_last, slice_last
+from vrambudget.ops.attention.layout import Strided, contiguous, heads_last, pad_last, slice_last
 
 _ALIGNMENT = 8  # of the head dimension
 _ROWS = 128  # queries are padded to blocks of these
@@ -47,7 +47,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     results = results_of("flash_attention", lambda: flash_forward(q, k, v, dropout))
     kept += [keep(x, when=wanted) for x in results]
     out = results[0]
-    lies = tuple(Layout.of(x) for x in (q, k, v, out))
+    lies = tuple(Strided.of(x) for x in (q, k, v, out))
 
     def backward(dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return flash_backward(dy, *lies)
@@ -60,7 +60,7 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> tuple[Tens
     del v
     B, H, Sq, _ = q.shape
     context.operation = "flash_attention"
-    out = heads_last(Layout.of(heads_last(q)).empty())
+    out = heads_last(Strided.of(heads_last(q)).empty())
     logsumexp = empty((B, H, Sq), float32)
     accumulators = [] if dropout else split_accumulators(q.shape, k.shape)
     rng_state = _rng_state(dropout)
@@ -69,7 +69,7 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> tuple[Tens
 
 
 def flash_backward(
-    dy: Tensor, q: Layout, k: Layout, v: Layout, out: Layout
+    dy: Tensor, q: Strided, k: Strided, v: Strided, out: Strided
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, which lie as these."""
     dy = contiguous(heads_last(dy))

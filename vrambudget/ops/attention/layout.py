@@ -15,7 +15,7 @@ from vrambudget.engine.tensor import Shape, Tensor, empty
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Strided:
     """All of a tensor but its storage: what a backward rule may close over."""
 
     shape: Shape
@@ -23,7 +23,7 @@ class Layout:
     dtype: DType
 
     @classmethod
-    def of(cls, x: Tensor) -> "Layout":
+    def of(cls, x: Tensor) -> "Strided":
         """Return the layout of x."""
         return cls(x.shape, x.actual_strides(), x.dtype)
 
@@ -35,10 +35,10 @@ class Layout:
         """Return a tensor without memory, for one that autograd keeps."""
         return Tensor(self.shape, self.dtype, None, self.strides)  # type: ignore[arg-type]
 
-    def heads_last(self) -> "Layout":
+    def heads_last(self) -> "Strided":
         """Return that of [B, H, S, D] as [B, S, H, D], or the other way round."""
         (B, H, S, D), (b, h, s, d) = self.shape, self.strides
-        return Layout((B, S, H, D), (b, s, h, d), self.dtype)
+        return Strided((B, S, H, D), (b, s, h, d), self.dtype)
 
     @property
     def is_contiguous(self) -> bool:
@@ -48,7 +48,7 @@ class Layout:
 
 def heads_last(x: Tensor) -> Tensor:
     """Return [B, H, S, D] as [B, S, H, D], or the other way round: a view unknown to autograd."""
-    layout = Layout.of(x).heads_last()
+    layout = Strided.of(x).heads_last()
     return Tensor(layout.shape, x.dtype, x.storage, layout.strides)
 
 

@@ -13,7 +13,7 @@ from vrambudget.errors import NotModelledError
 from vrambudget.ops.attention.cudnn import cudnn_backward, cudnn_forward
 from vrambudget.ops.attention.efficient import efficient_backward, efficient_forward
 from vrambudget.ops.attention.flash import flash_backward, flash_forward
-from vrambudget.ops.attention.layout import Layout
+from vrambudget.ops.attention.layout import Strided
 from vrambudget.ops.attention.select import Kernel
 
 _FLASH_ALIGNMENT = 8
@@ -41,7 +41,7 @@ class _Flash(NamedTuple):
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return flash_backward(dout, *(Layout.of(x) for x in (q, k, v, out)))
+        return flash_backward(dout, *(Strided.of(x) for x in (q, k, v, out)))
 
 
 class _Efficient(NamedTuple):
@@ -66,7 +66,7 @@ class _Cudnn(NamedTuple):
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return cudnn_backward(dout, *(Layout.of(x) for x in (q, k, v, out)), dropout=self.dropout)
+        return cudnn_backward(dout, *(Strided.of(x) for x in (q, k, v, out)), dropout=self.dropout)
 
 
 def fused(kernel: Kernel, q: Tensor, dropout: float) -> Fused:

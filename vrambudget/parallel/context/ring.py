@@ -27,7 +27,7 @@ from vrambudget.engine.autograd import keep, record
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
-from vrambudget.ops.attention.layout import Layout, contiguous, dense_like
+from vrambudget.ops.attention.layout import Strided, contiguous, dense_like
 from vrambudget.ops.attention.select import select_kernel
 from vrambudget.ops.shape import narrowed
 from vrambudget.parallel.context.kernels import Fused, fused
@@ -71,7 +71,7 @@ class Ring:
         kept = tuple(keep(x, when=wanted) for x in (q, k, v))
         results = _forward(self, kernel, q, k, v)
         kept += tuple(keep(x, when=wanted) for x in results)
-        lies = tuple(Layout.of(x) for x in (q, k, v, *results[:2]))
+        lies = tuple(Strided.of(x) for x in (q, k, v, *results[:2]))
 
         def backward(dy: Tensor) -> tuple[Tensor, ...]:
             return _backward(self, kernel, dy, [layout.stand_in() for layout in lies])
