@@ -173,6 +173,7 @@ OF_OTHERS = {
     *("--num_processes", "--use_deepspeed", "--config_file"),  # accelerate's
     *("--deepspeed_config", "--num_gpus"),  # deepspeed's
     "--ntasks-per-node",  # Slurm's
+    *("--override-kv", "--rope-scaling"),  # llama-server's
     *("--transformer-impl", "--mock-data", "--no-gradient-accumulation-fusion"),  # Megatron-LM's
     *("--no-persist-layer-norm", "--no-masked-softmax-fusion", "--recompute-activations"),
     *("--recompute-granularity", "--recompute-method", "--recompute-num-layers"),

@@ -12,7 +12,7 @@ from vrambudget.cli.job_options import add_options
 from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations import run_here
-from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.serving.options import LLAMA_CPP_SHORT, LlamaCppOptions
 
 _OWN = {"engine", "ctx_size", "n_gpu_layers"}
 _ALL_LAYERS = 999
@@ -53,7 +53,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help="layers on GPUs, the output among them; all; auto (default): as many as fit",
     )
-    add_options(parser, LlamaCppOptions, without=_OWN, short=LLAMA_CPP_SHORT)
+    add_options(
+        parser,
+        LlamaCppOptions,
+        without=_OWN,
+        short={name: (flag,) for name, flag in LLAMA_CPP_SHORT.items()},
+    )
     add_output_options(parser)
     parser.set_defaults(run=run)
 
@@ -63,27 +68,6 @@ def _layers(text: str) -> int | None:
     if text in {"auto", "-1"}:
         return None
     return _ALL_LAYERS if text in {"all", "-2"} else int(text)
-
-
-LLAMA_CPP_SHORT = {
-    "parallel": ("-np",),
-    "kv_unified": ("-kvu",),
-    "batch_size": ("-b",),
-    "ubatch_size": ("-ub",),
-    "split_mode": ("-sm",),
-    "tensor_split": ("-ts",),
-    "main_gpu": ("-mg",),
-    "override_tensor": ("-ot",),
-    "cpu_moe": ("-cmoe",),
-    "n_cpu_moe": ("-ncmoe",),
-    "no_kv_offload": ("-nkvo",),
-    "cache_type_k": ("-ctk",),
-    "cache_type_v": ("-ctv",),
-    "flash_attn": ("-fa",),
-    "model_draft": ("-md",),
-    "mmproj": ("-mm",),
-}
-"""llama.cpp's short spellings of its options."""
 
 
 def run(args: argparse.Namespace) -> int:

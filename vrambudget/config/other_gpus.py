@@ -6,66 +6,22 @@
 
 What a driver takes for itself is not known of them. PyTorch on them is not modelled.
 
-Source: AMD's product pages; ggml_metal_init's recommendedMaxWorkingSetSize in public logs: 11453 MB
+Source: `gpu_figures.toml`; ggml_metal_init's recommendedMaxWorkingSetSize in public logs: 11453 MB
 of 16 GB, 22906 MB of 32 GB, 51540 MB of 64 GB; of macOS 15 26801 MB of 32 GB.
 """
 
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
 
 _GIB = 2**30
-AMD: Mapping[str, int] = {
-    "rx-6600": 8,
-    "rx-6600-xt": 8,
-    "rx-6700-xt": 12,
-    "rx-6750-xt": 12,
-    "rx-6800": 16,
-    "rx-6800-xt": 16,
-    "rx-6900-xt": 16,
-    "rx-6950-xt": 16,
-    "rx-7600": 8,
-    "rx-7600-xt": 16,
-    "rx-7700-xt": 12,
-    "rx-7800-xt": 16,
-    "rx-7900-gre": 16,
-    "rx-7900-xt": 20,
-    "rx-7900-xtx": 24,
-    "rx-9060-xt": 16,
-    "rx-9070": 16,
-    "rx-9070-xt": 16,
-    "radeon-vii": 16,
-    "pro-w6800": 32,
-    "pro-w7800": 32,
-    "pro-w7900": 48,
-    "mi50": 16,
-    "mi60": 32,
-    "mi100": 32,
-    "mi210": 64,
-    "mi250x": 128,
-    "mi300x": 192,
-    "mi325x": 256,
-}
-"""GB of memory."""
-APPLE: Mapping[str, tuple[int, ...]] = {
-    "m1": (8, 16),
-    "m1-pro": (16, 32),
-    "m1-max": (32, 64),
-    "m1-ultra": (64, 128),
-    "m2": (8, 16, 24),
-    "m2-pro": (16, 32),
-    "m2-max": (32, 64, 96),
-    "m2-ultra": (64, 128, 192),
-    "m3": (8, 16, 24),
-    "m3-pro": (18, 36),
-    "m3-max": (36, 48, 64, 96, 128),
-    "m3-ultra": (96, 256, 512),
-    "m4": (16, 24, 32),
-    "m4-pro": (24, 48, 64),
-    "m4-max": (36, 48, 64, 128),
-}
+FIGURES = tomllib.loads((Path(__file__).parent / "gpu_figures.toml").read_text())
+AMD: Mapping[str, int] = FIGURES["amd"]
+APPLE: Mapping[str, Sequence[int]] = FIGURES["apple"]
 """GB of memory that it is sold with; the least is taken where none is named."""
 _THREE_QUARTERS_FROM = 36
 _OF_OTHERS = re.compile(r"m\d-|m\d$|rx|mi\d|pro-w|arc-|intel|ryzen|strix|radeon|amd|mac")

@@ -20,6 +20,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.report.run_here import run_report, run_values
+from vrambudget.serving.beside import projector, with_adapter
 from vrambudget.serving.gguf_configs import TYPES, GgufConfig
 from vrambudget.serving.gguf_known import known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
@@ -97,10 +98,17 @@ def choices(
     `ram`: main memory; `context`: tokens, by default as many as fit.
     """
     ram_bytes = _ram(ram) if isinstance(ram, str) else ram
-    machine = Machine(gpus_of(gpu), ram_bytes)
+    draft, *others = models_of(options.model_draft) if options.model_draft else [None]
+    if others:
+        raise VramBudgetError(f"model_draft is {options.model_draft!r}; add a type, as :Q8_0")
+    images = projector(Path(options.mmproj)) if options.mmproj else ()
+    machine = Machine(gpus_of(gpu), ram_bytes, draft, images)
     if "ctx_size" in options.model_fields_set and context is None:
         context = options.ctx_size or None
-    rows = [machine.choice(found, options, context) for found in models_of(model)]
+    models = models_of(model)
+    if options.lora:
+        models = (with_adapter(found, Path(options.lora)) for found in models)
+    rows = [machine.choice(found, options, context) for found in models]
     return rows, best_of(rows)
 
 

@@ -12,31 +12,12 @@ from vrambudget.config.bandwidths import MAIN_MEMORY
 from vrambudget.report.serving import gib, spread
 from vrambudget.serving.gguf_names import SEEN
 from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
-from vrambudget.serving.options import LlamaCppOptions
+from vrambudget.serving.options import LLAMA_CPP_SHORT, LlamaCppOptions
 from vrambudget.serving.run_here import RunChoice
 
 _MIB = 2**20
+_NOT_TYPED = {"engine", "engine_version", "ctx_size", "n_gpu_layers", "fit", "fit_target"}
 _WHOLE = 10  # tokens/s, from which on decimals say nothing
-_SHORT = {
-    "ubatch_size": "-ub",
-    "batch_size": "-b",
-    "cache_type_k": "-ctk",
-    "cache_type_v": "-ctv",
-    "flash_attn": "-fa",
-    "split_mode": "-sm",
-    "tensor_split": "-ts",
-    "main_gpu": "-mg",
-    "override_tensor": "-ot",
-    "n_cpu_moe": "-ncmoe",
-    "cpu_moe": "-cmoe",
-    "no_kv_offload": "-nkvo",
-    "parallel": "-np",
-    "kv_unified": "-kvu",
-    "swa_full": "--swa-full",
-    "no_mmap": "--no-mmap",
-    "mlock": "--mlock",
-}
-"""Options of the printed command, beside -m, -c and -ngl."""
 
 
 def run_report(choice: RunChoice, gpus: str, rows: list[RunChoice]) -> str:
@@ -57,7 +38,7 @@ def run_report(choice: RunChoice, gpus: str, rows: list[RunChoice]) -> str:
         *(f"  {line}" for line in commands(choice)),
         "",
         "llama.cpp's log will say:",
-        *(f"  {line}" for line in log_lines(found)),
+        *(f"  {line}" for line in log_lines(found, has_adapter=bool(choice.options.lora))),
     ]
     return "\n".join(lines)
 
@@ -85,7 +66,7 @@ def _row_values(row: RunChoice) -> dict[str, Any]:
         "model": row.model.name,
         "weights_bytes": row.weights_bytes,
         "longest_context": row.longest,
-        "ram_bytes": row.found.host.bytes,
+        "ram_bytes": row.found.host_bytes,
         "starts": row.fits,
         "command": commands(row)[0],
     }
@@ -99,17 +80,17 @@ def _verdict(choice: RunChoice) -> str:
     if ram is not None and ram < 0:
         mapped = (
             "; llama.cpp starts all the same, and reads what is short from the file for each token"
-            if found.host.bytes - found.host.model_bytes <= (found.ram_bytes or 0)
+            if found.host_bytes - found.host.model_bytes <= (found.ram_bytes or 0)
             and not (choice.options.no_mmap or choice.options.mlock)
             else ""
         )
         return (
-            f"DOES NOT FIT: main memory is {gib(-ram)} short of the {gib(found.host.bytes)} that"
+            f"DOES NOT FIT: main memory is {gib(-ram)} short of the {gib(found.host_bytes)} that"
             f" stay there{mapped}"
         )
-    where = "on GPUs" if choice.is_whole else f"with {gib(found.host.bytes)} in main memory"
+    where = "on GPUs" if choice.is_whole else f"with {gib(found.host_bytes)} in main memory"
     if not found.gpus:
-        where = f"in {gib(found.host.bytes)} of main memory"
+        where = f"in {gib(found.host_bytes)} of main memory"
     return f"FITS: a context of {tokens:,} tokens {where}"
 
 
@@ -120,7 +101,7 @@ def _table(rows: list[RunChoice]) -> Iterator[str]:
         longest = f"{row.longest:,}" if row.fits else "none"
         yield (
             f"{kind:<12} {gib(row.weights_bytes):>11} {longest:>9}   "
-            f"{gib(row.found.host.bytes):>11}{_split_of(row)}"
+            f"{gib(row.found.host_bytes):>11}{_split_of(row)}"
         )
 
 
@@ -143,6 +124,10 @@ def _devices(found: LlamaCppServing) -> Iterator[str]:
         yield f"{_held(held)}   {spread(*context):<15} {gib(capacity)}"
     ram = "" if found.ram_bytes is None else f"   {'':<15} {gib(found.ram_bytes)}"
     yield f"{_held(found.host, 'main memory')}{ram}"
+    for each in found.beside:
+        for held in (*each.gpus, each.host):
+            if held.bytes:
+                yield _held(held, f"{held.name} {each.name}")
 
 
 def _held(held: Held, name: str = "") -> str:
@@ -179,6 +164,8 @@ def _said(choice: RunChoice) -> Iterator[str]:
         yield f"an estimate: {low} to {high} tokens/s at most, by GB/s as published: " + (
             f"{known}{ram}".lstrip(", ") + "; the least with a full context"
         )
+    if choice.options.mmproj:
+        yield "the projector's compute buffer comes on top: the size of an image decides it"
     if choice.is_whole_with_q8_0:
         yield "with -ctk q8_0 -ctv q8_0 all layers are on GPUs, which is faster"
     if found.ram_bytes is None and not choice.is_whole:
@@ -188,15 +175,17 @@ def _said(choice: RunChoice) -> Iterator[str]:
 def commands(choice: RunChoice) -> list[str]:
     """Return the commands and settings that start a choice as it was counted."""
     options, model = choice.options, choice.model
-    file = model.path or f"{model.name.replace('/', '-').replace(':', '-')}.gguf"
+    file = model.path or _file_of(model.name)
     layers = "99" if options.n_gpu_layers is None else str(options.n_gpu_layers)
     context = str(options.ctx_size)
     words = ["llama-server", "-m", file, "-ngl", layers, "-c", context]
     defaults = LlamaCppOptions.model_construct()
-    for name, flag in _SHORT.items():
+    for name in LlamaCppOptions.model_fields:
         value = getattr(options, name)
-        if value != getattr(defaults, name):
-            words += [flag] if value is True else [flag, str(value)]
+        if name not in _NOT_TYPED and value != getattr(defaults, name):
+            flag = LLAMA_CPP_SHORT.get(name) or f"--{name.replace('_', '-')}"
+            text = _file_of(value) if name == "model_draft" else str(value)
+            words += [flag] if value is True else [flag, text]
     lines = [shlex.join(words)]
     if options.n_cpu_moe or options.cpu_moe or options.override_tensor:
         lines += ["Ollama: no setting keeps experts alone in main memory"]
@@ -219,11 +208,16 @@ def commands(choice: RunChoice) -> list[str]:
     return lines
 
 
-def log_lines(found: LlamaCppServing) -> Iterator[str]:
+def _file_of(name: str) -> str:
+    return name if name.endswith(".gguf") else f"{name.replace('/', '-').replace(':', '-')}.gguf"
+
+
+def log_lines(found: LlamaCppServing, *, has_adapter: bool) -> Iterator[str]:
     """Yield the lines that llama.cpp prints as it loads a model."""
+    what = "model and LoRA buffers together" if has_adapter else "model buffer size"
     for held in found.gpus:
         mib = held.model_bytes / _MIB
-        yield f"load_tensors: {held.name:>12} model buffer size = {mib:8.2f} MiB"
+        yield f"load_tensors: {held.name:>12} {what} = {mib:8.2f} MiB"
     for held in (*found.gpus, found.host):
         if held.cache_bytes:
             mib = held.cache_bytes / _MIB

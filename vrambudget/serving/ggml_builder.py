@@ -45,13 +45,20 @@ class Builder:
 
     def matrix(self, of: Mapping[str, Weight], name: str, *sources: Node, times: int = 1) -> Node:
         """Return a product with a weight, and its bias's sum. `times`: experts of a token."""
-        weight = of[name]
-        width = weight.shape[1] * times
-        device = self.runs_on(weight)
-        found = self.node(width, self.weight(weight), *sources, device=device)
+        found = self._product(of[name], *sources, times=times)
+        if adapter := of.get(f"{name}.lora_a"):
+            low = self._product(adapter, *sources, times=times)
+            _, *others = sources
+            found = self.add(
+                found, self.same(self._product(of[f"{name}.lora_b"], low, *others, times=times))
+            )
         if bias := of.get(f"{name}.bias"):
             found = self.same(found, self.weight(bias), device=self.runs_on(bias))
         return found
+
+    def _product(self, weight: Weight, *sources: Node, times: int) -> Node:
+        width, device = weight.shape[1] * times, self.runs_on(weight)
+        return self.node(width, self.weight(weight), *sources, device=device)
 
     def heads(self, of: Mapping[str, Weight], name: str, x: Node, width: int) -> Node:
         """Return a product with a weight of each head."""

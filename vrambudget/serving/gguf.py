@@ -35,8 +35,8 @@ _MOST_ELEMENTS = 1 << 22  # of all arrays; a vocabulary with its merges has 800,
 _LONGEST_TEXT = 1 << 20  # of a key, a name or a chat template, in bytes
 _LARGEST = 1 << 48  # of a dimension
 _LEAST_OF_A_VALUE, _LEAST_OF_A_TENSOR = 13, 32  # bytes that each takes in a header
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_MOST_PARTS = 1000
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MOSTPARTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,13 @@ class Gguf:
         """Return a value, None where there is none. Raises VramBudgetError for another type."""
         found = self.values.get(key)
         if found is not None and type(found) is not kind:
-            raise VramBudgetError(
-                f"{key} is {_shown(found)}; it should be {what}", where=self.where
-            )
+            raise VramBudgetError(f"{key} is {shown(found)}; it should be {what}", where=self.where)
         return found
 
 
 def read_gguf(path: Path) -> Gguf:
     """Return a model's header, of all its files. Raises VramBudgetError for what is none."""
-    match = _PART.fullmatch(path.name)
+    match = PART.fullmatch(path.name)
     if not match:
         found = _read(path)
         if (_parts(found) or 1) > 1:
@@ -79,7 +77,7 @@ def read_gguf(path: Path) -> Gguf:
             )
         return found
     parts = int(match[3])
-    if not 1 <= int(match[2]) <= parts <= _MOST_PARTS:
+    if not 1 <= int(match[2]) <= parts <= _MOSTPARTS:
         raise VramBudgetError("its name is that of a part which cannot be", where=str(path))
     names = [path.with_name(f"{match[1]}-{n:05}-of-{parts:05}.gguf") for n in range(1, parts + 1)]
     return joined([_read(name) for name in names])
@@ -129,7 +127,7 @@ class _Reader:
         for _ in range(values):
             key = self.text()
             if key in found:
-                raise self._wrong(f"{_shown(key)} stands twice")
+                raise self._wrong(f"{shown(key)} stands twice")
             found[key] = self._of_type(self.scalar("I"), key)
         return Gguf(found, tuple(self._tensors(tensors)), self.where)
 
@@ -138,17 +136,17 @@ class _Reader:
         for _ in range(count):
             name, dimensions = self.text(), self.scalar("I")
             if name in names:
-                raise self._wrong(f"tensor {_shown(name)} stands twice")
+                raise self._wrong(f"tensor {shown(name)} stands twice")
             names.add(name)
             if not 1 <= dimensions <= _MOST_DIMENSIONS:
-                raise self._wrong(f"tensor {_shown(name)} has {dimensions} dimensions")
+                raise self._wrong(f"tensor {shown(name)} has {dimensions} dimensions")
             shape = tuple(self.scalar("Q") for _ in range(dimensions))
             if not all(0 < n <= _LARGEST for n in shape):
-                raise self._wrong(f"tensor {_shown(name)} is {' x '.join(map(str, shape))}")
+                raise self._wrong(f"tensor {shown(name)} is {' x '.join(map(str, shape))}")
             number = self.scalar("I")
             self.scalar("Q")  # where its data begins
             if number not in NUMBERS:
-                raise self._wrong(f"tensor {_shown(name)} is of type {number}, which is not known")
+                raise self._wrong(f"tensor {shown(name)} is of type {number}, which is not known")
             yield GgufTensor(name, shape, NUMBERS[number])
 
     def _of_type(self, kind: int, key: str) -> Any:
@@ -157,18 +155,18 @@ class _Reader:
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _SCALARS:
-            raise self._wrong(f"{_shown(key)} is of type {kind}, which is not known")
+            raise self._wrong(f"{shown(key)} is of type {kind}, which is not known")
         return self.scalar(_SCALARS[kind])
 
     def _array(self, key: str) -> list[Any]:
         kind = self.scalar("I")
         code = "Q" if kind == _TEXT else _SCALARS.get(kind)
         if code is None:
-            raise self._wrong(f"{_shown(key)} is a list of type {kind}, which is not known")
-        count = self.count(f"elements of {_shown(key)}", _MOST_ELEMENTS, struct.calcsize(code))
+            raise self._wrong(f"{shown(key)} is a list of type {kind}, which is not known")
+        count = self.count(f"elements of {shown(key)}", _MOST_ELEMENTS, struct.calcsize(code))
         self.elements += count
         if self.elements > _MOST_ELEMENTS:
-            raise self._wrong(f"its lists have {self.elements:,} elements by {_shown(key)}")
+            raise self._wrong(f"its lists have {self.elements:,} elements by {shown(key)}")
         if kind == _TEXT:  # a vocabulary
             for _ in range(count):
                 self.bytes(self.length())
@@ -207,6 +205,7 @@ class _Reader:
         return VramBudgetError(f"this is no GGUF file: {what}", where=self.where)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value's text, as much of it as a line has."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."  # noqa: PLR2004 - a line

@@ -18,9 +18,8 @@ from urllib.parse import quote
 from vrambudget.config.cards import card_of_repository
 from vrambudget.config.hub import REPOSITORY
 from vrambudget.errors import VramBudgetError
-from vrambudget.serving.gguf import Gguf, joined, read_header
+from vrambudget.serving.gguf import PART, Gguf, joined, read_header
 
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _BLOCK = 2**20
 _MOST_BYTES = 2**26  # of a header, and of a list of files
 _TIMEOUT = 5  # seconds
@@ -59,7 +58,7 @@ def _of_kind(repository: str, names: Sequence[str], kind: str | None) -> list[st
             f"{repository} has no file of {kind or 'Q4_K_M'}",
             hint=f"it has {', '.join(models[:20]) or 'no GGUF file'}",
         )
-    match = _PART.fullmatch(first)
+    match = PART.fullmatch(first)
     return [name for name in found if match and name.startswith(match[1])] or [first]
 
 

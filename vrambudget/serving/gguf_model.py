@@ -21,7 +21,7 @@ from typing import Any
 from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.serving.gguf import Gguf, GgufTensor, read_gguf
+from vrambudget.serving.gguf import Gguf, GgufTensor, read_gguf, shown
 from vrambudget.serving.gguf_architectures import (
     ARCHITECTURES,
     BY_HEADS,
@@ -185,7 +185,7 @@ class _Sizes:
         found = self.header.values.get(f"{self.architecture}.{name}", default)
         if type(found) is not int or not least <= found <= most:
             raise VramBudgetError(
-                f"{self.architecture}.{name} is {_short(found)}; it should be a size from {least}"
+                f"{self.architecture}.{name} is {shown(found)}; it should be a size from {least}"
                 f" to {most:,}",
                 where=self.header.where,
             )
@@ -210,11 +210,6 @@ class _Sizes:
         if isinstance(found, list) and len(found) >= layers:
             return [bool(flag) for flag in found[:layers]]
         return None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."  # noqa: PLR2004 - a line
 
 
 def _cached(

@@ -10,7 +10,7 @@ Source: llama.cpp 0c1e570 of October 2026: src/llama-model.cpp (create_memory),
 src/llama-kv-cache.cpp, src/llama-kv-cache-iswa.cpp, src/llama-memory-recurrent.cpp,
 src/llama-context.cpp, tools/server/server.cpp.
 Of August 2025 (llama-cpp-python 0.3.16): the same files.
-Not modelled: draft models, --lora, --mmproj.
+Beside a model: `serving.beside`.
 """
 
 from collections.abc import Sequence
@@ -52,6 +52,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What another file holds on the same devices: a draft model's, or a projector's."""
+
+    name: str
+    gpus: tuple[Held, ...]
+    host: Held
+
+
+@dataclass(frozen=True, slots=True)
 class LlamaCppServing:
     """What GPUs and main memory hold."""
 
@@ -68,14 +77,21 @@ class LlamaCppServing:
     layers: int
     read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
     bandwidths: tuple[int | None, ...]  # GB/s of each GPU
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def host_bytes(self) -> int:
+        """What lies in main memory."""
+        return self.host.bytes + sum(each.host.bytes for each in self.beside)
 
     @property
     def tokens_per_second(self) -> tuple[float, float] | None:
         """How fast one request decodes at most: the bytes that a token reads over bandwidths.
 
-        The least with a full context and slow main memory; None where a bandwidth is not known.
+        The least with a full context and slow main memory; None where a bandwidth is not known, or
+        a draft model decides how many tokens come of a step.
         """
-        if None in self.bandwidths:
+        if None in self.bandwidths or any(each.name == "draft" for each in self.beside):
             return None
         on_gpus, in_ram = self.read_bytes
         weights = sum(held.model_bytes for held in self.gpus) or 1
@@ -91,22 +107,24 @@ class LlamaCppServing:
         return 1 / seconds(slow, True), 1 / seconds(fast, False)  # noqa: FBT003 - a local
 
     @property
+    def _held(self) -> list[tuple[Held, ...]]:
+        return [self.gpus, *(each.gpus for each in self.beside)]
+
+    @property
     def left_bytes(self) -> int:
         """What is left on the GPU with the least left, below 0 where it is too small."""
-        return min(
-            (
-                capacity - held.bytes - context[0]
-                for held, capacity, context in zip(
-                    self.gpus, self.capacity_bytes, self.context_bytes, strict=True
-                )
-            ),
-            default=0,
-        )
+        left = [
+            capacity - sum(each[number].bytes for each in self._held) - context[0]
+            for number, (capacity, context) in enumerate(
+                zip(self.capacity_bytes, self.context_bytes, strict=True)
+            )
+        ]
+        return min(left, default=0)
 
     @property
     def ram_left_bytes(self) -> int | None:
         """What is left of main memory; None where nobody said how much there is."""
-        return None if self.ram_bytes is None else self.ram_bytes - self.host.bytes
+        return None if self.ram_bytes is None else self.ram_bytes - self.host_bytes
 
     @property
     def fits(self) -> bool:
@@ -116,7 +134,8 @@ class LlamaCppServing:
     @property
     def least_bytes(self) -> int:
         """What the GPUs hold at least."""
-        return sum(held.bytes for held in self.gpus) + sum(low for low, _ in self.context_bytes)
+        held = sum(held.bytes for each in self._held for held in each)
+        return held + sum(low for low, _ in self.context_bytes)
 
 
 def serve(

@@ -282,7 +282,7 @@ class Attention(Builder):
 
     def _mixer(self, of: Mapping[str, Weight], cur: Node) -> Node:
         """Return what another recurrent layer makes, with its projections alive at once."""
-        names = [n for n, w in of.items() if len(w.shape) > 1 and n[:3] in {"att", "ssm", "sho"}]
+        names = [n for n, w in of.items() if "." not in n and n[:3] in {"att", "ssm", "sho"}]
         made = [self.matrix(of, n, cur) for n in names if of[n].shape[0] == self.model.hidden]
         return self.node(self.model.hidden, *made)
 

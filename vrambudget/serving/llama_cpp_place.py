@@ -80,7 +80,7 @@ def _of_layers(
     for tensor, where in placed:
         if tensor.name.startswith("blk."):
             _, layer, name = tensor.name.split(".", 2)
-            found[int(layer)][name.removesuffix(".weight")] = _weight(tensor, where)
+            found[int(layer)][name.replace(".weight", "")] = _weight(tensor, where)
     return tuple(found)
 
 
@@ -157,7 +157,8 @@ def _placed(
     found = []
     for tensor in model.tensors:
         for device in _of_tensor(tensor, devices, tied=tied):
-            where = next((to for rule, to in overrides if rule.search(tensor.name)), device)
+            name = tensor.name.partition(".lora_")[0]
+            where = next((to for rule, to in overrides if rule.search(name)), device)
             if _keeps_experts(options, tensor) and where == device:
                 where = HOST
             found.append((tensor, where))
@@ -168,7 +169,7 @@ def _of_tensor(tensor: GgufTensor, devices: list[int], *, tied: bool) -> list[in
     """Return the devices that have it, before any is overridden."""
     name = tensor.name
     if _INPUT.match(name):
-        is_copied = tied and name.startswith("token_embd") and devices[-1] != HOST
+        is_copied = tied and name == "token_embd.weight" and devices[-1] != HOST
         return [HOST, devices[-1]] if is_copied else [HOST]
     if name.startswith("blk."):
         return [devices[int(name.split(".")[1])]]

@@ -171,19 +171,17 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         default=False, description="read the file to memory, instead of mapping it"
     )
     mlock: bool = Field(default=False, description="keep what is mapped in main memory")
-    model_draft: str | None = Field(
-        None, description="a draft model, which is refused: not included"
-    )
-    lora: str | None = Field(None, description="an adapter, which is refused: not included")
+    model_draft: str | None = Field(None, description="a draft model: a GGUF file, or name:Q4_K_M")
+    lora: str | None = Field(None, description="an adapter's GGUF file")
     mmproj: str | None = Field(
-        None, description="a vision projector, which is refused: not included"
+        None, description="a projector's GGUF file; its compute buffer is not included"
     )
 
     def problems(self) -> Iterable[str]:
         """Yield what llama.cpp refuses, and what is not included."""
         for name in ("model_draft", "lora", "mmproj"):
-            if getattr(self, name) is not None:
-                yield f"what {name} names is not included: its tensors and its graph come on top"
+            if getattr(self, name) is not None and self.engine_version != "2026-10":
+                yield f"what {name} names is included by the rules of 2026-10 alone"
         is_off = self.flash_attn == "off"
         is_off |= self.flash_attn == "auto" and self.engine_version != "2026-10"
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
@@ -193,6 +191,26 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
             why = "CUDA does not support split buffers" if is_new else "split buffers have no rules"
             yield f"split_mode is 'row': in llama.cpp of {self.engine_version} {why}; take layer"
 
+
+LLAMA_CPP_SHORT: Mapping[str, str] = {
+    "parallel": "-np",
+    "kv_unified": "-kvu",
+    "batch_size": "-b",
+    "ubatch_size": "-ub",
+    "split_mode": "-sm",
+    "tensor_split": "-ts",
+    "main_gpu": "-mg",
+    "override_tensor": "-ot",
+    "cpu_moe": "-cmoe",
+    "n_cpu_moe": "-ncmoe",
+    "no_kv_offload": "-nkvo",
+    "cache_type_k": "-ctk",
+    "cache_type_v": "-ctv",
+    "flash_attn": "-fa",
+    "model_draft": "-md",
+    "mmproj": "-mm",
+}
+"""llama.cpp's short spellings of its options."""
 
 AnyOptions = type[ServeOptions] | type[SglangOptions] | type[LlamaCppOptions]
 

@@ -12,9 +12,11 @@ then experts of the last layers), with 1 GiB left free on each.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vrambudget.config.gpus import Gpu
+from vrambudget.serving.beside import of_draft, of_projector
+from vrambudget.serving.gguf import GgufTensor
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp import LlamaCppServing, serve
 from vrambudget.serving.llama_cpp_place import Placement, nbytes, place
@@ -56,8 +58,14 @@ class RunChoice:
 class Machine:
     """GPUs, and main memory where somebody said how much."""
 
-    def __init__(self, gpus: Sequence[Gpu], ram_bytes: int | None) -> None:
-        self.gpus, self.ram_bytes = tuple(gpus), ram_bytes
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        ram_bytes: int | None,
+        draft: GgufModel | None = None,
+        projector: tuple[GgufTensor, ...] = (),
+    ) -> None:
+        self.gpus, self.ram_bytes, self.draft, self.projector = gpus, ram_bytes, draft, projector
         self._placed: dict[tuple[object, ...], Placement] = {}
 
     def serve(self, model: GgufModel, options: LlamaCppOptions) -> LlamaCppServing:
@@ -65,7 +73,13 @@ class Machine:
         key = (model.name, *(getattr(options, name) for name in sorted(_SPLITS)))
         if key not in self._placed:
             self._placed[key] = place(model, self.gpus, options)
-        return serve(model, self.gpus, options, self.ram_bytes, self._placed[key])
+        found = serve(model, self.gpus, options, self.ram_bytes, self._placed[key])
+        if self.projector:
+            found = replace(found, beside=(of_projector(self.projector, found),))
+        if self.draft:
+            beside = (*found.beside, of_draft(self.draft, self.gpus, found, options))
+            found = replace(found, beside=beside)
+        return found
 
     def choice(self, model: GgufModel, options: LlamaCppOptions, context: int | None) -> RunChoice:
         """Return the fastest split with this context, or with the longest that there is.
