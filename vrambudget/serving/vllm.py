@@ -197,7 +197,6 @@ def _of_rank(
         tp=tp,
         samples=samples,
         itemsize=itemsize,
-        is_eager=options.enforce_eager,
         quantised=quantised,
     )
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
@@ -253,14 +252,13 @@ def _activations(
     tp: int,
     samples: bool,
     itemsize: int,
-    is_eager: bool,
     quantised: Quantisation | None,
 ) -> int:
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
 
     hidden states and residual [N, C]; gate and up [N, 2 I], their product [N, I]
     bitsandbytes: a projection's weights in 16 bit, while it multiplies
-    AWQ's own kernel: the largest weights of a layer in 16 bit, compiled those of all its layers
+    AWQ's own kernel: the largest weights of a layer in 16 bit, while it multiplies
     experts: two workspaces [N, k, max(I, C)] and [N, k, max(2 I, C)], which stay
     latent attention: keys and values of `context` tokens, as a prefill in pieces makes them anew
     logits [S, V] and their float32 copies: themselves, the softmax, exponential draws; a buffer of
@@ -276,7 +274,7 @@ def _activations(
         mlp += inner * width * itemsize
     if isinstance(quantised, Packed) and not quantised.repacked:
         linears = [t.elements for t in layer_tensors(config, 0, tp) if isinstance(t, Linear)]
-        mlp += (max(linears) if is_eager else sum(linears)) * itemsize
+        mlp += max(linears) * itemsize
     if isinstance(config, MoeConfig | LatentConfig):
         columns = max(inner, width) + max(2 * inner, width)
         if isinstance(quantised, Mxfp4):
