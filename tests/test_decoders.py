@@ -6,7 +6,7 @@ import pytest
 
 from vrambudget import estimate
 from vrambudget.models import RECORDED, config_class
-from vrambudget.program.form import written
+from vrambudget.program.writing import written
 
 pytest.importorskip("transformers", "5.17")
 

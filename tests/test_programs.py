@@ -1,6 +1,7 @@
 """Recorded programs: each equals its rehearsal, refuses other branches; a bad file is an error."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from rehearsed import assert_equal, each, records_of
@@ -11,8 +12,8 @@ from vrambudget.config.record import job_of_record
 from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
 from vrambudget.program.catalog import RECORDED, of_programs, program_at
 from vrambudget.program.expressions import value
-from vrambudget.program.form import written
 from vrambudget.program.reading import read
+from vrambudget.program.writing import written
 from vrambudget.scenario import platform_of
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
@@ -85,15 +86,32 @@ def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
 TEXT = PROGRAMS["ernie"].read_text(encoding="utf-8")
 
 
-def test_a_program_is_read_as_it_was_written():
-    assert written(read(TEXT, "x")) == TEXT
+@pytest.mark.parametrize("name", ["ernie", "mpnet", "bert"])
+def test_programs_are_read_as_they_were_written(name):
+    text = PROGRAMS[name].read_text(encoding="utf-8")
+    assert written(read(text, "x")) == text
+
+
+def test_what_some_programs_have_alone_stands_under_only():
+    """BERT's task of eager attention has other lines than sdpa's, and only those."""
+    text = PROGRAMS["bert"].read_text(encoding="utf-8")
+    first = read(text, "x")
+    eager = [own for own in first.every() if own.when["attention"] == ["eager"]]
+    for own in eager:
+        made = [value[0] for word, value in own.program.code if word == "op"]
+        assert "softmax.softmax" in made
+        assert "attention.scaled_dot_product_attention" not in made
+    with pytest.raises(VramBudgetError, match="'only' is followed by"):
+        read(text.replace('only {"attention": ["eager"]}', 'only {"attention": "eager"}', 1), "x")
+    with pytest.raises(VramBudgetError, match="several programs are of the same jobs"):
+        written(replace(first, variants=[replace(first, code=first.code[1:]).variant()]))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda text: text[: len(text) // 2], "cut off"),
-        (lambda text: text.replace("vrambudget-program 2", "vrambudget-program 7", 1), "form"),
+        (lambda text: text.replace("vrambudget-program 3", "vrambudget-program 7", 1), "form"),
         (lambda text: text.replace('"=batch"', '"=10**30"', 1), "expression"),
         (lambda text: text.replace('"=batch"', "1" + 30 * "0", 1), "larger than any size"),
         (lambda text: text.replace('"=batch"', '"=__import__(1)"', 1), "no expression"),

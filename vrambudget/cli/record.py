@@ -13,7 +13,7 @@ from vrambudget.cli.streams import put
 from vrambudget.config.source import FoundModel, find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.files import write_file
-from vrambudget.program.form import written
+from vrambudget.program.writing import written
 
 _NEEDED = "pip install 'vrambudget[torch]', and for an image model timm or torchvision"
 

@@ -158,7 +158,7 @@ class Part:
         """Return the outputs of a call."""
         context.options = replace(context.options, dtype=self.dtype)
         self.model.numbers = numbers
-        names = [name for name, _, _ in self.program.inputs]
+        names = [name for name, *_ in self.program.inputs]
         outputs = self.model(**dict(zip(names, inputs, strict=True)))
         return [outputs.logits, *outputs.others]
 

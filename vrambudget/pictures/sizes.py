@@ -34,7 +34,7 @@ def sizes_of(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes
 def _at(part: Part, row: list[Any], sizes: Sizes) -> Sizes:
     """Return a program's sizes by the schedule's row of its call."""
     values, found = Values(sizes, float32, None), Sizes()
-    for (_, wanted, _), (_, shape, _, _) in zip(part.program.inputs, row[1], strict=True):
+    for (_, wanted, *_), (_, shape, _, _) in zip(part.program.inputs, row[1], strict=True):
         for text, size in zip(wanted, values.of(shape), strict=True):
             if isinstance(text, str):
                 found.setdefault(text[1:], size)
@@ -55,7 +55,7 @@ def inputs_of(part: Part, sizes: Sizes, dtype: DType) -> dict[str, Input]:
     values = Values(sizes, dtype, None)
     return {
         name: Input(tuple(values.of(shape)), values.of(own), keeps_dtype=True)
-        for name, shape, own in part.program.inputs
+        for name, shape, own, _ in part.program.inputs
     }
 
 

@@ -209,7 +209,7 @@ class ProgramConfig(ModelConfig):
         values = Values(sizes, float32, None)
         return {
             name: Input(tuple(values.of(shape)), values.of(dtype), keeps_dtype=True)
-            for name, shape, dtype in program.inputs
+            for name, shape, dtype, _ in program.inputs
         }
 
     def notes(self) -> Iterator[str]:

@@ -1,17 +1,19 @@
-"""The file of a program: text, one fact or instruction a line, each a word and JSON.
+"""The file of programs: text, one fact or instruction a line, each a word and JSON.
 
-    vrambudget-program 2
+    vrambudget-program 3
     source {"class": ..., "transformers": ..., "torch": ...}
-    when {"task": ["masked-lm"], "attention": ["sdpa"], ...}       the jobs that it is of
+    when {"task": ["masked-lm"], "attention": ["sdpa"], ...}       the jobs of a program, one each
+    only {"attention": ["eager"]} ... only null        what those of such jobs have alone
+    body "bert"                     of a body alone: the module that it is in the other programs
     key ["hidden_size", {...}]      what a configuration must say, or may leave free
     size "batch"                    a free size, and what it is derived of
     guard ["length", ">", "1", true, "where it stands"]
     stack ["model.layers", "num_hidden_layers", first, period, recorded, is checkpointed]
-    new / free / weight / buffer / module     how the model is built
-    otherwise ["tie_word_embeddings", false]  how it is built where a key has another value
-    input ["input_ids", ["=batch", "=length"], "~int64"]
+    new / free / weight / buffer / module     how the model is built; `only` may name keys, too
+    input ["input_ids", ["=batch", "=length"], "~int64", "t1"]
     effects [...]                   of calls by the general rule, by number
     at ["path", logits, grad, autocast]      what follows runs in this module, under these flags
+    at "path"                                under the usual ones
     op ["linear.linear", "t3", ["t2", "@w"], {}]
     call [0, ["t3"], ["t4"]]
     del / alias / detach / write
@@ -19,16 +21,13 @@
     given "labels" ... given null   only where the job feeds them
     repeat ["model.layers", [[before, after], ...]] ... next
     result {...}
-    variant {"attention": ["eager"], ...}     another program; what it does not say is as in the
-                                              first one, or in that of the number "like"
     end 123                         lines before this one: a file that is cut off has none
 
-"t12" a tensor, "@name" a parameter, "=expression" a size, "^like x0" a layout, "~W" a type: W the
-weights', C autocast's, "A:t" autocast's or t; "%dropout" the rate that a key says, and the function
-"activation.hidden_act" the one that a key names.
+"t12" a tensor, "@name" a parameter, "@.name" one of the module that runs, "=expression" a size,
+"^like x0" a layout, "~W" a type: W the weights', C autocast's, "A:t" autocast's or t; "%dropout"
+the rate that a key says, and the function "activation.hidden_act" the one that a key names.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from typing import Any
 from vrambudget import dtypes
 from vrambudget.dtypes import DType
 
-FORM = 2
+FORM = 3
 HEAD = "vrambudget-program"
 MOST_LINES = 50_000
 KINDS = {
@@ -56,6 +55,8 @@ _NAMES = (
 TYPES: dict[str, DType] = {n: getattr(dtypes, n) for n in _NAMES} | {"bool": dtypes.bool_}
 
 Row = tuple[str, Any]
+Case = dict[str, list[Any]]  # of a program: its jobs, by what decides about them
+USUAL = [False, True, True]  # flags of `at`: of a model's body, with gradients, under autocast
 
 
 @dataclass(slots=True)
@@ -74,13 +75,18 @@ class Program:
     builds: list[Any] = field(default_factory=list)  # other ways: key, value, rows
     code: list[Row] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
+    body: str = ""
     where: str = "a program"
     variants: list["Variant"] = field(default_factory=list)
     unfolded: dict[Any, Any] = field(default_factory=dict)  # by depths, once played
 
+    def variant(self) -> "Variant":
+        """Return this as the program of its jobs."""
+        return Variant(self.when, lambda: self, self)
+
     def every(self) -> list["Variant"]:
         """Return this and its variants."""
-        return [Variant(self.when, lambda: self), *self.variants]
+        return [self.variant(), *self.variants]
 
 
 @dataclass(slots=True)
@@ -99,43 +105,11 @@ class Variant:
         return self.found
 
 
-def written(program: Program) -> str:
-    """Return a program's text."""
-    lines = [f"{HEAD} {FORM}", *_lines(program, None)]
-    like: dict[str, int] = {}  # the variant that a further one shares most with, by how it is built
-    for number, variant in enumerate(program.variants, 1):
-        own = variant.program
-        at = like.setdefault(repr(own.built), 0 if own.built == program.built else number)
-        base = program if at in {0, number} else program.variants[at - 1].program
-        lines += _lines(own, base, at if at != number else 0)
-    lines.append(f"end {len(lines)}")
-    return "\n".join(lines) + "\n"
-
-
-def _lines(program: Program, first: Program | None, like: int = 0) -> Iterator[str]:
-    """Yield the lines of a program, of a variant of the first those that it does not share."""
-    if first is None:
-        yield _line("source", program.source)
-    said = program.when | ({"like": like} if like else {})
-    yield _line("when" if first is None else "variant", said)
-    for word, name in MAPPINGS.items():
-        if first is None or getattr(program, name) != getattr(first, name):
-            yield from (_line(word, [*item]) for item in getattr(program, name).items())
-    for word, name in LISTS.items():
-        rows = getattr(program, name)
-        if first is None or rows != getattr(first, name):
-            yield from (_line(word, row) for row in rows)
-    if first is None or (program.built, program.builds) != (first.built, first.builds):
-        yield from (_line(*row) for row in program.built)
-        for key, value, rows in program.builds:
-            yield _line("otherwise", [key, value])
-            yield from (_line(*row) for row in rows)
-    yield from (_line(*row) for row in program.code)
-    yield _line("result", program.result)
-
-
-def _line(word: str, value: Any) -> str:
-    return f"{word} {json.dumps(value, ensure_ascii=False)}"
+def is_of(condition: Any, case: Case) -> bool:
+    """Return whether a case keeps what is under `only`: a key that it does not say holds."""
+    if isinstance(condition, list):
+        return any(is_of(each, case) for each in condition)
+    return all(set(case.get(key, values)) <= set(values) for key, values in condition.items())
 
 
 def with_paths(code: Iterable[Row]) -> Iterator[tuple[str, Row]]:

@@ -105,7 +105,7 @@ class Played(Module):
     def forward(self, **batch: Tensor) -> Outputs:
         """Run the program on a batch."""
         program = self._program
-        wanted = {name: shape for name, shape, _ in program.inputs}
+        wanted = {name: shape for name, shape, *_ in program.inputs}
         ignored = program.source.get("ignores", ())
         given = {name: x for name, x in batch.items() if name not in ignored}
         missing = wanted.keys() - given.keys()
@@ -116,8 +116,7 @@ class Played(Module):
             )
         sizes = self._sizes_of(wanted, given)
         blocks = self._blocks(sizes, labelled=not missing)
-        names = {name: f"t{place}" for place, name in enumerate(wanted, 1)}
-        env: Env = {names[name]: x for name, x in given.items()}
+        env: Env = {named: given[name] for name, _, _, named in program.inputs if name in given}
         del batch, given
         state = self._state
         state.prepare(self)

@@ -1,10 +1,8 @@
 """Reads the file of a program (its form: `form`), and says of a bad one which line is wrong."""
 
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,13 +15,18 @@ from vrambudget.program.form import (
     HEAD,
     KINDS,
     LISTS,
-    MAPPINGS,
     MOST_LINES,
+    USUAL,
+    Case,
     Program,
+    Row,
     Variant,
+    is_of,
     is_tensor,
 )
+from vrambudget.program.unfold import moved, renamed
 
+_FORMS = {2, FORM}  # 2: one program alone, or nothing that `only` would say
 MISFITS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError),
     TypeError,
@@ -51,7 +54,7 @@ def read(text: str, where: str) -> Program:
     lines = text.splitlines()
     if not lines or lines[0].partition(" ")[0] != HEAD:
         raise VramBudgetError(f"this is no program: it begins without {HEAD!r}", where=where)
-    if lines[0] != f"{HEAD} {FORM}":
+    if lines[0] not in {f"{HEAD} {form}" for form in _FORMS}:
         raise VramBudgetError(
             f"this is a program of form {lines[0].partition(' ')[2][:20]!r}; {FORM} is read here",
             where=f"{where}, line 1",
@@ -64,54 +67,110 @@ def read(text: str, where: str) -> Program:
             f"the program is cut off: its last line should be 'end {len(lines) - 1}'",
             where=f"{where}, line {len(lines)}",
         )
-    begins = [n for n, line in enumerate(lines) if line.startswith("variant ")]
-    ends = [*begins, len(lines) - 1]
-    first = _read(lines[1 : ends[0]], 2, Program(where=where))
-    for begin, end in itertools.pairwise(ends):
-        when = _parsed(lines[begin], begin + 1, where)[1]
-        like = partial(_like, first, when.pop("like", 0))
-        own = partial(_variant, lines[begin + 1 : end], begin + 2, like, when)
-        first.variants.append(Variant(when, own))
-    return first
+    return _File(lines, where).program()
 
 
-def _like(first: Program, number: int) -> Program:
-    return first if not number else first.variants[number - 1].program
+class _File:
+    """A file's lines, each with the jobs that it is for; read once, by the first program."""
+
+    def __init__(self, lines: list[str], where: str) -> None:
+        self._where, self._texts = where, lines
+        self._rows: dict[int, Row] = {}
+        self._lines: list[tuple[int, Any]] = []
+        self._cases: list[Case] = []
+        scope: Any = None
+        for number in range(2, len(lines)):
+            word = self._word(number)
+            if word == "only":
+                scope = self._said(number)
+            elif word == "when":
+                self._cases.append(self._said(number))
+            else:
+                self._lines.append((number, scope))
+
+    def _row(self, number: int) -> Row:
+        if number not in self._rows:
+            self._rows[number] = _parsed(self._texts[number - 1], number, self._where)
+        return self._rows[number]
+
+    def _said(self, number: int) -> Any:
+        """Return what `when` or `only` says of jobs."""
+        found = self._row(number)[1]
+        for each in found if isinstance(found, list) else [found or {}]:
+            if not isinstance(each, dict) or not all(isinstance(x, list) for x in each.values()):
+                raise _unreadable(self._texts[number - 1], number, self._where)
+        return found
+
+    def program(self) -> Program:
+        """Return the first program, with the others as its variants."""
+        cases = self._cases or [{}]
+        first = self._of(cases[0])
+        first.variants = [Variant(case, partial(self._of, case)) for case in cases[1:]]
+        return first
+
+    def _of(self, case: Case) -> Program:
+        """Return the program of a case: its lines, and how the model is built with each key."""
+        program = Program(where=self._where, when=case)
+        own = [(n, scope) for n, scope in self._lines if scope is None or is_of(scope, case)]
+        built = [row for row in own if self._word(row[0]) in BUILT]
+        _read([(n, *self._row(n)) for n, _ in own if self._word(n) not in BUILT], program)
+        ways = {key: rule["in"] for key, rule in program.keys.items() if "in" in rule}
+        usual = case | {key: [values[0]] for key, values in ways.items()}
+        program.built = self._built(built, usual)
+        for key, values in ways.items():
+            program.builds.append([key, values[1], self._built(built, usual | {key: [values[1]]})])
+        return _alone(program) if program.body else program
+
+    def _built(self, lines: list[tuple[int, Any]], case: Case) -> list[Row]:
+        own = Program(where=self._where)
+        _read(
+            [(n, *self._row(n)) for n, scope in lines if scope is None or is_of(scope, case)], own
+        )
+        return own.built
+
+    def _word(self, number: int) -> str:
+        return self._texts[number - 1].partition(" ")[0]
 
 
-def _variant(
-    lines: list[str], number: int, like: Callable[[], Program], when: dict[str, list[Any]]
-) -> Program:
-    """Return a variant: what it does not say is as in another program."""
-    first = like()
-    said = {line.partition(" ")[0] for line in lines}
-    own = replace(first, when=when, code=[], unfolded={}, variants=[])
-    for word, name in MAPPINGS.items():
-        if word in said:
-            setattr(own, name, {})
-    for word, name in LISTS.items():
-        if word in said:
-            setattr(own, name, [])
-    if said & BUILT:
-        own.built, own.builds = [], []
-    return _read(lines, number, own)
+def _alone(program: Program) -> Program:
+    """Return the program of a body that is no part of another model."""
+    home = f"{program.body}."
+    move = partial(moved, path=lambda path: f"{path}.".removeprefix(home).removesuffix("."))
+    program.stacks = [move("stack", row)[1] for row in program.stacks]
+    program.built = [move(*row) for row in program.built]
+    program.builds = [[k, v, [move(*row) for row in rows]] for k, v, rows in program.builds]
+    program.code = [move(*row) for row in program.code]
+    return program
 
 
-def _read(lines: list[str], first: int, program: Program) -> Program:
-    depth = 0
-    for number, line in enumerate(lines, first):
-        word, value = _parsed(line, number, program.where)
+def _read(rows: Iterable[tuple[int, str, Any]], program: Program) -> None:
+    """Add rows, each with its line's number, to a program."""
+    depth, path = 0, ""
+    for number, word, value in rows:
         try:
             depth += (word == "repeat") - (word == "next")
-            _add(program, word, value, depth)
+            full = value
+            if word == "at":
+                full = [value, *USUAL] if isinstance(value, str) else value
+                path = full[0]
+            elif word in {"op", "call", "alias", "detach"}:
+                full = renamed(value, {}, partial(_full, path))
+            elif word == "weight" and isinstance(value, str):
+                lies = next(v for w, v in program.built[::-1] if w == "new" and v[0] == value)
+                full = [value, value, *lies[1:3], True]
+            _add(program, word, full, depth)
         except VramBudgetError as error:
             error.where = f"{program.where}, line {number}"
             raise
-        except MISFITS:
-            raise _unreadable(line, number, program.where) from None
+        except (*MISFITS, StopIteration):
+            raise _unreadable(f"{word} {json.dumps(value)}", number, program.where) from None
     if depth:
         raise VramBudgetError("a repeat has no end ('next')", where=program.where)
-    return program
+
+
+def _full(module: str, path: str) -> str:
+    """Return the name of a parameter; ".weight" is one of the module that runs."""
+    return f"{module}{path}" if path[:1] == "." else path
 
 
 def _parsed(line: str, number: int, where: str) -> tuple[str, Any]:
@@ -153,20 +212,20 @@ def _add(  # noqa: C901 - one a word
 ) -> None:
     if depth not in {0, 1}:
         raise VramBudgetError("repeats stand side by side, not within each other")
-    if word in {"source", "result", "when"}:
-        setattr(program, word, dict(value))
-    elif word == "otherwise":
-        program.builds.append([*value, []])
+    if word in {"source", "result", "body"}:
+        setattr(program, word, str(value) if word == "body" else dict(value))
     elif word == "key":
         program.keys[value[0]] = value[1]
     elif word == "size":
         program.sizes[value[0]] = value[1]
         if value[1] is not None:
             formula(value[1])
+    elif word == "input":
+        program.inputs.append([*value, f"t{len(program.inputs) + 1}"][:4])
     elif word in LISTS:
         getattr(program, LISTS[word]).append(value)
     elif word in BUILT:
-        (program.builds[-1][2] if program.builds else program.built).append((word, value))
+        program.built.append((word, value))
     elif word in KINDS:
         _check(program, word, value)
         program.code.append((word, value))

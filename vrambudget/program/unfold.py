@@ -248,6 +248,27 @@ def tensors(value: Any) -> list[str]:
     return []
 
 
+_NAMED = {
+    "at": 1,
+    "stack": 1,
+    "repeat": 1,
+    "new": 1,
+    "free": 1,
+    "module": 1,
+    "weight": 2,
+    "buffer": 2,
+}
+
+
+def moved(word: str, value: Any, path: Callable[[str], str]) -> Row:
+    """Return a row with the paths of modules in it changed."""
+    if word not in _NAMED:
+        return word, renamed(value, {}, path)
+    if isinstance(value, str):
+        return word, path(value)
+    return word, [*map(path, value[: _NAMED[word]]), *value[_NAMED[word] :]]
+
+
 def renamed(value: Any, names: Mapping[str, str], path: Callable[[str], str]) -> Any:
     """Return an instruction's value with other names; a module is `@` and its path."""
     if isinstance(value, str):

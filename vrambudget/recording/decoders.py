@@ -9,7 +9,6 @@ that its keys can give it.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import transformers
@@ -17,7 +16,7 @@ from transformers.models.auto import modeling_auto
 
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import VramBudgetError
-from vrambudget.program.form import Program, Row, Variant, with_paths
+from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.unfold import makes, reads, renamed
 from vrambudget.recording.decoder_steps import steps_for
 from vrambudget.recording.keys import Values
@@ -78,10 +77,11 @@ def record_decoder(model_type: str) -> Program:
     is_square = not _accepts(full, _SIZES[3])
     program, base = _layer_of(full, is_square=is_square)
     switches = {key: own[key] for key in _switches(full, own, base, is_square=is_square)}
+    program.when = {key: [value] for key, value in switches.items()}
     for key, value in switches.items():
         other, _ = _layer_of({**full, key: not value}, is_square=is_square)
-        other.when = {key: [not value]}
-        program.variants.append(Variant(other.when, partial(_same, other), other))
+        other.when = program.when | {key: [not value]}
+        program.variants.append(other.variant())
     usual = {key: getattr(type(config), key, own[key]) for key in _FIELDS if key in own}
     usual |= rates | biases | switches
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -137,10 +137,6 @@ def _switches(full: Values, own: Values, base: Probe, *, is_square: bool) -> Ite
         )
         if a != b:
             yield key
-
-
-def _same(program: Program) -> Program:
-    return program
 
 
 def _sizes_of(sizes: Sequence[int], *, is_square: bool) -> dict[str, int]:

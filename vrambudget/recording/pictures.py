@@ -18,7 +18,8 @@ from vrambudget.dtypes import float32
 from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.cards import card, program_name
 from vrambudget.program.catalog import program_at
-from vrambudget.program.form import Program, written
+from vrambudget.program.form import Program
+from vrambudget.program.writing import written
 from vrambudget.recording.checking import UnequalError
 from vrambudget.recording.components import WAYS, Recorder
 from vrambudget.recording.diffusers import built, shortened

@@ -71,7 +71,8 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
         a, _, b = text.partition("//")
         program.guards.append([a, "%", b, True, "whole heads"])
     program.inputs = [
-        [name, *merger.merge([f["inputs"][name] for f in facts], name)] for name in first["inputs"]
+        [name, *merger.merge([f["inputs"][name] for f in facts], name), f"t{place}"]
+        for place, name in enumerate(first["inputs"], 1)
     ]
     held = [name for name in first["outputs"] if name is not None]
     loss = first["loss"]

@@ -5,11 +5,10 @@ Jobs in which the model's code does the same are one program.
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.errors import VramBudgetError
-from vrambudget.program.form import Program, Row, Variant
+from vrambudget.program.form import Program
 from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.keys import Values
@@ -36,6 +35,8 @@ def record_variants(
                     ties += tied_in(made.program)
                 verdicts = made.verdicts
                 made.checked = check(made.program, {**values, **_equal(values, tied)}, **job)
+                if len(ties) > 1:
+                    made.program.when["equal"] = [f"{a}, {b}" for a, b in tied.items()] or ["none"]
                 found.append(made)
     checked = sum(made.checked for made in found)
     programs = joined(made.program for made in found)
@@ -107,7 +108,7 @@ def joined(programs: Iterable[Program]) -> Program:
         else:
             _unite(like, program)
     first = kept[0]
-    first.variants = [_variant(program, first.effects) for program in kept[1:]]
+    first.variants = [own.variant() for own in kept[1:]]
     return first
 
 
@@ -120,21 +121,3 @@ def _is_like(a: Program, b: Program) -> bool:
 def _unite(a: Program, b: Program) -> None:
     for key in a.when:
         a.when[key] = list(dict.fromkeys([*a.when[key], *b.when.get(key, [])]))
-
-
-def _variant(program: Program, effects: list[Any]) -> Variant:
-    """Return a program as a variant, its effects among those of all."""
-    numbers = {repr(row): n for n, row in enumerate(effects)}
-    for row in program.effects:
-        if repr(row) not in numbers:
-            numbers[repr(row)] = len(effects)
-            effects.append(row)
-    own = [numbers[repr(row)] for row in program.effects]
-
-    def renumbered(rows: list[Row]) -> Iterator[Row]:
-        for word, value in rows:
-            yield word, [own[value[0]], *value[1:]] if word == "call" else value
-
-    program.code = list(renumbered(program.code))
-    program.effects = effects
-    return Variant(program.when, lambda: program, program)
