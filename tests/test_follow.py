@@ -63,8 +63,6 @@ def test_a_family_equals_its_followed_twin(name, task, job):
     config_of = followed()
     if name in {"vit", "whisper"} and "attention_mask" in JOBS[job]:
         pytest.skip("images and sound have no mask")
-    if name in {"albert", "mpnet"} and "checkpointing" in JOBS[job]:
-        pytest.skip("it has none")
     if (name, task) == ("deberta-v2", "seq-cls"):
         pytest.skip(
             "its loss looks for labels that are not negative, which following cannot answer"

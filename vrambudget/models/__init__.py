@@ -9,12 +9,10 @@ from pathlib import Path
 from vrambudget.config.model_config import ModelConfig, unknown_model_type
 
 _CONFIG_CLASSES = {
-    "albert": ("albert", "AlbertConfig"),
     "bart": ("bart", "BartConfig"),
     "deberta-v2": ("deberta_v2", "DebertaV2Config"),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2Config"),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config"),
-    "distilbert": ("distilbert", "DistilBertConfig"),
     "exaone4": ("exaone4", "Exaone4Config"),
     "falcon": ("falcon", "FalconConfig"),
     "gemma": ("gemma", "GemmaConfig"),

@@ -28,6 +28,7 @@ from vrambudget.program.reading import judging
 from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
 
+_PIXELS = "pixel_values"
 _VERSION = "5.17"
 """Of transformers, where a program names none for its jobs."""
 
@@ -77,7 +78,25 @@ class ProgramConfig(ModelConfig):
         """Tokens per sequence if a job names none."""
         if self.is_file:
             return 1
+        if self.image_shape is not None:
+            return self.learned_positions or 1
         return min(length_of(self.keys), self.learned_positions or LARGEST)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of the images that the model reads; None for text."""
+        pixels = next((shape for name, shape, *_ in self.first.inputs if name == _PIXELS), None)
+        if pixels is None:
+            return None
+        channels, height, width = Values(bound_keys(self.first, self.keys), float32, None).of(
+            pixels[1:]
+        )
+        return channels, height, width
+
+    @property
+    def reads_attention_mask(self) -> bool:  # type: ignore[override]
+        """Whether its rows may be masked: an image has none."""
+        return self.image_shape is None
 
     @property
     def learned_positions(self) -> int | None:
@@ -128,22 +147,28 @@ class ProgramConfig(ModelConfig):
         programs = tuple(
             each for each in self.programs if followed in each.when.get("transformers", [followed])
         )
-        own = self.model_copy(update={"job": job, "programs": programs})
+        keys = dict(self.keys)
+        if job.image_size and not self.is_file:  # its table of positions is as large
+            keys["image_size"] = job.image_size
+        own = self.model_copy(update={"job": job, "programs": programs, "keys": keys})
         if job.task is None or self.is_file or not isinstance(job.batch, int):
             return own
+        if job.attention_mask not in {None, "none"} and not own.reads_attention_mask:
+            return own  # it is refused by name
         try:
             own.chosen(job.task)
         except NotModelledError:
-            own = self._traced(job) or own
+            own = self._traced(keys, job) or own
         return own
 
-    def _traced(self, job: Job) -> Any:
+    @staticmethod
+    def _traced(keys: Mapping[str, Any], job: Job) -> Any:
         """Return the configuration of the model's own code, None where torch is not here."""
         from vrambudget.config.source import find_model  # noqa: PLC0415 - few jobs need it
         from vrambudget.traced.config import traced_config  # noqa: PLC0415 - it asks for torch
 
         try:
-            return traced_config(find_model(self.keys), NotModelledError("")).for_job(job)
+            return traced_config(find_model(keys), NotModelledError("")).for_job(job)
         except NotModelledError:
             return None
 
@@ -240,7 +265,13 @@ def configured(
     keys: Mapping[str, Any], programs: tuple[Variant, ...], model_type: str
 ) -> ProgramConfig:
     """Return the configuration of a model's keys and its programs."""
-    return ProgramConfig.model_construct(model_type=model_type, keys=dict(keys), programs=programs)
+    labels = keys.get("id2label", (None, None))
+    return ProgramConfig.model_construct(
+        model_type=model_type,
+        keys=dict(keys),
+        programs=programs,
+        num_labels=keys.get("num_labels", len(labels)),
+    )
 
 
 def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> str | None:
@@ -266,7 +297,7 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
     for wrong, what in (
         (job.mode == "generate", "that generates"),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
-        (bool(job.image_size) and "inputs" not in when, "with another image size"),
+        (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
         (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
         (bool(job.compile), "compiled"),
     ):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.program.expressions import value
 from vrambudget.program.form import Program
 
@@ -18,6 +18,11 @@ def derive(program: Program, sizes: dict[str, int]) -> None:
     for name, text in program.sizes.items():
         if text is not None and name not in sizes and all_known(text, sizes):
             sizes[name] = value(text, sizes)
+            if not sizes[name]:
+                whole, _, part = text.partition("//")
+                raise VramBudgetError(
+                    f"{part} is {sizes[part]}, larger than {whole} = {sizes[whole]}"
+                )
 
 
 def all_known(text: str, sizes: dict[str, int]) -> bool:

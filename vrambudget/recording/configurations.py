@@ -165,6 +165,8 @@ class Recorder(Prober):
         for width, heads in _HEADS:
             if width in used and heads in used and self._full[width] % self._full[heads] == 0:
                 found[f"{width}_per_head" if found else "head_size"] = f"{width}//{heads}"
+        if {"image_size", "patch_size"} <= set(used):
+            found["patches"] = "image_size//patch_size"
         return found
 
     def _together(self, free: dict[str, int], base: dict[str, int]) -> list[Probe]:
@@ -222,7 +224,7 @@ class Recorder(Prober):
         """Return what a configuration must say: its keys, with what holds where it says nothing."""
         found: Values = {}
         defaults = Defaults(self._short, [*free, *self._tied])
-        depths = {key: self._full[key] for key in self._depths}
+        depths = {key: self._full[key] for key in self.depths().values()}
         for key in [*free, *self._tied, *depths]:
             found[key] = {"free": True, **defaults.of(key)}
         for key in self._rates:

@@ -1,10 +1,11 @@
 """Identical layers once: a program's rows with `repeat` in the place of layers that recur.
 
 Of a stack's layers the first ones stay as they are (`first`), then comes a cycle of `period` layers
-that recurs, and the last layer stays as it is: what it frees differs.
+that recurs, and the last layer stays as it is: what it frees differs. ALBERT's one layer is called
+again and again: its stack is of calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vrambudget.program.form import Row
@@ -36,6 +37,20 @@ def _number(path: str, stack: str) -> int | None:
     return int(head) if head.isdigit() else None
 
 
+def calls_of(stack: str) -> str:
+    """Return what a stack is called whose layers run more often than there are of them."""
+    return f"{stack}()"
+
+
+def _numbers(code: list[Instruction], stack: str) -> Iterator[int | None]:
+    """Yield which layer each instruction is of; where layers are called again, which call."""
+    own, calls = stack.removesuffix(calls_of("")), 0
+    for state, (word, _) in code:
+        number = _number(state[0], own)
+        calls += number is not None and word == "enter"
+        yield number if own == stack or number is None else calls - 1
+
+
 class Folded:
     """The rows of a stack, folded; `period` is None where its layers do not recur."""
 
@@ -54,8 +69,8 @@ class Folded:
         self._before: list[Instruction] = []
         self._units: list[Unit] = []
         last = -1
-        for at, (state, row) in enumerate(self._code):
-            number = _number(state[0], self.stack)
+        numbers = _numbers(self._code, self.stack)
+        for at, ((state, row), number) in enumerate(zip(self._code, numbers, strict=True)):
             if number is not None and (not self._units or self._units[-1].number != number):
                 self._units.append(Unit(number))
             (self._units[-1].rows if self._units else self._before).append((state, row))
@@ -122,6 +137,7 @@ class Folded:
                 names |= dict(zip(unit.made(), own.made(), strict=True))
         carried = dict(zip(self._units[first - 1].made(), cycle[-1].made(), strict=True))
         read = {n for unit in cycle for _, (w, v) in unit.rows for n in _all(w, v)}
+        read -= {n for unit in cycle for n in unit.made()}  # its own, not the round's before
         body = [row for unit in cycle for row in unit.rows]
         made = {n for unit in cycle for n in unit.made()}
         rest = [*self._units[-1].rows, *self._after]
@@ -136,7 +152,10 @@ class Folded:
             value: Any = {"each": own} if own in made else name
             if value not in kept:
                 kept.append(value)
-        return [*self._before, *head, begin, *body, end, *tail], kept
+        code = [*self._before, *head, begin, *body, end, *tail]
+        if self.stack.endswith(calls_of("")):  # the same module again: it is no layer of its own
+            code = [row for row in code if row[1][0] not in {"enter", "leave"}]
+        return code, kept
 
     def _tail(
         self, rows: list[Instruction], names: dict[str, str], made: set[str]

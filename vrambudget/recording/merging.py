@@ -13,6 +13,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.raw import Effects, Layout, Lies, Name, State, Thing
+from vrambudget.recording.sized import Size
 
 Precision = tuple[str, str]
 """The names of the weights' type and of autocast's; without a region, twice the same."""
@@ -43,9 +44,9 @@ class Merger:
         `word`: whether plain text is a word of the form, not an argument.
         """
         first = values[0]
-        kinds = {type(x) for x in values}
+        kinds = {int if type(x) is Size else type(x) for x in values}
         if kinds <= {int}:
-            found = self.fitter.fit(values)
+            found = self.fitter.fit([int(x) for x in values])
             if found is None:
                 raise UnfitError(f"{where}: {[*values]} is no expression of the sizes")
             return found if isinstance(found, int) else "=" + found

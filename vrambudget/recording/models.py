@@ -153,12 +153,14 @@ def note_model(listener: Listener, model: Any, start: int) -> None:
 def _positions(model: Any) -> int | None:
     """Return how many tokens a table of positions is for; None where there is no table.
 
-    Rows up to that of padding stand for no token (RoBERTa's create_position_ids_from_input_ids).
+    Rows up to that of padding stand for no token (RoBERTa's create_position_ids_from_input_ids). An
+    image's table is a parameter [1, tokens, width].
     """
     table, padding = _table(model), _padding(model)
-    return (
-        None if table is None else table.num_embeddings - (-1 if padding is None else padding) - 1
-    )
+    if table is not None:
+        return int(table.num_embeddings) - (-1 if padding is None else padding) - 1
+    found = [p for n, p in model.named_parameters() if n.rpartition(".")[2] in _TABLES]
+    return int(found[0].shape[1]) if len(found) == 1 else None
 
 
 def _padding(model: Any) -> int | None:

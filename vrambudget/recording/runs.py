@@ -10,6 +10,7 @@ import transformers
 from vrambudget.config.job import Job
 from vrambudget.config.said_by_config import caches
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.recording.folding import calls_of
 from vrambudget.recording.keys import Values
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.sized import Size
@@ -67,10 +68,21 @@ def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -
             raise
         except Exception as error:  # what a configuration's own checks raise
             raise NotModelledError(f"{type(error).__name__}: {error}") from error
+    _note_calls(listener)
     if kernels.unchecked:
         names = ", ".join(sorted(kernels.unchecked))
         listener.problem(f"what the kernels of {names} allocate besides their results is not known")
     return listener
+
+
+def _note_calls(listener: Listener) -> None:
+    """Note of a stack whose layers are called again how often they are."""
+    stacks = listener.facts["stacks"]
+    entered = [state.path.rpartition(".")[0] for state, row in listener.rows if row[0] == "enter"]
+    for stack in set(entered):
+        if entered.count(stack) > stacks.get(stack, len(entered)):
+            stacks[calls_of(stack)] = entered.count(stack)
+            del stacks[stack]
 
 
 @contextlib.contextmanager

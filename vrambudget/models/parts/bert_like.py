@@ -1,7 +1,5 @@
 """BERT's embeddings and heads, which other encoders have, too (models/bert/modeling_bert.py)."""
 
-from typing import ClassVar
-
 from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
@@ -12,8 +10,6 @@ from vrambudget.models.parts.encoder_model import (
     PositionBuffers,
 )
 from vrambudget.models.parts.layers import Dropout, Embedding, LayerNorm, Linear
-from vrambudget.models.parts.losses import class_loss
-from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.tape.events import Purpose
 
@@ -77,26 +73,6 @@ class MaskedLMHead(Module):
         """[B, T, C] -> [B, T, V]."""
         logits: Tensor = self.predictions(sequence_output)
         return logits
-
-
-class PooledClassifier(Module):
-    """A classifier of what the first token is pooled to; `encoder` names the model under it."""
-
-    encoder: ClassVar[str]
-    dropout: Dropout
-    classifier: Linear
-
-    def forward(
-        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
-    ) -> Outputs:
-        """[B, T], [B] -> loss and logits [B, num_labels]."""
-        outputs = getattr(self, self.encoder)(input_ids, attention_mask)  # held until this returns
-        pooled_output = outputs[1]
-        pooled_output = self.dropout(pooled_output)
-        with made_for(Purpose.LOGITS_AND_LOSS):
-            logits = self.classifier(pooled_output)
-        loss = class_loss(logits, labels)
-        return Outputs(loss, logits)
 
 
 class BertLike(EncoderConfig):

@@ -12,7 +12,7 @@ from vrambudget.config.model_config import ModelConfig, divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.attention import Attended, attend
+from vrambudget.models.parts.attention import Attended
 from vrambudget.models.parts.layers import Dropout, LayerNorm, Linear
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation, add, mul_scalar
@@ -66,15 +66,6 @@ def eager_attention(
     output = matmul(weights, value)
     output = contiguous(transpose(output, 1, 2))
     return output, weights
-
-
-def attend_both_ways(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout_p: float
-) -> Attended:
-    """Attend to all tokens, or to all that the mask leaves: [B, H, T, D] -> [B, T, H, D]."""
-    return attend(
-        query, key, value, mask, dropout_p=dropout_p, is_causal=False, eager=eager_attention
-    )
 
 
 def heads(x: Tensor, head_dim: int) -> Tensor:
