@@ -96,9 +96,12 @@ class _File:
     def _said(self, number: int) -> Any:
         """Return what `when` or `only` says of jobs."""
         found = self._row(number)[1]
-        for each in found if isinstance(found, list) else [found or {}]:
-            if not isinstance(each, dict) or not all(isinstance(x, list) for x in each.values()):
-                raise _unreadable(self._texts[number - 1], number, self._where)
+        try:
+            for each in found if isinstance(found, list) else [found or {}]:
+                for words in each.values():
+                    set(list.copy(words))
+        except MISFITS:
+            raise _unreadable(self._texts[number - 1], number, self._where) from None
         return found
 
     def program(self) -> Program:
@@ -178,9 +181,6 @@ def _parsed(line: str, number: int, where: str) -> tuple[str, Any]:
     try:
         value = json.loads(rest, parse_int=_whole)
         check(value)
-        if word in {"when", "variant"}:  # words in lists; `like` is a number
-            for name, words in value.items():
-                set([words] if name == "like" else list.copy(words))
     except VramBudgetError as error:
         error.where = f"{where}, line {number}"
         raise
