@@ -144,11 +144,11 @@ def refuse(job: Job, layout: Layout) -> None:
         raise _mixed(f"{job.optimizer_impl or 'foreach'} {job.optimizer}", "use for-loop")
 
 
-def _mixed(what: str, way_out: str) -> NotModelledError:
+def _mixed(what: str, alternative: str) -> NotModelledError:
     return NotModelledError(
         f"{what} is refused by PyTorch for parameters of which some are cut among tp ranks and"
         " some are not",
-        hint=f"{way_out}, or cut the norms as well (--sequence-parallel, model type titan)",
+        hint=f"{alternative}, or cut the norms as well (--sequence-parallel, model type titan)",
     )
 
 

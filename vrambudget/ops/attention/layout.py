@@ -31,7 +31,7 @@ class Strided:
         """Allocate a tensor of this layout, gaps closed."""
         return empty(self.shape, self.dtype, dense_strides(self.shape, self.strides))
 
-    def stand_in(self) -> Tensor:
+    def placeholder(self) -> Tensor:
         """Return a tensor without memory, for one that autograd keeps."""
         return Tensor(self.shape, self.dtype, None, self.strides)  # type: ignore[arg-type]
 
@@ -43,7 +43,7 @@ class Strided:
     @property
     def is_contiguous(self) -> bool:
         """Whether elements lie in row-major order without gaps."""
-        return self.stand_in().is_contiguous
+        return self.placeholder().is_contiguous
 
 
 def heads_last(x: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class Ring:
         lies = tuple(Strided.of(x) for x in (q, k, v, *results[:2]))
 
         def backward(dy: Tensor) -> tuple[Tensor, ...]:
-            return _backward(self, kernel, dy, [layout.stand_in() for layout in lies])
+            return _backward(self, kernel, dy, [layout.placeholder() for layout in lies])
 
         return record("ring_attention", results[0], inputs=(q, k, v), saved=kept, backward=backward)
 
