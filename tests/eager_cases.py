@@ -288,12 +288,33 @@ def picked(device):
     return training(optimizer, lambda x, *at: model(x)[at].square().mean()), (x, rows, columns)
 
 
+def averaged(device):
+    """Gated and attended rows, whose classes lie in the second dimension; a mean of the weights."""
+    parts = nn.GRU(128, 128, batch_first=True), nn.MultiheadAttention(128, 4, batch_first=True)
+    model = nn.ModuleList([nn.Embedding(1000, 128), *parts, nn.Linear(128, 1000)]).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    means = {name: x.detach().clone() for name, x in model.state_dict().items()}
+
+    def step(x):
+        hidden, _ = model[1](model[0](x))
+        hidden = hidden + model[2](hidden, hidden, hidden, need_weights=False)[0]
+        loss = cross_entropy(model[3](hidden.transpose(0, 1)).permute(1, 2, 0), x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, weight in model.state_dict().items():
+            means[name].lerp_(weight, 0.01)
+        return loss
+
+    return step, (tokens(device, rows=4)[:, :24].contiguous(),)
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
-        *(attention, recast, picked),
+        *(attention, recast, picked, averaged),
     )
 }
 

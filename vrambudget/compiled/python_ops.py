@@ -74,7 +74,13 @@ def _to_other(x: Any, other: Any, *rest: Any, **options: Any) -> Any:
     return _moved(x, other.device, other.dtype, *rest, **options)
 
 
-def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(
+    x: Any, weight: Any, bias: Any = None, add: Callable[..., Any] = torch.Tensor.add
+) -> Any:
+    """Return x @ weight.t() + bias; `add` adds the bias where cuBLAS does not.
+
+    Source: aten/src/ATen/native/Linear.cpp.
+    """
     if bias is None:
         return torch.matmul(x, weight.t())
     if x.dim() == _MATRIX:
@@ -82,13 +88,13 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     if x.dim() and bias.dim() == 1 and x.is_contiguous():
         y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
         return y.view(*x.shape[:-1], y.shape[-1])
-    return torch.matmul(x, weight.t()) + bias
+    return add(torch.matmul(x, weight.t()), bias)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.to.device: _moved,
     aten.to.dtype_layout: _to_layout,
     aten.to.other: _to_other,
-    aten.linear.default: _linear,
+    aten.linear.default: linear,
     aten.scaled_dot_product_attention.default: attend,
 }

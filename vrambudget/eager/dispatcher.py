@@ -19,6 +19,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses import fake_impls
 
+from vrambudget.compiled.python_ops import linear
 from vrambudget.eager import recurrent
 
 _aten = torch.ops.aten
@@ -69,5 +70,6 @@ def _dropout(x: Any, p: float, train: bool) -> Any:  # noqa: FBT001 - the schema
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **recurrent.FUNCTIONS,
     _aten.dropout.default: _dropout,
+    _aten.linear.default: functools.partial(linear, add=torch.Tensor.add_),
 }
 """By operation."""

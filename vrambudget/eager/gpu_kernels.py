@@ -165,6 +165,23 @@ def _randperm(_mode: EagerMode, run: Any, n: int, *_: Any, out: Any, **__: Any) 
     return run()
 
 
+@_on(_aten._thnn_fused_gru_cell)
+def _gru_cell(mode: EagerMode, _run: Any, _x: Any, _gates: Any, hidden: Any, *_: Any) -> Any:
+    """Keep five parts for backward (RNN.cu, GRU_WORKSPACE_MULTIPLIER)."""
+    with mode:
+        kept = hidden.new_empty((len(hidden), 5 * hidden.shape[1]))
+        return torch.empty_like(hidden), kept
+
+
+@_on(_aten._thnn_fused_gru_cell_backward)
+def _gru_cell_backward(mode: EagerMode, _run: Any, dy: Any, kept: Any, has_bias: bool) -> Any:  # noqa: FBT001
+    rows, width = dy.shape
+    with mode:
+        gates = [kept.new_empty((rows, 3 * width)) for _ in range(2)]
+        dx = torch.empty_like(dy)
+        return (*gates, dx, *(x.sum(0) if has_bias else None for x in gates))
+
+
 @_on(*(getattr(_aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
 def _in_place(*_: Any, **__: Any) -> None:
     return None

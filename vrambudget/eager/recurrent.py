@@ -1,20 +1,23 @@
-"""Recurrent layers by PyTorch's own CUDA kernels: one fused cell for each step of each layer.
+"""Recurrent layers by PyTorch's own CUDA kernels: one cell for each step of each layer.
 
 A real GPU runs cuDNN's, which keep other tensors: `doubts` of the report name them.
 
 Source: aten/src/ATen/native/RNN.cpp (lstm, gru, apply_layer_stack, FullBidirectionalLayer,
-LSTMCell, GRUCell).
+LSTMCell, GRUCell, SimpleCell).
 Not modelled: packed sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from vrambudget.errors import NotModelledError
 from vrambudget.traced import kernels
+from vrambudget.traced.counted import REHEARSE
 
 aten = torch.ops.aten
 _State = tuple[torch.Tensor, ...]
@@ -35,6 +38,19 @@ def _gru_cell(x: torch.Tensor, state: _State, weights: _Weights) -> _State:
     return (aten._thnn_fused_gru_cell(*gates, state[0], *biases)[0],)
 
 
+def _simple_cell(
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    state: _State,
+    weights: _Weights,
+) -> _State:
+    biases = weights[2:4] if len(weights) > 3 else (None, None)  # noqa: PLR2004 - with both
+    linear = torch.nn.functional.linear
+    hidden, given = linear(state[0], weights[1], biases[1]), linear(x, weights[0], biases[0])
+    return (activation(hidden.add_(given)),)
+
+
+_tanh_cell, _relu_cell = (partial(_simple_cell, way) for way in (torch.tanh, torch.relu))
 _Cell = Callable[[torch.Tensor, _State, _Weights], _State]
 
 
@@ -61,22 +77,13 @@ def _layer(
     return torch.cat((forward, backward), forward.dim() - 1), [last, back]
 
 
-def _stack(  # noqa: PLR0917 - as aten has them
-    cell: _Cell,
-    x: torch.Tensor,
-    hidden: _State,
-    params: _Weights,
-    has_biases: bool,  # noqa: FBT001
-    layers: int,
-    dropout: float,
-    train: bool,  # noqa: FBT001
-    bidirectional: bool,  # noqa: FBT001
-    batch_first: bool,  # noqa: FBT001
+def _stack(
+    cell: _Cell, kind: str, x: torch.Tensor, hidden: _State, params: _Weights, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    kernels.unchecked.add(f"cuDNN's {cell.__name__.strip('_').partition('_')[0]}")
+    _, layers, dropout, train, bidirectional, batch_first = options
+    kernels.unchecked.add(f"cuDNN's {kind}")
     ways = 1 + bidirectional
     each = len(params) // (layers * ways)
-    del has_biases
     weights = [params[i : i + each] for i in range(0, len(params), each)]
     states = list(zip(*(h.unbind(0) for h in hidden), strict=True))
     x = x.transpose(0, 1) if batch_first else x
@@ -91,26 +98,32 @@ def _stack(  # noqa: PLR0917 - as aten has them
     return (x, *(torch.stack(parts, 0) for parts in zip(*last, strict=True)))
 
 
-def _lstm(x: Any, hidden: Any, *options: Any) -> Any:
-    return _stack(_lstm_cell, x, tuple(hidden), *options)
+def _layers(cell: _Cell, kind: str, x: Any, hidden: Any, *options: Any) -> Any:
+    return _stack(cell, kind, x, (hidden,) if torch.is_tensor(hidden) else tuple(hidden), *options)
 
 
-def _gru(x: Any, hidden: Any, *options: Any) -> Any:
-    return _stack(_gru_cell, x, (hidden,), *options)
+def _step(cell: _Cell, x: Any, hidden: Any, *weights: Any) -> Any:
+    given = [w for w in weights if w is not None]
+    if torch.is_tensor(hidden):
+        return cell(x, (hidden,), given)[0]
+    return cell(x, tuple(hidden), given)
 
 
-def _lstm_step(x: Any, hidden: Any, *weights: Any) -> Any:
-    return _lstm_cell(x, tuple(hidden), [w for w in weights if w is not None])
+def _packed(kind: str, *_: Any) -> Any:
+    raise NotModelledError(f"packed sequences in {kind} have no rule", hint=REHEARSE)
 
 
-def _gru_step(x: Any, hidden: Any, *weights: Any) -> Any:
-    return _gru_cell(x, (hidden,), [w for w in weights if w is not None])[0]
-
-
+_KINDS: dict[str, _Cell] = {
+    "lstm": _lstm_cell,
+    "gru": _gru_cell,
+    "rnn_tanh": _tanh_cell,
+    "rnn_relu": _relu_cell,
+}
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    aten.lstm.input: _lstm,
-    aten.gru.input: _gru,
-    aten.lstm_cell.default: _lstm_step,
-    aten.gru_cell.default: _gru_step,
+    **{getattr(aten, kind).input: partial(_layers, cell, kind) for kind, cell in _KINDS.items()},
+    **{getattr(aten, kind).data: partial(_packed, kind) for kind in _KINDS},
+    **{
+        getattr(aten, f"{kind}_cell").default: partial(_step, cell) for kind, cell in _KINDS.items()
+    },
 }
 """By the operation of aten that each stands for."""

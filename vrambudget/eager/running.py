@@ -9,7 +9,7 @@ Source: torch/utils/_foreach_utils.py and aten/src/ATen/native/ForeachUtils.h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -206,10 +206,12 @@ def _label(mode: Standing, optimizer: Any) -> None:
                 mode.card.storage_of(mode.fake_of(x)).purpose = Purpose.OPTIMIZER_STATES
 
 
-def allocate(found: Found, given: Sequence[Any], mode: Standing) -> list[Any]:
+def allocate(
+    found: Found, given: Sequence[Any], mode: Standing, met: Collection[int] = ()
+) -> list[Any]:
     """Put on the GPU modules, then what a step is called with, then states that optimizers have.
 
-    Returns the parameters.
+    `met`: ids of tensors that lie there, too. Returns the parameters.
     """
     parameters: dict[int, Any] = {}
     for module in found.modules:
@@ -221,11 +223,14 @@ def allocate(found: Found, given: Sequence[Any], mode: Standing) -> list[Any]:
         head = getattr(module, "get_output_embeddings", lambda: None)()
         mode.head = id(head) if head is not None else mode.head
     of_given = {id(x) for x in given}
+    mode.reached = {id(x) for x in found.tensors}
     for x in found.tensors:
         is_trained = isinstance(x, torch.nn.Parameter) or (x.requires_grad and x.is_leaf)
         if is_trained and id(x) not in of_given:
             mode.lay(x, Purpose.WEIGHTS, "parameter")
             parameters[id(x)] = x
+        elif id(x) in met:
+            mode.lay(x, Purpose.INPUTS)
     for x in given:
         if isinstance(x, torch.Tensor):
             mode.lay(x, Purpose.INPUTS)

@@ -32,7 +32,9 @@ from vrambudget.traced.counted import REHEARSE
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.rules.table import getter
 
-_MIXES = {"copy_", "to", "type_as", "new_tensor", "__getitem__", "__setitem__"}  # host and GPU
+_MIXES = {"copy_", "to", "type_as", "new_tensor", "_pack_padded_sequence", "ctc_loss"}
+_PICKS = {"__getitem__", "__setitem__"}
+"""What takes tensors of the host beside the GPU's; of an index those that it made itself."""
 
 
 class Standing(TorchFunctionMode):
@@ -45,6 +47,8 @@ class Standing(TorchFunctionMode):
         self.card = card
         self.begins: Callable[[str], None] = lambda _phase: None
         self.shadows: dict[int, Module] = {}
+        self.reached: set[int] = set()  # ids of the tensors that the step can reach
+        self.met: set[int] = set()  # those that are used as the GPU's without a move
         self.head = 0
         self.thread = ThreadPoolExecutor(1)  # autograd's
         self._fakes: dict[int, torch.Tensor] = {}
@@ -73,6 +77,7 @@ class Standing(TorchFunctionMode):
     def _meet(self, x: torch.Tensor) -> None:
         """Have a tensor of the host on the GPU; of a view what it is a view of, once."""
         whole = x if x._base is None else x._base
+        self.met.add(id(whole))
         fake = self.lay(whole, Purpose.INPUTS)
         if whole is not x:
             with torch.no_grad():
@@ -115,7 +120,9 @@ class Standing(TorchFunctionMode):
         found: list[Any] = []
         given = self.taken((args, kwargs), found)
         if func.__name__ not in _MIXES and any(map(is_on_card, found)):
-            moving = [x for x in found if _is_of_host(x)]
+            only = self.reached if func.__name__ in _PICKS else None
+            moving = [x for x in found if _is_of_host(x) and (only is None or id(x) in only)]
+            moving = moving if only is None or is_on_card(self.fake_of(args[0])) else []
             for x in moving:
                 self._meet(x)
             if moving:

@@ -60,6 +60,13 @@ def _reduced(args: Any, result: Tensor) -> None:
     with_partial_sums(x, dims, result.dtype, accumulator=size)
 
 
+def _in_rows(args: Any, _result: Tensor) -> None:
+    """Copy what does not lie in rows (SoftMax.cu, host_softmax)."""
+    given = [x for x in args[:2] if isinstance(x, Tensor) and not x.is_contiguous]
+    copies = [empty(x.shape, x.dtype) for x in given]
+    del copies
+
+
 def _softmax_backward(args: Any, _result: Tensor) -> None:
     product = empty(args[0].shape, args[0].dtype)
     del product
@@ -261,6 +268,7 @@ def _nothing(_args: Any, _result: Any) -> None:
 
 Rule = Callable[[Any, Any], None]
 OPERATIONS: dict[str, Rule] = {
+    **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _in_rows),
     "_softmax_backward_data": _softmax_backward,
     "bmm": batched_product,
     "cumsum": _running_sum,

@@ -19,58 +19,12 @@ import torch
 from vrambudget.ops.temporaries import KERNELS, OPERATIONS, differences
 from vrambudget.traced import orders
 from vrambudget.traced.counted import laid
-from vrambudget.traced.examined import EXAMINED
+from vrambudget.traced.examined import NOTHING_MORE
 from vrambudget.traced.products import PRODUCTS, product
 
 WITHOUT_RESULT = {"index_put_", "_index_put_impl_"}
 """Operations that write into an input and yet allocate."""
 
-_NOTHING = {
-    *("arange", "empty", "empty_like", "empty_strided", "full", "full_like", "new_empty"),
-    *(
-        "new_empty_strided",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "ones",
-        "ones_like",
-        "scalar_tensor",
-    ),
-    *(
-        "zeros",
-        "zeros_like",
-        "eye",
-        "linspace",
-        "rand",
-        "randn",
-        "rand_like",
-        "randn_like",
-        "randint",
-    ),
-    *("bernoulli", "bernoulli_", "normal_", "uniform_", "lift_fresh_copy"),
-    *("clone", "_to_copy", "cat", "stack", "repeat", "roll", "flip", "tril", "triu", "copy"),
-    *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d"),
-    *("slice_backward", "select_backward", "diagonal_backward"),
-    *("slice_scatter", "select_scatter", "as_strided_scatter", "as_strided_copy"),
-    *("gather", "index_select", "scatter", "scatter_add", "index_copy", "index_fill"),
-    *("embedding", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d"),
-    *("avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"),
-    *("upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d"),
-    *("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"),
-    *("_log_softmax", "_log_softmax_backward_data", "_softmax", "nll_loss_forward"),
-    *("nll_loss_backward", "glu", "glu_backward", "col2im", "pixel_shuffle", "polar"),
-    *("complex", "view_as_complex", "view_as_real", "grid_sampler_2d", "where", "masked_fill"),
-    *("mse_loss_backward", "index_put", "_index_put_impl", "unfold"),
-    *("floor_divide", "softplus_backward", "gelu_backward", "silu_backward"),
-    *("expand_copy", "split_with_sizes_copy", "fill", "one_hot", "_cdist_forward"),
-    *(
-        "_unsafe_view",
-        "_pdist_forward",
-        "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell",
-        "_is_all_true",
-    ),
-}
 _NORMS = {"linalg_vector_norm", "norm"}
 _PLACES = {"argmax", "argmin"}
 _REDUCTIONS = {*_PLACES, "sum", "mean", "amax", "amin", "any", "all", "prod", *_NORMS}
@@ -139,6 +93,6 @@ def knows(func: Any, name: str) -> bool:
 
 def _allocates_no_more(func: Any, name: str) -> bool:
     """Whether kernels need nothing but their results; those for lists are pointwise, but norms."""
-    if torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in _NOTHING | EXAMINED:
+    if torch.Tag.pointwise in func.tags or func.is_view or name.rstrip("_") in NOTHING_MORE:
         return True
     return name.startswith("_foreach_") and name != "_foreach_norm"
