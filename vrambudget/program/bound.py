@@ -215,7 +215,8 @@ def _at(path: str, is_output: bool, grad: bool, autocast: bool) -> Step:  # noqa
         run = state.run
         if state.entered is not None:
             state.entered(path)
-        context.tape.module = state.paths.get(path, 0)
+        paths = state.paths  # an activation is of the module that calls it
+        context.tape.module = paths.get(path) or paths.get(path.rpartition(".")[0], 0)
         context.purpose = Purpose.LOGITS_AND_LOSS if is_output else run.purpose
         context.grad_enabled = run.grad if grad else False
         context.autocast = run.autocast if autocast else None

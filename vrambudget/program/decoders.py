@@ -19,10 +19,10 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models import RECORDED
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
-from vrambudget.models.parts.decoder_layers import Norm
+from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
-from vrambudget.models.parts.windows import SlidingConfig
+from vrambudget.models.parts.windows import LaterLayersSlide, SlidingConfig
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import Activation
 from vrambudget.program.bound import Env
@@ -39,39 +39,59 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
 
     program = program_at(RECORDED / f"{model_type}.program")
     source = program.source
-    fields = {key: _annotation(key, value) for key, value in source["fields"].items()}
+    fields = source["fields"]
+    declared = {k: _annotation(k, v) for k, v in fields.items() if k not in _OF_WINDOWS}
     own = {
-        "__annotations__": {"model_type": Literal[model_type], **fields},
+        "__annotations__": {"model_type": Literal[model_type], **declared},
         "__module__": __name__,
         "__doc__": f"transformers' configuration of {model_type}, with its defaults.",
         "model_type": model_type,
-        **source["fields"],
+        **fields,
         "program": program,
         "variants": [(variant.when, Parts(variant.program)) for variant in program.every()],
         "tasks": tuple(source["tasks"]),
+        "heads_share_width": source["width"] == "shared",
         "special_tokens": source["special_tokens"],
         "followed_in": tuple(source["followed_in"]),
         "ignored_keys": DecoderConfig.ignored_keys | set(source["ignored"]),
     }
     if source["tables"] == "float32":
         own["rotary_embedding"] = Float32RotaryEmbedding
-    slides = (SlidingConfig,) if "sliding_window" in fields else ()
-    bases = PlayedDecoderConfig, *slides
+    if source["embedding"] == "scaled":
+        own["embedding"] = ScaledEmbedding
+    bases: tuple[type, ...] = (PlayedDecoderConfig, *_windows(fields))
     return type(f"{model_type.capitalize()}Config", bases, own)
 
 
+_OF_WINDOWS = {"layer_types", "use_sliding_window", "max_window_layers"}
+"""Keys that the classes of models.parts.windows declare."""
+
+
+def _windows(fields: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
+    if "max_window_layers" in fields:
+        return (LaterLayersSlide,)
+    return (SlidingConfig,) if "sliding_window" in fields else ()
+
+
+_TYPES: dict[str, Any] = {
+    "hidden_act": Activation,
+    "pad_token_id": int | None,
+    "partial_rotary_factor": Annotated[float, Field(gt=0, le=1)],
+    "use_bidirectional_attention": Literal[False] | None,
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), Size | None),
+}
+
+
 def _annotation(key: str, value: Any) -> Any:
-    if key == "hidden_act":
-        return Activation
-    if key == "partial_rotary_factor":
-        return Annotated[float, Field(gt=0, le=1)]
-    if key == "pad_token_id":
-        return int | None
-    if key in {"num_key_value_heads", "head_dim", "sliding_window"}:
-        return Size | None
+    if key in _TYPES:
+        return _TYPES[key]
     if isinstance(value, bool):
         return bool
     return Probability if isinstance(value, float) else Size
+
+
+Weights = list[tuple[str, tuple[int, ...]]]
+"""The weights of a layer, with their shapes."""
 
 
 class PlayedNorm(Norm):
@@ -89,20 +109,28 @@ class PlayedNorm(Norm):
             state = Pass(paths={"": self.path}, sizes=sizes, dtype=hidden_states.dtype)
         env: Env = {name: getattr(self, name[1:].rpartition(".")[2]) for name in part.fixed}
         env[part.inputs[0]] = hidden_states
-        return part.run(env, state, training=self.training)
+        outer = state.dtype, state.keeps
+        state.dtype, state.keeps = hidden_states.dtype, True  # a norm returns what it is given
+        try:
+            return part.run(env, state, training=self.training)
+        finally:
+            state.dtype, state.keeps = outer
 
 
 class PlayedDecoderLayer(CheckpointedLayer):
     """A layer whose forward pass is the program's."""
 
-    def __init__(self, config: "PlayedDecoderConfig", number: int) -> None:
-        state = Pass(number=number, said=config.said)
+    def __init__(
+        self, config: "PlayedDecoderConfig", number: int, weights: Weights, said: Mapping[str, Any]
+    ) -> None:
+        state = Pass(number=number, said=said)
         self.played = state, config
-        for name, shape in config.weights():
+        for name, shape in weights:
             path, _, last = name.rpartition(".")
             owner = self._module(path)
             setattr(owner, last, Parameter(shape, context.options.dtype))
-            state.owners["@" + name] = owner, last
+            if f"@{name}" in config.parts.layer.fixed:  # others' modules may be replaced
+                state.owners[f"@{name}"] = owner, last
         for module in self.modules():
             if isinstance(module, WITH_BIAS) and "bias" not in vars(module):
                 module.bias = None
@@ -225,7 +253,7 @@ class PlayedDecoderConfig(DecoderConfig):
         """Yield what makes no model."""
         yield from super().problems()
         width = self.head_width * self.num_attention_heads
-        if self.program.source["is_square"] and width != self.hidden_size:
+        if self.program.source["width"] == "square" and width != self.hidden_size:
             yield (
                 f"head_dim * num_attention_heads is {width};"
                 f" attention's output takes hidden_size = {self.hidden_size}"
@@ -256,18 +284,19 @@ class PlayedDecoderConfig(DecoderConfig):
             "intermediate_size": self.intermediate_size // ranks,
         }
 
-    def weights(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield a layer's weights: without the biases that a key leaves out."""
+    def weights(self) -> Weights:
+        """Return a layer's weights: without the biases that a key leaves out."""
         biases = self.program.source["biases"].items()
         left_out = {f"{x}.bias" for key, paths in biases if not getattr(self, key) for x in paths}
         values = Values({**self._widths(), "rotary_width": self.rotary_width}, float32, None)
-        for word, value in self.parts.built:
-            if word == "weight" and value[0] not in left_out:
-                yield value[0], tuple(values.of(value[2]))
+        rows = [value for word, value in self.parts.built if word == "weight"]
+        return [(v[0], tuple(values.of(v[2]))) for v in rows if v[0] not in left_out]
 
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
-        return [PlayedDecoderLayer(self, i) for i in range(self.num_hidden_layers)]
+        weights, said = self.weights(), self.said
+        layers = range(self.num_hidden_layers)
+        return [PlayedDecoderLayer(self, i, weights, said) for i in layers]
 
     def norm(self, width: int) -> PlayedNorm:  # type: ignore[override]  # a class elsewhere
         """Return the norm behind the last layer, its weights allocated."""

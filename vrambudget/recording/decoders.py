@@ -30,12 +30,20 @@ _FIELDS = (
     *("pad_token_id", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
     *("max_position_embeddings", "attention_dropout", "tie_word_embeddings"),
-    *("partial_rotary_factor", "sliding_window"),
+    *("partial_rotary_factor", "use_bidirectional_attention", "sliding_window"),
+    *("use_sliding_window", "max_window_layers", "layer_types"),
 )
-_FOLLOWED = {"granite": ("5.23", "5.24"), "starcoder2": ("5.23", "5.24")}
+_FOLLOWED = {
+    **dict.fromkeys(("granite", "olmo2", "starcoder2"), ("5.23", "5.24")),
+    **dict.fromkeys(("gemma", "llama", "mistral", "phi3"), ("4.57", "5.23", "5.24")),
+    **dict.fromkeys(("qwen2", "qwen3"), ("4.57", "5.23", "5.24")),
+}
 """Further versions of transformers in which kept records equal a type's layer."""
 
 _OF_FILES = {
+    "gemma": ("hidden_activation",),
+    "phi3": ("attention_bias", "original_max_position_embeddings"),
+    "qwen2": ("use_mrope",),
     "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
     "starcoder2": ("norm_type", "mlp_type"),
 }
@@ -51,6 +59,9 @@ _SIZES = (
     *((6, 3, 16, 100, 176, 3, 40, 1), (6, 3, 16, 100, 176, 3, 40, 3)),
 )
 _PRECISIONS = {10: "fp32", 11: "amp-bf16"}
+_WIDTHS = ("free", "shared", "square")
+"""Widths that a type takes: any, one that heads divide, or just as wide as heads are together."""
+
 _NAMES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size"),
     *("intermediate_size", "batch", "length", "rows"),
@@ -72,43 +83,46 @@ def record_decoder(model_type: str) -> Program:
         **dict(zip(rates, RATES, strict=False)),
         "hidden_act": "gelu",
     }
-    if "partial_rotary_factor" in own.get("rope_parameters", {}):
-        full["partial_rotary_factor"] = own["rope_parameters"]["partial_rotary_factor"]
-    is_square = not _accepts(full, _SIZES[3])
-    program, base = _layer_of(full, is_square=is_square)
-    switches = {key: own[key] for key in _switches(full, own, base, is_square=is_square)}
+    share = own.get("rope_parameters", {}).get("partial_rotary_factor")
+    if share is not None:
+        full["partial_rotary_factor"] = share if share < 1 else 0.5  # and a rest that is not
+        own["partial_rotary_factor"] = share
+    width = next(way for way in _WIDTHS if _accepts(full, _SIZES[0], way))
+    program, base = _layer_of(full, width=width)
+    switches = {key: own[key] for key in _switches(full, own, base, width=width)}
     program.when = {key: [value] for key, value in switches.items()}
     for key, value in switches.items():
-        other, _ = _layer_of({**full, key: not value}, is_square=is_square)
+        other, _ = _layer_of({**full, key: not value}, width=width)
         other.when = program.when | {key: [not value]}
         program.variants.append(other.variant())
     usual = {key: getattr(type(config), key, own[key]) for key in _FIELDS if key in own}
     usual |= rates | biases | switches
+    buffers = {name for name, *_ in base.recording.facts["buffers"]}
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     program.source |= {
         "model_type": model_type,
         "fields": usual,
-        "biases": {key: _biases_of(full, key, base, is_square=is_square) for key in biases},
+        "biases": {key: _biases_of(full, key, base, width=width) for key in biases},
         "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
         "special_tokens": 1 + (own["bos_token_id"] is not None),
-        "is_square": is_square,
+        "width": width,
+        "embedding": "scaled" if "model.embed_tokens.embed_scale" in buffers else "plain",
         "tables": base.recording.facts["tables"],
-        "followed_in": [
-            installed_version("transformers").rpartition(".")[0],
-            *_FOLLOWED.get(model_type, ()),
-        ],
+        "followed_in": sorted(
+            {installed_version("transformers").rpartition(".")[0], *_FOLLOWED.get(model_type, ())}
+        ),
         "ignored": sorted({*own, *_OF_FILES.get(model_type, ())} - usual.keys()),
     }
     return program
 
 
-def _layer_of(full: Values, *, is_square: bool) -> tuple[Program, Probe]:
+def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
     """Return the program of a layer with these keys, and its first recording."""
     probes = [
-        _probe(_turned(full, at), sizes, _PRECISIONS.get(at, "bf16"), is_square=is_square)
+        _probe(_turned(full, at), sizes, _PRECISIONS.get(at, "bf16"), width=width)
         for at, sizes in enumerate(_SIZES)
     ]
-    other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", is_square=is_square)
+    other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", width=width)
     changed = changed_operations(
         probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
     )
@@ -122,13 +136,13 @@ def _turned(full: Values, at: int) -> Values:
     return full if share is None or at % 4 else {**full, "partial_rotary_factor": share * 1.5}
 
 
-def _switches(full: Values, own: Values, base: Probe, *, is_square: bool) -> Iterator[str]:
+def _switches(full: Values, own: Values, base: Probe, *, width: str) -> Iterator[str]:
     """Yield the keys that are true or false and decide what a layer does."""
     read = {key for _, key in base.recording.read}
     flags = {k for k, v in own.items() if type(v) is bool and not k.startswith("output_")}
     for key in sorted((read & flags) - full.keys()):
         try:
-            other = _probe({**full, key: not own[key]}, _SIZES[0], "bf16", is_square=is_square)
+            other = _probe({**full, key: not own[key]}, _SIZES[0], "bf16", width=width)
         except VramBudgetError:
             continue
         a, b = (
@@ -139,24 +153,26 @@ def _switches(full: Values, own: Values, base: Probe, *, is_square: bool) -> Ite
             yield key
 
 
-def _sizes_of(sizes: Sequence[int], *, is_square: bool) -> dict[str, int]:
+def _sizes_of(sizes: Sequence[int], *, width: str) -> dict[str, int]:
     found = dict(zip(_NAMES, sizes, strict=True))
-    if is_square:
+    if width == "square":
         found["hidden_size"] = found["num_attention_heads"] * found["head_dim"]
+    elif width == "shared":
+        found["hidden_size"] += -found["hidden_size"] % found["num_attention_heads"]
     return found
 
 
-def _accepts(full: Values, sizes: Sequence[int]) -> bool:
-    """Return whether heads may be as wide as they like."""
+def _accepts(full: Values, sizes: Sequence[int], width: str) -> bool:
+    """Return whether the type takes this width."""
     try:
-        _probe(full, sizes, "bf16", is_square=False)
+        _probe(full, sizes, "bf16", width=width)
     except VramBudgetError:
         return False
     return True
 
 
-def _probe(full: Values, sizes: Sequence[int], precision: str, *, is_square: bool) -> Probe:
-    found = _sizes_of(sizes, is_square=is_square)
+def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) -> Probe:
+    found = _sizes_of(sizes, width=width)
     keys = {k: v for k, v in found.items() if k not in {"batch", "length", "rows"}}
     job = {"batch": found["batch"], "block": found["length"], "precision": precision}
     with steps_for(full["model_type"], found["rows"]) as heard:
@@ -172,9 +188,9 @@ def _probe(full: Values, sizes: Sequence[int], precision: str, *, is_square: boo
     return Probe(found, precision, made)
 
 
-def _biases_of(full: Values, key: str, base: Probe, *, is_square: bool) -> list[str]:
+def _biases_of(full: Values, key: str, base: Probe, *, width: str) -> list[str]:
     """Return the modules of a layer that have no bias where a key says so."""
-    without = _probe({**full, key: False}, _SIZES[0], "bf16", is_square=is_square)
+    without = _probe({**full, key: False}, _SIZES[0], "bf16", width=width)
     names = [{name for name, *_ in p.recording.facts["parameters"]} for p in (base, without)]
     gone = (n for n in names[0] - names[1] if n.startswith(f"{_LAYER}."))
     return sorted(n.removeprefix(f"{_LAYER}.").removesuffix(".bias") for n in gone)

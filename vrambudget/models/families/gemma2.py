@@ -11,15 +11,37 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from vrambudget.config.settings import Field, Size
+from vrambudget.dtypes import float32
+from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
 from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped
 from vrambudget.models.parts.decoder import CausalLM, LayerType
-from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, attended
+from vrambudget.models.parts.decoder_layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    Norm,
+    ScaledEmbedding,
+    attended,
+)
 from vrambudget.models.parts.windows import BothMasksConfig
-from vrambudget.ops.elementwise import Activation, add
+from vrambudget.ops.elementwise import Activation, add, add_scalar, mul, pow_scalar, rsqrt
+from vrambudget.ops.reduce import mean_last
 
 Cap = Annotated[float, Field(gt=0)]
+
+
+class ZeroCenteredRMSNorm(Norm):
+    """GemmaRMSNorm: the weight is around 0; all in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        output = self._norm(to(x, float32))
+        output = mul(output, add_scalar(to(self.weight, float32)))
+        return to(output, x.dtype)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return mul(x, rsqrt(add_scalar(mean_last(pow_scalar(x)))))
 
 
 class CappedAttention(Attention):

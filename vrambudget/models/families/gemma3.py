@@ -13,10 +13,9 @@ from vrambudget.config.settings import Size
 from vrambudget.dtypes import DType
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.families.gemma import ScaledEmbedding, ZeroCenteredRMSNorm
-from vrambudget.models.families.gemma2 import Cap, CappedCausalLM, Gemma2Layer
+from vrambudget.models.families.gemma2 import Cap, CappedCausalLM, Gemma2Layer, ZeroCenteredRMSNorm
 from vrambudget.models.parts.decoder import CausalLM, LayerType
-from vrambudget.models.parts.decoder_layers import MLP, Attention
+from vrambudget.models.parts.decoder_layers import MLP, Attention, ScaledEmbedding
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding
 from vrambudget.models.parts.windows import BothMasksConfig
 from vrambudget.ops.elementwise import Activation

@@ -17,7 +17,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import VramBudgetError
-from vrambudget.models.families.gemma import ZeroCenteredRMSNorm
+from vrambudget.models.families.gemma2 import ZeroCenteredRMSNorm
 from vrambudget.models.families.gemma3 import Gemma3TextConfig
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import LayerType, Model

@@ -1,19 +1,18 @@
-"""OLMo 2 as transformers writes it (models/olmo2/modeling_olmo2.py): 1B to 32B.
+"""The parts of OLMo 3 that are OLMo 2's (models/olmo2/modeling_olmo2.py).
 
-Llama with norms after its parts instead of before them, an RMSNorm over all heads of q and k at
+Llama's with norms after its parts instead of before them, an RMSNorm over all heads of q and k at
 once, and rotary tables in float32, which take q and k up with them until they are cast back.
 """
 
-from typing import Any, Literal
+from typing import Any
 
-from vrambudget.config.settings import Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.models.parts.decoder_layers import MLP, Attention, Norm, attended
 from vrambudget.models.parts.layers import CheckpointedLayer
-from vrambudget.models.parts.rotary import Float32RotaryEmbedding, Rotary, rotate
+from vrambudget.models.parts.rotary import Rotary, rotate
 from vrambudget.ops.elementwise import add, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 
@@ -70,26 +69,3 @@ class PostNormLayer(CheckpointedLayer):
         hidden_states = self.mlp(hidden_states)
         hidden_states = self.post_feedforward_layernorm(hidden_states)
         return add(residual, hidden_states)
-
-
-class Olmo2Config(DecoderConfig):
-    """transformers' Olmo2Config, with its defaults."""
-
-    model_type: Literal["olmo2"] = "olmo2"
-    pad_token_id: int | None = 1
-    vocab_size: Size = 50304
-    hidden_size: Size = 4096
-    intermediate_size: Size = 11008
-    num_hidden_layers: Size = 32
-    num_attention_heads: Size = 32
-    max_position_embeddings: Size = 2048
-    attention_bias: bool = False
-
-    special_tokens = 1
-    followed_in = ("5.17", "5.23", "5.24")
-    norm = Olmo2RMSNorm
-    rotary_embedding = Float32RotaryEmbedding
-
-    def layer(self) -> PostNormLayer:
-        """Olmo2DecoderLayer."""
-        return PostNormLayer(self, Olmo2Attention(self, bias=self.attention_bias), MLP(self))

@@ -1,6 +1,7 @@
 """Qwen3 with experts as transformers writes it (models/qwen3_moe/modeling_qwen3_moe.py).
 
-Qwen3's attention; every `decoder_sparse_step`-th layer has experts, but not `mlp_only_layers`.
+An RMSNorm over each head of q and k; every `decoder_sparse_step`-th layer has experts, but not
+`mlp_only_layers`.
 
 Not modelled: RoPE scaling (it changes values, not sizes).
 """
@@ -13,19 +14,37 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.families.qwen3 import NormedAttention
-from vrambudget.models.parts.decoder import LayerType
-from vrambudget.models.parts.decoder_layers import MLP, DecoderLayer
+from vrambudget.models.parts.decoder import DecoderConfig, LayerType
+from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, RMSNorm
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.moe import MoeConfig, Router
 from vrambudget.ops.fill import div_
 from vrambudget.ops.linear import linear
 from vrambudget.ops.ordering import topk
 from vrambudget.ops.reduce import sum_dim
-from vrambudget.ops.shape import reshape, view
+from vrambudget.ops.shape import reshape, transpose, view
 from vrambudget.ops.softmax import softmax
 
 Layers = tuple[int, ...]
+
+
+class NormedAttention(Attention):
+    """Qwen3MoeAttention."""
+
+    def __init__(self, config: DecoderConfig, *, bias: bool) -> None:
+        super().__init__(config, qkv_bias=bias, out_bias=bias)
+        self.q_norm = RMSNorm(self.head_dim)
+        self.k_norm = RMSNorm(self.head_dim)
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, C] -> [B, H, T, D], [B, Hkv, T, D] twice."""
+        query = transpose(self.q_norm(self._by_head(self.q_proj(hidden_states))), 1, 2)
+        key = transpose(self.k_norm(self._by_head(self.k_proj(hidden_states))), 1, 2)
+        return query, key, self.heads(self.v_proj(hidden_states))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[B, T, H * D] -> [B, T, H, D]."""
+        return view(x, *x.shape[:2], -1, self.head_dim)
 
 
 class TopKRouter(Router):

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
-from vrambudget.engine.context import context
+from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.cache import Cache
-from vrambudget.models.parts.layers import CheckpointedLayer, Linear
+from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, Linear
 from vrambudget.models.parts.rotary import Rotary, rotate
+from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import ACTIVATIONS, add, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 from vrambudget.ops.shape import contiguous, reshape, transpose, view
+from vrambudget.tape.events import Purpose
 
 if TYPE_CHECKING:
     from vrambudget.models.parts.decoder import DecoderConfig
@@ -47,6 +50,28 @@ class RMSNorm(Norm):
         variance = mean_last(pow_scalar(hidden_states))
         hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
         return mul(self.weight, to(hidden_states, input_dtype))
+
+
+class ScaledEmbedding(Embedding):
+    """GemmaTextScaledWordEmbedding: the scale is a buffer of the weights' type.
+
+    Before 5.4 the model itself scales, by a number, when masks and positions are made.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width)
+        self.model_scales = not transformers_since(5, 4)
+        if self.model_scales:
+            return
+        with made_for(Purpose.WEIGHTS):
+            self.embed_scale = made("tensor", (), context.options.dtype)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """[...] -> [..., C]."""
+        inputs_embeds = super().forward(indices)
+        if self.model_scales:
+            return inputs_embeds
+        return mul(inputs_embeds, to(self.embed_scale, self.weight.dtype))
 
 
 class Attention(Module):

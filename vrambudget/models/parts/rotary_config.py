@@ -30,8 +30,9 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rope_type(self) -> str:
-        """A key of FREQUENCIES."""
-        return str(self.rope.get("rope_type", self.rope.get("type", "default")))
+        """A key of FREQUENCIES; Phi-3's older files have other names for longrope."""
+        found = str(self.rope.get("rope_type", self.rope.get("type", "default")))
+        return "longrope" if found == "su" or "long_factor" in self.rope else found
 
     @property
     def rotary_width(self) -> int:
