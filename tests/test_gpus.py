@@ -186,7 +186,7 @@ def test_an_exact_size_is_exact():
         ("80", "not a GPU"),
         ("rtx", "not a GPU"),
         ("ti 16GB", "not a GPU"),
-        ("radeon", "no NVIDIA GPU: only those are modelled"),
+        ("radeon", "no NVIDIA GPU that is known here: only"),
         ("RX 7900 XTX", "no NVIDIA GPU"),
         ("MI300X", "no NVIDIA GPU"),
         ("Apple M3 Max", "no NVIDIA GPU"),

@@ -193,7 +193,8 @@ OF_OTHERS = {
     *("--abi", "--dest", "--disable-pip-version-check", "--implementation", "--no-deps"),  # pip's
     *("--only-binary", "--platform", "--python-version", "--quiet"),
     *("--quantization", "--load-format", "--skip-tokenizer-init", "--tokenizer"),  # vLLM's
-    *("--host", "--uds"),
+    *("--host", "--uds", "--max_model_len", "--enable-prefix-caching"),
+    "--disable-cuda-graph",
     *("--override-tensor", "--fit", "--mmproj", "--tensor-type", "--no-op-offload"),  # llama.cpp's
     *("--model-path", "--pp-size", "--skip-server-warmup", "--tokenizer-path", "--tp-size"),
     *("--mem-fraction-static", "--context-length", "--chunked-prefill-size", "--tp"),  # SGLang's

@@ -190,7 +190,8 @@ def _by_name(text: str) -> Gpu:
     rows = [row for row in ROWS if _is_spelling_of(asked, row)]
     if not rows and asked & _OTHER_VENDORS:
         raise VramBudgetError(
-            f"{text!r} is no NVIDIA GPU: only those are modelled, with PyTorch's CUDA build",
+            f"{text!r} is no NVIDIA GPU that is known here: only NVIDIA's are modelled,"
+            " with PyTorch's CUDA build",
             where="gpu",
             hint="`vrambudget run MODEL --gpu` takes others for GGUF files; `vrambudget gpus` lists"
             " NVIDIA's; write a size, such as 24GiB, for its memory on one",

@@ -161,7 +161,7 @@ def _said(choice: RunChoice) -> Iterator[str]:
         low, high = (f"{n:.1f}" if n < _WHOLE else f"{n:,.0f}" for n in speed)
         ram = f", main memory {MAIN_MEMORY[0]} to {MAIN_MEMORY[1]}" if in_ram else ""
         known = ", ".join(dict.fromkeys(f"GPU {each:,}" for each in found.bandwidths if each))
-        yield f"an estimate: {low} to {high} tokens/s at most, by GB/s as published: " + (
+        yield f"an estimate: {low} to {high} tokens/s at most, by GB/s of each memory: " + (
             f"{known}{ram}".lstrip(", ") + "; the least with a full context"
         )
     if choice.options.mmproj:
