@@ -37,6 +37,11 @@ def test_outputs_that_are_kept_besides_make_the_numbers_a_lower_bound(key):
     assert estimate({**LLAMA, key: False}, block=16).not_modelled == ()
 
 
+def test_attentions_that_a_recorded_encoder_returns_make_the_numbers_a_lower_bound():
+    found = estimate({"model_type": "bert", "output_attentions": True}, block=16)
+    assert found.not_modelled == ("config key 'output_attentions'",)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

@@ -61,9 +61,10 @@ class CompiledConfig(ModelConfig):
         yield from findings.not_modelled
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it is made of: its class is no module's."""
-        _, family, *_ = type(self).__bases__
-        return _remade, (family, self.__dict__, self.model_fields_set)
+        """Pickle what it is made of: its class is no module's, nor that of a recorded family."""
+        family: type[ModelConfig] = type(self).__bases__[1]
+        plain = family._made(self.__dict__, self.model_fields_set)
+        return _remade, (plain, self.__dict__, self.model_fields_set)
 
     def refuse(self, job: Job) -> None:
         """Raise NotModelledError where PyTorch's compiler cannot run, or was not checked."""
@@ -98,9 +99,9 @@ def _class_of(family: type[ModelConfig]) -> type[CompiledConfig]:
 
 
 def _remade(
-    family: type[ModelConfig], values: Mapping[str, Any], given: Collection[str]
+    plain: ModelConfig, values: Mapping[str, Any], given: Collection[str]
 ) -> CompiledConfig:
-    return _class_of(family)._made(values, given)
+    return _class_of(type(plain))._made(values, given)
 
 
 def compiler_version() -> str:

@@ -122,8 +122,8 @@ class ModelConfig(Settings):
     """Whether its causal language model is modelled with bitsandbytes' 4-bit weights."""
 
     attentions: ClassVar[tuple[str, ...]] = ("sdpa", "eager")
-    """The ways of attending that its code has. A job that asks for another gets the first, as
-    `from_config` chooses where nobody asks."""
+    """The ways of attending that its code has. Where the default is none of them a job gets the
+    first, as `from_config` chooses where nobody asks; any other is refused."""
 
     checkpointing: ClassVar[tuple[str, ...]] = ("none", "full")
     """The ways of checkpointing that its code has."""

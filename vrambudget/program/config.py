@@ -266,11 +266,14 @@ def configured(
 ) -> ProgramConfig:
     """Return the configuration of a model's keys and its programs."""
     labels = keys.get("id2label", (None, None))
+    returned = "output_attentions"  # no recording has them, and outputs hold them
+    unknown = (returned,) if keys.get(returned) else ()
     return ProgramConfig.model_construct(
         model_type=model_type,
         keys=dict(keys),
         programs=programs,
         num_labels=keys.get("num_labels", len(labels)),
+        unknown_keys=unknown,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import transformers
 from transformers.models.auto import modeling_auto
 
+from vrambudget.config.model_config import HARMLESS_VALUES
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import VramBudgetError
 from vrambudget.program.form import Program, Row, with_paths
@@ -111,7 +112,9 @@ def record_decoder(model_type: str) -> Program:
         "followed_in": sorted(
             {installed_version("transformers").rpartition(".")[0], *_FOLLOWED.get(model_type, ())}
         ),
-        "ignored": sorted({*own, *_OF_FILES.get(model_type, ())} - usual.keys()),
+        "ignored": sorted(
+            {*own, *_OF_FILES.get(model_type, ())} - usual.keys() - HARMLESS_VALUES.keys()
+        ),
     }
     return program
 
