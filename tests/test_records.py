@@ -15,6 +15,9 @@ from vrambudget.validate import COUNTERS, Check, validate
 
 RECORDS = Path(__file__).parent / "records"
 
+TRACED = {"tiny-albert-groups-dropout"}
+"""Records of models that no program answers: their own code is traced."""
+
 # On a virtual card all rows go to no expert, and products of nothing need no workspace.
 _EMPTY_GROUPS = "workspaces of grouped products"
 # Each module that is called gathers ahead; Llama's activation is one, and no module here.
@@ -51,6 +54,8 @@ def check(record: dict[str, Any]) -> Check:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("record", job_records())
 def test_a_prediction_equals_what_pytorch_said(record: dict[str, Any]) -> None:
+    if record["id"] in TRACED:
+        pytest.importorskip("transformers")
     found = check(record)
 
     if found.ran_out_of_memory:
