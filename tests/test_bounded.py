@@ -33,7 +33,6 @@ OWN = {
     "rehearse/stub_libraries.py": "this package's own C sources, for a digest",
     "rehearse/supervisor.py": "/proc, and runs without this package",
     "rehearse/workplace.py": "a lock",
-    "serving/gguf_known.py": "this package's own cards",
     "report/html.py": "this package's own style sheet",
 }
 """Files that open something by themselves, and what."""

@@ -43,6 +43,14 @@ def test_attentions_that_a_recorded_encoder_returns_make_the_numbers_a_lower_bou
 
 
 @pytest.mark.parametrize(
+    ("key", "value"), [("pruned_heads", {"0": [1]}), ("quantization_config", {"bits": 4})]
+)
+def test_a_key_that_a_recorded_encoder_does_not_read_is_named(key, value):
+    found = estimate({"model_type": "bert", key: value}, block=16)
+    assert found.not_modelled == (f"config key {key!r}",)
+
+
+@pytest.mark.parametrize(
     ("fields", "told"),
     [
         pytest.param({}, True, id="wider weights"),

@@ -150,12 +150,13 @@ def load_card(name: str) -> ModelCard:
 def read_card(path: Path) -> ModelCard:
     """Return the model card in a file. Raises VramBudgetError with the file and each mistake."""
     try:
-        return ModelCard.parse(tomllib.loads(_text(path)), where=str(path))
+        return ModelCard.parse(tomllib.loads(card_text(path)), where=str(path))
     except tomllib.TOMLDecodeError as error:
         raise VramBudgetError(f"this is not TOML: {error}", where=str(path)) from None
 
 
-def _text(path: Path) -> str:
+def card_text(path: Path) -> str:
+    """Return what a card's file holds."""
     return read_file(path, "model card", _MOST_BYTES).decode()
 
 
@@ -163,7 +164,7 @@ def card_of_repository(repository: str) -> ModelCard | None:
     """Return the model card of a hub repository, if there is one."""
     wanted = f'"{repository.lower()}"'
     for path in sorted(cards_folder().glob("*.toml")):
-        if wanted in _text(path).lower():  # saves parsing them all
+        if wanted in card_text(path).lower():  # saves parsing them all
             card = read_card(path)
             if wanted.strip('"') in map(str.lower, card.repositories):
                 return card

@@ -24,11 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import cards_folder
+from vrambudget.config.cards import card_text, cards_folder
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
-from vrambudget.files import read_file
 
-_MOST_BYTES = 2**20
 _REHEARSED = {
     r"yolo(v?\d+)[nstmblcex]?(-\w+)?": "yolo train model={}.yaml data=coco8.yaml imgsz=640",
     r"(ltx|hunyuan-?video|cogvideox|flux\.?-?2|mochi)([-.\w]*)": "python generate.py",
@@ -73,7 +71,7 @@ def card(name: str) -> dict[str, Any]:
         raise VramBudgetError(
             f"no pipeline is known as {name!r}", hint=did_you_mean(name, picture_names())
         )
-    own: dict[str, Any] = tomllib.loads(read_file(path, "model card", _MOST_BYTES).decode())
+    own: dict[str, Any] = tomllib.loads(card_text(path))
     base = card(own["extends"]) if "extends" in own else _USUAL
     components = dict(base.get("components", {}))
     for part, keys in own.get("components", {}).items():

@@ -12,7 +12,7 @@ from typing import Any
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
-from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.model_config import HARMLESS_VALUES, ModelConfig
 from vrambudget.config.settings import Field, show
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import as_numbers, followed_version
@@ -266,14 +266,14 @@ def configured(
 ) -> ProgramConfig:
     """Return the configuration of a model's keys and its programs."""
     labels = keys.get("id2label", (None, None))
-    returned = "output_attentions"  # no recording has them, and outputs hold them
-    unknown = (returned,) if keys.get(returned) else ()
+    read = programs[0].program.keys  # of what it does not read no recording knows another value
+    others = {k for k, usual in HARMLESS_VALUES.items() if keys.get(k, usual) != usual}
     return ProgramConfig.model_construct(
         model_type=model_type,
         keys=dict(keys),
         programs=programs,
         num_labels=keys.get("num_labels", len(labels)),
-        unknown_keys=unknown,
+        unknown_keys=tuple(sorted(others - read.keys())),
     )
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import cards_folder
+from vrambudget.config.cards import card_text, cards_folder
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import NotModelledError, VramBudgetError
 
@@ -88,7 +88,7 @@ def _published(name: str) -> FoundModel | None:
 
 @cache
 def _card(name: str) -> Mapping[str, Any]:
-    return tomllib.loads((_folder() / f"{name}.toml").read_text())
+    return tomllib.loads(card_text(_folder() / f"{name}.toml"))
 
 
 def _folder() -> Path:
