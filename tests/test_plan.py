@@ -140,6 +140,11 @@ def test_a_plan_names_machines_as_they_were_asked_for():
     assert all(" --gpu 2x2xt4 " in choice.command for choice in found.choices)
 
 
+def test_several_gpus_without_bfloat16_are_planned_in_float16():
+    found = plan("gpt2", gpu="2xt4", block=64, batch=1)
+    assert {c.fields["precision"] for c in found.choices} == {"amp-fp16"}
+
+
 def test_a_layout_costs_what_a_token_takes_and_not_what_a_step_takes():
     # The same step of 1 GiB, of 2 sequences or of 100: 0.5 GiB each, or 10 MiB.
     few, many = (Traffic(2**30).per(n) for n in (2, 100))

@@ -14,6 +14,8 @@ pipelines.jsonl  stages that are checkpointed under autocast
 qlora.jsonl      4-bit weights in shards: Trainer and SFTTrainer with PEFT and
                  bitsandbytes over FSDP 1 and 2
 reshard.jsonl    FSDP2 that keeps shards of two ranks after forward, OPT and Llama in float16
+scaler.jsonl     GradScaler of shards: FSDP 1 and 2, HSDP, CPU offload, ZeRO-1; run on another
+                 virtual GPU than ours
 selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tensor parallelism,
                  a pipeline; run on another virtual GPU than ours
 trl.jsonl        SFTTrainer under DDP, FSDP2 and ZeRO 2, DPOTrainer under DDP and ZeRO 2

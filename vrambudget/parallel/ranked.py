@@ -93,8 +93,8 @@ def refuse(job: Job, layout: Layout) -> None:
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
         and (job.mode != "train" or (job.loop, layout.data) not in _PREPARED),
         f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
-        "a gradient scaler (amp-fp16) of sharded parameters": shards
-        and job.precision == "amp-fp16",
+        f"a gradient scaler (amp-fp16) with {layout}": job.precision == "amp-fp16"
+        and (cut or (shards and job.loop != "plain")),
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",

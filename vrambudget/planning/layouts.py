@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED
 from vrambudget.planning.lower_bound import ITEM_BYTES
-from vrambudget.planning.recipes import LORA_RANK, Trained
+from vrambudget.planning.recipes import LORA_RANK, SCALED_LORA, Trained, scaled_4_bit
 
 Goal = Literal["full", "lora", "qlora", "any"]
 GOALS: dict[Goal, tuple[Trained, ...]] = {
@@ -129,7 +129,8 @@ def layouts(
     calls fully_shard.
     """
     for trained in GOALS[goal]:
-        base = _trained(job, trained) | (_AUTOCAST[trained] if trained in autocast else {})
+        base = _trained(job, trained, has_bfloat16=has_bfloat16)
+        base |= _AUTOCAST[trained] if trained in autocast else {}
         for checkpointing in dict.fromkeys((job.checkpointing, "full")):
             words: list[str] = [trained] if trained != "full" else []
             words += [CHECKPOINTING] if checkpointing != "none" else []
@@ -143,13 +144,15 @@ def layouts(
                 yield LayoutChoice(name, fields | more, gpus, trained, frugal)
 
 
-def _trained(job: Job, trained: Trained) -> dict[str, Any]:
-    if trained == "full":
-        return {"lora_rank": None, "quant": None}
+def _trained(job: Job, trained: Trained, *, has_bfloat16: bool) -> dict[str, Any]:
     rank = {"lora_rank": job.lora_rank or LORA_RANK}
-    if trained == "lora":
-        return {**rank, "quant": None, "precision": "bf16"}
-    return {**rank, "quant": "nf4", "precision": "bf16"}
+    if trained == "full":
+        scaled = {} if has_bfloat16 or job.precision != "amp-bf16" else {"precision": "amp-fp16"}
+        return {"lora_rank": None, "quant": None, **scaled}
+    if trained == "qlora":
+        precision = "bf16" if has_bfloat16 else scaled_4_bit(job)
+        return {**rank, "quant": "nf4", "precision": precision}
+    return {**rank, "quant": None, **({"precision": "bf16"} if has_bfloat16 else SCALED_LORA)}
 
 
 def _together(
@@ -164,8 +167,8 @@ def _together(
         more = {"parameters_as_bucket_view": True, "gradient_as_bucket_view": True}
         yield "ZeRO-1", {"parallel": "zero1", **more}
     # Frozen weights are in 16 bits, as for one GPU, or in 4.
-    halved = trained == "qlora" or (trained == "lora" and has_bfloat16)
-    mixed = {} if halved or library else _mixed(job, has_bfloat16=has_bfloat16)
+    # GPUs without bfloat16 run float16 under autocast, with a gradient scaler.
+    mixed = _mixed(job) if trained == "full" and has_bfloat16 and not library else {}
     fsdp2 = {"parallel": "fsdp2", **mixed, **({"reshard_after_forward": True} if library else {})}
     if gpus > per_node > 1 and gpus % per_node == 0:
         yield f"HSDP, {gpus // per_node} copies", {**fsdp2, "replicate": gpus // per_node}
@@ -196,10 +199,10 @@ def _pipeline(job: Job, gpus: int, *, autocast: bool) -> dict[str, Any]:
     return {**fields, "precision": "amp-bf16"} if autocast else fields
 
 
-def _mixed(job: Job, *, has_bfloat16: bool) -> dict[str, Any]:
+def _mixed(job: Job) -> dict[str, Any]:
     """Return FSDP2's mixed precision for what autocast does on one GPU."""
     if job.lora_rank is None and job.precision in {"amp-bf16", "fp32"} and job.weights is None:
-        dtype = "bf16" if job.precision == "amp-bf16" and has_bfloat16 else None
+        dtype = "bf16" if job.precision == "amp-bf16" else None
         return {"precision": "fp32", "param_dtype": dtype, "reduce_dtype": dtype and "fp32"}
     return {}
 

@@ -39,6 +39,8 @@ Trained = Literal["full", "lora", "qlora"]
 _LOG = logging.getLogger("vrambudget")
 FIRST_WITH_BFLOAT16 = (8, 0)
 LORA_RANK = 16
+# Where there is no bfloat16: PEFT keeps adapters in float32, which GradScaler needs.
+SCALED_LORA = {"precision": "amp-fp16", "weights": "fp16"}
 MOST_SEQUENCES = 2**14  # sequences in a batch
 MOST_TRACED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
 SEARCHED = frozenset(
@@ -138,16 +140,23 @@ def _bases(scenario: Scenario, trains: Trained, *, mixed: bool) -> Iterator[dict
             yield {**rank, "quant": "nf4", "precision": name, "weights": None}
     elif has_bfloat16:
         yield {**rank, "quant": None, **halved}
-    else:  # PEFT keeps adapters in float32, which GradScaler needs
-        yield {**rank, "quant": None, "precision": "amp-fp16", "weights": "fp16"}
+    else:
+        yield {**rank, "quant": None, **SCALED_LORA}
 
 
 def _of_4_bit(scenario: Scenario, halved: str) -> tuple[str, ...]:
     """Return the precisions to try; norms are float32, so under autocast attention has 16 bits."""
     if scenario.platform.compute_capability >= FIRST_WITH_BFLOAT16:
         return halved, "amp-bf16"
-    # TRL's adapters are bfloat16, which GradScaler refuses.
-    return ("fp32",) if scenario.job.loop in TRL_LOOPS else ("amp-fp16",)
+    return (scaled_4_bit(scenario.job),)
+
+
+def scaled_4_bit(job: Job) -> str:
+    """Return the precision of QLoRA where there is no bfloat16.
+
+    TRL's adapters are bfloat16, which GradScaler refuses.
+    """
+    return "fp32" if job.loop in TRL_LOOPS else "amp-fp16"
 
 
 def eager(job: Job) -> Job:
