@@ -166,6 +166,36 @@ def test_layers_are_split_among_unequal_gpus():
             loaded(gpu="2x24GB", **wrong)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "context", "experts"),
+    [
+        ("qwen3-235b-a22b:Q4_K_M", "4x24GB", 8192, 34),
+        ("gpt-oss-120b", "24GB,12GB", 16384, 18),
+        ("glm-4.5-air:Q4_K_M", "3x24GB", 16384, 4),
+    ],
+)
+def test_several_gpus_are_full_before_experts_stay_in_main_memory(model, gpu, context, experts):
+    """By memory alone all GPUs but the last were nearly empty: 80, 30 and 17 layers' stayed."""
+    found = vrambudget.run(model, gpu=gpu, ram="200GB", context=context)
+    command = found.values["command"].split()
+    assert found.starts
+    assert int(command[command.index("-ncmoe") + 1]) <= experts
+    shares = [int(n) for n in command[command.index("-ts") + 1].split(",")]
+    held = found.values["gpus"]
+    assert [each["layers"] for each in held] == shares
+    left = [
+        capacity - each["model_bytes"] - each["cache_bytes"] - each["compute_bytes"]
+        for each, capacity in zip(held, found.values["capacity_bytes"], strict=True)
+    ]
+    assert max(left) < 3 * 2**30
+
+
+def test_a_model_without_experts_is_shared_so_that_fewer_layers_stay_in_main_memory():
+    found = vrambudget.run("llama-3.3-70b:Q4_K_M", gpu="12GB,24GB,8GB", ram="64GB", context=8192)
+    assert "-ngl 78 -c 8192 -ts 21,45,12" in found.values["command"]  # by memory alone -ngl 72
+    assert found.values["gpus"][0]["layers"] == 21
+
+
 def test_experts_stay_in_main_memory_by_layer_or_by_name():
     def on_gpu(**options):
         return loaded("qwen3-30b-a3b", **options).gpus[0].model_bytes

@@ -75,6 +75,7 @@ class LlamaCppServing:
     ram_bytes: int | None
     offloaded: int  # layers, the output among them
     layers: int
+    layer_bytes: tuple[int, ...]  # weights and cache of each where it is, the output last
     read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
     bandwidths: tuple[int | None, ...]  # GB/s of each GPU
     beside: tuple[Beside, ...] = ()
@@ -152,9 +153,12 @@ def serve(
     placed = placement or place(model, gpus, options)
     cells = _Cells(model, options)
     caches = dict.fromkeys(placed.model_bytes, 0)
+    layer_bytes = list(placed.layer_bytes)
     for layer in range(model.layers):
         where = HOST if options.no_kv_offload else placed.devices[layer]
-        caches[where] += cells.of_layer(layer, is_padded=where != HOST)
+        size = cells.of_layer(layer, is_padded=where != HOST)
+        caches[where] += size
+        layer_bytes[layer] += size * (where == placed.devices[layer])
     slots, is_old = cells.slots, options.engine_version != "2026-10"
     computed = compute_bytes(
         model,
@@ -186,6 +190,7 @@ def serve(
         ram_bytes=ram_bytes,
         offloaded=placed.offloaded,
         layers=model.layers,
+        layer_bytes=tuple(layer_bytes),
         read_bytes=placed.read_bytes,
         bandwidths=tuple(map(bandwidth, gpus)),
     )

@@ -45,6 +45,7 @@ class Placement:
     devices: tuple[int, ...]  # of each layer, the output last
     model_bytes: Mapping[int, int]
     read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
+    layer_bytes: tuple[int, ...]  # of each layer's weights that lie where it is, the output last
     layers: tuple[Mapping[str, Weight], ...]  # "attn_q", "attn_q.bias", of each layer
     output: Weight | None
     has_gpus: bool
@@ -59,13 +60,18 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
     devices = _devices(model, gpus, options, offloaded)
     placed = _placed(model, options, devices, len(gpus))
     sizes = dict.fromkeys((HOST, *range(len(gpus))), 0)
+    of_layers = [0] * len(devices)
     for tensor, where in placed:
-        sizes[where] += _in_main_memory(tensor) if where == HOST else _on_a_gpu(tensor)
+        size = _in_main_memory(tensor) if where == HOST else _on_a_gpu(tensor)
+        sizes[where] += size
+        layer = int(tensor.name.split(".")[1]) if tensor.name.startswith("blk.") else -1
+        of_layers[layer] += size * (where == devices[layer])
     return Placement(
         offloaded=offloaded,
         devices=tuple(devices),
         model_bytes=sizes,
         read_bytes=_read_for_a_token(model, placed),
+        layer_bytes=tuple(of_layers),
         layers=_of_layers(placed, model.layers),
         output=_output(placed),
         has_gpus=bool(gpus),

@@ -11,7 +11,7 @@ Source: llama.cpp 0c1e570 of October 2026: common/fit.cpp fills GPUs in the same
 then experts of the last layers), with 1 GiB left free on each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vrambudget.config.gpus import Gpu
@@ -110,19 +110,43 @@ class Machine:
             return _with(options, n_gpu_layers=0)
         if self._has_left(model, options):
             return options
-        if model.experts and self._has_left(model, _with(options, n_cpu_moe=model.layers)):
-            return _least(
-                lambda n: _with(options, n_cpu_moe=n),
-                lambda chosen: self._has_left(model, chosen),
-                model.layers,
-            )
         if model.experts:
+            found = self._least(model, options, "n_cpu_moe")
+            if self._has_left(model, found):
+                return found
             options = _with(options, cpu_moe=True)
-        return _least(
-            lambda n: _with(options, n_gpu_layers=model.layers + 1 - n),
-            lambda chosen: self._has_left(model, chosen),
-            model.layers + 1,
-        )
+        return self._least(model, options, "n_gpu_layers")
+
+    def _least(self, model: GgufModel, options: LlamaCppOptions, name: str) -> LlamaCppOptions:
+        """Return the options with the fewest layers, or experts, in main memory; else with all.
+
+        Several GPUs share the other layers so that each has as much left as can be.
+        """
+        most = model.layers + (name == "n_gpu_layers")
+
+        def of(n: int) -> LlamaCppOptions:
+            if name == "n_cpu_moe":
+                return _with(options, n_cpu_moe=n)
+            return _with(options, n_gpu_layers=most - n)
+
+        whole = self.serve(model, options).layer_bytes
+        some = self.serve(model, of(most if name == "n_cpu_moe" else 1))
+
+        def shared(n: int) -> LlamaCppOptions:
+            chosen = of(n) if n else options
+            sizes = whole[n:]
+            if name == "n_cpu_moe":
+                sizes = some.layer_bytes[:n] + sizes
+            if len(self.gpus) == 1 or not sizes or options.split_mode == "none":
+                return chosen
+            return _with(chosen, tensor_split=",".join(map(str, _shares(sizes, some))))
+
+        low, high = -1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self._has_left(model, shared(middle))
+            low, high = (low, middle) if fits else (middle, high)
+        return shared(high)
 
     def _has_left(self, model: GgufModel, options: LlamaCppOptions) -> bool:
         """Return whether it fits on the GPUs, with the most that the driver was seen to take."""
@@ -162,15 +186,34 @@ def best_of(rows: list[RunChoice]) -> RunChoice:
     return (whole or named or fitting or rows[-1:])[0]
 
 
-def _least(
-    of: Callable[[int], LlamaCppOptions], fits: Callable[[LlamaCppOptions], bool], most: int
-) -> LlamaCppOptions:
-    """Return the options of the least number that fits, or of the most."""
-    low, high = 0, most
+def _shares(sizes: Sequence[int], found: LlamaCppServing) -> list[int]:
+    """Return how many layers in a row each GPU has, for the GPU with the least left to have most.
+
+    `found`: a start with about the same buffers.
+    """
+    rooms = [
+        capacity - context[1] - held.compute_bytes
+        for capacity, context, held in zip(
+            found.capacity_bytes, found.context_bytes, found.gpus, strict=True
+        )
+    ]
+
+    def counts(left: int) -> list[int]:
+        """Return what each has with so much left; the last has the rest."""
+        many, used = [0], 0
+        for size in sizes:
+            while used + size > rooms[len(many) - 1] - left and len(many) < len(rooms):
+                many, used = [*many, 0], 0
+            many[-1] += 1
+            used += size
+        is_over = used > rooms[len(many) - 1] - left
+        return [] if is_over else many + [0] * (len(rooms) - len(many))
+
+    low, high = -sum(sizes) - max(map(abs, rooms)), max(rooms)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(of(middle)) else (middle, high)
-    return of(high)
+        low, high = (middle, high) if counts(middle) else (low, middle)
+    return counts(low)
 
 
 def _with(options: LlamaCppOptions, **changed: int | bool | str) -> LlamaCppOptions:
