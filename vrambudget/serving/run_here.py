@@ -11,6 +11,7 @@ Source: llama.cpp 0c1e570 of October 2026: common/fit.cpp fills GPUs in the same
 then experts of the last layers), with 1 GiB left free on each.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -141,12 +142,8 @@ class Machine:
                 return chosen
             return _with(chosen, tensor_split=",".join(map(str, _shares(sizes, some))))
 
-        low, high = -1, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = self._has_left(model, shared(middle))
-            low, high = (low, middle) if fits else (middle, high)
-        return shared(high)
+        least = bisect_left(range(most), 1, key=lambda n: self._has_left(model, shared(n)))
+        return shared(least)
 
     def _has_left(self, model: GgufModel, options: LlamaCppOptions) -> bool:
         """Return whether it fits on the GPUs, with the most that the driver was seen to take."""
@@ -163,13 +160,10 @@ class Machine:
             chosen = _with(options, ctx_size=min(steps * _STEP, most))
             return self._has_left(model, chosen) and self.serve(model, chosen).fits
 
-        low, high = 0, -(-most // _STEP)
-        if holds(high):
+        steps = -(-most // _STEP)
+        if holds(steps):
             return most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return low * _STEP
+        return _STEP * bisect_left(range(1, steps), 1, key=lambda n: not holds(n))
 
 
 _SPLITS = frozenset({"n_gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", "tensor_split"}) | {
@@ -209,11 +203,8 @@ def _shares(sizes: Sequence[int], found: LlamaCppServing) -> list[int]:
         is_over = used > rooms[len(many) - 1] - left
         return [] if is_over else many + [0] * (len(rooms) - len(many))
 
-    low, high = -sum(sizes) - max(map(abs, rooms)), max(rooms)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if counts(middle) else (low, middle)
-    return counts(low)
+    left = range(-sum(sizes) - max(map(abs, rooms)), max(rooms))
+    return counts(left[bisect_left(left, 1, key=lambda n: not counts(n)) - 1])
 
 
 def _with(options: LlamaCppOptions, **changed: int | bool | str) -> LlamaCppOptions:

@@ -18,6 +18,7 @@ Not modelled: quantised experts but gpt-oss's, speculative decoding, LoRA adapte
 Gemma 3's, models of which each layer has a cache of another size.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -307,11 +308,5 @@ def _pictures(config: DecoderConfig, step: int, itemsize: int) -> int:
 
 def _longest(groups: Groups, blocks: int, longest: int, step: int, block: int) -> int:
     """Return the most tokens of a request that the blocks hold (estimate_max_model_len)."""
-    low, high = 0, longest
-    while low < high:
-        middle = (low + high + 1) // 2
-        if groups.blocks_of(middle, step, block) <= blocks:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    asked = range(1, longest + 1)
+    return bisect_left(asked, 1, key=lambda n: groups.blocks_of(n, step, block) > blocks)
