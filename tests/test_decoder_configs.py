@@ -25,6 +25,10 @@ LAYERS = [
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "FSSS", "FS"),
     ("qwen3", {"use_sliding_window": True}, "FFFF", "F"),  # 28 layers come before the first
     ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, "SSSS", "FS"),
+    ("qwen3_moe", {}, "FFFF", "F"),
+    ("qwen3_moe", {"use_sliding_window": True}, "SSSS", "S"),
+    ("qwen2_moe", {}, "FFFF", "FS"),
+    ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 2}, "SFFF", "FS"),
     ("gemma2", {}, "SFSF", "FS"),
     ("gemma2", {"layer_types": ["full_attention"] * 4}, "FFFF", "FS"),  # both masks all the same
 ]

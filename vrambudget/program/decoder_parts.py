@@ -1,6 +1,6 @@
 """The parts of a recorded decoder: a layer, and the norm behind the last one, as steps by sizes.
 
-What all decoders share is one step each: attention, and the cache of the pass that runs.
+What all decoders share is one step each: attention, the cache of the pass that runs, experts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +10,11 @@ from typing import Any
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.context import context
-from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import attend
 from vrambudget.models.parts.cache import Cache
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
-from vrambudget.program.layers import Run, State, steps_of
+from vrambudget.program.layers import ENDS, Run, State, steps_of
 from vrambudget.program.unfold import makes, reads
 from vrambudget.program.values import Values
 
@@ -49,6 +48,10 @@ class Part:
         self._program = program
         self._kinds = {value[0]: value[1] for word, value in program.built if word == "module"}
         self._steps: dict[Any, tuple[Mapping[str, int], list[Step]]] = {}  # and a vector's owner
+        ops = ((path, v) for path, (word, v) in with_paths(rows) if word == "op")
+        routed = ((path, v[2]) for path, v in ops if v[0] == "experts")
+        found: tuple[str, list[str]] = next(routed, ("", []))
+        self.experts, self._routed = found
         self._ends = [value for word, value in rows if word == "del"]
         self.inner: dict[str, Part] = {}
         self._rows = rows if len(inputs) == 1 else [*self._with_modules(rows)]
@@ -67,15 +70,27 @@ class Part:
             yield from found
 
     def _called(self, path: str, rows: list[Row]) -> list[Row]:
-        made = {name for row in rows for name in makes(*row)}
-        inside = [row for row in rows if row[0] != "del" or row[1] in made]
-        (given,) = {name for row in inside for name in reads(*row)} - made
-        (result,) = made - {value for word, value in inside if word == "del"}
-        self.inner[path] = Part(self._program, inside, [given], [result])
-        outside = [row for row in rows if row not in inside]
-        return [("module", [path, given, result]), *outside]
+        made = {name: None for row in rows for name in makes(*row)}
+        ends = ("given", "del")
+        outside = [row for row in rows if row[0] in ends and row[1] not in made]
+        inside = [row for row in rows if row not in outside]
+        own = next((v for word, v in inside if word == "op" and v[0] == "experts"), None)
+        if own is not None:
+            return [("module", [path, own[2], own[1]]), *outside]
+        given = {name for row in inside for name in reads(*row)} - made.keys()
+        gone = {v if word == "del" else v[1] for word, v in inside if word in ENDS}
+        left = [name for name in made if name not in gone]
+        order = dict(zip(self._routed[1:], (2, 1), strict=False))  # of what a router returns
+        left.sort(key=lambda name: order.get(name, 0))
+        self.inner[path] = Part(self._program, inside, [*given], left)
+        return [("module", [path, [*given], left]), *outside]
 
-    def run(self, env: Env, state: Pass, *, training: bool) -> Tensor:
+    @property
+    def routes(self) -> bool:
+        """Whether it is a router: it returns more than one tensor."""
+        return len(self._outputs) > 1
+
+    def run(self, env: Env, state: Pass, *, training: bool) -> Any:
         """Run the steps on an environment.
 
         Where a checkpoint has all that it needs, it ends the pass: what is left goes as it would
@@ -84,13 +99,14 @@ class Part:
         before = context.purpose, context.grad_enabled, context.autocast, context.tape.module
         autocast = None if before[2] is None or state.keeps else before[2].dtype
         sizes = (x if isinstance(x, int) else id(x) for x in state.sizes.values())
-        key = *sizes, state.dtype, state.tables, autocast, *state.said.values()
+        key = *sizes, state.dtype, state.tables, autocast, *state.said.values(), training
         if key not in self._steps:
             if len(self._steps) >= _MOST:
                 self._steps.clear()
             values = Values(state.sizes, state.dtype, autocast, state.said, state.tables)
             bound = _LayerBound(self._program, values, self._kinds)
-            self._steps[key] = state.sizes, [*steps_of(bound, self._rows)]
+            rows = self._rows_for(state.said, training=training)
+            self._steps[key] = state.sizes, [*steps_of(bound, rows)]
         outer, state.run = state.run, Run(before[0], before[1], before[2], training)
         try:
             for step in self._steps[key][1]:
@@ -102,7 +118,17 @@ class Part:
         finally:
             context.purpose, context.grad_enabled, context.autocast, context.tape.module = before
             state.run = outer
-        return env[self._outputs[0]]
+        left = tuple(env[name] for name in self._outputs)
+        return left if len(left) > 1 else left[0]
+
+    def _rows_for(self, said: Mapping[str, Any], *, training: bool) -> Iterator[Row]:
+        """Yield rows: what is `given` a rate is done in training, where the rate is above 0."""
+        within = False
+        for row in self._rows:
+            if row[0] == "given":
+                within = row[1] is not None and not (training and said[row[1]])
+            elif not within:
+                yield row
 
 
 class Parts:
@@ -132,9 +158,10 @@ class _LayerBound(Bound):
         return _updates(outs, args) if name == "cache.update" else super()._op(value, path)
 
 
-def _calls(path: str, given: str, result: str) -> Step:
+def _calls(path: str, given: list[str], results: list[str]) -> Step:
     def step(env: Env, state: Any) -> None:
-        env[result] = state.modules[path](env[given])
+        left = state.modules[path](*[env[name] for name in given])
+        env.update(zip(results, left if len(results) > 1 else (left,), strict=True))
 
     return step
 

@@ -1,7 +1,7 @@
 """Decoders whose layer is a program: what a type's own code does; all else is models.parts'.
 
     recorded   a layer with its weights, the norm behind the last one, which biases a key gives
-    shared     embedding, masks, rotary tables, caches, attention, heads and losses
+    shared     embedding, masks, rotary tables, caches, attention, experts, heads and losses
 
 `decoder_class("helium")` is the type's configuration, as that of a family in models.families.
 Source: `vrambudget.recording.decoders` writes the programs.
@@ -21,11 +21,18 @@ from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.layers import CheckpointedLayer
+from vrambudget.models.parts.moe import MoeCausalLM
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
-from vrambudget.models.parts.windows import LaterLayersSlide, SlidingConfig
+from vrambudget.models.parts.windows import (
+    AllSlideIfAsked,
+    EverySecondSlides,
+    LaterLayersSlide,
+    SlidingConfig,
+)
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.elementwise import Activation
 from vrambudget.program.bound import Env
+from vrambudget.program.decoder_experts import PlayedExperts, PlayedMoeConfig, PlayedRouter
 from vrambudget.program.decoder_parts import Part, Parts, Pass
 from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
@@ -51,6 +58,7 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "variants": [(variant.when, Parts(variant.program)) for variant in program.every()],
         "tasks": tuple(source["tasks"]),
         "heads_share_width": source["width"] == "shared",
+        "aliases": source.get("aliases", {}),
         "special_tokens": source["special_tokens"],
         "followed_in": tuple(source["followed_in"]),
         "ignored_keys": DecoderConfig.ignored_keys | set(source["ignored"]),
@@ -59,7 +67,9 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         own["rotary_embedding"] = Float32RotaryEmbedding
     if source["embedding"] == "scaled":
         own["embedding"] = ScaledEmbedding
-    bases: tuple[type, ...] = (PlayedDecoderConfig, *_windows(fields))
+    bases: tuple[type, ...] = (PlayedDecoderConfig, *_windows(source))
+    if "num_experts_per_tok" in fields:
+        bases = (PlayedDecoderConfig, PlayedMoeConfig, *bases[1:])
     return type(f"{model_type.capitalize()}Config", bases, own)
 
 
@@ -67,9 +77,12 @@ _OF_WINDOWS = {"layer_types", "use_sliding_window", "max_window_layers"}
 """Keys that the classes of models.parts.windows declare."""
 
 
-def _windows(fields: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
+def _windows(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
+    fields = source["fields"]
     if "max_window_layers" in fields:
-        return (LaterLayersSlide,)
+        return (EverySecondSlides,) if source.get("masks") == "both" else (LaterLayersSlide,)
+    if "use_sliding_window" in fields:
+        return (AllSlideIfAsked,)
     return (SlidingConfig,) if "sliding_window" in fields else ()
 
 
@@ -78,6 +91,8 @@ _TYPES: dict[str, Any] = {
     "pad_token_id": int | None,
     "partial_rotary_factor": Annotated[float, Field(gt=0, le=1)],
     "use_bidirectional_attention": Literal[False] | None,
+    "mlp_only_layers": tuple[int, ...] | None,
+    "router_jitter_noise": Annotated[float, Field(ge=0)],
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), Size | None),
 }
 
@@ -112,24 +127,24 @@ class PlayedNorm(Norm):
         outer = state.dtype, state.keeps
         state.dtype, state.keeps = hidden_states.dtype, True  # a norm returns what it is given
         try:
-            return part.run(env, state, training=self.training)
+            y: Tensor = part.run(env, state, training=self.training)
         finally:
             state.dtype, state.keeps = outer
+        return y
 
 
 class PlayedDecoderLayer(CheckpointedLayer):
     """A layer whose forward pass is the program's."""
 
     def __init__(
-        self, config: "PlayedDecoderConfig", number: int, weights: Weights, said: Mapping[str, Any]
+        self, config: "PlayedDecoderConfig", state: Pass, parts: Parts, weights: Weights
     ) -> None:
-        state = Pass(number=number, said=said)
-        self.played = state, config
+        self.played = state, config, parts
         for name, shape in weights:
             path, _, last = name.rpartition(".")
             owner = self._module(path)
             setattr(owner, last, Parameter(shape, context.options.dtype))
-            if f"@{name}" in config.parts.layer.fixed:  # others' modules may be replaced
+            if f"@{name}" in parts.layer.fixed:  # others' modules may be replaced
                 state.owners[f"@{name}"] = owner, last
         for module in self.modules():
             if isinstance(module, WITH_BIAS) and "bias" not in vars(module):
@@ -142,13 +157,19 @@ class PlayedDecoderLayer(CheckpointedLayer):
         above, _, last = path.rpartition(".")
         owner = vars(self._module(above))
         if last not in owner:
-            state, config = self.played
-            parts = config.parts
-            kind = KINDS.get(parts.kinds.get(path, ""), Module)
-            inner = parts.layer.inner.get(path)
-            owner[last] = kind.__new__(kind) if inner is None else PlayedNorm(inner, state)
+            owner[last] = self._made(path)
         found: Module = owner[last]
         return found
+
+    def _made(self, path: str) -> Module:
+        state, _, parts = self.played
+        inner = parts.layer.inner.get(path)
+        if inner is not None:
+            return PlayedRouter(inner, state) if inner.routes else PlayedNorm(inner, state)
+        if path == parts.layer.experts:
+            return PlayedExperts(state.said["hidden_act"])
+        kind = KINDS.get(parts.kinds.get(path, ""), Module)
+        return kind.__new__(kind)
 
     def forward(
         self,
@@ -160,20 +181,21 @@ class PlayedDecoderLayer(CheckpointedLayer):
     ) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         del position_ids  # held by who calls
-        state, config = self.played
+        state, config, parts = self.played
         state.prepare(self)
         state.cache = past_key_values
         state.dtype, state.tables = hidden_states.dtype, rotary[0].dtype
         state.sizes = config.sizes_of(hidden_states, rotary[0], self.ranks)
         state.keeps = any(hasattr(module, "quantised") for module in self.modules())
-        part = config.parts.layer
+        part = parts.layer
         env: Env = state.parameters(part.fixed)
         given: Any = hidden_states, *rotary, mask  # without a mask its name is None's
         env.update(zip(part.inputs, given, strict=True))
         try:
-            return part.run(env, state, training=self.training)
+            y: Tensor = part.run(env, state, training=self.training)
         finally:
             state.cache = None
+        return y
 
 
 _DROPOUT = "dropout.dropout"
@@ -229,13 +251,19 @@ class PlayedDecoderConfig(DecoderConfig):
         """Pickle the values: the class is made of its program where they are read."""
         return _restored, (self.model_type, self.__dict__, self.model_fields_set)
 
-    @property
-    def parts(self) -> Parts:
-        """Those of the program whose keys are as this configuration has them."""
+    def parts(self, number: int = 0) -> Parts:
+        """Return those of the program whose keys are as this configuration has them of a layer."""
         for when, parts in self.variants[1:]:
-            if all(getattr(self, key) in values for key, values in when.items()):
+            if all(self._is(key, number) in values for key, values in when.items()):
                 return parts
         return self.variants[0][1]
+
+    def _is(self, key: str, number: int) -> Any:
+        """Return what a key says of a layer."""
+        if key == "mlp":
+            assert isinstance(self, PlayedMoeConfig)  # noqa: S101 - others have no such programs
+            return "dense" if self.is_dense(number) else "experts"
+        return getattr(self, key)
 
     def rotary(self) -> Module:
         """Return what makes rotary tables; HunYuan's files name an `alpha`."""
@@ -261,8 +289,9 @@ class PlayedDecoderConfig(DecoderConfig):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Rates of dropout, and the activation."""
-        rates = {key: getattr(self, key) for key in self.program.source["fields"] if "drop" in key}
+        """Rates of dropout and noise, and the activation."""
+        fields = self.program.source["fields"]
+        rates = {key: getattr(self, key) for key in fields if "drop" in key or "jitter" in key}
         return {**rates, "hidden_act": self.hidden_act}
 
     def sizes_of(self, hidden_states: Tensor, table: Tensor, ranks: int) -> dict[str, int]:
@@ -276,7 +305,9 @@ class PlayedDecoderConfig(DecoderConfig):
         }
 
     def _widths(self, ranks: int = 1) -> dict[str, int]:
+        named = self.program.sizes.keys() & self.program.source["fields"].keys()
         return {
+            **{key: getattr(self, key) for key in named},
             "num_attention_heads": self.num_attention_heads // ranks,
             "num_key_value_heads": self.kv_heads // ranks,
             "head_dim": self.head_width,
@@ -284,23 +315,26 @@ class PlayedDecoderConfig(DecoderConfig):
             "intermediate_size": self.intermediate_size // ranks,
         }
 
-    def weights(self) -> Weights:
+    def weights(self, parts: Parts) -> Weights:
         """Return a layer's weights: without the biases that a key leaves out."""
         biases = self.program.source["biases"].items()
         left_out = {f"{x}.bias" for key, paths in biases if not getattr(self, key) for x in paths}
         values = Values({**self._widths(), "rotary_width": self.rotary_width}, float32, None)
-        rows = [value for word, value in self.parts.built if word == "weight"]
+        rows = [value for word, value in parts.built if word == "weight"]
         return [(v[0], tuple(values.of(v[2]))) for v in rows if v[0] not in left_out]
 
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
-        weights, said = self.weights(), self.said
-        layers = range(self.num_hidden_layers)
-        return [PlayedDecoderLayer(self, i, weights, said) for i in layers]
+        said, parts = self.said, [self.parts(i) for i in range(self.num_hidden_layers)]
+        weights = {each: self.weights(each) for each in parts}
+        return [
+            PlayedDecoderLayer(self, Pass(number=i, said=said), each, weights[each])
+            for i, each in enumerate(parts)
+        ]
 
     def norm(self, width: int) -> PlayedNorm:  # type: ignore[override]  # a class elsewhere
         """Return the norm behind the last layer, its weights allocated."""
-        part = self.parts.norm
+        part = self.parts().norm
         made = PlayedNorm(part)
         for name in sorted(part.fixed, reverse=True):  # the weight, then a bias
             setattr(made, name[1:], Parameter((width,), context.options.dtype))
@@ -312,7 +346,8 @@ class PlayedDecoderConfig(DecoderConfig):
 
     def causal_lm(self) -> CausalLM:
         """Return the model with a language modelling head, its weights allocated."""
-        made: CausalLM = type(self.program.source["class"], (PlayedCausalLM,), {})(self)
+        bases = (PlayedCausalLM, MoeCausalLM) if self.has_experts else (PlayedCausalLM,)
+        made: CausalLM = type(self.program.source["class"], bases, {})(self)
         return made
 
 

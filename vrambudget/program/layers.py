@@ -60,7 +60,7 @@ class State:
 
 
 _WRAPPERS = {"modules_to_save"}
-_ENDS = {"del", "write"}
+ENDS = {"del", "write"}
 
 
 class Block:
@@ -76,7 +76,7 @@ class Block:
         entered = [name for word, value in rows if word == "enter" for name in value]
         self.inputs = list(dict.fromkeys([*entered, *read]))
         made = dict.fromkeys(name for row in rows for name in makes(*row))
-        gone = {value if word == "del" else value[1] for word, value in rows if word in _ENDS}
+        gone = {value if word == "del" else value[1] for word, value in rows if word in ENDS}
         left = [name for word, value in rows if word == "leave" for name in value]
         self.outputs = list(dict.fromkeys([*left, *(n for n in made if n not in gone)]))
 

@@ -127,7 +127,7 @@ class Recorder(Prober):
         model.activations = {
             row: key for key in verdicts.activations for row in self._activated(key)
         }
-        model.labels = inserted(self.base, self._unlabelled())
+        model.given = inserted(self.base, self._unlabelled())
         if verdicts.built is None:
             for key, value in verdicts.builds.items():
                 built = [self._facts(probe, {key: value}) for probe in probes]

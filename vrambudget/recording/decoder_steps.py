@@ -3,6 +3,7 @@
 mask, rotary      made by who calls a layer: the program only says where they go
 cache.update      keys and values of the new tokens
 attention.attend  by whichever kernel a job asks for
+experts           all rows through the experts that their router chose
 """
 
 import contextlib
@@ -13,9 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 import transformers
+from transformers.integrations.moe import ExpertsInterface
 from transformers.modeling_utils import AttentionInterface
 
 from vrambudget.dtypes import bool_, int64
+from vrambudget.engine.autograd import record
 from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.models.parts.attention import attend
 from vrambudget.models.parts.cache import DynamicLayer
@@ -42,6 +45,18 @@ def _attend(
     output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0)
     made = output, empty((1,), query.v.dtype)
     return _step("attention.attend", made, [query, key, value, mask], dropout=dropout)
+
+
+def _experts(_module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    trained = hidden_states.v, top_k_weights.v
+    layouts = [(x.shape, x.dtype) for x in trained]
+    made = record(
+        "experts",
+        empty(*layouts[0]),
+        inputs=trained,
+        backward=lambda _: tuple(empty(*layout) for layout in layouts),
+    )
+    return _step("experts", (made,), [hidden_states, top_k_index, top_k_weights])[0]
 
 
 def _mask(*_: Any, **given: Any) -> Any:
@@ -114,6 +129,7 @@ def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
             elif name.endswith("RotaryEmbedding"):
                 stack.enter_context(patch.object(found, "forward", turned(found.forward)))
         stack.enter_context(patch.object(AttentionInterface, "get_interface", lambda *_: _attend))
+        stack.enter_context(patch.object(ExpertsInterface, "get_interface", lambda *_: _experts))
         stack.enter_context(patch.object(live, "outputs_of", with_cache))
         stack.enter_context(patch("vrambudget.recording.tracing.models.patches", patched))
         yield heard

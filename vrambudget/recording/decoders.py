@@ -1,8 +1,8 @@
 """A decoder's layer as a program: what a type's own code does between what all types share.
 
     recorded   a layer, the norm behind the last one; what embeddings and logits are multiplied by
-    a step     masks, rotary tables, caches and attention, which transformers has once for all
-               decoders: models.parts has their rules, for training and for generation
+    a step     masks, rotary tables, caches, attention and experts, which transformers has once for
+               all decoders: models.parts has their rules, for training and for generation
 
 A layer is recorded at several sizes, with positions of one row and of every row, with all biases
 that its keys can give it.
@@ -23,7 +23,7 @@ from vrambudget.recording.decoder_steps import steps_for
 from vrambudget.recording.keys import Values
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Model, Probe, program_of
-from vrambudget.recording.rows import changed_operations, kinds_of
+from vrambudget.recording.rows import changed_operations, inserted, kinds_of
 from vrambudget.recording.runs import RATES, recording
 
 _LAYER, _NORM = "model.layers.1", "model.norm"
@@ -32,7 +32,9 @@ _FIELDS = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
     *("max_position_embeddings", "attention_dropout", "tie_word_embeddings"),
     *("partial_rotary_factor", "use_bidirectional_attention", "sliding_window"),
-    *("use_sliding_window", "max_window_layers", "layer_types"),
+    *("use_sliding_window", "max_window_layers", "layer_types", "num_local_experts", "num_experts"),
+    *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
 )
 _FOLLOWED = {
     **dict.fromkeys(("granite", "olmo2", "starcoder2"), ("5.23", "5.24")),
@@ -59,6 +61,21 @@ _SIZES = (
     *((12, 4, 24, 260, 408, 4, 61, 4), (6, 3, 16, 100, 176, 7, 44, 7)),
     *((6, 3, 16, 100, 176, 3, 40, 1), (6, 3, 16, 100, 176, 3, 40, 3)),
 )
+_EXPERTS = (10, 14, 10, 10, 10, 10, 18, 22, 13, 10, 10, 10)
+_OF_EXPERTS = {
+    "num_local_experts": _EXPERTS,
+    "num_experts": _EXPERTS,
+    "num_experts_per_tok": (2, 2, 3, 2, 2, 2, 5, 4, 6, 2, 2, 2),
+    "moe_intermediate_size": (112, 112, 112, 240, 112, 112, 304, 192, 368, 112, 112, 112),
+    "shared_expert_intermediate_size": (
+        *(144, 144, 144, 144, 160, 144, 208, 272, 336, 144, 144, 144),
+    ),
+}
+"""Further sizes of mixtures of experts, of each recording."""
+
+_JITTER = "router_jitter_noise"
+"""A key of what is done in training alone, and only where it is above 0."""
+
 _PRECISIONS = {10: "fp32", 11: "amp-bf16"}
 _WIDTHS = ("free", "shared", "square")
 """Widths that a type takes: any, one that heads divide, or just as wide as heads are together."""
@@ -83,6 +100,8 @@ def record_decoder(model_type: str) -> Program:
         **dict.fromkeys(biases, True),
         **dict(zip(rates, RATES, strict=False)),
         "hidden_act": "gelu",
+        **{key: sizes[0] for key, sizes in _OF_EXPERTS.items() if key in own},
+        **{key: 0.01 for key in own if key == _JITTER},
     }
     share = own.get("rope_parameters", {}).get("partial_rotary_factor")
     if share is not None:
@@ -92,10 +111,16 @@ def record_decoder(model_type: str) -> Program:
     program, base = _layer_of(full, width=width)
     switches = {key: own[key] for key in _switches(full, own, base, width=width)}
     program.when = {key: [value] for key, value in switches.items()}
+    if "mlp_only_layers" in own:
+        program.when["mlp"] = ["experts"]
     for key, value in switches.items():
         other, _ = _layer_of({**full, key: not value}, width=width)
         other.when = program.when | {key: [not value]}
         program.variants.append(other.variant())
+    if "mlp_only_layers" in own:
+        dense, _ = _layer_of({**full, "mlp_only_layers": [0, 1, 2]}, width=width)
+        dense.when = {"mlp": ["dense"]}
+        program.variants.append(dense.variant())
     usual = {key: getattr(type(config), key, own[key]) for key in _FIELDS if key in own}
     usual |= rates | biases | switches
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
@@ -106,6 +131,7 @@ def record_decoder(model_type: str) -> Program:
         "biases": {key: _biases_of(full, key, base, width=width) for key in biases},
         "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
         "special_tokens": 1 + (own["bos_token_id"] is not None),
+        **({"aliases": config.attribute_map} if config.attribute_map else {}),
         "width": width,
         "embedding": "scaled" if "model.embed_tokens.embed_scale" in buffers else "plain",
         "tables": base.recording.facts["tables"],
@@ -130,13 +156,22 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
         probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
     )
     model = Model(activations=dict.fromkeys(changed, "hidden_act"))
+    if _JITTER in full:
+        without = _probe({**full, _JITTER: 0.0}, _SIZES[0], "bf16", width=width)
+        model.given, model.given_by = inserted(probes[0].recording, without.recording), _JITTER
     return _cut(program_of(probes, model)), probes[0]
 
 
 def _turned(full: Values, at: int) -> Values:
-    """Return keys with another share of a head rotated, so that it differs from a head's width."""
+    """Return keys with a recording's own sizes of experts, and another share of a head rotated.
+
+    So the rotated part differs from a head's width.
+    """
+    turned = {key: sizes[at] for key, sizes in _OF_EXPERTS.items() if key in full}
     share = full.get("partial_rotary_factor")
-    return full if share is None or at % 4 else {**full, "partial_rotary_factor": share * 1.5}
+    if share is not None and not at % 4:
+        turned["partial_rotary_factor"] = share * 1.5
+    return full | turned
 
 
 def _switches(full: Values, own: Values, base: Probe, *, width: str) -> Iterator[str]:
@@ -175,7 +210,7 @@ def _accepts(full: Values, sizes: Sequence[int], width: str) -> bool:
 
 
 def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) -> Probe:
-    found = _sizes_of(sizes, width=width)
+    found = _sizes_of(sizes, width=width) | {k: full[k] for k in _OF_EXPERTS if k in full}
     keys = {k: v for k, v in found.items() if k not in {"batch", "length", "rows"}}
     job = {"batch": found["batch"], "block": found["length"], "precision": precision}
     with steps_for(full["model_type"], found["rows"]) as heard:
@@ -206,11 +241,15 @@ def _cut(program: Program) -> Program:
         [n for w, v in program.code if w == "op" and v[0] == k for n in v[1:2]]
         for k in ("mask", "rotary")
     )
-    if len(masks) != 1 or len(tables) != 1:
+    layer = [row for path, row in rows if _is_in(path, _LAYER) and row[0] not in {"enter", "leave"}]
+    read = [name for row in layer for name in reads(*row)]
+    own = [names for names in masks if names[0] in read]
+    if len(own) != 1 or len(tables) != 1:
         raise UnfitError("layers of several kinds are no single program")
+    if len(masks) > 1:
+        program.source["masks"] = "both"
     (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", _LAYER))
     (left,) = (v for path, (w, v) in rows if (w, path) == ("leave", _LAYER))
-    layer = [row for path, row in rows if _is_in(path, _LAYER) and row[0] not in {"enter", "leave"}]
     norm = [row for path, row in rows if _is_in(path, _NORM)]
     made = [name for row in norm for name in makes(*row)]
     (given,) = {name for row in norm for name in reads(*row)} - {*made}
@@ -218,7 +257,7 @@ def _cut(program: Program) -> Program:
     norm = [row for row in norm if row[0] != "del" or row[1] in made]
     (result,) = [name for name in made if name not in gone]
     code = [
-        *(("enter", [entered[0], *tables[0], *masks[0]]), *layer, ("leave", left)),
+        *(("enter", [entered[0], *tables[0], *own[0]]), *layer, ("leave", left)),
         *(("enter", [given]), *norm, ("leave", [result])),
     ]
     _follow_tables(program, code, tables[0])

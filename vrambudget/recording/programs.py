@@ -43,7 +43,8 @@ class Model:
     is_nested: bool = False  # stacks within layers that do not recur are folded, too
     lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
     activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
-    labels: set[int] | None = None  # instructions that only labels need
+    given: set[int] | None = None  # instructions that some jobs do without
+    given_by: str = "labels"  # what the others have
     builds: list[tuple[str, Any, list[Any]]] = field(default_factory=list)
     """Keys that decide how the model is built: another value, and the facts of each probe."""
 
@@ -118,12 +119,12 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
 
 
 def _marked(code: list[Instruction], model: Model) -> Iterator[Instruction]:
-    """Yield the code: activations by their keys, what only labels need between marks."""
-    labels, within = model.labels or set(), False
+    """Yield the code: activations by their keys, what some jobs do without between marks."""
+    given, within = model.given or set(), False
     for at, (state, (word, value)) in enumerate(code):
-        if (at in labels) is not within:
+        if (at in given) is not within:
             within = not within
-            yield state, ("given", "labels" if within else None)
+            yield state, ("given", model.given_by if within else None)
         if at in model.activations:
             yield state, (word, [f"activation.{model.activations[at]}", *value[1:]])
         else:

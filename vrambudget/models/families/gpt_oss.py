@@ -24,6 +24,7 @@ from vrambudget.models.parts.decoder import LayerType, Model
 from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, attended
 from vrambudget.models.parts.experts import Chosen, Experts, weights_of
 from vrambudget.models.parts.moe import MoeConfig, Router
+from vrambudget.models.parts.parametrised import Parametrised
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, scaled_table
 from vrambudget.models.parts.windows import BothMasksConfig
 from vrambudget.ops.clamp import clamp_to_numbers
@@ -55,8 +56,7 @@ class GptOssExperts(Experts):
     has_bias = True
 
     def __init__(self, experts: int, width: int, inner: int) -> None:
-        Module.__init__(self)
-        self.stand_ins, self.computed, self.inner = {}, {}, inner
+        Parametrised.__init__(self)
         dtype = context.options.dtype
         self.gate_up_proj = Parameter((experts, width, 2 * inner), dtype)
         self.gate_up_proj_bias = Parameter((experts, 2 * inner), dtype)

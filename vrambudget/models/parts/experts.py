@@ -50,7 +50,7 @@ class Experts(Parametrised):
         dtype = context.options.dtype
         self.gate_up_proj = Parameter((experts, 2 * inner, width), dtype)
         self.down_proj = Parameter((experts, width, inner), dtype)
-        self.inner, self.act_fn = inner, ACTIVATIONS[hidden_act]
+        self.act_fn = ACTIVATIONS[hidden_act]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """[N, C], [N, k], [N, k] -> [N, C]."""
@@ -136,7 +136,7 @@ class Experts(Parametrised):
     def one_expert(self, frame: dict[str, Tensor], current_state: Tensor, chosen: Chosen) -> Tensor:
         """Return one expert's rows [n, C], weighed; `frame`: the loop's variables."""
         gate_up = linear(current_state, select(self.value("gate_up_proj"), 0))
-        frame["gate"], frame["up"] = split(gate_up, self.inner, -1)
+        frame["gate"], frame["up"] = split(gate_up, gate_up.shape[-1] // 2, -1)
         del gate_up
         frame["states"] = mul(self.act_fn(frame["gate"]), frame["up"])
         frame["states"] = linear(frame["states"], select(self.value("down_proj"), 0))
@@ -145,7 +145,7 @@ class Experts(Parametrised):
 
     def apply_gate(self, gate_up_out: Tensor) -> Tensor:
         """[S, 2 I] -> [S, I]."""
-        gate, up = split(gate_up_out, self.inner, -1)
+        gate, up = split(gate_up_out, gate_up_out.shape[-1] // 2, -1)
         return mul(self.act_fn(gate), up)
 
     def bias(self, name: str, expert_ids: Tensor) -> Tensor | None:

@@ -14,7 +14,6 @@ from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models.parts.decoder import CausalLM
-from vrambudget.models.parts.experts import Experts
 from vrambudget.models.parts.load_balancing import load_balancing_loss
 from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.outputs import Outputs
@@ -28,12 +27,13 @@ from vrambudget.tape.events import Purpose
 class Router(Parametrised):
     """A linear layer from tokens to experts; families say how they weigh the best."""
 
+    is_captured = False
+    captured: Tensor | None = None
+
     def __init__(self, experts: int, width: int, top_k: int) -> None:
         super().__init__()
         self.top_k = top_k
         self.weight = Parameter((experts, width), context.options.dtype)
-        self.is_captured = False
-        self.captured: Tensor | None = None
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, C] -> logits [N, E], weights [N, k], indices [N, k]."""
@@ -92,7 +92,7 @@ def _release(router: Router) -> Tensor:
 
 
 class MoeConfig(SlidingConfig):
-    """The keys that both families share."""
+    """The keys that these families share."""
 
     num_experts_per_tok: Size
     output_router_logits: bool = False
@@ -114,10 +114,6 @@ class MoeConfig(SlidingConfig):
                 f"num_experts_per_tok is {self.num_experts_per_tok},"
                 f" but there are {self.experts} experts"
             )
-
-    def make_experts(self, inner: int) -> Experts:
-        """Return the experts of one layer, `inner` wide inside."""
-        return Experts(self.experts, self.hidden_size, inner, self.hidden_act)
 
     def causal_lm(self) -> CausalLM:
         """MixtralForCausalLM, and its copy."""

@@ -3,12 +3,15 @@
     SlidingConfig      all layers slide, or none (Mistral, Phi-3)
     BothMasksConfig    layers of two kinds, and both masks in any case (Gemma 2 and 3, OLMo 3)
     LaterLayersSlide   the layers from `max_window_layers` on (Qwen2, Qwen3), if asked for
+    AllSlideIfAsked    all layers, if `use_sliding_window` says so (Qwen3-MoE)
+    EverySecondSlides  every second one until `max_window_layers` (Qwen2-MoE), if asked for
     layer_types        a file's own list goes before the rule
 
 Source: __post_init__ of the configuration classes, forward of the models (transformers 5.17).
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 from vrambudget.config.settings import Field, Size
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
@@ -101,3 +104,36 @@ class LaterLayersSlide(LayerTypesConfig):
         first = self.max_window_layers if slides else self.num_hidden_layers
         layers = range(self.num_hidden_layers)
         return ["full_attention" if i < first else "sliding_attention" for i in layers]
+
+
+class AllSlideIfAsked(SlidingConfig):
+    """With `use_sliding_window` all layers slide."""
+
+    use_sliding_window: bool = False
+
+    @property
+    def mask_kinds(self) -> list[LayerType]:
+        """The one mask that a forward pass makes."""
+        return super().mask_kinds if self.use_sliding_window else ["full_attention"]
+
+
+class EverySecondSlides(BothMasksConfig):
+    """With `use_sliding_window` every second layer before `max_window_layers` slides."""
+
+    use_sliding_window: bool = False
+    sliding_window: Annotated[int, Field(ge=0)] | None = 4096  # 0 once transformers has read it
+    max_window_layers: int = Field(28, ge=0)
+
+    @property
+    def window(self) -> int:
+        """How many tokens a sliding layer looks back; the mask of none is made all the same."""
+        return (self.sliding_window or 0) if self.use_sliding_window else 0
+
+    @property
+    def usual_layer_kinds(self) -> list[LayerType]:
+        """Sliding attention first, in turn with full attention."""
+        slides = self.max_window_layers if self.use_sliding_window else 0
+        layers = range(self.num_hidden_layers)
+        return [
+            "sliding_attention" if i < slides and i % 2 == 0 else "full_attention" for i in layers
+        ]
