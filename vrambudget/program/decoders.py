@@ -9,9 +9,8 @@ Source: `vrambudget.recording.decoders` writes the programs.
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from vrambudget.config.settings import Field, Probability, Size
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
@@ -23,16 +22,10 @@ from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.moe import MoeCausalLM
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
-from vrambudget.models.parts.windows import (
-    AllSlideIfAsked,
-    EverySecondSlides,
-    LaterLayersSlide,
-    SlidingConfig,
-)
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import Activation
 from vrambudget.program.bound import Env
 from vrambudget.program.decoder_experts import PlayedExperts, PlayedMoeConfig, PlayedRouter
+from vrambudget.program.decoder_fields import annotations, windows_of
 from vrambudget.program.decoder_parts import Part, Parts, Pass
 from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
@@ -47,9 +40,8 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     program = program_at(RECORDED / f"{model_type}.program")
     source = program.source
     fields = source["fields"]
-    declared = {k: _annotation(k, v) for k, v in fields.items() if k not in _OF_WINDOWS}
     own = {
-        "__annotations__": {"model_type": Literal[model_type], **declared},
+        "__annotations__": {"model_type": Literal[model_type], **annotations(fields)},
         "__module__": __name__,
         "__doc__": f"transformers' configuration of {model_type}, with its defaults.",
         "model_type": model_type,
@@ -67,42 +59,10 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         own["rotary_embedding"] = Float32RotaryEmbedding
     if source["embedding"] == "scaled":
         own["embedding"] = ScaledEmbedding
-    bases: tuple[type, ...] = (PlayedDecoderConfig, *_windows(source))
+    bases: tuple[type, ...] = (PlayedDecoderConfig, *windows_of(source))
     if "num_experts_per_tok" in fields:
         bases = (PlayedDecoderConfig, PlayedMoeConfig, *bases[1:])
     return type(f"{model_type.capitalize()}Config", bases, own)
-
-
-_OF_WINDOWS = {"layer_types", "use_sliding_window", "max_window_layers"}
-"""Keys that the classes of models.parts.windows declare."""
-
-
-def _windows(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
-    fields = source["fields"]
-    if "max_window_layers" in fields:
-        return (EverySecondSlides,) if source.get("masks") == "both" else (LaterLayersSlide,)
-    if "use_sliding_window" in fields:
-        return (AllSlideIfAsked,)
-    return (SlidingConfig,) if "sliding_window" in fields else ()
-
-
-_TYPES: dict[str, Any] = {
-    "hidden_act": Activation,
-    "pad_token_id": int | None,
-    "partial_rotary_factor": Annotated[float, Field(gt=0, le=1)],
-    "use_bidirectional_attention": Literal[False] | None,
-    "mlp_only_layers": tuple[int, ...] | None,
-    "router_jitter_noise": Annotated[float, Field(ge=0)],
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), Size | None),
-}
-
-
-def _annotation(key: str, value: Any) -> Any:
-    if key in _TYPES:
-        return _TYPES[key]
-    if isinstance(value, bool):
-        return bool
-    return Probability if isinstance(value, float) else Size
 
 
 Weights = list[tuple[str, tuple[int, ...]]]
@@ -137,8 +97,9 @@ class PlayedDecoderLayer(CheckpointedLayer):
     """A layer whose forward pass is the program's."""
 
     def __init__(
-        self, config: "PlayedDecoderConfig", state: Pass, parts: Parts, weights: Weights
+        self, config: "PlayedDecoderConfig", number: int, parts: Parts, weights: Weights
     ) -> None:
+        state = Pass(number=number, said=config.said)
         self.played = state, config, parts
         for name, shape in weights:
             path, _, last = name.rpartition(".")
@@ -254,12 +215,11 @@ class PlayedDecoderConfig(DecoderConfig):
     def parts(self, number: int = 0) -> Parts:
         """Return those of the program whose keys are as this configuration has them of a layer."""
         for when, parts in self.variants[1:]:
-            if all(self._is(key, number) in values for key, values in when.items()):
+            if all(self._key(key, number) in values for key, values in when.items()):
                 return parts
         return self.variants[0][1]
 
-    def _is(self, key: str, number: int) -> Any:
-        """Return what a key says of a layer."""
+    def _key(self, key: str, number: int) -> Any:
         if key == "mlp":
             assert isinstance(self, PlayedMoeConfig)  # noqa: S101 - others have no such programs
             return "dense" if self.is_dense(number) else "experts"
@@ -325,12 +285,9 @@ class PlayedDecoderConfig(DecoderConfig):
 
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
-        said, parts = self.said, [self.parts(i) for i in range(self.num_hidden_layers)]
-        weights = {each: self.weights(each) for each in parts}
-        return [
-            PlayedDecoderLayer(self, Pass(number=i, said=said), each, weights[each])
-            for i, each in enumerate(parts)
-        ]
+        every = [self.parts(i) for i in range(self.num_hidden_layers)]
+        weights = {parts: self.weights(parts) for parts in dict.fromkeys(every)}
+        return [PlayedDecoderLayer(self, i, p, weights[p]) for i, p in enumerate(every)]
 
     def norm(self, width: int) -> PlayedNorm:  # type: ignore[override]  # a class elsewhere
         """Return the norm behind the last layer, its weights allocated."""

@@ -163,10 +163,7 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
 
 
 def _turned(full: Values, at: int) -> Values:
-    """Return keys with a recording's own sizes of experts, and another share of a head rotated.
-
-    So the rotated part differs from a head's width.
-    """
+    """Return keys with a recording's own sizes of experts, and another share of a head rotated."""
     turned = {key: sizes[at] for key, sizes in _OF_EXPERTS.items() if key in full}
     share = full.get("partial_rotary_factor")
     if share is not None and not at % 4:
@@ -247,7 +244,7 @@ def _cut(program: Program) -> Program:
     if len(own) != 1 or len(tables) != 1:
         raise UnfitError("layers of several kinds are no single program")
     if len(masks) > 1:
-        program.source["masks"] = "both"
+        program.source["makes_both_masks"] = True
     (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", _LAYER))
     (left,) = (v for path, (w, v) in rows if (w, path) == ("leave", _LAYER))
     norm = [row for path, row in rows if _is_in(path, _NORM)]

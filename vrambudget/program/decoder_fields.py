@@ -1,0 +1,51 @@
+"""The keys of a recorded decoder's configuration: their types, and who says which layers slide."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from vrambudget.config.settings import Field, Probability, Size
+from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.windows import (
+    AllSlideIfAsked,
+    EverySecondSlides,
+    LaterLayersSlide,
+    SlidingConfig,
+)
+from vrambudget.ops.elementwise import Activation
+
+_OF_WINDOWS = {"layer_types", "use_sliding_window", "max_window_layers"}
+"""Keys that the classes of models.parts.windows declare."""
+
+
+def windows_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
+    """Return the class, if any, that says which layers see a window."""
+    fields = source["fields"]
+    if "max_window_layers" in fields:
+        return (EverySecondSlides if source.get("makes_both_masks") else LaterLayersSlide,)
+    if "use_sliding_window" in fields:
+        return (AllSlideIfAsked,)
+    return (SlidingConfig,) if "sliding_window" in fields else ()
+
+
+_TYPES: dict[str, Any] = {
+    "hidden_act": Activation,
+    "pad_token_id": int | None,
+    "partial_rotary_factor": Annotated[float, Field(gt=0, le=1)],
+    "use_bidirectional_attention": Literal[False] | None,
+    "mlp_only_layers": tuple[int, ...] | None,
+    "router_jitter_noise": Annotated[float, Field(ge=0)],
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), Size | None),
+}
+
+
+def annotations(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the types of keys that no class of models.parts.windows declares."""
+    return {k: _annotation(k, v) for k, v in fields.items() if k not in _OF_WINDOWS}
+
+
+def _annotation(key: str, value: Any) -> Any:
+    if key in _TYPES:
+        return _TYPES[key]
+    if isinstance(value, bool):
+        return bool
+    return Probability if isinstance(value, float) else Size
