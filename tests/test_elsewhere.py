@@ -9,7 +9,7 @@ import vrambudget
 PACKAGE = Path(vrambudget.__file__).parent
 CODE = """
 import importlib, os, signal, sys
-import tabulate, asyncio, http.server, subprocess, tempfile, zipfile
+import asyncio, http.server, subprocess, tempfile, zipfile
 EXTRAS = ("torch transformers numpy peft accelerate lightning pandas matplotlib huggingface_hub"
           " IPython yaml pynvml deepspeed trl triton bitsandbytes").split()
 POSIX = "fcntl resource pwd grp termios tty posix curses readline pty".split()

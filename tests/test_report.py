@@ -16,7 +16,7 @@ from vrambudget.report.amounts import Amounts
 from vrambudget.report.ledger import ledger
 from vrambudget.report.phrases import job_text
 from vrambudget.report.table import render_next
-from vrambudget.report.tabular import Column, render_rows
+from vrambudget.report.tabular import Column, grid, render_rows
 
 SMALL, LARGE = 12_552_044_544, 85_097_971_712
 BUDGETS = {"no card": budget(), "does not fit": on_card(SMALL), "fits": on_card(LARGE)}
@@ -218,3 +218,15 @@ def test_rows_keep_values_in_json_and_csv_and_texts_in_tables():
 @pytest.mark.parametrize("output", FORMATS)
 def test_no_rows_are_no_error(output):
     assert render_rows(COLUMNS, [], output)
+
+
+def test_columns_are_aligned_by_what_a_terminal_shows():
+    rows = [["日本", "1"], ["cafe\u0301", "1,024"], ["", "22"]]
+    assert grid(rows, ["card", "B"]).splitlines() == [
+        "card        B",
+        "------  -----",
+        "日本        1",
+        "cafe\u0301    1,024",
+        "           22",
+    ]
+    assert grid(rows[:1]) == "日本  1"

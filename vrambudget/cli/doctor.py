@@ -1,7 +1,7 @@
 """`vrambudget doctor`: which extras are here, which versions have rules, and what can rehearse.
 
-Nothing has to be here but tabulate: estimates need no more. PyTorch's CUDA build is
-looked for in the Python that VRAMBUDGET_PYTHON names, else in this one.
+Estimates need nothing but Python. PyTorch's CUDA build is looked for in the Python that
+VRAMBUDGET_PYTHON names, else in this one.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     index.html, planner.js, planner.css    the page, with the report's own drawing code
     choices.json                           models, GPUs and fields, there before Python is
     worker.js                              Python and the package, away from the page's thread
-    packages.zip                           this package and what it needs, as installed
+    packages.zip                           this package, as installed
     pyodide/                               CPython in WebAssembly, copied if a folder was given
 
 Without that folder the page takes Pyodide from its public address.
@@ -16,7 +16,6 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def write_site(folder: Path, *, pyodide: Path | None = None) -> None:
 
 
 def packages() -> bytes:
-    """Return this package and what it needs, as a zip of a site-packages folder."""
+    """Return this package as a zip of a site-packages folder."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in sorted(_files()):
@@ -75,9 +74,6 @@ def _files() -> Iterator[tuple[str, Path]]:
             yield f"vrambudget/{inside.as_posix()}", path
     for path in cards_folder().glob("*.toml"):
         yield f"vrambudget/model_cards/{path.name}", path
-    for file in distribution("tabulate").files or ():
-        if ".." not in file.parts and "__pycache__" not in file.parts:
-            yield file.as_posix(), Path(str(file.locate()))
 
 
 def _copy_runtime(source: Path, target: Path) -> None:

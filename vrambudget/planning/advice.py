@@ -22,16 +22,13 @@ from vrambudget.config.job import Job
 from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Traced, trace_job
-from vrambudget.planning import alternatives
 from vrambudget.planning.advised import Advice, Option, plan_of
 from vrambudget.planning.changes import CHANGES, Change, Cost, options
 from vrambudget.planning.forked import forked
 from vrambudget.planning.lower_bound import Floor
-from vrambudget.planning.plan import Wish
-from vrambudget.planning.recipes import MOST_TRACED, Trained, recipes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import held
-from vrambudget.planning.variants import as_counted, variant
+from vrambudget.planning.variants import MOST_TRACED, as_counted, variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -39,17 +36,18 @@ from vrambudget.tape.replay import fits, replay_for
 
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
+    from vrambudget.planning.recipes import Recipe, Trained
 
 _COSTS = tuple(Cost)
 _NAMED = 5  # tensors
 _PAIRS = 5
-_LESS_THAN: Mapping[tuple[bool, bool], tuple[Trained, ...]] = {
+_LESS_THAN: "Mapping[tuple[bool, bool], tuple[Trained, ...]]" = {
     (False, False): ("full", "lora", "qlora"),
     (False, True): ("lora", "qlora"),
     (True, True): ("qlora",),
 }
 """What may be trained instead, by whether weights are in 4 bits and whether there are adapters."""
-_WORDS: Mapping[Trained, str] = {
+_WORDS: "Mapping[Trained, str]" = {
     "full": "all weights are trained, with less for each",
     "lora": "adapters of 16-bit weights are trained",
     "qlora": "adapters of 4-bit weights are trained",
@@ -134,14 +132,10 @@ class _Trial:
             self._replay(scenario, self._tape(scenario))
         return self.results[scenario.job]
 
-    @property
-    def context_bytes(self) -> int:
-        """What the GPU's context takes, 0 without a GPU."""
-        return self.scenario.gpu.context_bytes if self.scenario.gpu else 0
-
     def device_peak_bytes(self, result: _Result) -> int:
-        """Return reserved bytes and the GPU's context."""
-        return result.reserved_bytes + self.context_bytes
+        """Return reserved bytes and the GPU's context, if there is a GPU."""
+        gpu = self.scenario.gpu
+        return result.reserved_bytes + (gpu.context_bytes if gpu else 0)
 
     def helpful(
         self, sets: Iterable[tuple[Change, ...]], *, only_enough: bool = False
@@ -183,43 +177,44 @@ class _Trial:
         scenario, job = self.scenario, self.scenario.job
         if job.mode != "train" or job.layout.ranks > 1:
             return []
+        from vrambudget.planning.recipes import recipes  # noqa: PLC0415 - needed last
+
         found = recipes(
             scenario,
             _LESS_THAN[job.quant is not None, job.lora_rank is not None],
             per_step=job.batch * job.grad_accum,
             progress=self.progress,
         )
-        return [
-            Option(
-                options=options(job, recipe.job),
-                words=(_WORDS[recipe.trains],),
-                cost=recipe.costs[-1],
-                device_peak_bytes=recipe.peak_bytes,
-                saved_bytes=self.now.reserved_bytes + self.context_bytes - recipe.peak_bytes,
-                fits=True,
-            )
-            for recipe in found
-        ]
+        return [self._offer(r, _WORDS[r.trains], r.costs[-1]) for r in found]
 
     def with_less(self) -> list[Option]:
         """Return what a plan finds on this GPU besides: another loop, shorter sequences."""
         scenario, job = self.scenario, self.scenario.job
         if job.mode != "train" or job.layout.ranks > 1 or job.compile:
             return []
+        from vrambudget.planning.alternatives import with_less  # noqa: PLC0415 - needed last
+        from vrambudget.planning.plan import Wish  # noqa: PLC0415
+
         kinds = _LESS_THAN[job.quant is not None, job.lora_rank is not None]
         wish = Wish(goal=kinds[-1], per_step=job.batch * job.grad_accum)
-        found = alternatives.with_less(scenario, wish, self.progress)
         return [
-            Option(
-                options=options(job, recipe.job),
-                words=(f"{_WORDS[recipe.trains]}, {what}",),
-                cost=Cost.DATA if recipe.job.block != job.block else recipe.costs[-1],
-                device_peak_bytes=recipe.peak_bytes,
-                saved_bytes=self.now.reserved_bytes + self.context_bytes - recipe.peak_bytes,
-                fits=True,
+            self._offer(
+                recipe,
+                f"{_WORDS[recipe.trains]}, {what}",
+                Cost.DATA if recipe.job.block != job.block else recipe.costs[-1],
             )
-            for what, _, recipe, _ in found
+            for what, _, recipe, _ in with_less(scenario, wish, self.progress)
         ]
+
+    def _offer(self, recipe: "Recipe", words: str, cost: Cost) -> Option:
+        return Option(
+            options=options(self.scenario.job, recipe.job),
+            words=(words,),
+            cost=cost,
+            device_peak_bytes=recipe.peak_bytes,
+            saved_bytes=self.device_peak_bytes(self.now) - recipe.peak_bytes,
+            fits=True,
+        )
 
     def _search(self, sizes: Sequence[int], at: Callable[[int], Scenario], now: int) -> Scenario:
         """Return the scenario at the largest size that fits; if it fits anyway, at half."""

@@ -2,14 +2,16 @@
 
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.config.cards import card_names, load_card
 from vrambudget.config.job import Job
 from vrambudget.config.options import option_words
 from vrambudget.config.said_by_config import caches
-from vrambudget.planning.recipes import Recipe, words_of
 from vrambudget.scenario import Scenario
+
+if TYPE_CHECKING:
+    from vrambudget.planning.recipes import Recipe, Trained
 
 _RESOLVED = frozenset(
     ("attention_mask", "causal_mask", "target_len", "task", "ranks", "rank", "eval_batch")
@@ -38,7 +40,15 @@ class Choice:
     command: str
 
 
-def of_recipe(scenario: Scenario, recipe: Recipe) -> Choice:
+def words_of(job: Job, trains: "Trained") -> str:
+    """Return a recipe in few words."""
+    words: list[str] = [trains, job.optimizer, job.precision]
+    words += ["checkpointing"] if job.checkpointing != "none" else []
+    words += ["growing segments"] if job.expandable_segments else []
+    return ", ".join(words)
+
+
+def of_recipe(scenario: Scenario, recipe: "Recipe") -> Choice:
     """Return a recipe for the scenario's GPU as a choice."""
     assert scenario.gpu is not None  # noqa: S101 - a recipe is for one
     job = recipe.job

@@ -37,9 +37,9 @@ from vrambudget.planning.layouts import (
     traffic,
 )
 from vrambudget.planning.lower_bound import count_and_rows, least_bytes
-from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES, MOST_TRACED, Trained
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES, Trained
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.variants import variant
+from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
 
 _WHOLE = ("zero1", *DEEPSPEED[:2])  # ranks have parameters whole, as many as come out

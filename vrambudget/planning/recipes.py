@@ -25,11 +25,12 @@ from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.changes import Cost, divisors
+from vrambudget.planning.choices import words_of
 from vrambudget.planning.forked import forked
 from vrambudget.planning.guess import Guide
 from vrambudget.planning.lower_bound import count_parameters, least_bytes
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
-from vrambudget.planning.variants import variant
+from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.replay import fits, replay_for
@@ -42,7 +43,6 @@ LORA_RANK = 16
 # Where there is no bfloat16: PEFT keeps adapters in float32, which GradScaler needs.
 SCALED_LORA = {"precision": "amp-fp16", "weights": "fp16"}
 MOST_SEQUENCES = 2**14  # sequences in a batch
-MOST_TRACED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
 SEARCHED = frozenset(
     {
         *("batch", "checkpointing", "expandable_segments", "grad_accum", "lora_rank"),
@@ -162,14 +162,6 @@ def scaled_4_bit(job: Job) -> str:
 def eager(job: Job) -> Job:
     """Return a job without torch.compile."""
     return job.model_copy(update={"compile": False})
-
-
-def words_of(job: Job, trains: Trained) -> str:
-    """Return a recipe in few words."""
-    words: list[str] = [trains, job.optimizer, job.precision]
-    words += ["checkpointing"] if job.checkpointing != "none" else []
-    words += ["growing segments"] if job.expandable_segments else []
-    return ", ".join(words)
 
 
 def _costs(fields: dict[str, Any], trains: Trained) -> tuple[Cost, ...]:

@@ -1,11 +1,10 @@
 """A rehearsal as people read it: verdict, peak and its parts, what failed, what to distrust."""
 
 import re
-from collections.abc import Iterator, Sequence
-
-from tabulate import tabulate
+from collections.abc import Iterator
 
 from vrambudget.rehearse.record import Category, Moment, RecordedOutOfMemory, Rehearsal
+from vrambudget.report.tabular import grid
 from vrambudget.units import format_bytes
 
 _STEPS_SHOWN = 3
@@ -93,7 +92,7 @@ def _totals(result: Rehearsal) -> str:
         ("CUDA context", result.context_bytes),
         ("the GPU must hold", result.device_peak_bytes),
     ]
-    return _table([(name, format_bytes(n), f"{n:,}") for name, n in rows], ("peak", "", "bytes"))
+    return grid([(name, format_bytes(n), f"{n:,}") for name, n in rows], ("peak", "", "bytes"))
 
 
 def _cards(result: Rehearsal) -> Iterator[str]:
@@ -106,7 +105,7 @@ def _cards(result: Rehearsal) -> Iterator[str]:
         )
         for card in result.cards
     ]
-    yield _table(rows, ("peaks of each GPU", "asked for", "allocated", "reserved"))
+    yield grid(rows, ("peaks of each GPU", "asked for", "allocated", "reserved"))
 
 
 def _moment(peak: Moment) -> Iterator[str]:
@@ -119,12 +118,13 @@ def moment_lines(peak: Moment, *, empty: bool = True) -> Iterator[str]:
     """Yield tables of what was alive at a moment, by category and the largest."""
     rows = [(c, format_bytes(n), f"{n:,}") for c, n in peak.by_category.items() if n or empty]
     total = peak.requested_bytes
-    yield _table([*rows, ("together", format_bytes(total), f"{total:,}")], ("", "", "bytes"))
+    yield grid([*rows, ("together", format_bytes(total), f"{total:,}")], ("", "", "bytes"))
     yield ""
     largest = [
         (format_bytes(b.requested_bytes), str(b.count), b.category, b.line) for b in peak.largest
     ]
-    yield _table(largest, ("largest", "blocks", "kind", "made at"), align=("right", "right"))
+    sides = ("right", "right", "left", "left")
+    yield grid(largest, ("largest", "blocks", "kind", "made at"), sides)
 
 
 def _phases(result: Rehearsal) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _phases(result: Rehearsal) -> Iterator[str]:
         )
         for step in steps
     ]
-    yield _table(rows, ("asked for, at most", *names))
+    yield grid(rows, ("asked for, at most", *names))
 
 
 def _out_of_memory(event: RecordedOutOfMemory) -> Iterator[str]:
@@ -178,12 +178,3 @@ def frames_text(event: RecordedOutOfMemory) -> Iterator[str]:
         place, _, text = frame.partition("  ")
         file, _, rest = place.rpartition("/")
         yield f"{rest if file else place}  {text}".rstrip()
-
-
-def _table(
-    rows: Sequence[Sequence[str]], headers: tuple[str, ...], align: tuple[str, ...] | None = None
-) -> str:
-    columns = len(headers)
-    sides = align or ("left", *("right",) * (columns - 1))
-    sides = (*sides, *("left",) * (columns - len(sides)))
-    return tabulate(rows, headers=headers, disable_numparse=True, colalign=sides, tablefmt="simple")

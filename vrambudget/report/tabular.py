@@ -3,7 +3,7 @@
     render_rows(columns, rows, "csv")
 
 JSON and CSV carry the values as they are (bytes as integers); a table and Markdown carry the texts
-that `Column.show` makes of them. tabulate would reformat what looks like a number: it may not.
+that `Column.show` makes of them.
 """
 
 import csv
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any, Literal, NamedTuple, get_args
+from unicodedata import combining, east_asian_width
 
 from vrambudget.escaping import escape, escaped, in_markdown, json_text
 
@@ -76,23 +77,37 @@ def _cell(value: Any) -> Any:
 
 def grid(
     rows: Sequence[Sequence[str]],
-    headings: Sequence[str],
-    align: Sequence[str],
+    headings: Sequence[str] = (),
+    align: Sequence[str] = ("left",),
     *,
     markdown: bool = False,
 ) -> str:
-    """Return texts in aligned columns, unchanged."""
-    from tabulate import tabulate  # noqa: PLC0415 - JSON needs none
-
+    """Return texts in aligned columns, unchanged; those that `align` does not name are "right"."""
     cells = [[printable(cell, markdown=markdown) for cell in row] for row in rows]
-    return tabulate(
-        cells,
-        headings,
-        tablefmt="github" if markdown else "simple",
-        disable_numparse=True,
-        colalign=align if cells else None,
-        preserve_whitespace=True,
-    )
+    wide = [_columns(heading) + 2 for heading in headings]
+    for row in cells:
+        wide = [max(pair) for pair in zip_longest(wide, map(_columns, row), fillvalue=0)]
+    sides = [side for _, side in zip_longest(wide, align, fillvalue="right")]
+    lines = [
+        [_padded(*cell) for cell in zip(row, wide, sides, strict=True)]
+        for row in ([*headings], *cells)
+        if row
+    ]
+    if markdown:
+        first, *rest = (f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join([first, f"|{'|'.join('-' * (n + 2) for n in wide)}|", *rest])
+    lines[1:1] = [["-" * width for width in wide]] if headings else []
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def _padded(text: str, width: int, side: str) -> str:
+    room = " " * (width - _columns(text))
+    return room + text if side == "right" else text + room
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: two for a wide character."""
+    return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
 
 
 def wrapped(text: str, mark: str = "") -> list[str]:

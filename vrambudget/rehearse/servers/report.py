@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from tabulate import tabulate
-
 from vrambudget.rehearse.record import Moment, Rehearsal
 from vrambudget.rehearse.report import moment_lines, run_text
 from vrambudget.rehearse.servers.start import ServerStart
+from vrambudget.report.tabular import grid
 from vrambudget.units import format_bytes
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -24,7 +23,7 @@ def server_lines(result: Rehearsal, start: ServerStart) -> Iterator[str]:
         yield from (f"  try {change}" for change in start.changes)
         yield ""
     if rows := list(_rows(start)):
-        yield tabulate(rows, disable_numparse=True, colalign=("left", "right"), tablefmt="plain")
+        yield grid(rows)
     if start.peak is not None:
         yield from _peak(start.peak)
     if start.lines:
