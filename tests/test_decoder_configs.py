@@ -31,6 +31,10 @@ LAYERS = [
     ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 2}, "SFFF", "FS"),
     ("gemma2", {}, "SFSF", "FS"),
     ("gemma2", {"layer_types": ["full_attention"] * 4}, "FFFF", "FS"),  # both masks all the same
+    ("olmo3", {}, "SSSF", "FS"),
+    ("exaone4", {"sliding_window_pattern": 2}, "SFSF", "FS"),
+    ("smollm3", {"sliding_window": 8}, "FFFF", "F"),
+    ("smollm3", {"sliding_window": 8, "use_sliding_window": True}, "FFFS", "FS"),
 ]
 
 
@@ -76,6 +80,9 @@ MISTAKES = [
     ("mistral", {"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide"),
     ("gemma2", {"sliding_window": None}, "sliding_window is null"),
     ("gemma2", {"layer_types": ["full_attention"]}, "layer_types names 1 layers"),
+    ("exaone4", {"sliding_window": None}, "sliding_window is null, which takes layer_types"),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, "which takes layer_types beside it"),
+    ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers names 1 layers"),
     (
         "qwen2",
         {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},

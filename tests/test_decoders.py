@@ -38,6 +38,24 @@ def test_a_recorded_layer_has_the_trace_s_peak(model_type):
         assert peaks(own.for_job(resolved), resolved) == peaks(config, resolved)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "keys"),
+    [
+        ("exaone4", {"sliding_window": 16, "sliding_window_pattern": 2}),
+        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 5}),
+        ("smollm3", {"no_rope_layers": [0, 1, 1, 0, 0]}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 16}),
+        ("olmo3", {"sliding_window": 16}),
+    ],
+)
+def test_layers_of_several_kinds_have_the_trace_s_peak(model_type, keys):
+    values = {"model_type": model_type, **SMALL, **keys, "num_hidden_layers": 5, "pad_token_id": 0}
+    job = {"batch": 2, "block": 37, "precision": "bf16", "use_cache": False}
+    config, resolved = traced(values, steps=2, **job)
+    own = config_class(model_type).parse(values)
+    assert peaks(own.for_job(resolved), resolved) == peaks(config, resolved)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_key_decides_which_modules_of_a_layer_have_biases(bias):
     values = {"model_type": "helium", **SMALL, "head_dim": 64, "num_hidden_layers": 2}

@@ -9,11 +9,17 @@ from vrambudget.models.parts.windows import (
     AllSlideIfAsked,
     EverySecondSlides,
     LaterLayersSlide,
+    MostLayersSlide,
+    RotaryByKindConfig,
     SlidingConfig,
+    UnplacedSlide,
 )
 from vrambudget.ops.elementwise import Activation
 
-_OF_WINDOWS = {"layer_types", "use_sliding_window", "max_window_layers"}
+_OF_WINDOWS = {
+    *("layer_types", "use_sliding_window", "max_window_layers"),
+    *("no_rope_layers", "no_rope_layer_interval"),
+}
 """Keys that the classes of models.parts.windows declare."""
 
 
@@ -22,6 +28,10 @@ def windows_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
     fields = source["fields"]
     if "max_window_layers" in fields:
         return (EverySecondSlides if source.get("makes_both_masks") else LaterLayersSlide,)
+    if "no_rope_layers" in fields:
+        return (UnplacedSlide,)
+    if "full_every" in source:
+        return (RotaryByKindConfig if source["rotates_by_kind"] else MostLayersSlide,)
     if "use_sliding_window" in fields:
         return (AllSlideIfAsked,)
     return (SlidingConfig,) if "sliding_window" in fields else ()
@@ -31,6 +41,7 @@ _TYPES: dict[str, Any] = {
     "hidden_act": Activation,
     "pad_token_id": int | None,
     "partial_rotary_factor": Annotated[float, Field(gt=0, le=1)],
+    "sliding_window_pattern": Annotated[int, Field(ge=0)] | str | None,
     "use_bidirectional_attention": Literal[False] | None,
     "mlp_only_layers": tuple[int, ...] | None,
     "router_jitter_noise": Annotated[float, Field(ge=0)],

@@ -55,6 +55,7 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "followed_in": tuple(source["followed_in"]),
         "ignored_keys": DecoderConfig.ignored_keys | set(source["ignored"]),
     }
+    own |= {key: source[key] for key in ("full_every", "makes_both_masks") if key in source}
     if source["tables"] == "float32":
         own["rotary_embedding"] = Float32RotaryEmbedding
     if source["embedding"] == "scaled":
@@ -101,6 +102,7 @@ class PlayedDecoderLayer(CheckpointedLayer):
     ) -> None:
         state = Pass(number=number, said=config.said)
         self.played = state, config, parts
+        self.form = id(parts)  # layers of several kinds are not alike
         for name, shape in weights:
             path, _, last = name.rpartition(".")
             owner = self._module(path)
@@ -202,6 +204,10 @@ class PlayedCausalLM(CausalLM):
         return y
 
 
+_BY_LAYER = {"layer_types": "layer_kinds", "no_rope_layers": "placed_layers"}
+"""Keys that name something for each layer, and what says it of all."""
+
+
 class PlayedDecoderConfig(DecoderConfig):
     """A configuration whose layer is a program's; `decoder_class` makes one for each type."""
 
@@ -223,7 +229,8 @@ class PlayedDecoderConfig(DecoderConfig):
         if key == "mlp":
             assert isinstance(self, PlayedMoeConfig)  # noqa: S101 - others have no such programs
             return "dense" if self.is_dense(number) else "experts"
-        return getattr(self, key)
+        found = getattr(self, _BY_LAYER.get(key, key))
+        return found[number] if key in _BY_LAYER else found
 
     def rotary(self) -> Module:
         """Return what makes rotary tables; HunYuan's files name an `alpha`."""

@@ -112,10 +112,10 @@ def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
         return patches(listener)
 
     def turned(forward: Any) -> Any:
-        def tables(self: Any, x: Any, position_ids: Any) -> Any:
+        def tables(self: Any, *given: Any, **named: Any) -> Any:
             listener = _heard[-1]
             listener.is_on = False
-            cos, sin = forward(self, x, position_ids)
+            cos, sin = forward(self, *given, **named)
             listener.is_on = True
             heard.facts |= {"rotary_width": int(cos.v.shape[-1]), "tables": cos.v.dtype.name}
             return _step("rotary", tuple(empty(t.v.shape, t.v.dtype) for t in (cos, sin)), [])

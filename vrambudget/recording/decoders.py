@@ -19,6 +19,14 @@ from vrambudget.config.versions import installed_version
 from vrambudget.errors import VramBudgetError
 from vrambudget.program.form import Program, Row, with_paths
 from vrambudget.program.unfold import makes, reads, renamed
+from vrambudget.recording.decoder_keys import (
+    FIELDS,
+    FOLLOWED,
+    OF_FILES,
+    by_layer,
+    changes,
+    kinds_of_layers,
+)
 from vrambudget.recording.decoder_steps import steps_for
 from vrambudget.recording.keys import Values
 from vrambudget.recording.merging import UnfitError
@@ -27,31 +35,6 @@ from vrambudget.recording.rows import changed_operations, inserted, kinds_of
 from vrambudget.recording.runs import RATES, recording
 
 _LAYER, _NORM = "model.layers.1", "model.norm"
-_FIELDS = (
-    *("pad_token_id", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
-    *("max_position_embeddings", "attention_dropout", "tie_word_embeddings"),
-    *("partial_rotary_factor", "use_bidirectional_attention", "sliding_window"),
-    *("use_sliding_window", "max_window_layers", "layer_types", "num_local_experts", "num_experts"),
-    *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
-)
-_FOLLOWED = {
-    **dict.fromkeys(("granite", "olmo2", "starcoder2"), ("5.23", "5.24")),
-    **dict.fromkeys(("gemma", "llama", "mistral", "phi3"), ("4.57", "5.23", "5.24")),
-    **dict.fromkeys(("qwen2", "qwen3"), ("4.57", "5.23", "5.24")),
-}
-"""Further versions of transformers in which kept records equal a type's layer."""
-
-_OF_FILES = {
-    "gemma": ("hidden_activation",),
-    "phi3": ("attention_bias", "original_max_position_embeddings"),
-    "qwen2": ("use_mrope",),
-    "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
-    "starcoder2": ("norm_type", "mlp_type"),
-}
-"""Keys of published files that a type's own code does not read."""
-
 _SIZES = (
     # heads, of them keys' and values', their width, width, inner width, batch, length, rows
     *((6, 3, 16, 100, 176, 3, 40, 1), (10, 5, 16, 100, 176, 3, 40, 3)),
@@ -92,7 +75,7 @@ def record_decoder(model_type: str) -> Program:
     own = config.to_dict()
     biases = {key: value for key, value in own.items() if value in (0, 1) and key.endswith("bias")}
     rates = {key: value for key, value in own.items() if "drop" in key}
-    full = {
+    full: Values = {
         "model_type": model_type,
         "num_hidden_layers": 3,
         "vocab_size": 211,
@@ -103,26 +86,27 @@ def record_decoder(model_type: str) -> Program:
         **{key: sizes[0] for key, sizes in _OF_EXPERTS.items() if key in own},
         **{key: 0.01 for key in own if key == _JITTER},
     }
+    full |= {key: [value] * full["num_hidden_layers"] for key, value in by_layer(own).items()}
     share = own.get("rope_parameters", {}).get("partial_rotary_factor")
     if share is not None:
         full["partial_rotary_factor"] = share if share < 1 else 0.5  # and a rest that is not
         own["partial_rotary_factor"] = share
     width = next(way for way in _WIDTHS if _accepts(full, _SIZES[0], way))
     program, base = _layer_of(full, width=width)
-    switches = {key: own[key] for key in _switches(full, own, base, width=width)}
-    program.when = {key: [value] for key, value in switches.items()}
+    switches = [*_switches(full, own, base, width=width)]
+    program.when = {key: [value] for key, value, *_ in switches}
     if "mlp_only_layers" in own:
         program.when["mlp"] = ["experts"]
-    for key, value in switches.items():
-        other, _ = _layer_of({**full, key: not value}, width=width)
-        other.when = program.when | {key: [not value]}
+    for key, _, instead, changed in switches:
+        other, _ = _layer_of({**full, **changed}, width=width)
+        other.when = program.when | {key: [instead]}
         program.variants.append(other.variant())
     if "mlp_only_layers" in own:
         dense, _ = _layer_of({**full, "mlp_only_layers": [0, 1, 2]}, width=width)
         dense.when = {"mlp": ["dense"]}
         program.variants.append(dense.variant())
-    usual = {key: getattr(type(config), key, own[key]) for key in _FIELDS if key in own}
-    usual |= rates | biases | switches
+    usual = {key: getattr(type(config), key, own[key]) for key in FIELDS if key in own}
+    usual |= rates | biases | {key: value for key, value, *_ in switches if own.get(key) is value}
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     program.source |= {
@@ -136,12 +120,13 @@ def record_decoder(model_type: str) -> Program:
         "embedding": "scaled" if "model.embed_tokens.embed_scale" in buffers else "plain",
         "tables": base.recording.facts["tables"],
         "followed_in": sorted(
-            {installed_version("transformers").rpartition(".")[0], *_FOLLOWED.get(model_type, ())}
+            {installed_version("transformers").rpartition(".")[0], *FOLLOWED.get(model_type, ())}
         ),
         "ignored": sorted(
-            {*own, *_OF_FILES.get(model_type, ())} - usual.keys() - HARMLESS_VALUES.keys()
+            {*own, *OF_FILES.get(model_type, ())} - usual.keys() - HARMLESS_VALUES.keys()
         ),
     }
+    program.source |= kinds_of_layers(own, base)
     return program
 
 
@@ -171,13 +156,13 @@ def _turned(full: Values, at: int) -> Values:
     return full | turned
 
 
-def _switches(full: Values, own: Values, base: Probe, *, width: str) -> Iterator[str]:
-    """Yield the keys that are true or false and decide what a layer does."""
-    read = {key for _, key in base.recording.read}
-    flags = {k for k, v in own.items() if type(v) is bool and not k.startswith("output_")}
-    for key in sorted((read & flags) - full.keys()):
+def _switches(
+    full: Values, own: Values, base: Probe, *, width: str
+) -> Iterator[tuple[str, Any, Any, Values]]:
+    """Yield those changes of keys that decide what a layer does."""
+    for key, usual, instead, changed in changes(full, own, base):
         try:
-            other = _probe({**full, key: not own[key]}, _SIZES[0], "bf16", width=width)
+            other = _probe({**full, **changed}, _SIZES[0], "bf16", width=width)
         except VramBudgetError:
             continue
         a, b = (
@@ -185,7 +170,7 @@ def _switches(full: Values, own: Values, base: Probe, *, width: str) -> Iterator
             for probe in (base, other)
         )
         if a != b:
-            yield key
+            yield key, usual, instead, changed
 
 
 def _sizes_of(sizes: Sequence[int], *, width: str) -> dict[str, int]:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from math import prod
 
 from vrambudget.engine.context import ModelOptions, Platform, on_meta, recording
-from vrambudget.models.families.gemma3 import RotaryByKindConfig
 from vrambudget.models.parts.decoder import DecoderConfig
+from vrambudget.models.parts.windows import RotaryByKindConfig
 from vrambudget.serving.linear import Linear, Rotary
 
 Shape = tuple[int, ...]

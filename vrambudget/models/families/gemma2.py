@@ -6,7 +6,6 @@ Gemma with norms after each part too, layers that alternate between a window and
 Not modelled: `use_bidirectional_attention`.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.autocast import to
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.attention import Attended, attend, eager_attention, soft_capped
-from vrambudget.models.parts.decoder import CausalLM, LayerType
+from vrambudget.models.parts.decoder import CausalLM
 from vrambudget.models.parts.decoder_layers import (
     MLP,
     Attention,
@@ -24,7 +23,7 @@ from vrambudget.models.parts.decoder_layers import (
     ScaledEmbedding,
     attended,
 )
-from vrambudget.models.parts.windows import BothMasksConfig
+from vrambudget.models.parts.windows import MostLayersSlide
 from vrambudget.ops.elementwise import Activation, add, add_scalar, mul, pow_scalar, rsqrt
 from vrambudget.ops.reduce import mean_last
 
@@ -63,7 +62,7 @@ class CappedAttention(Attention):
 class Gemma2Layer(DecoderLayer):
     """Gemma2DecoderLayer."""
 
-    def __init__(self, config: BothMasksConfig, self_attn: Attention, mlp: MLP) -> None:
+    def __init__(self, config: MostLayersSlide, self_attn: Attention, mlp: MLP) -> None:
         super().__init__(config, self_attn, mlp)
         self.pre_feedforward_layernorm = config.norm(config.hidden_size)
         self.post_feedforward_layernorm = config.norm(config.hidden_size)
@@ -90,7 +89,7 @@ class CappedCausalLM(CausalLM):
         return soft_capped(super().logits(hidden_states))
 
 
-class Gemma2Config(BothMasksConfig):
+class Gemma2Config(MostLayersSlide):
     """transformers' Gemma2Config, with its defaults."""
 
     model_type: Literal["gemma2"] = "gemma2"
@@ -112,23 +111,13 @@ class Gemma2Config(BothMasksConfig):
     use_bidirectional_attention: Literal[False] | None = None
 
     followed_in = ("4.57", "5.17")
+    full_every = 2
+    makes_both_masks = True
     norm = ZeroCenteredRMSNorm
     embedding = ScaledEmbedding
     heads_share_width = True  # validate_architecture of configuration_gemma2.py
     aliases = {"hidden_activation": "hidden_act"}  # noqa: RUF012 - ClassVar in the base class
-    ignored_keys = BothMasksConfig.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
-
-    @property
-    def usual_layer_kinds(self) -> list[LayerType]:
-        """A window in the first layer, everything in the second, and so on."""
-        layers = range(self.num_hidden_layers)
-        return ["full_attention" if i % 2 else "sliding_attention" for i in layers]
-
-    def problems(self) -> Iterator[str]:
-        """Yield what makes no model."""
-        yield from super().problems()
-        if self.sliding_window is None:
-            yield "sliding_window is null, which Gemma 2 does not know"
+    ignored_keys = MostLayersSlide.ignored_keys | {"query_pre_attn_scalar", "cache_implementation"}
 
     def layer(self) -> Gemma2Layer:
         """Gemma2DecoderLayer."""

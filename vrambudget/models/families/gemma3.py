@@ -6,18 +6,15 @@ rotary frequencies of their own for both kinds.
 Not modelled: `use_bidirectional_attention`; the larger ones' images (model_type gemma3).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from vrambudget.config.settings import Size
-from vrambudget.dtypes import DType
-from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.families.gemma2 import Cap, CappedCausalLM, Gemma2Layer, ZeroCenteredRMSNorm
-from vrambudget.models.parts.decoder import CausalLM, LayerType
+from vrambudget.models.parts.decoder import CausalLM
 from vrambudget.models.parts.decoder_layers import MLP, Attention, ScaledEmbedding
-from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding
-from vrambudget.models.parts.windows import BothMasksConfig
+from vrambudget.models.parts.windows import RotaryByKindConfig
 from vrambudget.ops.elementwise import Activation
 
 
@@ -35,56 +32,6 @@ class Gemma3Attention(Attention):
         query, key, value = super().project(hidden_states)
         query = self.q_norm(query)
         return query, self.k_norm(key), value
-
-
-class RotaryByKind(Module):
-    """Gemma3RotaryEmbedding: frequencies for each kind of layer that there is."""
-
-    def __init__(
-        self,
-        dim: int,
-        rope_types: dict[LayerType, str],
-        made_of: type[RotaryEmbedding] = RotaryEmbedding,
-    ) -> None:
-        self.kinds = {
-            kind: made_of(dim, rope_types[kind], last=False) for kind in sorted(rope_types)
-        }
-        again = None
-        for kind, each in self.kinds.items():
-            again = each.computed()  # initialised: one's copy is held until the next is there
-            setattr(self, f"{kind}_inv_freq", each.inv_freq)  # buffers of this module
-            setattr(self, f"{kind}_original_inv_freq", each.original_inv_freq)
-        del again
-
-    def forward(self, position_ids: Tensor, dtype: DType) -> dict[LayerType, Rotary]:
-        """Return cos and sin [P, T, D] by kind for positions [P, T]."""
-        return {kind: each(position_ids, dtype) for kind, each in self.kinds.items()}
-
-
-class RotaryByKindConfig(BothMasksConfig):
-    """Layers with a window and without one, each kind with rotary positions of its own."""
-
-    title: ClassVar[str]
-
-    @property
-    def rope(self) -> dict[str, Any]:
-        """The parameters of the layers without a window: those with one have the default."""
-        by_kind = (self.rope_parameters or {}).get("full_attention")
-        return self.rope_scaling or by_kind or {}
-
-    def problems(self) -> Iterator[str]:
-        """Yield what makes no model."""
-        yield from super().problems()
-        if self.sliding_window is None:
-            yield f"sliding_window is null, which {self.title} does not know"
-
-    def rotary(self) -> RotaryByKind:
-        """One of each kind."""
-        types: dict[LayerType, str] = {
-            kind: self.rope_type if kind == "full_attention" else "default"
-            for kind in self.layer_kinds
-        }
-        return RotaryByKind(self.rotary_width, types, self.rotary_embedding)
 
 
 class Gemma3TextConfig(RotaryByKindConfig):
@@ -108,7 +55,8 @@ class Gemma3TextConfig(RotaryByKindConfig):
     final_logit_softcapping: Cap | None = None
     use_bidirectional_attention: Literal[False] | None = None
 
-    title = "Gemma 3"
+    full_every = 6
+    makes_both_masks = True
     followed_in: ClassVar[tuple[str, ...]] = ("5.17", "5.23", "5.24")
     norm = ZeroCenteredRMSNorm
     embedding = ScaledEmbedding
@@ -117,19 +65,10 @@ class Gemma3TextConfig(RotaryByKindConfig):
         "hidden_activation": "hidden_act",
         "_sliding_window_pattern": "sliding_window_pattern",
     }
-    ignored_keys = BothMasksConfig.ignored_keys | {
+    ignored_keys = RotaryByKindConfig.ignored_keys | {
         *("query_pre_attn_scalar", "cache_implementation", "rope_local_base_freq"),
         "attn_logit_softcapping",  # read, and handed to no kernel
     }
-
-    @property
-    def usual_layer_kinds(self) -> list[LayerType]:
-        """A window in all layers but every sixth."""
-        layers = range(self.num_hidden_layers)
-        return [
-            "sliding_attention" if (i + 1) % self.sliding_window_pattern else "full_attention"
-            for i in layers
-        ]
 
     def layer(self) -> Gemma2Layer:
         """Gemma3DecoderLayer."""

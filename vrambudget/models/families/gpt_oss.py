@@ -17,22 +17,31 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models.families.olmo2 import Olmo2RMSNorm
 from vrambudget.models.parts.attention import Attended, repeat_kv
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import LayerType, Model
-from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, attended
+from vrambudget.models.parts.decoder_layers import Attention, DecoderLayer, RMSNorm, attended
 from vrambudget.models.parts.experts import Chosen, Experts, weights_of
 from vrambudget.models.parts.moe import MoeConfig, Router
 from vrambudget.models.parts.parametrised import Parametrised
 from vrambudget.models.parts.rotary import Rotary, RotaryEmbedding, scaled_table
-from vrambudget.models.parts.windows import BothMasksConfig
+from vrambudget.models.parts.windows import MostLayersSlide
 from vrambudget.ops.clamp import clamp_to_numbers
 from vrambudget.ops.creation import made
 from vrambudget.ops.dropout import dropout
-from vrambudget.ops.elementwise import add, add_scalar, mul, mul_scalar, sigmoid, sub
+from vrambudget.ops.elementwise import (
+    add,
+    add_scalar,
+    mul,
+    mul_scalar,
+    pow_scalar,
+    rsqrt,
+    sigmoid,
+    sub,
+)
 from vrambudget.ops.linear import linear, matmul
 from vrambudget.ops.ordering import max_last, topk
+from vrambudget.ops.reduce import mean_last
 from vrambudget.ops.shape import (
     cat,
     contiguous,
@@ -47,6 +56,18 @@ from vrambudget.ops.shape import (
 )
 from vrambudget.ops.softmax import softmax
 from vrambudget.ops.workspaces import bmm_workspace
+
+
+class GptOssRMSNorm(RMSNorm):
+    """GptOssRMSNorm: the last product in float32 too."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., C] -> [..., C]."""
+        input_dtype = hidden_states.dtype
+        hidden_states = to(hidden_states, float32)
+        variance = mean_last(pow_scalar(hidden_states))
+        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
+        return to(mul(self.weight, hidden_states), input_dtype)
 
 
 class GptOssExperts(Experts):
@@ -207,7 +228,7 @@ class GptOssModel(Model):
         return super().mask(embeddings, None, padding, past, kind)
 
 
-class GptOssConfig(BothMasksConfig, MoeConfig):
+class GptOssConfig(MostLayersSlide, MoeConfig):
     """transformers' GptOssConfig, with its defaults."""
 
     model_type: Literal["gpt_oss"] = "gpt_oss"
@@ -227,7 +248,9 @@ class GptOssConfig(BothMasksConfig, MoeConfig):
     special_tokens = 1
     followed_in = ("5.17",)
     attentions = ("eager",)
-    norm = Olmo2RMSNorm
+    norm = GptOssRMSNorm
+    full_every = 2
+    makes_both_masks = True
     rotary_embedding = HalfRotaryEmbedding
     aliases = {  # noqa: RUF012 - ClassVar in the base class
         "num_experts": "num_local_experts",
@@ -254,12 +277,6 @@ class GptOssConfig(BothMasksConfig, MoeConfig):
     def rope(self) -> dict[str, Any]:
         """The parameters of rotary positions: yarn where a file has none."""
         return super().rope or {"rope_type": "yarn"}
-
-    @property
-    def usual_layer_kinds(self) -> list[LayerType]:
-        """A window in the first layer, everything in the second, and so on."""
-        layers = range(self.num_hidden_layers)
-        return ["full_attention" if i % 2 else "sliding_attention" for i in layers]
 
     def layer(self) -> GptOssLayer:
         """GptOssDecoderLayer."""

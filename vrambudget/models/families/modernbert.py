@@ -18,7 +18,6 @@ from vrambudget.dtypes import bool_
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.families.gemma3 import RotaryByKind
 from vrambudget.models.parts.body import EncoderBody
 from vrambudget.models.parts.decoder import LayerType
 from vrambudget.models.parts.encoder_model import tie_decoder
@@ -29,6 +28,7 @@ from vrambudget.models.parts.masks import Masks, bidirectional_mask, bidirection
 from vrambudget.models.parts.modernbert_layers import Embeddings, Layer
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.models.parts.pooling import mean_of_tokens
+from vrambudget.models.parts.rotary import RotaryByKind, RotaryEmbedding
 from vrambudget.models.parts.windows import LayerTypes
 from vrambudget.ops.creation import arange, made
 from vrambudget.ops.elementwise import ACTIVATIONS, Activation
@@ -45,7 +45,7 @@ class Model(Module):
         self.layers = [Layer(config, index) for index in range(config.num_hidden_layers)]
         self.final_norm = config.layer_norm()
         width = config.hidden_size // config.num_attention_heads
-        self.rotary_emb = RotaryByKind(width, config.rope_types)
+        self.rotary_emb = RotaryByKind(width, config.rope_types, RotaryEmbedding)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, C]."""

@@ -75,14 +75,14 @@ def sdpa_mask(batch: int, span: Span, function: MaskFunction) -> Tensor:
     else:  # 4.57's, where the queries' positions are the model's own; 5.0 to 5.3 had a third order
         kv_arange, batch_arange, head_arange = arange(keys), arange(batch), arange(1)
         q_arange = kv_arange
-    index = (
+    mask = function(
         view(batch_arange, batch, 1, 1, 1),
         view(q_arange, 1, 1, length, 1),
         view(kv_arange, 1, 1, 1, keys),
     )
-    mask = function(*index)
-    del head_arange
-    return expand(mask, batch, 1, length, keys)
+    mask = expand(mask, batch, 1, length, keys)
+    del batch_arange, head_arange, q_arange, kv_arange  # in the order of its variables
+    return mask
 
 
 def offset_arange(length: int) -> Tensor:

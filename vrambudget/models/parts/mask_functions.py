@@ -93,8 +93,9 @@ def and_masks(*functions: MaskFunction) -> MaskFunction:
         result = made("new_ones", () if transformers_since(5, 0) else query.shape, bool_)
         for function in functions:
             part = function(batch, query, key)
-            result = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
+            both = made("bitwise_and", broadcast(result.shape, part.shape), bool_)
             del part
+            result = both  # only now the one before goes
         return result
 
     return every

@@ -10,6 +10,9 @@ Not modelled: what `dynamic` and `longrope` compute anew, a few hundred bytes, f
 the original length.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from vrambudget.dtypes import DType, bool_, float32, int64
 from vrambudget.engine.context import no_grad
 from vrambudget.engine.module import Module
@@ -96,6 +99,27 @@ class Float32RotaryEmbedding(RotaryEmbedding):
         """Return cos and sin [P, T, D] for positions [P, T]."""
         del dtype
         return super().forward(position_ids, float32)
+
+
+class RotaryByKind(Module):
+    """Gemma3RotaryEmbedding: frequencies for each kind of layer that there is."""
+
+    def __init__(
+        self, dim: int, rope_types: Mapping[Any, str], made_of: type[RotaryEmbedding]
+    ) -> None:
+        self.kinds = {
+            kind: made_of(dim, rope_types[kind], last=False) for kind in sorted(rope_types)
+        }
+        again = None
+        for kind, each in self.kinds.items():
+            again = each.computed()  # initialised: one's copy is held until the next is there
+            setattr(self, f"{kind}_inv_freq", each.inv_freq)  # buffers of this module
+            setattr(self, f"{kind}_original_inv_freq", each.original_inv_freq)
+        del again
+
+    def forward(self, position_ids: Tensor, dtype: DType) -> dict[str, Rotary]:
+        """Return cos and sin [P, T, D] by kind for positions [P, T]."""
+        return {kind: each(position_ids, dtype) for kind, each in self.kinds.items()}
 
 
 class AlphaRotaryEmbedding(RotaryEmbedding):

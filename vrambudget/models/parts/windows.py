@@ -1,20 +1,23 @@
 """Which layers of a decoder see a sliding window only, and which masks a forward pass makes.
 
     SlidingConfig      all layers slide, or none (Mistral, Phi-3)
-    BothMasksConfig    layers of two kinds, and both masks in any case (Gemma 2 and 3, OLMo 3)
+    MostLayersSlide    all but every nth (Gemma 2 and 3, OLMo 3, EXAONE 4)
     LaterLayersSlide   the layers from `max_window_layers` on (Qwen2, Qwen3), if asked for
     AllSlideIfAsked    all layers, if `use_sliding_window` says so (Qwen3-MoE)
     EverySecondSlides  every second one until `max_window_layers` (Qwen2-MoE), if asked for
+    UnplacedSlide      the layers without rotary positions (SmolLM3), if asked for
     layer_types        a file's own list goes before the rule
 
 Source: __post_init__ of the configuration classes, forward of the models (transformers 5.17).
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
-from vrambudget.config.settings import Field, Size
+from vrambudget.config.settings import Field, Size, show
+from vrambudget.engine.module import Module
 from vrambudget.models.parts.decoder import DecoderConfig, LayerType
+from vrambudget.models.parts.rotary import RotaryByKind
 
 LayerTypes = tuple[LayerType, ...]
 
@@ -23,6 +26,11 @@ class SlidingConfig(DecoderConfig):
     """All layers see `sliding_window` tokens, or all if it is null."""
 
     sliding_window: Size | None = None
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the file names a window, used or not."""
+        return self.sliding_window is not None
 
     @property
     def window(self) -> int:
@@ -46,6 +54,9 @@ class LayerTypesConfig(SlidingConfig):
 
     layer_types: LayerTypes | None = None
 
+    makes_both_masks: ClassVar[bool] = False
+    """Whether a forward pass makes the masks of both kinds, whatever the layers need."""
+
     @property
     def layer_kinds(self) -> list[LayerType]:
         """What each layer attends to."""
@@ -59,7 +70,7 @@ class LayerTypesConfig(SlidingConfig):
     @property
     def mask_kinds(self) -> list[LayerType]:
         """A full mask always, a sliding one where a layer needs it."""
-        if "sliding_attention" in self.layer_kinds:
+        if self.makes_both_masks or "sliding_attention" in self.layer_kinds:
             return ["full_attention", "sliding_attention"]
         return ["full_attention"]
 
@@ -75,13 +86,50 @@ class LayerTypesConfig(SlidingConfig):
             yield "layer_types names sliding layers, but sliding_window is null"
 
 
-class BothMasksConfig(LayerTypesConfig):
-    """Layers of two kinds, and models that make the masks of both in any case."""
+class MostLayersSlide(LayerTypesConfig):
+    """All layers slide but every nth: by the type's rule, or by `sliding_window_pattern`."""
+
+    full_every: ClassVar[int]
 
     @property
-    def mask_kinds(self) -> list[LayerType]:
-        """Both, whatever the layers need."""
-        return ["full_attention", "sliding_attention"]
+    def _every(self) -> Any:
+        pattern = getattr(self, "sliding_window_pattern", self.full_every)
+        return pattern if self.has_window else None
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if self.layer_types is None and (not isinstance(self._every, int) or self._every < 1):
+            key = "sliding_window_pattern" if self.has_window else "sliding_window"
+            value = getattr(self, key)
+            came = "null" if value is None else show(value)
+            yield f"{key} is {came}, which takes layer_types beside it"
+        elif self.makes_both_masks and not self.has_window:
+            yield "sliding_window is null, and the mask of sliding layers is made in any case"
+
+    @property
+    def usual_layer_kinds(self) -> list[LayerType]:
+        """A window in all layers but every nth."""
+        layers = range(1, self.num_hidden_layers + 1)
+        return ["sliding_attention" if i % self._every else "full_attention" for i in layers]
+
+
+class RotaryByKindConfig(MostLayersSlide):
+    """Layers with a window and without one, each kind with rotary positions of its own."""
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The parameters of the layers without a window: those with one have the default."""
+        by_kind = (self.rope_parameters or {}).get("full_attention")
+        return self.rope_scaling or by_kind or {}
+
+    def rotary(self) -> Module:
+        """One of each kind."""
+        types = {
+            kind: self.rope_type if kind == "full_attention" else "default"
+            for kind in self.layer_kinds
+        }
+        return RotaryByKind(self.rotary_width, types, self.rotary_embedding)
 
 
 class LaterLayersSlide(LayerTypesConfig):
@@ -106,6 +154,38 @@ class LaterLayersSlide(LayerTypesConfig):
         return ["full_attention" if i < first else "sliding_attention" for i in layers]
 
 
+class UnplacedSlide(LayerTypesConfig):
+    """Some layers have no rotary positions, and with `use_sliding_window` those slide."""
+
+    use_sliding_window: bool = False
+    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layer_interval: Size = 4
+
+    @property
+    def placed_layers(self) -> list[int]:
+        """Whether each layer has rotary positions, 1 or 0."""
+        layers, interval = range(1, self.num_hidden_layers + 1), self.no_rope_layer_interval
+        return [*(self.no_rope_layers or (int(i % interval > 0) for i in layers))]
+
+    def problems(self) -> Iterator[str]:
+        """Yield what makes no model."""
+        yield from super().problems()
+        if len(self.placed_layers) < self.num_hidden_layers:
+            yield (
+                f"no_rope_layers names {len(self.placed_layers)} layers,"
+                f" num_hidden_layers is {self.num_hidden_layers}"
+            )
+
+    @property
+    def usual_layer_kinds(self) -> list[LayerType]:
+        """A window in layers without positions, if asked for."""
+        slides = self.use_sliding_window and self.has_window
+        return [
+            "sliding_attention" if slides and not placed else "full_attention"
+            for placed in self.placed_layers[: self.num_hidden_layers]
+        ]
+
+
 class AllSlideIfAsked(SlidingConfig):
     """With `use_sliding_window` all layers slide."""
 
@@ -117,12 +197,14 @@ class AllSlideIfAsked(SlidingConfig):
         return super().mask_kinds if self.use_sliding_window else ["full_attention"]
 
 
-class EverySecondSlides(BothMasksConfig):
+class EverySecondSlides(LayerTypesConfig):
     """With `use_sliding_window` every second layer before `max_window_layers` slides."""
 
     use_sliding_window: bool = False
     sliding_window: Annotated[int, Field(ge=0)] | None = 4096  # 0 once transformers has read it
     max_window_layers: int = Field(28, ge=0)
+
+    makes_both_masks = True
 
     @property
     def window(self) -> int:

@@ -1,0 +1,70 @@
+"""Which keys of a decoder's configuration decide what its layers do: of all, or of each."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vrambudget.recording.keys import Values
+from vrambudget.recording.merging import UnfitError
+from vrambudget.recording.programs import Probe
+
+FIELDS = (
+    *("pad_token_id", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("max_position_embeddings", "attention_dropout", "tie_word_embeddings"),
+    *("partial_rotary_factor", "use_bidirectional_attention", "sliding_window"),
+    *("use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern"),
+    *("no_rope_layers", "no_rope_layer_interval", "num_local_experts", "num_experts"),
+    *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
+)
+FOLLOWED = {
+    **dict.fromkeys(("granite", "olmo2", "smollm3", "starcoder2"), ("5.23", "5.24")),
+    **dict.fromkeys(("gemma", "llama", "mistral", "phi3"), ("4.57", "5.23", "5.24")),
+    **dict.fromkeys(("qwen2", "qwen3"), ("4.57", "5.23", "5.24")),
+}
+"""Further versions of transformers in which kept records equal a type's layer."""
+
+OF_FILES = {
+    "gemma": ("hidden_activation",),
+    "phi3": ("attention_bias", "original_max_position_embeddings"),
+    "qwen2": ("use_mrope",),
+    "smollm3": ("max_window_layers",),
+    "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
+    "starcoder2": ("norm_type", "mlp_type"),
+}
+"""Keys of published files that a type's own code does not read."""
+
+
+def by_layer(own: Values) -> Values:
+    """Return what keys that name something for each layer say of one: sight of all, positions."""
+    layers = own["num_hidden_layers"]
+    listed = {k: v for k, v in own.items() if isinstance(v, list) and len(v) == layers}
+    return {key: "full_attention" if key == "layer_types" else 1 for key in listed}
+
+
+def kinds_of_layers(own: Values, base: Probe) -> Values:
+    """Return which layers see a window, and whether positions differ between kinds."""
+    kinds = own.get("layer_types") or ["full_attention"]
+    every = kinds.index("full_attention") + 1
+    if every == 1:
+        return {}
+    if any((kind == "full_attention") is bool(i % every) for i, kind in enumerate(kinds, 1)):
+        raise UnfitError(f"layer_types are not as usual: {kinds}")
+    buffers = {name for name, *_ in base.recording.facts["buffers"]}
+    return {
+        "full_every": every,
+        "rotates_by_kind": "model.rotary_emb.full_attention_inv_freq" in buffers,
+    }
+
+
+def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, Any, Values]]:
+    """Yield a key, its value, another one, and the keys to record that with."""
+    read = {key for _, key in base.recording.read}
+    flags = {k for k, v in own.items() if type(v) is bool and not k.startswith("output_")}
+    for key in sorted((read & flags) - full.keys()):
+        yield key, own[key], not own[key], {key: not own[key]}
+    for key, usual in by_layer(own).items():
+        for value in sorted({*own[key]} - {usual}):
+            yield key, usual, value, {key: [value] * len(full[key])}
+    if "sliding_window" in own and "layer_types" in full:
+        yield "has_window", True, False, {"sliding_window": None}
