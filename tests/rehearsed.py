@@ -15,9 +15,10 @@ def records_of(name):
     return [json.loads(line) for line in lines]
 
 
-def each(records):
-    """Run a test with each record."""
-    return pytest.mark.parametrize("record", records, ids=lambda record: record["id"])
+def each(records, one_in=3):
+    """Run a test with one record in so many, and with each every night."""
+    cases = pytest.mark.parametrize("record", records, ids=lambda record: record["id"])
+    return lambda test: pytest.mark.sampled(one_in)(cases(test))
 
 
 def each_on_the_virtual_gpu(records):

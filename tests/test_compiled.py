@@ -99,6 +99,7 @@ QWEN = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fields", "peaks"),
     [

@@ -45,8 +45,7 @@ def _peak(config, job):
     return replay(simulate(config.for_job(job), job, platform).tape).peak
 
 
-@pytest.mark.sampled(2)
-@each(RECORDS)
+@each(RECORDS, one_in=2)
 def test_a_program_equals_its_models_rehearsal(record):
     """Widths, depth, batch, length, precision and options that were not recorded."""
     config = of_programs(record["model"], [program_at(PROGRAMS[record["model"]["model_type"]])])
