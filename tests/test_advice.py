@@ -102,7 +102,7 @@ def test_where_the_weights_alone_are_too_much_no_pair_and_no_size_is_traced(monk
         return simulate(config, job, platform)
 
     monkeypatch.setattr("vrambudget.planning.advice.simulate", counted)
-    advice = vrambudget.advise("gpt2-large", batch=4, block=1024, gpu="1GiB")
+    advice = vrambudget.advise("gpt2-xl", batch=4, block=1024, gpu="1GiB")
     assert not any(option.fits for option in advice.options)
     assert len(traced) == len(set(traced)) <= len(CHANGES)
 

@@ -118,7 +118,7 @@ def test_accumulation_without_reducing_reduces_once():
 )
 def test_the_fewest_gpus_are_found_by_whole_machines(needed, most, found):
     class Planner:
-        per_node = 8
+        wish = Wish(per_node=8)
 
         def can(self, gpus):
             return gpus >= needed
@@ -281,6 +281,16 @@ def test_what_no_recipe_may_be_is_none():
 def test_a_gpu_without_bfloat16_gets_float16():
     found = vrambudget.plan(LAYERS, gpu="t4", block=64)
     assert {choice.fields["precision"] for choice in found.choices} == {"amp-fp16"}
+
+
+@pytest.mark.nightly
+def test_gpus_that_were_counted_are_all_used_where_less_fits_them():
+    found = vrambudget.plan("gpt2-xl", gpu="2x3.5GiB", goal="lora")
+    trl, shorter = found.alternatives
+    assert (found.choices, trl.choice.gpus, shorter.choice.gpus) == ((), 2, 2)
+    assert trl.choice.fields["loop"] == "sft"
+    assert 1024 > trl.choice.fields["block"] > shorter.choice.fields["block"]
+    assert str(found).startswith("gpt2-xl trains on 2 x a GPU with 3.5GiB")
 
 
 @pytest.mark.parametrize("model", ["gpt2", "nanogpt"])

@@ -123,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
     if output == "table" and found.gpus != 1 and has_gguf(scenario.config):
         text += f"\n\nthat is to train it; to run it: vrambudget run {args.model} --gpu {args.gpu}"
     emit(text, args)
-    shorter = found.alternatives and "block" not in named and gpus is None
+    on_all = [each for each in found.alternatives if each.choice.gpus == (gpus or 1)]
+    shorter = on_all and "block" not in named
     return DONE if found.gpus or shorter else DOES_NOT_FIT
 
 

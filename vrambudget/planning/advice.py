@@ -192,19 +192,22 @@ class _Trial:
         scenario, job = self.scenario, self.scenario.job
         if job.mode != "train" or job.layout.ranks > 1 or job.compile:
             return []
-        from vrambudget.planning.alternatives import with_less  # noqa: PLC0415 - needed last
+        from vrambudget.planning import alternatives  # noqa: PLC0415 - needed last
         from vrambudget.planning.plan import Wish  # noqa: PLC0415
 
         kinds = _LESS_THAN[job.quant is not None, job.lora_rank is not None]
         wish = Wish(goal=kinds[-1], per_step=job.batch * job.grad_accum)
-        return [
-            self._offer(
-                recipe,
-                f"{_WORDS[recipe.trains]}, {what}",
-                Cost.DATA if recipe.job.block != job.block else recipe.costs[-1],
-            )
-            for what, _, recipe, _ in with_less(scenario, wish, self.progress)
-        ]
+
+        def find(there: Scenario) -> "Recipe | None":
+            return alternatives.most_frugal(there, wish, self.progress)
+
+        offers = list[Option]()
+        for what, there, recipe, _ in alternatives.with_less(scenario, wish, find):
+            block, words = there.job.block or 1, [_WORDS[recipe.trains], what]
+            words += [] if block == job.block else [alternatives.sequences_of(block)]
+            cost = recipe.costs[-1] if block == job.block else Cost.DATA
+            offers.append(self._offer(recipe, ", ".join(dict.fromkeys(words)), cost))
+        return offers
 
     def _offer(self, recipe: "Recipe", words: str, cost: Cost) -> Option:
         return Option(

@@ -1,18 +1,19 @@
-"""What one GPU trains after all, where nothing fits as it was asked: another loop, a shorter block.
+"""What is trained after all, where nothing fits as it was asked: another loop, a shorter block.
 
-Each is tried with the most frugal recipe of the goal.
+Each is tried with the most frugal recipe of the goal, on one GPU or on as many as were counted.
 """
 
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vrambudget.config.loops import TRL_LOOPS
 from vrambudget.config.options import option_words
 from vrambudget.errors import VramBudgetError
-from vrambudget.planning.choices import Choice, card_word, model_word, of_recipe
+from vrambudget.planning.choices import Choice, card_word, how_many, model_word, of_recipe
 from vrambudget.planning.layouts import GOALS
+from vrambudget.planning.multi_gpu import Planner
 from vrambudget.planning.recipes import Recipe, recipes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from vrambudget.planning.plan import Wish
 
 _SHORTEST = 64  # tokens
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One change with which a recipe fits one GPU: the recipe, and the command that plans it."""
+    """One change with which a recipe or a layout fits: it, and the command that plans it."""
 
     what: str
     command: str
@@ -36,32 +38,49 @@ def alternatives(
     scenario: Scenario, wish: "Wish", progress: Callable[[], object]
 ) -> Iterator[Alternative]:
     """Yield TRL's loop, if it fits, and the longest block that fits."""
-    for what, there, recipe, fields in with_less(scenario, wish, progress):
-        yield Alternative(what, _command(there, wish, fields), of_recipe(there, recipe))
+
+    def on_all(there: Scenario) -> Choice | None:
+        goal = GOALS[wish.goal][-1]
+        assert wish.gpus is not None  # noqa: S101 - asked where GPUs were counted
+        return Planner(there, replace(wish, goal=goal), progress).most_frugal(wish.gpus)
+
+    def on_one(there: Scenario) -> Choice | None:
+        recipe = most_frugal(there, wish, progress)
+        return recipe and of_recipe(there, recipe)
+
+    for what, there, choice, fields in with_less(scenario, wish, on_all if wish.gpus else on_one):
+        yield Alternative(what, _command(there, wish, fields), choice)
 
 
 def with_less(
-    scenario: Scenario, wish: "Wish", progress: Callable[[], object]
-) -> Iterator[tuple[str, Scenario, Recipe, dict[str, Any]]]:
-    """Yield TRL's loop, and the longest block that fits: in words, as it is run, and its fields.
+    scenario: Scenario, wish: "Wish", find: Callable[[Scenario], _Found | None]
+) -> Iterator[tuple[str, Scenario, _Found, dict[str, Any]]]:
+    """Yield TRL's loop and the job's own, each with the longest block for which something is found.
 
-    A block is halved until a recipe fits.
+    In words, as it is run, what was found, and its fields; a block is halved until `find` has it.
     """
-    if _may_be_trls(scenario, wish.named):
-        fields = {**_given(scenario, wish), "loop": TRL_LOOPS[0], "block": scenario.job.block}
-        found = _tried(lambda: resolve(scenario.values, gpu=scenario.gpu, **fields), wish, progress)
-        if found is not None:
-            there = replace(found[0], model=scenario.model, path=scenario.path)
-            what = "TRL's loop, which makes no logits of all tokens at once"
-            yield what, there, found[1], fields
-    block = (scenario.job.block or 0) // 2
-    while block >= _SHORTEST:
-        found = _tried(lambda tokens=block: variant(scenario, block=tokens), wish, progress)  # type: ignore[misc]
-        if found is not None:
-            fields = {**_given(scenario, wish), "block": block}
-            yield f"sequences of {block:,} tokens", *found, fields
-            return
-        block //= 2
+    given = {name: getattr(scenario.job, name) for name in sorted(wish.named)}
+    longest = scenario.job.block or 0
+
+    def in_trls(block: int) -> Scenario:
+        fields = {**given, "loop": TRL_LOOPS[0], "block": block}
+        there = resolve(scenario.values, gpu=scenario.gpu, **fields)
+        return replace(there, model=scenario.model, path=scenario.path)
+
+    block = longest
+    if _may_be_trls(scenario, wish.named) and (found := _halved(block, in_trls, find)):
+        block, there, it = found
+        fields = {**given, "loop": TRL_LOOPS[0], "block": block}
+        yield "TRL's loop, which makes no logits of all tokens at once", there, it, fields
+    shorter = min(block, longest // 2)
+    if found := _halved(shorter, lambda tokens: variant(scenario, block=tokens), find):
+        block, there, it = found
+        yield sequences_of(block), there, it, {**given, "block": block}
+
+
+def sequences_of(block: int) -> str:
+    """Return in words that sequences are as short as that."""
+    return f"sequences of {block:,} tokens"
 
 
 def _may_be_trls(scenario: Scenario, named: Collection[str]) -> bool:
@@ -69,16 +88,25 @@ def _may_be_trls(scenario: Scenario, named: Collection[str]) -> bool:
     return is_plain and scenario.job.task == "causal-lm" and scenario.run is None
 
 
-def _tried(
-    changed: Callable[[], Scenario], wish: "Wish", progress: Callable[[], object]
-) -> tuple[Scenario, Recipe] | None:
-    """Return the most frugal recipe of the goal that fits a changed scenario, None if none does."""
-    try:
-        there = changed()
-    except VramBudgetError:  # this model has no such loop, or no such block
-        return None
+def _halved(
+    block: int, at: Callable[[int], Scenario], find: Callable[[Scenario], _Found | None]
+) -> tuple[int, Scenario, _Found] | None:
+    """Return the first block, halved and halved again, for which something is found."""
+    while block >= _SHORTEST:
+        try:
+            there = at(block)
+        except VramBudgetError:  # this model has no such loop, or no such block
+            return None
+        if (found := find(there)) is not None:
+            return block, there, found
+        block //= 2
+    return None
+
+
+def most_frugal(scenario: Scenario, wish: "Wish", progress: Callable[[], object]) -> Recipe | None:
+    """Return the most frugal recipe of the goal that fits one GPU, None if none does."""
     found = recipes(
-        there,
+        scenario,
         GOALS[wish.goal][-1:],
         named=wish.named,
         per_step=wish.per_step,
@@ -87,16 +115,12 @@ def _tried(
         autocast=wish.autocast,
         progress=progress,
     )
-    return (there, found[0]) if found else None
-
-
-def _given(scenario: Scenario, wish: "Wish") -> dict[str, Any]:
-    """Return the fields that the user gave."""
-    return {name: getattr(scenario.job, name) for name in sorted(wish.named)}
+    return found[0] if found else None
 
 
 def _command(scenario: Scenario, wish: "Wish", fields: dict[str, Any]) -> str:
-    words = [model_word(scenario), "--gpu", card_word(scenario)]
+    several = how_many(wish.gpus, wish.per_node) if wish.gpus else ""
+    words = [model_word(scenario), "--gpu", f"{several}{card_word(scenario)}"]
     words += ["--goal", wish.goal] if wish.goal != "any" else []
     words += ["--per-step", str(wish.per_step)] if wish.per_step else []
     words += ["--margin", f"{wish.margin_bytes}B"] if wish.margin_bytes else []

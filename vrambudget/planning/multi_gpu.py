@@ -11,9 +11,9 @@ that all share (`planning.layouts.seconds_per_sequence`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vrambudget.budget import Budget
 from vrambudget.config.job import Job
@@ -27,7 +27,6 @@ from vrambudget.planning.layouts import (
     CHECKPOINTING,
     GOALS,
     MACHINE,
-    Goal,
     LayoutChoice,
     Sizes,
     Traffic,
@@ -37,10 +36,13 @@ from vrambudget.planning.layouts import (
     traffic,
 )
 from vrambudget.planning.lower_bound import count_and_rows, least_bytes
-from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES, Trained
+from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
+
+if TYPE_CHECKING:
+    from vrambudget.planning.plan import Wish
 
 _WHOLE = ("zero1", *DEEPSPEED[:2])  # ranks have parameters whole, as many as come out
 
@@ -51,7 +53,7 @@ def fewest(planner: "Planner", most: int) -> int:
     Their number is doubled until they do, then whole machines are tried. What does not fit one
     machine's GPUs is tried on the most, which no layout takes more on.
     """
-    fewer, gpus, machine = 1, 2, planner.per_node or MACHINE
+    fewer, gpus, machine = 1, 2, planner.wish.per_node or MACHINE
     if most == 1:
         return 0
     while not planner.can(gpus):
@@ -72,22 +74,11 @@ class Planner:
     """Tries the layouts of one job on GPUs of one kind."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        goal: Goal,
-        *,
-        offload: bool,
-        margin_bytes: int = 0,
-        per_node: int | None = None,
-        suits: Callable[[Job], bool] = lambda _: True,
-        autocast: Collection[Trained] = (),
-        progress: Callable[[], object] = lambda: None,
+        self, scenario: Scenario, wish: "Wish", progress: Callable[[], object] = lambda: None
     ) -> None:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
-        self.scenario, self.goal, self.gpu = scenario, goal, scenario.gpu
-        self.offload, self.margin_bytes, self.progress = offload, margin_bytes, progress
-        self.suits, self.autocast = suits, autocast
-        self.limit, self.per_node = self.gpu.available_bytes - margin_bytes, per_node
+        self.scenario, self.wish, self.gpu, self.progress = scenario, wish, scenario.gpu, progress
+        self.limit = self.gpu.available_bytes - wish.margin_bytes
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.budgets: dict[Job, Budget] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
@@ -124,17 +115,24 @@ class Planner:
         """Return why layouts were not considered, the most frequent reason first."""
         return tuple(reason for reason, _ in self.refused.most_common())
 
-    def largest(self, gpus: int, each: int | None) -> list[Choice]:
-        """Return them with the largest batch that fits, of `each` sequences a rank has in a step.
+    def largest(self, gpus: int) -> list[Choice]:
+        """Return them with the largest batch that fits, where none was named.
 
         A pipeline keeps its batch: it has the sequences of all ranks.
         """
-        return self._found(gpus, lambda layout: self._largest(layout, each))
+        return self._found(gpus, self._largest)
 
-    def _largest(self, layout: LayoutChoice, each: int | None) -> Choice | None:
-        choice = self._choice(layout)
-        if choice is None or "microbatches" in layout.fields:
+    def most_frugal(self, gpus: int) -> Choice | None:
+        """Return the first of the most frugal layouts that fits, with its largest batch."""
+        frugal = (layout for layout in self._ways(gpus) if layout.is_most_frugal)
+        return next(filter(None, map(self._largest, frugal)), None)
+
+    def _largest(self, layout: LayoutChoice) -> Choice | None:
+        choice, each = self._choice(layout), self.wish.per_step
+        has_batch = each is None and {"batch", "grad_accum"} & {*self.wish.named}
+        if choice is None or "microbatches" in layout.fields or has_batch:
             return choice
+        each = each and each // layout.gpus  # sequences that a rank has in a step
         job, tried = self._job(layout), dict[int, tuple[Job, Budget]]()
 
         def attempt(batch: int) -> Try:
@@ -170,13 +168,13 @@ class Planner:
         ways = layouts(
             self.scenario.job,
             gpus,
-            self.goal,
+            self.wish.goal,
             has_bfloat16=has_bfloat16,
-            per_node=self.per_node or MACHINE,
-            autocast=self.autocast,
+            per_node=self.wish.per_node or MACHINE,
+            autocast=self.wish.autocast,
             fsdp_wrap="torchtitan" if self.scenario.config.model_type == "titan" else None,
         )
-        return [way for way in ways if self.offload or not way.fields.get("cpu_offload")]
+        return [way for way in ways if self.wish.offload or not way.fields.get("cpu_offload")]
 
     def _choice(self, layout: LayoutChoice) -> Choice | None:
         """Return a layout that fits, None for one that does not or cannot be: tried once."""
@@ -224,7 +222,7 @@ class Planner:
     def _is_wanted(self, layout: LayoutChoice) -> bool:
         """Return whether a recipe may be of this layout; a job that cannot be is refused later."""
         try:
-            return self.suits(self._job(layout))
+            return self.wish.suits(self._job(layout))
         except NotModelledError:
             return True
 
@@ -238,7 +236,7 @@ class Planner:
         """Whether PyTorch runs it with NCCL's buffers and the margin beside it."""
         device = budget.device
         assert device is not None  # noqa: S101 - a GPU was named
-        return device.fits and device.headroom_bytes >= _nccl_bytes(budget) + self.margin_bytes
+        return device.fits and device.headroom_bytes >= _nccl_bytes(budget) + self.wish.margin_bytes
 
     def _of(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice:
         device, several, nccl = budget.device, budget.several, _nccl_bytes(budget)
@@ -260,7 +258,7 @@ class Planner:
             copied_bytes=moved.host_bytes,
             recomputes=job.checkpointing != "none",
             fields=fields_of(self.scenario, job),
-            command=command(self.scenario, job, layout.gpus, self.per_node),
+            command=command(self.scenario, job, layout.gpus, self.wish.per_node),
         )
 
     def _cost(self, choice: Choice) -> tuple[object, ...]:

@@ -2,9 +2,10 @@
 
 On one GPU the recipes that fit (`planning.recipes`), what gives up least first. Where none does,
 what one GPU trains with less (`planning.alternatives`), and the fewest GPUs for which any layout
-fits, with every layout that fits them, the cheapest for each token first (`planning.several`). Of
+fits, with every layout that fits them, the cheapest for each token first (`planning.multi_gpu`). Of
 GPUs with a number (gpu="4x24GB", "2x8xh100") every layout that fits them, each with the largest
-batch. A job that is compiled is planned for one GPU.
+batch; where none does, what one of them trains, or all with less. A job that is compiled is planned
+for one GPU.
 
 A layout that was counted and is too large does not fit. One that has no rule was not considered,
 and the plan says so.
@@ -31,6 +32,7 @@ from vrambudget.scenario import Scenario, resolve
 if TYPE_CHECKING:
     from vrambudget.config.job_fields import RunFields
 
+AS_ASKED = "as asked"
 _MOST_GPUS = 4096
 _MOST_PER_STEP = 2**16
 
@@ -72,7 +74,7 @@ class Plan:
     gpus: int
     most: int
     choices: tuple[Choice, ...]
-    alternatives: tuple[Alternative, ...] = ()  # where one GPU does not: what it trains instead
+    alternatives: tuple[Alternative, ...] = ()  # where nothing fits as asked: what does with less
     counted: bool = False  # whether so many GPUs were asked for
     per_node: int | None = None  # GPUs of a machine, where machines were counted
     left_out: tuple[str, ...] = ()  # why recipes of a job that is compiled were not tried
@@ -194,16 +196,7 @@ def _eager(
     others = _with_less(scenario, wish, progress) if wish.gpus is None else ()
     if others and wish.goal == "any":
         return 0, [], others, None
-    planner = Planner(
-        scenario,
-        wish.goal,
-        offload=wish.offload,
-        margin_bytes=wish.margin_bytes,
-        per_node=wish.per_node,
-        suits=wish.suits,
-        autocast=wish.autocast,
-        progress=progress,
-    )
+    planner = Planner(scenario, wish, progress)
     gpus, choices = _together(planner, wish)
     if wish.gpus is not None and not choices:
         others = _with_less(scenario, wish, progress)
@@ -213,12 +206,14 @@ def _eager(
 def _with_less(
     scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[Alternative, ...]:
-    """Return what one GPU trains: as it was asked, if several GPUs were counted, or with less."""
+    """Return what one GPU trains with less; of GPUs that were counted, one as asked, or all."""
     if wish.gpus is not None:
         alone = replace(wish, gpus=None, per_step=None)
         if found := _alone(scenario, alone, progress):
             best = of_recipe(scenario, found[0])
-            return (Alternative("as asked", best.command, best),)
+            return (Alternative(AS_ASKED, best.command, best),)
+        if on_all := tuple(alternatives(scenario, wish, progress)):
+            return on_all
         wish = alone
     return tuple(alternatives(scenario, wish, progress))
 
@@ -290,11 +285,7 @@ def _together(planner: Planner, wish: Wish) -> tuple[int, list[Choice]]:
         raise VramBudgetError(
             f"per_step is {wish.per_step}, which is no multiple of {wish.gpus} GPUs"
         )
-    each = wish.per_step and wish.per_step // wish.gpus
-    if each is None and {"batch", "grad_accum"} & {*wish.named}:
-        choices = planner.choices(wish.gpus)
-    else:
-        choices = planner.largest(wish.gpus, each)
+    choices = planner.largest(wish.gpus)
     return (wish.gpus if choices else 0), choices
 
 

@@ -7,17 +7,18 @@ from typing import Any
 from vrambudget.escaping import escape
 from vrambudget.planning.choices import Choice, how_many
 from vrambudget.planning.layouts import MACHINE
-from vrambudget.planning.plan import Plan
+from vrambudget.planning.plan import AS_ASKED, Plan
 from vrambudget.report.tabular import Column, Format, html_table, render_rows
 from vrambudget.units import format_bytes
 
+_TOKENS = Column("block", "tokens", "right")
 _BATCH = Column("batch", "batch per GPU", "right")
 _TIMES = Column("grad_accum", "accumulated", "right", lambda n: "-" if n == 1 else f"{n} times")
 _PEAK = Column("peak_bytes", "memory used", "right", format_bytes)
 _LEFT = Column("left_bytes", "left", "right", format_bytes)
 _RECIPES = [
     Column("layout", "recipe"),
-    Column("block", "tokens", "right"),
+    _TOKENS,
     Column("batch", "batch", "right"),
     _TIMES,
     _PEAK,
@@ -68,13 +69,20 @@ def plan_html(found: Plan) -> str:
 
 
 def _tables(found: Plan) -> Iterator[tuple[list[Column], Sequence[Choice]]]:
-    """Yield what one GPU trains, then what several do."""
+    """Yield what is trained with less, then what is as it was asked."""
     if others := [each.choice for each in found.alternatives]:
-        yield _RECIPES, others
+        yield _columns(others, found), others
     if found.choices:
-        uses_host = any(choice.host_bytes for choice in found.choices)
-        layouts = _LAYOUTS if uses_host else _LAYOUTS[:-1]
-        yield (_RECIPES if found.gpus == 1 else layouts), found.choices
+        yield _columns(found.choices, found), found.choices
+
+
+def _columns(choices: Sequence[Choice], found: Plan) -> list[Column]:
+    """Return the columns of one GPU's recipes, or of layouts: those that say something."""
+    if choices[0].gpus == 1:
+        return _RECIPES
+    uses_host = any(choice.host_bytes for choice in choices)
+    layouts = _LAYOUTS if uses_host else _LAYOUTS[:-1]
+    return layouts if choices[0] in found.choices else [layouts[0], _TOKENS, *layouts[1:]]
 
 
 def _row(choice: Choice, found: Plan) -> dict[str, Any]:
@@ -104,7 +112,9 @@ def filled(choices: Sequence[Choice]) -> list[str]:
 def headline(found: Plan) -> str:
     """Return the answer: the best recipe of one GPU, or how many it takes."""
     if found.alternatives:
-        return f"{_one(found, found.alternatives[0].choice)}; {found.alternatives[0].what}"
+        first = found.alternatives[0]
+        says_more = "loop" in first.choice.fields or first.what == AS_ASKED
+        return _one(found, first.choice) + (f"; {first.what}" if says_more else "")
     if not found.choices:
         return _nothing(found)
     if found.gpus == 1:
@@ -114,9 +124,10 @@ def headline(found: Plan) -> str:
 
 def _one(found: Plan, choice: Choice) -> str:
     tokens = choice.fields.get("block", found.block)
-    each = f"batch {choice.fields.get('batch', 1)}, {tokens:,} tokens a sequence"
-    available = format_bytes(found.capacity_bytes)
-    return f"{found.model} trains on {_gpus(found, 1)} ({available}): {choice.layout}; {each}"
+    per_gpu = " per GPU" if choice.gpus > 1 else ""
+    each = f"batch {choice.fields.get('batch', 1)}{per_gpu}, {tokens:,} tokens a sequence"
+    gpus = f"{_gpus(found, choice.gpus)} ({format_bytes(found.capacity_bytes)})"
+    return f"{found.model} trains on {gpus}: {choice.layout}; {each}"
 
 
 def _of_several(found: Plan) -> str:
@@ -134,14 +145,15 @@ def _of_several(found: Plan) -> str:
 
 def _nothing(found: Plan) -> str:
     """Return that nothing was found: too large where it was counted, no rule where it was not."""
-    if found.alternatives and not found.counted and found.goal == "any":
-        best = found.alternatives[0].choice.fields.get("block", found.block)
-        loop = " in a plain loop" if best == found.block else ""
+    others = [each.choice.fields for each in found.alternatives]
+    changed = others and "loop" in others[0] and others[0].get("block", found.block) == found.block
+    loop = " in a plain loop" if changed else ""
+    if others and not found.counted and found.goal == "any":
         return (
             f"{found.block:,} tokens{loop} take more than one GPU: name several, for example --gpu"
             " 2x24GB, or add --goal full"
         )
-    at = f"{found.model} at {found.block:,} tokens a sequence"
+    at = f"{found.model} at {found.block:,} tokens a sequence{loop}"
     where = _gpus(found, found.most)
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
@@ -186,8 +198,8 @@ def _notes(found: Plan) -> list[str]:
     if not shown:
         return []
     notes = []
-    if found.gpus > 1:
-        nccl = format_bytes(found.choices[0].nccl_bytes)
+    if several := [choice for choice in shown if choice.gpus > 1]:
+        nccl = format_bytes(several[0].nccl_bytes)
         notes.append(f"left: beside {nccl} for NCCL's buffers; sent: by each GPU")
     if found.margin_bytes:
         notes.append(
