@@ -21,8 +21,8 @@ from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.report.run_here import run_report, run_values
 from vrambudget.serving.beside import projector, with_adapter
-from vrambudget.serving.gguf_configs import TYPES, GgufConfig
-from vrambudget.serving.gguf_known import known
+from vrambudget.serving.gguf_cards import header_of
+from vrambudget.serving.gguf_known import card_of, known
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
 from vrambudget.serving.gguf_names import family_of
 from vrambudget.serving.gguf_quants import named
@@ -123,9 +123,15 @@ def models_of(model: ModelSource) -> Iterator[GgufModel]:
         yield of_file(Path(model))
         return
     name, kind = _with_kind(model)
-    found = _found(name, kind)
+    card = card_of(name) if isinstance(name, str) else {}
+    found = None if "gguf" in card else _found(name, kind)
     if isinstance(found, GgufModel):
         yield found
+        return
+    card = card_of(found.name) if found else card
+    if found is None or "gguf" in card:
+        for each in map(named, (kind,) if kind else KINDS):
+            yield of_header(header_of(card, each), f"{card['name']}:{each}")
         return
     config = _config_of(found)
     is_oss = config.model_type == "gpt_oss"
@@ -157,8 +163,6 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
 
 def _config_of(found: FoundModel) -> ModelConfig:
     """Return a configuration; of a model with no rules but a GGUF file's, what that needs."""
-    if found.values.get("model_type") in TYPES:
-        return GgufConfig.parse(found.values, where=found.where)
     if isinstance(model_type := found.values.get("model_type"), str):
         family_of(model_type)
     return load_config(found.values, config_class, where=found.where)

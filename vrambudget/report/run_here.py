@@ -156,7 +156,7 @@ def _said(choice: RunChoice) -> Iterator[str]:
     read = " and ".join(f"{gib(n)} from {place}" for place, n in places if n)
     yield f"each token reads of weights {read}"
     if choice.model.architecture not in SEEN:
-        yield f"the compute buffer was held against no start of {choice.model.architecture}"
+        yield f"of {choice.model.architecture} the compute buffer is a rough estimate"
     if speed := found.tokens_per_second:
         low, high = (f"{n:.1f}" if n < _WHOLE else f"{n:,.0f}" for n in speed)
         ram = f", main memory {MAIN_MEMORY[0]} to {MAIN_MEMORY[1]}" if in_ram else ""

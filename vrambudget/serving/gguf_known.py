@@ -1,6 +1,7 @@
 """Models that are run or served by their name, and that have no model card for training.
 
-    model_cards/gguf/NAME.toml      name, source, `also` (other names), [config] as it was published
+    model_cards/gguf/NAME.toml      name, source, `also` (other names), [config] as it was
+                                    published, or [gguf]: its file's header (`gguf_cards`)
 
 Of each family one or more were loaded by llama.cpp 0c1e570 with `gguf_names`' tensors.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 from vrambudget.config.cards import card_text, cards_folder
 from vrambudget.config.source import FoundModel, ModelSource, find_model
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.errors import VramBudgetError
 
 _DISTILLED = "deepseek-r1-distill-"
 _ALSO = {
@@ -30,8 +31,6 @@ _ALSO = {
     **{f"deepseek-r1-{size}b": f"{_DISTILLED}qwen-{size}b" for size in ("1.5", 7, 14, 32)},
 }
 """Names of models that have a model card for training under another; Ollama's among them."""
-_OF_FILES = ("gemma-3n", "gemma3n", "gemma-4", "gemma4", "granite-4", "granite4", "nomic-embed")
-"""How names begin whose tensors have no rules: of their architectures a file is read."""
 
 
 @cache
@@ -41,17 +40,18 @@ def known_names() -> tuple[str, ...]:
 
 
 def known(name: str) -> FoundModel | str:
-    """Return the configuration of a name; of any other the name of its card, or itself.
-
-    Raises NotModelledError for what is estimated from its file alone.
-    """
-    if _plain(name).startswith(_OF_FILES):
-        raise NotModelledError(
-            f"the tensors of a GGUF file of {name} are not known by its name",
-            hint="its file says them: vrambudget run model.gguf --gpu 12GB, or a repository of"
-            " files, org/name-GGUF:Q4_K_M, where there is a network",
-        )
+    """Return the configuration of a name; of any other the name of its card, or itself."""
     return _published(name) or _ALSO.get(_plain(name), name)
+
+
+def card_of(name: str) -> Mapping[str, Any]:
+    """Return the card of a name; of any other nothing."""
+    plain = _plain(name)
+    for each in (plain,) if plain in known_names() else known_names():
+        card = _card(each)
+        if plain in (each, *card.get("also", ())):
+            return card
+    return {}
 
 
 def find_served(model: ModelSource) -> FoundModel:
@@ -77,13 +77,11 @@ def _plain(name: str) -> str:
 
 
 def _published(name: str) -> FoundModel | None:
-    plain = _plain(name)
-    for each in (plain,) if plain in known_names() else known_names():
-        card = _card(each)
-        if plain in (each, *card.get("also", ())):
-            config = {k: None if v == "null" else v for k, v in card["config"].items()}
-            return FoundModel(each, each, config)
-    return None
+    card = card_of(name)
+    if "config" not in card:
+        return None
+    config = {k: None if v == "null" else v for k, v in card["config"].items()}
+    return FoundModel(card["name"], card["name"], config)
 
 
 @cache

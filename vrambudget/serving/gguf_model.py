@@ -30,7 +30,6 @@ from vrambudget.serving.gguf_architectures import (
     STATES,
     UNCACHED,
 )
-from vrambudget.serving.gguf_configs import GgufConfig
 from vrambudget.serving.gguf_names import experts_of, family_of, is_latent, tensors_of
 from vrambudget.serving.gguf_quants import named
 
@@ -121,15 +120,14 @@ def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
         width = lowest + latent.qk_rope_head_dim
     experts, used = experts_of(config)
     kinds = config.layer_kinds if family.window else ["full_attention"] * layers
-    states = _states_of(config)
     return GgufModel(
         name=f"{name}:{named(kind)}",
         architecture=family.name,
         tensors=tuple(tensors_of(config, named(kind))),
-        keys=tuple(0 if state else width for state in states),
-        values=tuple(0 if state else values for state in states),
+        keys=(width,) * layers,
+        values=(values,) * layers,
         windows=tuple(config.window if k == "sliding_attention" else None for k in kinds),
-        states=states,
+        states=(0,) * layers,
         heads=config.num_attention_heads,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
@@ -139,18 +137,6 @@ def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
         head_keys=width if is_latent(config) else config.head_width,
         head_values=lowest if is_latent(config) else config.head_width,
     )
-
-
-def _states_of(config: DecoderConfig) -> tuple[int, ...]:
-    """Return the elements of each layer's state, 0 where it keeps tokens."""
-    layers = range(config.num_hidden_layers)
-    if not isinstance(config, GgufConfig):
-        return (0,) * len(layers)
-    keys = config.linear_num_key_heads * config.linear_key_head_dim
-    values = config.linear_num_value_heads * config.linear_value_head_dim
-    convolved = (config.linear_conv_kernel_dim - 1) * (2 * keys + values)
-    state = convolved + values * config.linear_key_head_dim
-    return tuple(state if config.is_recurrent(layer) else 0 for layer in layers)
 
 
 def _of_layers(header: Gguf, layers: int, used: int) -> tuple[GgufTensor, ...]:

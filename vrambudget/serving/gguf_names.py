@@ -18,7 +18,6 @@ from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.gguf import GgufTensor
-from vrambudget.serving.gguf_configs import GgufConfig
 from vrambudget.serving.gguf_quants import Shape, type_of
 
 _TWO = ("attn_norm", "ffn_norm")
@@ -54,10 +53,7 @@ _FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family("seed_oss", norms=("attn_norm", "post_attention_norm")),
     "qwen2": Family("qwen2", biases=_QKV),
     "qwen2_moe": Family("qwen2moe", biases=_QKV),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Family("qwen2vl", biases=_QKV)),
     "qwen3": Family("qwen3", head_norms="head"),
-    "qwen3_vl": Family("qwen3vl", head_norms="head"),
-    "qwen3_vl_moe": Family("qwen3vlmoe", head_norms="head"),
     "qwen3_moe": Family("qwen3moe", head_norms="head"),
     "gemma": Family("gemma", tied=True),
     "gemma2": Family("gemma2", norms=(*_TWO, *_AFTER), window=True, tied=True),
@@ -74,37 +70,18 @@ _FAMILIES: Mapping[str, Family] = {
     "starcoder2": Family(
         "starcoder2", biases=(*_ALL, "ffn_up", "ffn_down"), has_gate=False, norm_bias=True
     ),
-    "gpt_neox": Family(
-        "gptneox",
-        biases=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-        joint_attention=True,
-        has_gate=False,
-        norm_bias=True,
-    ),
     "gpt_oss": Family(
         "gpt-oss", norms=("attn_norm", "post_attention_norm"), biases=_ALL, window=True
     ),
-    "glm4_moe": Family("glm4moe", norms=("attn_norm", "post_attention_norm"), biases=_QKV),
-    "llama4_text": Family("llama4", window=True),
-    "cohere2": Family("cohere2", norms=("attn_norm",), window=True, tied=True),
-    **{
-        kind: Family(name, norms=("attn_norm", "post_attention_norm"), head_norms="head")
-        for kind, name in (
-            ("qwen3_next", "qwen3next"),
-            ("qwen3_5_text", "qwen35"),
-            ("qwen3_5_moe_text", "qwen35moe"),
-        )
-    },
-    "minimax_m2": Family("minimax-m2", head_norms="all"),
-    "olmoe": Family("olmoe", head_norms="all"),
-    "granitemoe": Family("granitemoe"),
     "deepseek_v2": Family("deepseek2"),
     "deepseek_v3": Family("deepseek2"),
 }
 
 
-_UNSEEN = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}
-SEEN = frozenset(family.name for family in _FAMILIES.values()) - _UNSEEN
+SEEN = frozenset(family.name for family in _FAMILIES.values()) | {
+    *("cohere2", "glm4moe", "gptneox", "granitemoe", "llama4", "minimax-m2", "olmoe"),
+    *("qwen3next", "qwen35", "qwen35moe"),
+}
 """Architectures whose compute buffers were held against llama.cpp's own."""
 
 
@@ -193,13 +170,9 @@ class _Tensors:
         config: Any = self.config
         if is_latent(config):
             yield from self._latent(layer)
-        elif isinstance(config, GgufConfig) and config.is_recurrent(layer):
-            yield from self._recurrent(config, layer)
         else:
             yield from self._attention(layer)
-        every = getattr(config, "interleave_moe_layer_step", 1)
-        is_mixed = self.experts and layer >= getattr(config, "first_k_dense_replace", 0)
-        if is_mixed and (layer + 1) % every == 0:
+        if self.experts and layer >= getattr(config, "first_k_dense_replace", 0):
             yield from self._mixture(layer)
         else:
             yield from self._mlp(layer, self.config.intermediate_size)
@@ -218,11 +191,10 @@ class _Tensors:
         config, width = self.config, self.width
         head = config.head_width
         queries, keys = config.num_attention_heads * head, config.kv_heads * head
-        is_gated = bool(getattr(config, "linear_num_key_heads", 0))  # queries, and a gate of each
         if self.family.joint_attention:
             yield from self._with_bias("attn_qkv", width, queries + 2 * keys, layer=layer)
         else:
-            yield from self._with_bias("attn_q", width, queries * (1 + is_gated), layer=layer)
+            yield from self._with_bias("attn_q", width, queries, layer=layer)
             yield from self._with_bias("attn_k", width, keys, layer=layer)
             yield from self._with_bias("attn_v", width, keys, layer=layer)
         yield from self._with_bias("attn_output", queries, width, layer=layer)
@@ -230,9 +202,6 @@ class _Tensors:
             whole = self.family.head_norms == "all"
             yield from self._norm(f"blk.{layer}.attn_q_norm", queries if whole else head)
             yield from self._norm(f"blk.{layer}.attn_k_norm", keys if whole else head)
-        elif getattr(config, "use_qk_norm", False) and config.model_type == "glm4_moe":
-            yield from self._norm(f"blk.{layer}.attn_q_norm", head)
-            yield from self._norm(f"blk.{layer}.attn_k_norm", head)
         elif getattr(config, "use_qk_norm", False):  # Command R+: a norm of its own for each head
             heads = (config.num_attention_heads, config.kv_heads)
             for name, many in zip(("attn_q_norm", "attn_k_norm"), heads, strict=True):
@@ -240,25 +209,6 @@ class _Tensors:
         if config.model_type == "gpt_oss":
             sinks = (config.num_attention_heads,)
             yield GgufTensor(f"blk.{layer}.attn_sinks.weight", sinks, "F32")
-
-    def _recurrent(self, config: GgufConfig, layer: int) -> Iterator[GgufTensor]:
-        keys = config.linear_num_key_heads * config.linear_key_head_dim
-        heads, head = config.linear_num_value_heads, config.linear_value_head_dim
-        values, convolved = heads * head, 2 * keys + heads * head
-        yield self.of("attn_qkv", self.width, convolved, layer=layer)
-        yield self.of("attn_gate", self.width, values, layer=layer)
-        conv = (config.linear_conv_kernel_dim, convolved)
-        for name, shape in (
-            ("ssm_conv1d.weight", conv),
-            ("ssm_dt.bias", (heads,)),
-            ("ssm_a", (heads,)),
-            ("ssm_norm.weight", (head,)),
-        ):
-            yield GgufTensor(f"blk.{layer}.{name}", shape, "F32")
-        joint = config.model_type == "qwen3_next"
-        for name in ("ssm_ba",) if joint else ("ssm_beta", "ssm_alpha"):
-            yield self.of(name, self.width, heads * (1 + joint), layer=layer)
-        yield self.of("ssm_out", values, self.width, layer=layer)
 
     def _latent(self, layer: int) -> Iterator[GgufTensor]:
         config: Any = self.config
@@ -305,7 +255,7 @@ class _Tensors:
             if is_oss:
                 bias = (columns, self.experts)
                 yield GgufTensor(f"blk.{layer}.{name}.bias", bias, "F32")
-        if config.model_type in {"deepseek_v3", "glm4_moe", "minimax_m2"}:
+        if config.model_type == "deepseek_v3":
             yield GgufTensor(f"blk.{layer}.exp_probs_b.bias", (self.experts,), "F32")
         if shared := getattr(config, "n_shared_experts", 0):
             yield from self._mlp(layer, inner * shared, "_shexp")

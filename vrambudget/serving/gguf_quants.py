@@ -54,6 +54,8 @@ _SPELLED = {
     "Q8": "Q8_0",
 }
 _SIMPLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_IN_F32 = frozenset({"ffn_gate_inp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"})
+_AS_IT_WAS = ("altup", "laurel", "per_layer_model_proj")  # of a file in 16 bit
 _UNQUANTISED = frozenset({"F32", "F16", "BF16"})
 _LOWEST = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})
 _BETTER_LOW = frozenset({"IQ2_S", "IQ2_M"})
@@ -104,8 +106,10 @@ def type_of(name: str, tensor: str, shape: tuple[int, ...], model: Shape, *, lay
     `tensor`: as "attn_v"; `shape`: the length of a row first.
     """
     kind = _DEFAULTS[name]
-    if len(shape) == 1 or tensor == "ffn_gate_inp":
+    if len(shape) == 1 or tensor in _IN_F32:
         return "F32"
+    if tensor.startswith(_AS_IT_WAS):
+        return "F16"
     if kind in _UNQUANTISED:
         return kind
     if tensor == "output":

@@ -10,7 +10,7 @@ Since 2026 keys and values of a quantised cache are turned by a matrix, queries 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-graph.cpp (build_attn, build_attn_mha,
 build_attn_inp_kv), src/llama-kv-cache.cpp (build_input_k_rot), src/models/deepseek2.cpp,
 ggml/src/ggml-cuda/fattn.cu (ggml_cuda_flash_attn_ext_get_alloc_size).
-Not modelled: recurrent layers that are no delta nets but by their projections.
+Not modelled: recurrent layers but by their projections that are neither delta nets nor Mamba 2.
 """
 
 from collections.abc import Mapping
@@ -123,7 +123,8 @@ class Attention(Builder):
             self._store(layer, rotated, made)
         else:
             queries, gate = self._queries(layer, of, cur)
-            if "attn_k" in of:  # else an earlier layer's are read
+            is_encoder = not any(self.model.keys)
+            if self.model.keys[layer] or is_encoder:  # else an earlier layer's are read
                 values = self.matrix(of, "attn_v", cur) if "attn_v" in of else cur
                 self._store(layer, self._rotated(layer, of, "attn_k", cur), values)
         made = self._kernel(layer, queries, of["attn_output"].shape[0])
@@ -248,17 +249,27 @@ class Attention(Builder):
         return self.matrix(of, "attn_output", self._kernel(layer, queries, width))
 
     def _recurrent(self, layer: int, of: Mapping[str, Weight], cur: Node) -> Node:
-        """Return what a gated delta net makes: convolved, normalised, and by way of its state."""
-        if not {"attn_qkv", "attn_gate", "ssm_out"} <= of.keys():
+        """Return what a recurrent layer makes: convolved, and by way of its state."""
+        is_mamba = "ssm_in" in of and "ssm_x" not in of  # the second
+        if not is_mamba and not {"attn_qkv", "attn_gate", "ssm_out"} <= of.keys():
             return self._mixer(of, cur)
-        channels, values = of["attn_qkv"].shape[1], of["ssm_out"].shape[0]
-        convolved = (of["ssm_conv1d"].shape[0] - 1) * channels
+        kernel, channels = of["ssm_conv1d"].shape
+        convolved, values = (kernel - 1) * channels, of["ssm_out"].shape[0]
         state = (self.model.states[layer] - convolved) * self.outputs * F32  # of each sequence
         lies = self._cache_device(layer)
         before = self.node(0, self.sequences, more=convolved * self.outputs * F32, device=lies)
-        joint = self.matrix(of, "attn_qkv", cur)
+        joint = self.matrix(of, "ssm_in" if is_mamba else "attn_qkv", cur)
         read = self.node(channels, before, joint, more=before.nbytes)
         self._keep(read, read.nbytes - F32 * self.rows // max(1, self.outputs), lies)
+        if is_mamba:
+            mixed = self.same(self.node(channels, read))
+            steps = self.same(self.node(of["ssm_dt.bias"].shape[0], joint))
+            made = self.node(values, mixed, steps, self.sequences, more=state)
+            self._keep(made, state, lies)
+            gate = self.node(values, joint)
+            made = self.node(values, made, self.node(values, mixed), in_place=True)
+            normed = self.same(self.node(values, self.node(values, gate, made), in_place=True))
+            return self.matrix(of, "ssm_out", normed)
         kept = self.node(0, self.sequences, more=state, device=lies)
         mixed = self.same(self.node(channels, read))
         halves = [self.node((channels - values) // 2, mixed) for _ in "qk"]
@@ -282,7 +293,7 @@ class Attention(Builder):
 
     def _mixer(self, of: Mapping[str, Weight], cur: Node) -> Node:
         """Return what another recurrent layer makes, with its projections alive at once."""
-        names = [n for n, w in of.items() if "." not in n and n[:3] in {"att", "ssm", "sho"}]
+        names = [n for n in of if n[:3] in {"att", "ssm", "sho"} and len(of[n].shape) > 1]
         made = [self.matrix(of, n, cur) for n in names if of[n].shape[0] == self.model.hidden]
         return self.node(self.model.hidden, *made)
 

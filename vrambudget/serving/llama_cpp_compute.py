@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from vrambudget.serving.ggml_builder import Weight
 from vrambudget.serving.ggml_graph import HOST, Node, needed
+from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.llama_cpp_attention import Attention
 from vrambudget.serving.options import LlamaCppOptions
@@ -59,6 +60,8 @@ def compute_bytes(
 
 
 class _Graph(Attention):
+    per_layer = embedded = Node(0, HOST)  # embeddings of each layer, and a token's
+
     def build(self) -> None:
         """Write all of it."""
         model, rows = self.model, self.rows
@@ -66,6 +69,9 @@ class _Graph(Attention):
         features = _LAYERS_OF_FEATURES if model.architecture in _DEEP else 0
         if not self.is_old:  # embeddings as an input: nothing reads it
             self.leaf(model.hidden * rows * (1 + features))
+        table = self.placed.others.get("per_layer_token_embd")
+        if table:  # of which each layer reads a part
+            self.per_layer = self.node(table.shape[0], self.leaf(rows), device=HOST)
         self.inputs()
         self.out_ids = self.leaf(self.outputs)
         x = self.node(model.hidden, tokens, device=HOST)
@@ -73,10 +79,15 @@ class _Graph(Attention):
         if features:
             x, padded.more = padded, padded.nbytes - x.nbytes
         self.cast_masks()
+        if table:
+            self.per_layer, self.embedded = self.same(self.per_layer), self.same(x)
+            x = self.embedded
         for layer in _telling(self.placed, model):
             x = self._layer(layer, x, is_last=layer == model.layers - 1)
             x = self.add(x, padded) if layer < features else x
-        if output := self.placed.output:
+        others = self.placed.others  # without an output the table of tokens makes the logits
+        output = others.get("output") or others.get("token_embd")
+        if output and model.architecture not in UNCACHED:
             self.rows = self.outputs
             norm = self.node(model.hidden, x, in_place=True)
             logits = self.matrix({"output": output}, "output", norm)
@@ -86,7 +97,9 @@ class _Graph(Attention):
         of = self.placed.layers[layer]
         normed = self.norm(of, "attn_norm", x) if "attn_norm" in of else x
         if not {"ffn_norm", "post_attention_norm"} & of.keys() and "attn_norm" in of:
-            return self._parallel(layer, of, x, normed, is_last=is_last)
+            if {"attn_output", "ffn_down"} <= of.keys():
+                return self._parallel(layer, of, x, normed, is_last=is_last)
+            return self.add(self._alone(layer, of, normed), x)
         cur = self.attention(layer, of, normed)
         if is_last:
             self.rows = self.outputs
@@ -100,7 +113,23 @@ class _Graph(Attention):
         cur = self._mixture(of, cur) if "ffn_down_exps" in of else self._mlp(of, cur)
         if "post_ffw_norm" in of:
             cur = self.norm(of, "post_ffw_norm", cur, in_place=True)
-        return self.add(x, cur) if self.model.architecture in _RESIDUAL_FIRST else self.add(cur, x)
+        if self.model.architecture in _RESIDUAL_FIRST:
+            return self.add(x, cur)
+        x = self.add(cur, x)
+        return self._with_embeddings(layer, of, x, is_last=is_last) if "inp_gate" in of else x
+
+    def _with_embeddings(
+        self, layer: int, of: Mapping[str, Weight], x: Node, *, is_last: bool
+    ) -> Node:
+        """Return the sum with what a token's embedding of the layer makes; first all are made."""
+        gated, width = self.same(self.matrix(of, "inp_gate", x)), of["inp_gate"].shape[1]
+        if not layer:
+            made = self.matrix(self.placed.others, "per_layer_model_proj", self.embedded)
+            made = self.same(self.add(self.same(self.same(made)), self.per_layer))
+            self.per_layer = self.node(width * self.model.layers, made)
+        own = self.node(width, self.per_layer, self.out_ids) if is_last else self.per_layer
+        cur = self.norm(of, "post_norm", self.matrix(of, "proj", self.same(gated, own)))
+        return self.same(self.add(x, cur))
 
     def _parallel(
         self, layer: int, of: Mapping[str, Weight], x: Node, normed: Node, *, is_last: bool
@@ -115,6 +144,12 @@ class _Graph(Attention):
             )
         cur = self.add(self._mlp(of, normed), x)
         return self.add(cur, made if is_last else self.projected(layer, of, made))
+
+    def _alone(self, layer: int, of: Mapping[str, Weight], normed: Node) -> Node:
+        """Return what a layer adds that is attention, a state or an MLP alone."""
+        if "ffn_down_exps" in of:
+            return self._mixture(of, normed)
+        return self._mlp(of, normed) if "ffn_down" in of else self.attention(layer, of, normed)
 
     def _mlp(self, of: Mapping[str, Weight], cur: Node, end: str = "") -> Node:
         down = of.get(f"ffn_down{end}")

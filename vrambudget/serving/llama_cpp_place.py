@@ -27,6 +27,7 @@ from vrambudget.errors import VramBudgetError
 from vrambudget.serving.ggml_builder import Weight
 from vrambudget.serving.ggml_graph import HOST
 from vrambudget.serving.gguf import GgufTensor
+from vrambudget.serving.gguf_architectures import UNCACHED
 from vrambudget.serving.gguf_model import GgufModel
 from vrambudget.serving.gguf_types import SIZES, row_bytes
 from vrambudget.serving.options import LlamaCppOptions
@@ -47,7 +48,7 @@ class Placement:
     read_bytes: tuple[int, int]  # of weights, for each token: from GPUs, from main memory
     layer_bytes: tuple[int, ...]  # of each layer's weights that lie where it is, the output last
     layers: tuple[Mapping[str, Weight], ...]  # "attn_q", "attn_q.bias", of each layer
-    output: Weight | None
+    others: Mapping[str, Weight]  # "output_norm", of no layer
     has_gpus: bool
     is_overridden: bool  # by --override-tensor and its like
 
@@ -73,7 +74,11 @@ def place(model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions) -> Pl
         read_bytes=_read_for_a_token(model, placed),
         layer_bytes=tuple(of_layers),
         layers=_of_layers(placed, model.layers),
-        output=_output(placed),
+        others={
+            tensor.name.replace(".weight", ""): _weight(tensor, where)
+            for tensor, where in placed
+            if not tensor.name.startswith("blk.")
+        },
         has_gpus=bool(gpus),
         is_overridden=bool(options.override_tensor or options.cpu_moe or options.n_cpu_moe),
     )
@@ -88,13 +93,6 @@ def _of_layers(
             _, layer, name = tensor.name.split(".", 2)
             found[int(layer)][name.replace(".weight", "")] = _weight(tensor, where)
     return tuple(found)
-
-
-def _output(placed: list[tuple[GgufTensor, int]]) -> Weight | None:
-    """Return what makes the logits: the last of the tables of tokens, where there is no other."""
-    tables = [(t, where) for t, where in placed if t.name == "token_embd.weight"]
-    outputs = [(t, where) for t, where in placed if t.name == "output.weight"]
-    return next((_weight(*each) for each in reversed(outputs or tables)), None)
 
 
 def _weight(tensor: GgufTensor, where: int) -> Weight:
@@ -158,7 +156,8 @@ def _placed(
     model: GgufModel, options: LlamaCppOptions, devices: list[int], gpus: int
 ) -> list[tuple[GgufTensor, int]]:
     """Return every tensor with where it lies; copies are there twice."""
-    tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
+    outputs = (tensor.name == "output.weight" for tensor in model.tensors)
+    tied = model.architecture not in UNCACHED and not any(outputs)  # encoders make no logits
     overrides = _overrides(options, gpus)
     found = []
     for tensor in model.tensors:
@@ -179,6 +178,8 @@ def _of_tensor(tensor: GgufTensor, devices: list[int], *, tied: bool) -> list[in
         return [HOST, devices[-1]] if is_copied else [HOST]
     if name.startswith("blk."):
         return [devices[int(name.split(".")[1])]]
+    if name.startswith("per_layer_"):
+        return devices[:1]
     if name.startswith("rope_"):
         return sorted(set(devices[:-1]))
     return [devices[-1]]
