@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -31,7 +32,13 @@ JOBS = {
     "bert evaluated": ("bert-base-uncased", {"batch": 4000, "mode": "eval", "gpu": "8GB"}),
     "no card": ("gpt2", {"batch": 6, "block": 256, "checkpointing": "full"}),
 }
-each_job = pytest.mark.parametrize(("model", "fields"), JOBS.values(), ids=JOBS)
+each_job = pytest.mark.parametrize("job", JOBS)
+
+
+@cache
+def advice_for(job) -> Advice:
+    model, fields = JOBS[job]
+    return vrambudget.advise(model, **fields)
 
 
 def changed(model, fields, options, capsys):
@@ -44,8 +51,8 @@ def changed(model, fields, options, capsys):
 
 
 @each_job
-def test_every_option_leads_to_the_peak_that_it_promises(model, fields, capsys):
-    advice = vrambudget.advise(model, **fields)
+def test_every_option_leads_to_the_peak_that_it_promises(job, capsys):
+    (model, fields), advice = JOBS[job], advice_for(job)
     now = vrambudget.estimate(model, **fields)
     assert len(advice.options) >= 3
     for option in advice.options:
@@ -62,8 +69,8 @@ def test_every_option_leads_to_the_peak_that_it_promises(model, fields, capsys):
 
 
 @each_job
-def test_options_are_sorted_by_what_they_cost(model, fields):
-    singles = [o for o in vrambudget.advise(model, **fields).options if len(o.words) == 1]
+def test_options_are_sorted_by_what_they_cost(job):
+    singles = [o for o in advice_for(job).options if len(o.words) == 1]
     ranks = [(COSTS.index(option.cost), -option.saved_bytes) for option in singles]
     assert ranks == sorted(ranks)
 
@@ -102,7 +109,7 @@ def test_where_the_weights_alone_are_too_much_no_pair_and_no_size_is_traced(monk
         return simulate(config, job, platform)
 
     monkeypatch.setattr("vrambudget.planning.advice.simulate", counted)
-    advice = vrambudget.advise("gpt2-xl", batch=4, block=1024, gpu="1GiB")
+    advice = vrambudget.advise("gpt2", batch=4, block=1024, gpu="0.2GiB")
     assert not any(option.fits for option in advice.options)
     assert len(traced) == len(set(traced)) <= len(CHANGES)
 
@@ -172,8 +179,8 @@ def test_what_leaves_less_than_the_context_may_take_is_tight():
 
 
 @each_job
-def test_the_report_has_a_line_for_each_option_within_80_columns(model, fields):
-    advice = vrambudget.advise(model, **fields)
+def test_the_report_has_a_line_for_each_option_within_80_columns(job):
+    advice = advice_for(job)
     for markdown in (False, True):
         lines = render_advice(advice, markdown=markdown).splitlines()
         assert sum("--" in line for line in lines[2:]) == len(advice.options)
@@ -241,9 +248,9 @@ def two_processes(monkeypatch):
 @pytest.mark.usefixtures("two_processes")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @each_job
-def test_other_processes_find_what_one_does(model, fields, monkeypatch):
-    followed = trace_job(resolve(model, **fields))
-    alone = advise_on(followed)
+def test_other_processes_find_what_one_does(job, monkeypatch):
+    model, fields = JOBS[job]
+    followed, alone = trace_job(resolve(model, **fields)), advice_for(job)
     brought, bring = [], forked.forked
 
     def bringing(pieces):

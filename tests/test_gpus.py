@@ -109,6 +109,31 @@ def test_a_context_is_the_one_after_the_first_product():
     assert t4.context_range == (110_100_480, 141_426_688)
 
 
+AT_THE_START = {
+    "T4, torch-preflight": (105, 40 * 1024),
+    "RTX 3090, InvokeAI, issue 9413": (256, 82 * 1536),
+    "RTX 4060 Ti, llama.cpp, pull request 23604": (107, 34 * 1536),
+    "RTX 6000 Ada, unsloth-zoo, pull request 1053": (426, 142 * 1536),
+    "RTX PRO 6000, llama.cpp, pull request 23604": (555, 188 * 1536),
+    "H100, others": (520, 132 * 2048),
+}
+"""Contexts before anything was loaded, in MiB, as published; and the threads that a GPU holds."""
+
+
+@pytest.mark.parametrize(("mib", "threads"), AT_THE_START.values(), ids=AT_THE_START)
+def test_a_driver_keeps_two_kib_for_each_resident_thread(mib, threads):
+    assert abs(mib - threads * 2 / 1024) <= 25
+
+
+def test_a_sibling_with_fewer_threads_has_a_smaller_context():
+    large, small = find_gpu("rtx-5090"), find_gpu("rtx-5060-ti-16gb")
+    less = (170 - 36) * 1536 * 2048
+    assert small.context_bytes == large.context_bytes - less
+    assert small.context_range == tuple(n - less for n in large.context_range)
+    assert small.context_source.endswith("; 402 MiB less for resident threads")
+    assert find_gpu("h200").context_bytes == find_gpu("h100-80gb").context_bytes
+
+
 def test_where_the_context_decides_the_report_says_so():
     def asked(capacity):
         return vrambudget.estimate("gpt2", block=64, gpu=replace(card, capacity_bytes=capacity))

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vrambudget.budget import spare_bytes
+from vrambudget.config.architectures import limits_of
 from vrambudget.config.cuda_context import V100_OF_1_10, Kind, like
 from vrambudget.config.gpu_table import ROWS, GpuRow
 from vrambudget.config.old_torch import is_old
@@ -160,20 +161,21 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 def _gpu(row: GpuRow, assumed: str | None = None) -> Gpu:
+    context = row.context.on(row.multiprocessors * limits_of(row.compute_capability).threads)
     return Gpu(
         key=row.key,
         name=row.name,
         capacity_bytes=row.capacity_bytes,
-        context_bytes=row.context.bytes,
+        context_bytes=context.bytes,
         compute_capability=row.compute_capability,
         multiprocessors=row.multiprocessors,
         l2_bytes=row.l2_bytes,
         sold_gb=row.sold_gb,
         source=row.source,
         capacity_kind=row.capacity_kind,
-        context_source=row.context.source,
-        context_kind=row.context.kind,
-        context_range=(row.context.lowest, row.context.highest),
+        context_source=context.source,
+        context_kind=context.kind,
+        context_range=(context.lowest, context.highest),
         assumed=assumed,
     )
 

@@ -187,7 +187,7 @@ def notes(budget: Budget) -> Iterator[str]:
 def _of_context(device: Device, published: tuple[int, int]) -> str:
     """Say what is assumed of the driver's own memory, in which range, and who says so."""
     counted, low, high = (f"{n / 2**20:.0f}" for n in (device.context_bytes, *published))
-    between = f" of {low} to {high} MiB published" if low != high else ""
+    between = f" of {low} to {high} MiB" if low != high else ""
     return f"CUDA context: {counted} MiB{between} ({device.context_source})"
 
 
