@@ -46,14 +46,18 @@ def test_a_recorded_layer_has_the_trace_s_peak(model_type):
         ("smollm3", {"no_rope_layers": [0, 1, 1, 0, 0]}),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 16}),
         ("olmo3", {"sliding_window": 16}),
+        ("gemma2", {"sliding_window": 16, "final_logit_softcapping": None}),
+        ("gemma2", {"attn_logit_softcapping": None, "hidden_activation": "silu"}),
+        ("gemma3_text", {"sliding_window_pattern": 2, "final_logit_softcapping": 30.0}),
     ],
 )
 def test_layers_of_several_kinds_have_the_trace_s_peak(model_type, keys):
     values = {"model_type": model_type, **SMALL, **keys, "num_hidden_layers": 5, "pad_token_id": 0}
     job = {"batch": 2, "block": 37, "precision": "bf16", "use_cache": False}
-    config, resolved = traced(values, steps=2, **job)
-    own = config_class(model_type).parse(values)
-    assert peaks(own.for_job(resolved), resolved) == peaks(config, resolved)
+    for attention in ("sdpa", "eager"):
+        config, resolved = traced(values, steps=2, attention=attention, **job)
+        own = config_class(model_type).parse(values)
+        assert peaks(own.for_job(resolved), resolved) == peaks(config, resolved)
 
 
 @pytest.mark.parametrize("bias", [True, False])

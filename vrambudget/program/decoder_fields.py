@@ -37,12 +37,14 @@ def windows_of(source: Mapping[str, Any]) -> tuple[type[DecoderConfig], ...]:
     return (SlidingConfig,) if "sliding_window" in fields else ()
 
 
+_CAP = Annotated[float, Field(gt=0)] | None
 _TYPES: dict[str, Any] = {
     "hidden_act": Activation,
     "pad_token_id": int | None,
     "partial_rotary_factor": Annotated[float, Field(gt=0, le=1)],
     "sliding_window_pattern": Annotated[int, Field(ge=0)] | str | None,
     "use_bidirectional_attention": Literal[False] | None,
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
     "mlp_only_layers": tuple[int, ...] | None,
     "router_jitter_noise": Annotated[float, Field(ge=0)],
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), Size | None),

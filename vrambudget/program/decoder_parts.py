@@ -5,12 +5,13 @@ What all decoders share is one step each: attention, the cache of the pass that 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.context import context
-from vrambudget.models.parts.attention import attend
+from vrambudget.models.parts.attention import attend, eager_attention
 from vrambudget.models.parts.cache import Cache
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
@@ -154,7 +155,7 @@ class _LayerBound(Bound):
     def _op(self, value: list[Any], path: str) -> Step:
         name, outs, args, options = value
         if name == "attention.attend":
-            return _attends(outs, args, self._values.of(options["dropout"]))
+            return _attends(outs, args, *map(self._values.of, options.values()))
         return _updates(outs, args) if name == "cache.update" else super()._op(value, path)
 
 
@@ -166,10 +167,12 @@ def _calls(path: str, given: list[str], results: list[str]) -> Step:
     return step
 
 
-def _attends(outs: list[str], args: list[str], rate: float) -> Step:
+def _attends(outs: list[str], args: list[str], rate: float, cap: float | None = None) -> Step:
+    eager = eager_attention if cap is None else partial(eager_attention, soft_caps=True)
+
     def step(env: Env, state: Any) -> None:
         given = [env[name] for name in args]
-        attended: Any = attend(*given, dropout_p=rate if state.run.training else 0.0)
+        attended: Any = attend(*given, dropout_p=rate if state.run.training else 0.0, eager=eager)
         env.update(zip(outs, attended, strict=True))
 
     return step

@@ -15,7 +15,7 @@ from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models import RECORDED
+from vrambudget.models import RECORDED, config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
@@ -199,6 +199,8 @@ class PlayedCausalLM(CausalLM):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, V]."""
         y = super().logits(hidden_states)
+        if self.config.said.get("final_logit_softcapping", 1.0) is None:
+            return y
         for name in self.config.program.source["logits"]:
             y = operation(name)(y)
         return y
@@ -256,9 +258,9 @@ class PlayedDecoderConfig(DecoderConfig):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Rates of dropout and noise, and the activation."""
-        fields = self.program.source["fields"]
-        rates = {key: getattr(self, key) for key in fields if "drop" in key or "jitter" in key}
+        """Rates of dropout and noise, soft caps, and the activation."""
+        fields, said = self.program.source["fields"], ("drop", "jitter", "softcap")
+        rates = {key: getattr(self, key) for key in fields if any(word in key for word in said)}
         return {**rates, "hidden_act": self.hidden_act}
 
     def sizes_of(self, hidden_states: Tensor, table: Tensor, ranks: int) -> dict[str, int]:
@@ -318,4 +320,6 @@ class PlayedDecoderConfig(DecoderConfig):
 def _restored(
     model_type: str, values: Mapping[str, Any], given: frozenset[str]
 ) -> PlayedDecoderConfig:
-    return decoder_class(model_type)._made(values, given)  # noqa: SLF001 - as Settings pickles
+    cls: Any = config_class(model_type)
+    made: PlayedDecoderConfig = cls._made(values, given)
+    return made

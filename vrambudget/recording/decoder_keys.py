@@ -18,7 +18,8 @@ FIELDS = (
     *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
 )
 FOLLOWED = {
-    **dict.fromkeys(("granite", "olmo2", "smollm3", "starcoder2"), ("5.23", "5.24")),
+    "gemma2": ("4.57",),
+    **dict.fromkeys(("gemma3_text", "granite", "olmo2", "smollm3", "starcoder2"), ("5.23", "5.24")),
     **dict.fromkeys(("gemma", "llama", "mistral", "phi3"), ("4.57", "5.23", "5.24")),
     **dict.fromkeys(("qwen2", "qwen3"), ("4.57", "5.23", "5.24")),
 }
@@ -28,6 +29,8 @@ OF_FILES = {
     "gemma": ("hidden_activation",),
     "phi3": ("attention_bias", "original_max_position_embeddings"),
     "qwen2": ("use_mrope",),
+    "gemma2": ("cache_implementation",),
+    "gemma3_text": ("cache_implementation", "rope_local_base_freq"),
     "smollm3": ("max_window_layers",),
     "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
     "starcoder2": ("norm_type", "mlp_type"),
@@ -40,6 +43,12 @@ def by_layer(own: Values) -> Values:
     layers = own["num_hidden_layers"]
     listed = {k: v for k, v in own.items() if isinstance(v, list) and len(v) == layers}
     return {key: "full_attention" if key == "layer_types" else 1 for key in listed}
+
+
+def other_names(own: Values) -> dict[str, str]:
+    """Return keys that are called otherwise here: those of several types have one name."""
+    names = {f"_{key}": key for key in FIELDS} | {"hidden_activation": "hidden_act"}
+    return {key: name for key, name in names.items() if key in own and name not in own}
 
 
 def kinds_of_layers(own: Values, base: Probe) -> Values:

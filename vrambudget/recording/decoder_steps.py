@@ -40,11 +40,12 @@ class _KeysAndValues(transformers.DynamicCache):
 
 
 def _attend(
-    _module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **_: Any
+    _module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **given: Any
 ) -> Any:
     output, _none = attend(query.v, key.v, value.v, None, dropout_p=0.0)
     made = output, empty((1,), query.v.dtype)
-    return _step("attention.attend", made, [query, key, value, mask], dropout=dropout)
+    cap = {"softcap": given["softcap"]} if given.get("softcap") else {}
+    return _step("attention.attend", made, [query, key, value, mask], dropout=dropout, **cap)
 
 
 def _experts(_module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
@@ -93,7 +94,8 @@ class _Heard:
 @contextlib.contextmanager
 def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
     """Let calls of shared functions be single steps of what is recorded."""
-    home = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    keys = type(transformers.AutoConfig.for_model(model_type)).__module__
+    home = importlib.import_module(keys.replace("configuration_", "modeling_"))
     called, patches, heard = live.outputs_of, models.patches, _Heard()
 
     def with_cache(module: Any, inputs: Any) -> Any:

@@ -26,6 +26,7 @@ from vrambudget.recording.decoder_keys import (
     by_layer,
     changes,
     kinds_of_layers,
+    other_names,
 )
 from vrambudget.recording.decoder_steps import steps_for
 from vrambudget.recording.keys import Values
@@ -74,7 +75,8 @@ def record_decoder(model_type: str) -> Program:
     config = transformers.AutoConfig.for_model(model_type)
     own = config.to_dict()
     biases = {key: value for key, value in own.items() if value in (0, 1) and key.endswith("bias")}
-    rates = {key: value for key, value in own.items() if "drop" in key}
+    rates = {key: value for key, value in own.items() if "drop" in key or "softcap" in key}
+    activation = "hidden_act" if "hidden_act" in own else "hidden_activation"
     full: Values = {
         "model_type": model_type,
         "num_hidden_layers": 3,
@@ -82,7 +84,7 @@ def record_decoder(model_type: str) -> Program:
         "pad_token_id": 0,
         **dict.fromkeys(biases, True),
         **dict(zip(rates, RATES, strict=False)),
-        "hidden_act": "gelu",
+        activation: "gelu",
         **{key: sizes[0] for key, sizes in _OF_EXPERTS.items() if key in own},
         **{key: 0.01 for key in own if key == _JITTER},
     }
@@ -105,7 +107,9 @@ def record_decoder(model_type: str) -> Program:
         dense, _ = _layer_of({**full, "mlp_only_layers": [0, 1, 2]}, width=width)
         dense.when = {"mlp": ["dense"]}
         program.variants.append(dense.variant())
-    usual = {key: getattr(type(config), key, own[key]) for key in FIELDS if key in own}
+    aliases = {**config.attribute_map, **other_names(own)}
+    named = {**own, **{name: own[key] for key, name in aliases.items() if key in own}}
+    usual = {key: getattr(type(config), key, named[key]) for key in FIELDS if key in named}
     usual |= rates | biases | {key: value for key, value, *_ in switches if own.get(key) is value}
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -115,7 +119,7 @@ def record_decoder(model_type: str) -> Program:
         "biases": {key: _biases_of(full, key, base, width=width) for key in biases},
         "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
         "special_tokens": 1 + (own["bos_token_id"] is not None),
-        **({"aliases": config.attribute_map} if config.attribute_map else {}),
+        **({"aliases": aliases} if aliases else {}),
         "width": width,
         "embedding": "scaled" if "model.embed_tokens.embed_scale" in buffers else "plain",
         "tables": base.recording.facts["tables"],
@@ -123,7 +127,7 @@ def record_decoder(model_type: str) -> Program:
             {installed_version("transformers").rpartition(".")[0], *FOLLOWED.get(model_type, ())}
         ),
         "ignored": sorted(
-            {*own, *OF_FILES.get(model_type, ())} - usual.keys() - HARMLESS_VALUES.keys()
+            {*own, *OF_FILES.get(model_type, ())} - {*usual, *aliases, *HARMLESS_VALUES}
         ),
     }
     program.source |= kinds_of_layers(own, base)
@@ -136,7 +140,8 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
         _probe(_turned(full, at), sizes, _PRECISIONS.get(at, "bf16"), width=width)
         for at, sizes in enumerate(_SIZES)
     ]
-    other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", width=width)
+    activation = next(key for key in ("hidden_act", "hidden_activation") if key in full)
+    other = _probe({**full, activation: "relu"}, _SIZES[0], "bf16", width=width)
     changed = changed_operations(
         probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
     )
@@ -287,12 +292,15 @@ def _is_in(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
 
 
+_OF_ONE = ("elementwise.mul", "elementwise.tanh", "dropout")
+
+
 def _scaled(rows: Sequence[tuple[str, Row]], path: str, *, before: str) -> Iterator[str]:
     """Yield what a module does to what it looked up, or to logits: operations of one tensor."""
     for own, (word, value) in rows:
         if word == before:
             return
-        if own == path and word == "op" and value[0].startswith(("elementwise.mul", "dropout")):
+        if own == path and word == "op" and value[0].startswith(_OF_ONE):
             yield value[0]
 
 

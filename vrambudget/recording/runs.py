@@ -29,8 +29,9 @@ RATES = [0.1 + 0.007 * n for n in range(16)]
 
 
 def rates_in(values: Values) -> dict[float, str]:
-    """Return the keys of dropout by their rates, where a recording set them."""
-    return {value: key for key, value in values.items() if value in RATES and "drop" in key}
+    """Return the keys of dropout and soft caps by their rates, where a recording set them."""
+    marked = ("drop", "softcap")
+    return {v: k for k, v in values.items() if v in RATES and any(m in k for m in marked)}
 
 
 def traced(values: Values, **fields: Any) -> tuple[TracedConfig, Job]:

@@ -302,8 +302,9 @@ def _pictures(config: DecoderConfig, step: int, itemsize: int) -> int:
     if not isinstance(config, Gemma3Config):
         return 0
     pictures = max(1, step // _PICTURE_TOKENS)
-    pixels = 3 * config.vision_config.image_size**2
-    return pictures * (pixels + _PICTURE_TOKENS * config.hidden_size) * itemsize
+    pixels: int = 3 * config.vision_config.image_size**2
+    embedded: int = _PICTURE_TOKENS * config.hidden_size
+    return pictures * (pixels + embedded) * itemsize
 
 
 def _longest(groups: Groups, blocks: int, longest: int, step: int, block: int) -> int:

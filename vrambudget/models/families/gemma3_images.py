@@ -17,10 +17,10 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import VramBudgetError
-from vrambudget.models.families.gemma2 import ZeroCenteredRMSNorm
-from vrambudget.models.families.gemma3 import Gemma3TextConfig
+from vrambudget.models import config_class
 from vrambudget.models.parts.cache import Cache
-from vrambudget.models.parts.decoder import LayerType, Model
+from vrambudget.models.parts.decoder import LayerType
+from vrambudget.models.parts.decoder_layers import Norm
 from vrambudget.models.parts.layers import Embedding
 from vrambudget.models.parts.masks import Masks
 from vrambudget.models.parts.siglip import SiglipVisionConfig, SiglipVisionModel
@@ -35,7 +35,7 @@ class MultiModalProjector(Module):
         self.mm_input_projection_weight = Parameter(
             (width, config.hidden_size), context.options.dtype
         )
-        self.mm_soft_emb_norm = ZeroCenteredRMSNorm(width)
+        self.mm_soft_emb_norm = Norm(width)
 
 
 class Gemma3Model(Module):
@@ -45,12 +45,13 @@ class Gemma3Model(Module):
         self.masks_ids = config.image_token_index >= config.vocab_size
         self.vision_tower = SiglipVisionModel(config.vision_config)
         self.multi_modal_projector = MultiModalProjector(config)
-        self.language_model = Model(config)
+        self.language_model = config.language_model()
 
     @property
     def embed_tokens(self) -> Embedding:
         """What the head's weights may be tied to."""
-        return self.language_model.embed_tokens
+        found: Embedding = self.language_model.embed_tokens
+        return found
 
     def forward(
         self,
@@ -76,21 +77,24 @@ class Gemma3Model(Module):
         return y
 
 
-class Gemma3Config(Gemma3TextConfig):
+_Text: Any = config_class("gemma3_text")
+
+
+class Gemma3Config(_Text):  # type: ignore[misc]  # a class that is made of a program
     """transformers' Gemma3Config: the keys of its `text_config`, and those of its vision tower."""
 
-    model_type: Literal["gemma3"] = "gemma3"  # type: ignore[assignment]
+    model_type: Literal["gemma3"] = "gemma3"
     vision_config: SiglipVisionConfig = Field(default_factory=lambda: SiglipVisionConfig.parse({}))
     image_token_index: Size = 262_144
     use_cache: bool = Field(default=True, description="of text_config")
 
     followed_in = ("5.17",)
-    ignored_keys = Gemma3TextConfig.ignored_keys | {
+    ignored_keys: ClassVar[frozenset[str]] = _Text.ignored_keys | {
         *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
         "mm_tokens_per_image",
     }
     aliases: ClassVar[Mapping[str, str]] = {
-        **Gemma3TextConfig.aliases,
+        **_Text.aliases,
         "image_token_id": "image_token_index",
     }
 
@@ -113,7 +117,8 @@ class Gemma3Config(Gemma3TextConfig):
         own = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
         own |= {"use_cache": text.get("use_cache", True)}
         own |= {"model_type": "gemma3", "vision_config": vision}
-        return super().parse({**outer, **text, **own}, where=where)
+        parsed: Self = super().parse({**outer, **text, **own}, where=where)
+        return parsed
 
     def notes(self) -> Iterator[str]:
         """Yield how the model is estimated."""
@@ -126,6 +131,10 @@ class Gemma3Config(Gemma3TextConfig):
                 "keys and values are cached in training, too: model.config.use_cache = False does"
                 " not reach text_config, model.config.text_config.use_cache = False does"
             )
+
+    def language_model(self) -> Any:
+        """Gemma3TextModel."""
+        return super().decoder()
 
     def decoder(self) -> Gemma3Model:
         """Gemma3Model."""
