@@ -455,6 +455,22 @@ def test_the_command_that_starts_it_is_printed(words, printed, capsys):
     assert printed in text
 
 
+def test_ollama_has_its_own_words_for_slots_caches_and_experts():
+    """Since 0.30 it starts llama-server: -c is num_ctx * OLLAMA_NUM_PARALLEL (llama_server.go)."""
+    run = vrambudget.run(
+        "qwen3-8b:Q8_0", gpu="24GB", context=16384, parallel=2, cache_type_k="q8_0"
+    )
+    assert "with OLLAMA_NUM_PARALLEL=2:" in str(run)
+    assert "PARAMETER num_ctx 8192\n    PARAMETER num_batch 512\n    PARAMETER num_gpu 37" in str(
+        run
+    )
+    both = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    run = vrambudget.run("gpt-oss-120b", gpu="24GB", ram="64GB", context=8192, **both)
+    assert "with OLLAMA_KV_CACHE_TYPE=q8_0:" in str(run)
+    assert "PARAMETER num_gpu" not in str(run)
+    assert "--fit shares layers and keeps experts" in str(run)
+
+
 def test_other_commands_name_the_one_that_reads_a_quantisation(capsys):
     assert main(["llama-3.1-8b:Q4_K_M", "--gpu", "24GB"]) == 2
     error = capsys.readouterr().err

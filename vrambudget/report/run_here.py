@@ -187,16 +187,24 @@ def commands(choice: RunChoice) -> list[str]:
             text = _file_of(value) if name == "model_draft" else str(value)
             words += [flag] if value is True else [flag, text]
     lines = [shlex.join(words)]
-    if options.n_cpu_moe or options.cpu_moe or options.override_tensor:
-        lines += ["Ollama: no setting keeps experts alone in main memory"]
+    slots = options.parallel or 1
+    kinds = {options.cache_type_k, options.cache_type_v}
+    settings = {
+        "OLLAMA_NUM_PARALLEL": str(slots) if slots > 1 else "",
+        "OLLAMA_KV_CACHE_TYPE": ", ".join(kinds - {"f16"}) if len(kinds) == 1 else "",
+    }
+    set_to = " ".join(f"{name}={value}" for name, value in settings.items() if value)
+    lines += [
+        f"Ollama's Modelfile{f', with {set_to}' if set_to else ''}:",
+        f"  FROM {file if file.startswith('/') else f'./{file}'}",
+        f"  PARAMETER num_ctx {options.ctx_size // slots}",
+        f"  PARAMETER num_batch {options.ubatch_size}",
+    ]
+    if options.n_cpu_moe or options.cpu_moe or options.override_tensor or options.tensor_split:
+        lines += ["  (no num_gpu: its llama-server's own --fit shares layers and keeps experts)"]
     else:
         number = model.layers + 1 if options.n_gpu_layers is None else options.n_gpu_layers
-        lines += [
-            "Ollama's Modelfile:",
-            f"  FROM {file if file.startswith('/') else f'./{file}'}",
-            f"  PARAMETER num_ctx {context}",
-            f"  PARAMETER num_gpu {number}",
-        ]
+        lines += [f"  PARAMETER num_gpu {number}"]
     experts = model.layers if options.cpu_moe else options.n_cpu_moe
     more = f", MoE layers forced onto the CPU {experts}" if experts else ""
     offload = model.layers if options.n_gpu_layers is None else options.n_gpu_layers
