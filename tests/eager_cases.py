@@ -9,7 +9,8 @@ import sys
 import torch
 from step_cases import language_model, rehearsed, tokens
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.autograd import forward_ad
+from torch.func import functional_call, jvp, vmap
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -309,12 +310,59 @@ def averaged(device):
     return step, (tokens(device, rows=4)[:, :24].contiguous(),)
 
 
+def bags(device):
+    """Words added up to bags, more and fewer of them than are sorted, and a form of two vectors."""
+    words = nn.EmbeddingBag(5000, 64), nn.EmbeddingBag(10, 48, mode="sum")
+    model = nn.ModuleList([*words, nn.Bilinear(64, 48, 6)]).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss_of(many, few):
+        return model[2](model[0](many), model[1](few)).square().mean()
+
+    ids = torch.zeros(64, 100, dtype=torch.long, device=device)
+    return training(optimizer, loss_of), (ids, ids[:, :40].contiguous())
+
+
+def tangents(device):
+    """Forward mode AD: of an input, and of weights without a gradient; tangents that are zero."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 8)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = {name: x.detach() for name, x in model.named_parameters()}
+
+    def loss_of(x):
+        with forward_ad.dual_level():
+            y, slope = forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x))))
+            loss = y.square().mean() + slope.square().mean()
+        ways = {name: torch.randn_like(w) for name, w in weights.items()}
+        _, along = jvp(lambda w: functional_call(model, w, (x,)).mean(), (weights,), (ways,))
+        return loss + along
+
+    return training(optimizer, loss_of), (torch.ones(128, 256, device=device),)
+
+
+def ensemble(device):
+    """Five models at once, by the code of one on meta, on batches in a dictionary of lists."""
+    base = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).to("meta")
+    shapes = {name: (5, *x.shape) for name, x in base.named_parameters()}
+    weights = {name: nn.Parameter(torch.ones(s, device=device)) for name, s in shapes.items()}
+    optimizer = torch.optim.Adam(weights.values())
+
+    def loss_of(first, batch, last):
+        ys = [vmap(lambda w: functional_call(base, w, (x,)))(weights) for x in batch["views"]]
+        return sum(y.square().mean() for y in ys) + first.mean() + last.mean()
+
+    ones = (torch.ones(size, device=device) for size in ((900, 700), (96, 256), (700, 700)))
+    first, x, last = ones
+    views = [x, torch.ones(33, 256, device=device)]
+    return training(optimizer, loss_of), (first, {"views": views, "id": 3}, last)
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
-        *(attention, recast, picked, averaged),
+        *(attention, recast, picked, averaged, bags, tangents, ensemble),
     )
 }
 

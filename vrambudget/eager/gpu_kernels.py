@@ -1,7 +1,7 @@
 """Operations that a GPU's kernels run otherwise than the fake ones do: what they make, in order.
 
 convolution             in cuDNN's order of memory, with its workspaces (ops.convolution)
-embedding's gradient    sorts the indices (ops.embedding)
+embedding's gradient    sorts the indices (ops.embedding), also of bags of them
 layer norm              copies what does not lie in rows, sums in parts (ops.norm)
 norms of lists          one buffer for all (ops.foreach_norm)
 binary cross-entropy    log-sigmoid, the loss of each element, its mean
@@ -24,6 +24,7 @@ from vrambudget.ops.convolution_kernels import Geometry
 from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.embedding import dense_gradient
 from vrambudget.ops.foreach_norm import foreach_norm
+from vrambudget.tape.events import Purpose, Storage, Tape
 from vrambudget.traced import kernels, orders
 from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.several_kernels import kernel_by_kernel
@@ -38,6 +39,8 @@ RULES: dict[Any, Rule] = {}
 """By operation."""
 
 _aten = torch.ops.aten
+_NOWHERE = Tape()
+_MAX = 2  # of embedding bags' ways: sum, mean, max
 _SUPPORTED_NORMS = (1, 2, float("inf"))
 
 
@@ -85,6 +88,37 @@ def _embedding_backward(
     v = dense_gradient(indices.numel(), (rows, dy.shape[-1]), dtype_of(dy.dtype))
     del copies
     return mode.fake_of(v)
+
+
+@_on(_aten._embedding_bag, _aten._embedding_bag_forward_only)
+def _embedding_bag(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
+    """Make the result last (cuda/EmbeddingBag.cu, _embedding_bag_cuda)."""
+    with mode._quiet():
+        result = run()
+    for x in (result[2], result[1], result[0], result[3]):
+        mode._note(x)
+    return result
+
+
+@_on(_aten._embedding_bag_backward)
+def _embedding_bag_backward(mode: EagerMode, run: Any, dy: Any, indices: Any, *rest: Any) -> Any:
+    rows, by_frequency, way, is_sparse = rest[4:8]
+    if by_frequency or is_sparse:
+        kernels.unchecked.add("EmbeddingBag")
+    if by_frequency or is_sparse or way == _MAX or not indices.numel():
+        return run()
+    shape = rows, dy.shape[1]
+    return mode.fake_of(dense_gradient(indices.numel(), shape, dtype_of(dy.dtype), of_bags=True))
+
+
+@_on(_aten._efficientzerotensor)
+def _zeros_of_no_memory(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
+    """Make what forward mode AD has for tangents that are zero (native/ZeroTensorFallback.cpp)."""
+    with mode._quiet():
+        zeros = run()
+    storage = zeros.untyped_storage()
+    mode._bind(storage, Storage(_NOWHERE, storage.nbytes(), Purpose.TEMPORARIES, "zeros"))
+    return zeros
 
 
 @_on(_aten.native_layer_norm, _aten._fused_rms_norm)

@@ -79,7 +79,8 @@ class EagerMode(GpuMode):
         """Run an operation by the rule of its kernels, if it has one, or by its parts."""
         packet = func.overloadpacket
         rule = gpu_kernels.RULES.get(packet)
-        if rule is not None and any(map(is_on_card, tree_leaves((args, kwargs)))):
+        given = map(is_on_card, tree_leaves((args, kwargs)))
+        if rule is not None and (any(given) or kwargs.get("device") == CARD):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
         name = packet.__name__

@@ -24,6 +24,10 @@ decided: dict[str, None] = {}
 """Lines where a number that nobody knows was branched on, or left as one of the host."""
 
 
+assumed: dict[str, None] = {}
+"""What else of a step was assumed, as a report says it."""
+
+
 class Unknown(float):
     """A number that the host does not know; sums and products with it are not known either."""
 
@@ -57,7 +61,8 @@ def note(places: Iterable[str | None]) -> None:
 
 
 def notes() -> Iterator[str]:
-    """Yield what a report says of such lines."""
+    """Yield what a report says of such lines, and of what else was assumed."""
+    yield from assumed
     if not decided:
         return
     first, more = [*decided][:_LINES], len(decided) - _LINES

@@ -9,7 +9,8 @@ Source: torch/utils/_foreach_utils.py and aten/src/ATen/native/ForeachUtils.h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ from torch.optim import optimizer as optimizers
 
 from vrambudget.compiled.model import on_card
 from vrambudget.compiled.private import enable_python_dispatcher
+from vrambudget.eager import numbers
 from vrambudget.eager.dispatcher import FUNCTIONS, in_cpp
 from vrambudget.eager.found import Found
 from vrambudget.eager.mode import EagerMode
@@ -69,6 +71,7 @@ def inside(mode: Standing) -> Iterator[None]:
             (torch.nn.Module, "__call__", _called(mode, torch.nn.Module.__call__)),
             (torch.nn.Module, "_apply", _applied(mode, torch.nn.Module._apply)),
             (torch._C, "_group_tensors_by_device_and_dtype", _grouped),
+            (torch.jit.ScriptFunction, "__call__", _scripted(torch.jit.ScriptFunction.__call__)),
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "_lazy_init", lambda: None),
@@ -155,6 +158,19 @@ def _called(mode: Standing, call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def _scripted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ScriptFunction.__call__ that the report hears of."""
+
+    def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        numbers.assumed[
+            f"{function.name}, which torch.jit.script compiled, ran operation by operation; on a"
+            " GPU TorchScript fuses from its third call on, and takes less"
+        ] = None
+        return call(function, *args, **kwargs)
+
+    return scripted
+
+
 def _backward(mode: Standing, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return the engine's run, that says what its results are for."""
 
@@ -207,14 +223,14 @@ def _label(mode: Standing, optimizer: Any) -> None:
 
 
 def allocate(
-    found: Found, given: Sequence[Any], mode: Standing, met: Collection[int] = ()
+    found: Found, given: Sequence[Any], mode: Standing, met: AbstractSet[int] = frozenset()
 ) -> list[Any]:
     """Put on the GPU modules, then what a step is called with, then states that optimizers have.
 
     `met`: ids of tensors that lie there, too. Returns the parameters.
     """
     parameters: dict[int, Any] = {}
-    for module in found.modules:
+    for module in _with_weights(found):
         _lay(module, mode)
         parameters |= {id(p): p for p in module.parameters()}
         own = Module()
@@ -222,20 +238,33 @@ def allocate(
         register(own, context.tape)
         head = getattr(module, "get_output_embeddings", lambda: None)()
         mode.head = id(head) if head is not None else mode.head
-    of_given = {id(x) for x in given}
     mode.reached = {id(x) for x in found.tensors}
+    here = {id(x) for x in given} | met
+    memory = {x.untyped_storage().data_ptr(): x for x in parameters.values() if not x.is_meta}
     for x in found.tensors:
+        is_plain = x.layout is torch.strided and x.numel() and not x.is_meta
+        whole = memory.get(x.untyped_storage().data_ptr()) if is_plain else None
         is_trained = isinstance(x, torch.nn.Parameter) or (x.requires_grad and x.is_leaf)
-        if is_trained and id(x) not in of_given:
+        if whole is not None and not mode.is_standing(x):  # detached, or a view
+            mode.show(x, whole)
+        elif is_trained and id(x) not in here:
             mode.lay(x, Purpose.WEIGHTS, "parameter")
             parameters[id(x)] = x
-        elif id(x) in met:
-            mode.lay(x, Purpose.INPUTS)
-    for x in given:
-        if isinstance(x, torch.Tensor):
+    for x in found.tensors:
+        if id(x) in here:
             mode.lay(x, Purpose.INPUTS)
     _lay_states(found, parameters.values(), mode)
     return list(parameters.values())
+
+
+def _with_weights(found: Found) -> list[torch.nn.Module]:
+    """Return the modules but those on meta beside weights elsewhere, which run their code."""
+    own = {id(m): [*m.parameters()] for m in found.modules}
+    trained = [p for weights in own.values() for p in weights]
+    trained += [x for x in found.tensors if x.requires_grad]
+    if all(p.is_meta for p in trained):
+        return found.modules
+    return [m for m in found.modules if not any(p.is_meta for p in own[id(m)])]
 
 
 def _lay_states(found: Found, parameters: Iterable[Any], mode: Standing) -> None:

@@ -64,7 +64,8 @@ class Standing(TorchFunctionMode):
         strides = strides_of(x) or contiguous_strides(shape)
         with made_for(purpose), torch.no_grad():
             fake = torch.empty_strided(shape, strides, dtype=x.dtype, device=CARD)
-        fake.requires_grad_(x.requires_grad and x.is_leaf)
+        if x.requires_grad and x.is_leaf:  # functorch lets nobody ask for it inside a transform
+            fake.requires_grad_(True)
         self._fakes[id(x)], self._live[id(fake)] = fake, x
         if x.is_cpu and not x.is_floating_point():
             note_of(fake).known = known.of_tensor(x)
@@ -78,11 +79,16 @@ class Standing(TorchFunctionMode):
         """Have a tensor of the host on the GPU; of a view what it is a view of, once."""
         whole = x if x._base is None else x._base
         self.met.add(id(whole))
-        fake = self.lay(whole, Purpose.INPUTS)
+        self.lay(whole, Purpose.INPUTS)
         if whole is not x:
-            with torch.no_grad():
-                view = fake.as_strided(x.shape, x.stride(), x.storage_offset())
-            self._fakes[id(x)], self._live[id(view)] = view, x
+            self.show(x, whole)
+
+    def show(self, x: torch.Tensor, whole: torch.Tensor) -> None:
+        """Let x show what lies on the GPU for `whole`, whose memory it shares."""
+        with torch.no_grad():
+            view = self._fakes[id(whole)].as_strided(x.shape, x.stride(), x.storage_offset())
+        view = view.detach().requires_grad_(x.requires_grad and x.is_leaf)
+        self._fakes[id(x)], self._live[id(view)] = view, x
 
     def recast(self, x: torch.Tensor, change: Callable[[Any], Any]) -> torch.Tensor:
         """Let what a module's `.to(dtype)` makes of a live tensor stand for it from now on."""
@@ -119,7 +125,7 @@ class Standing(TorchFunctionMode):
             return func(*map(self.fake_of, args), **kwargs)
         found: list[Any] = []
         given = self.taken((args, kwargs), found)
-        if func.__name__ not in _MIXES and any(map(is_on_card, found)):
+        if func.__name__ not in _MIXES and any(is_on_card(_unwrapped(x)) for x in found):
             only = self.reached if func.__name__ in _PICKS else None
             moving = [x for x in found if _is_of_host(x) and (only is None or id(x) in only)]
             moving = moving if only is None or is_on_card(self.fake_of(args[0])) else []
@@ -199,6 +205,13 @@ def _is_of_host(x: Any) -> bool:
     if type(x) not in {torch.Tensor, torch.nn.Parameter} or not x.dim():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.device.type == "cpu"
+
+
+def _unwrapped(x: torch.Tensor) -> torch.Tensor:
+    """Return what functorch wraps in x, however often."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def _value(x: Any) -> torch.Tensor:

@@ -62,6 +62,7 @@ def stepped(
     """
     kernels.unchecked.clear()
     numbers.decided.clear()
+    numbers.assumed.clear()
     found = found_in(step, *given)
     if not found.modules:
         raise NotModelledError(

@@ -55,9 +55,9 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     return record("embedding", y, inputs=(weight,), saved=(kept,), backward=backward)
 
 
-def dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
-    """Make the gradient [V, C] for `n` indices, and its temporaries."""
-    if n <= _MOST_UNSORTED:
+def dense_gradient(n: int, shape: Shape, dtype: DType, *, of_bags: bool = False) -> Tensor:
+    """Make the gradient [V, C] for `n` indices, and its temporaries; of bags all are sorted."""
+    if n <= _MOST_UNSORTED and not of_bags:
         return empty(shape, dtype)
     sorted_indices, original_rows = empty((n,), int64), empty((n,), int64)
     positions = empty((n,), int64)  # 0, 1, 2, ...: sorted along with the indices
@@ -75,7 +75,7 @@ def dense_gradient(n: int, shape: Shape, dtype: DType) -> Tensor:
     _come_and_go(exclusive_sum_bytes(segments))
     part_count = empty((), int64)
     part_starts = empty((parts,), int64)
-    if _adds_atomically(segments, parts, shape[1]):
+    if not of_bags and _adds_atomically(segments, parts, shape[1]):
         part_segments = empty((parts,), int64)
         sums = None if dtype is float32 else empty(shape, float32)
         del part_segments

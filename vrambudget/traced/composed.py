@@ -13,7 +13,8 @@ import torch
 
 from vrambudget.traced import kernels
 
-_KEY = torch._C.DispatchKey.CompositeExplicitAutograd  # noqa: SLF001
+_KEYS = torch._C.DispatchKey  # noqa: SLF001
+_NON_FUNCTIONAL = {"_trilinear"}  # Bilinear's: a loop over its output features, and back
 _SEVERAL = {"isinf", "ldexp", "mvlgamma"}  # kernels, though tagged as pointwise
 _OF_CUDA = ("_grouped_mm", "_chunk_cat", "_foreach_", "_fused_", "_pin_memory")
 
@@ -23,6 +24,8 @@ def is_composed(func: Any) -> bool:
     """Whether an operation is composed, and no table knows what its kernels need."""
     name, packet = func.name(), func.overloadpacket.__name__
     has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - the dispatcher's own
+    if packet in _NON_FUNCTIONAL:
+        return True
     if has(name, "CPU"):
         return False
     if has(name, "CompositeImplicitAutograd"):  # a part of another one: modes see no other
@@ -35,5 +38,11 @@ def is_composed(func: Any) -> bool:
 
 def composed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what an operation's parts make; the caller's mode sees them."""
-    result = func.decompose(*args, **kwargs)
-    return func._op_dk(_KEY, *args, **kwargs) if result is NotImplemented else result  # noqa: SLF001
+    if func.overloadpacket.__name__ in _NON_FUNCTIONAL:
+        key = _KEYS.CompositeExplicitAutogradNonFunctional
+    else:
+        result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        key = _KEYS.CompositeExplicitAutograd
+    return func._op_dk(key, *args, **kwargs)  # noqa: SLF001
