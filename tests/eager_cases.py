@@ -348,13 +348,55 @@ def ensemble(device):
     optimizer = torch.optim.Adam(weights.values())
 
     def loss_of(first, batch, last):
-        ys = [vmap(lambda w: functional_call(base, w, (x,)))(weights) for x in batch["views"]]
-        return sum(y.square().mean() for y in ys) + first.mean() + last.mean()
+        calls = [lambda w, x=x: functional_call(base, w, (x,)) for x in batch["views"]]
+        return sum(vmap(f)(weights).square().mean() for f in calls) + first.mean() + last.mean()
 
     ones = (torch.ones(size, device=device) for size in ((900, 700), (96, 256), (700, 700)))
     first, x, last = ones
     views = [x, torch.ones(33, 256, device=device)]
     return training(optimizer, loss_of), (first, {"views": views, "id": 3}, last)
+
+
+def masked(device):
+    """Rows by masks: one that the host made, labels', one of scores; read and written."""
+    model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def loss_of(x, labels, few):
+        y, z = model(x), model(x[few])
+        loss = cross_entropy(y[labels != -100], labels[labels != -100])
+        copy = y.clone()
+        copy[few], copy[labels == -100] = z, 0
+        picked = torch.masked_select(y, y > 0).mean() + y[few.nonzero().squeeze(1)].mean()
+        return loss + picked + copy.mean()
+
+    few = torch.arange(640) % 3 == 0
+    labels = torch.where(few, 5, -100).to(device)
+    given = torch.ones(640, 128, device=device), labels, few.to(device)
+    return training(optimizer, loss_of), given
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(128, 4)
+        self.experts = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == number)
+            y.index_add_(0, rows, expert(x[rows]) * weights[rows, places, None])
+        return y
+
+
+def experts(device):
+    """Tokens that a loop sends to experts, two each."""
+    model = nn.Sequential(nn.Linear(128, 128), Experts()).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.ones(500, 128, device=device)
+    return training(optimizer, lambda x: model(x).square().mean()), (x,)
 
 
 CASES = {
@@ -363,6 +405,7 @@ CASES = {
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
+        *(masked, experts),
     )
 }
 

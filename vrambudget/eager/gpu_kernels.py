@@ -24,6 +24,7 @@ from vrambudget.ops.convolution_kernels import Geometry
 from vrambudget.ops.cub import sort_pairs_bytes
 from vrambudget.ops.embedding import dense_gradient
 from vrambudget.ops.foreach_norm import foreach_norm
+from vrambudget.ops.selection import places
 from vrambudget.tape.events import Purpose, Storage, Tape
 from vrambudget.traced import kernels, orders
 from vrambudget.traced.counted import dtype_of
@@ -109,6 +110,35 @@ def _embedding_bag_backward(mode: EagerMode, run: Any, dy: Any, indices: Any, *r
         return run()
     shape = rows, dy.shape[1]
     return mode.fake_of(dense_gradient(indices.numel(), shape, dtype_of(dy.dtype), of_bags=True))
+
+
+@_on(_aten.nonzero)
+def _nonzero(mode: EagerMode, _run: Any, x: Any) -> Any:
+    copy = mode.contiguous(x)
+    found = mode.fake_of(places(tuple(x.shape), mode.count(x)))
+    del copy
+    with mode:
+        return found.t()
+
+
+def without_masks(mode: EagerMode, indices: Any) -> list[Any]:
+    """Return indices with the places where masks are true (native/IndexingUtils.h)."""
+    found: list[Any] = []
+    for index in indices:
+        if index is None or index.dtype not in {torch.bool, torch.uint8}:
+            found.append(index)
+            continue
+        with mode:
+            found += index.nonzero().unbind(1)
+    return found
+
+
+@_on(_aten.masked_select)
+def _masked_select(mode: EagerMode, _run: Any, x: Any, mask: Any) -> Any:
+    """Pick by a mask as an index does (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
+    with mode:
+        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        return x.expand(shape)[mask if mask.shape == shape else mask.expand(shape)]
 
 
 @_on(_aten._efficientzerotensor)

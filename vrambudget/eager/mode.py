@@ -37,6 +37,7 @@ _IN_PLACE = {"BinaryCrossEntropyWithLogits": {"sub", "mul"}, "Clamp": {"logical_
 """By nodes of autograd's: operations that write into what the node just made."""
 _UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 """Operations whose backward, or whose parts, depend on values."""
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _MOVE = _aten._to_copy.default
 _COPY = _aten.copy_.default
 
@@ -84,6 +85,10 @@ class EagerMode(GpuMode):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
         name = packet.__name__
+        if name in _INDEXING and (name == "index" or args[2].numel() > 1):
+            indices = gpu_kernels.without_masks(self, args[1])
+            args = (args[0], indices, *args[2:])
+            run = partial(super().dispatch, func, (), args, kwargs)
         if name in _UNSURE or (name == "addmm" and kwargs.get("beta", 1) != 1):
             kernels.unchecked.add(name)
         if is_composed(func) and not (name in WRITES_INTO_ZEROS and self._running.node):
@@ -126,6 +131,16 @@ class EagerMode(GpuMode):
     def contiguous(self, x: torch.Tensor) -> Tensor | None:
         """Return the copy that a kernel makes of x, None where it makes none."""
         return None if x.is_contiguous() else empty(tuple(x.shape), dtype_of(x.dtype))
+
+    def count(self, mask: torch.Tensor) -> int:
+        """Return how many elements of a mask are taken to be true."""
+        note = note_of(mask)
+        if note.known is None and not note.spread:
+            numbers.assume(numbers.ALL_KEPT, own_line(stack()))
+            return note.numel()
+        if note.known is None:
+            numbers.assume(numbers.SPREAD, own_line(stack()))
+        return int(note.ordinary().count_nonzero())
 
     def _number(self, x: FakeTensor) -> Any:
         """Return the number that C++ reads back."""

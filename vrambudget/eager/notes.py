@@ -19,12 +19,14 @@ from vrambudget.traced.known import Known, worked_out
 class Note:
     """One tensor's, under the names that `traced.known` asks for."""
 
-    __slots__ = ("__weakref__", "base", "dtype", "guess", "known", "remake", "shape", "views")
+    __slots__ = ("__weakref__", "base", "dtype", "guess", "known", "remake", "shape")
+    __slots__ += ("spread", "views")
 
     def __init__(self, x: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(x.shape), dtype_of(x.dtype)
         self.known: Any = None
         self.guess: Any = None
+        self.spread = False  # the guess is that rows choose in turn, or follows from that
         self.base: Note | None = None
         self.remake: Any = None
         self.views: list[Any] = []
@@ -58,6 +60,23 @@ def guess(func: Any, given: Any, mode: Any) -> Known:
 
     args, kwargs = mapped(given, torch.Tensor, kept)
     return Known(lambda: worked_out(func, args, kwargs))
+
+
+_CHOOSING = {"topk": 1, "argmax": None, "max": 1}
+"""What chooses along a dimension, and which of its results are the places."""
+
+
+def choice(func: Any, number: int | None, x: torch.Tensor, found: list[Any]) -> Known | None:
+    """Return the places [..., k] that rows of scores [..., E] choose if they do so in turn.
+
+    As rehearsals spread tokens over experts (rehearse/hook/vrambudget_hook/assuming.py).
+    """
+    scores = found[0]
+    rows, chosen = tuple(scores.shape[:-1]), tuple(x.shape)
+    is_along = bool(rows) and chosen[: len(rows)] == rows and scores.is_floating_point()
+    if _CHOOSING.get(func.__name__, -1) != number or not is_along:
+        return None
+    return Known(lambda: (torch.arange(prod(chosen)) % scores.shape[-1]).view(chosen))
 
 
 def note_of(x: Any) -> Note:

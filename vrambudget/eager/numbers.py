@@ -24,8 +24,11 @@ decided: dict[str, None] = {}
 """Lines where a number that nobody knows was branched on, or left as one of the host."""
 
 
-assumed: dict[str, None] = {}
-"""What else of a step was assumed, as a report says it."""
+assumed: dict[str, dict[str, None]] = {}
+"""What else was assumed, as a report says it, and the lines, if it names any."""
+
+ALL_KEPT = "masks that depend on weights or data are assumed to keep all of their elements"
+SPREAD = "rows are assumed to spread evenly over what they choose (experts)"
 
 
 class Unknown(float):
@@ -62,15 +65,25 @@ def note(places: Iterable[str | None]) -> None:
 
 def notes() -> Iterator[str]:
     """Yield what a report says of such lines, and of what else was assumed."""
-    yield from assumed
-    if not decided:
-        return
-    first, more = [*decided][:_LINES], len(decided) - _LINES
-    others = f" and {more} more" if more > 0 else ""
-    yield (
-        f"numbers that depend on weights or data are read at {', '.join(first)}{others}: floats"
-        f" are assumed to be {NUMBER}, others 0; what the code decides by them may differ"
-    )
+    for what, lines in assumed.items():
+        yield f"{what}, at {_named(lines)}" if lines else what
+    if decided:
+        yield (
+            f"numbers that depend on weights or data are read at {_named(decided)}: floats are"
+            f" assumed to be {NUMBER}, others 0; what the code decides by them may differ"
+        )
+
+
+def _named(lines: Iterable[str]) -> str:
+    """Return the first of some lines, and how many more there are."""
+    named = [*lines]
+    more = len(named) - _LINES
+    return ", ".join(named[:_LINES]) + (f" and {more} more" if more > 0 else "")
+
+
+def assume(what: str, line: str | None = None) -> None:
+    """Note what is assumed, and where."""
+    assumed.setdefault(what, {}).update({line: None} if line else {})
 
 
 def _anew(_x: Unknown, *_: Any) -> Unknown:

@@ -162,10 +162,10 @@ def _scripted(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return ScriptFunction.__call__ that the report hears of."""
 
     def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
-        numbers.assumed[
+        numbers.assume(
             f"{function.name}, which torch.jit.script compiled, ran operation by operation; on a"
             " GPU TorchScript fuses from its third call on, and takes less"
-        ] = None
+        )
         return call(function, *args, **kwargs)
 
     return scripted

@@ -19,7 +19,7 @@ from vrambudget.compiled.dispatch import CARD
 from vrambudget.dtypes import bool_
 from vrambudget.eager import numbers
 from vrambudget.eager.mode import EagerMode, is_on_card
-from vrambudget.eager.notes import Note, guess, note_of
+from vrambudget.eager.notes import Note, choice, guess, note_of
 from vrambudget.eager.numbers import Unknown
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
@@ -65,7 +65,7 @@ class Standing(TorchFunctionMode):
         with made_for(purpose), torch.no_grad():
             fake = torch.empty_strided(shape, strides, dtype=x.dtype, device=CARD)
         if x.requires_grad and x.is_leaf:  # functorch lets nobody ask for it inside a transform
-            fake.requires_grad_(True)
+            fake.requires_grad_()
         self._fakes[id(x)], self._live[id(fake)] = fake, x
         if x.is_cpu and not x.is_floating_point():
             note_of(fake).known = known.of_tensor(x)
@@ -175,8 +175,13 @@ class Standing(TorchFunctionMode):
             return
         value = known.of(func, given, self) if found else known.made(func, given)
         note.known = value if number is None else known.part(value, number)
-        if note.known is None and note.dtype is bool_:
-            note.guess = guess(func, given, self)
+        note.spread = any(note_of(y).spread for y in found)
+        if note.known is None and found and not x.is_floating_point():
+            chosen = choice(func, number, x, found)
+            note.spread = note.spread or chosen is not None
+            if note.spread or note.dtype is bool_:
+                follows = guess(func, given, self)
+                note.guess = chosen or (follows if number is None else known.part(follows, number))
         storage = x.untyped_storage()._cdata
         base = next((y for y in found if y.untyped_storage()._cdata == storage), None)
         if base is not None:
