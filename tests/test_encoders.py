@@ -5,6 +5,7 @@ That their memory is right is held against records; here is what records can't s
 
 import pytest
 
+from vrambudget import estimate
 from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
 from vrambudget.engine.context import Platform
@@ -74,8 +75,16 @@ def test_an_image_has_as_many_tokens_as_patches_and_a_class():
         assert job.resolve(config.for_job(job)).block == tokens
 
 
-def test_an_image_may_be_oblong():
-    assert family("vit", image_size=[32, 64]).default_block == 2 * 4 + 1
+def test_an_oblong_image_is_traced():
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    square, oblong = (
+        estimate(
+            {"model_type": "vit", **sizes, "image_size": size}, batch=2, task="image-cls"
+        ).parameters.total
+        for size in (32, [32, 64])
+    )
+    assert oblong - square == (2 * 4 - 2 * 2) * 32
 
 
 def test_a_patch_fits_its_image():

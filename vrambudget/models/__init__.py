@@ -24,7 +24,6 @@ _CONFIG_CLASSES = {
     "phi": ("phi", "PhiConfig"),
     "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
-    "vit": ("vit", "ViTConfig"),
     "whisper": ("whisper", "WhisperConfig"),
 }
 """model_type: (module, class). A new architecture is its file and its line here."""

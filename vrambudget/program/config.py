@@ -299,6 +299,11 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
         return "where it evaluates"
     for wrong, what in (
         (job.mode == "generate", "that generates"),
+        # PEFT lets its patches require gradients, which are no module that a program calls
+        (
+            task == "image-cls" and bool(job.lora_rank) and job.checkpointing == "full",
+            "with LoRA and checkpoints",
+        ),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
         (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
         (job.loop in TRL_LOOPS, f"in loop {job.loop}"),
