@@ -19,9 +19,6 @@ from vrambudget.traced.known import Known, worked_out
 class Note:
     """One tensor's, under the names that `traced.known` asks for."""
 
-    __slots__ = ("__weakref__", "base", "dtype", "guess", "known", "remake", "shape")
-    __slots__ += ("spread", "views")
-
     def __init__(self, x: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(x.shape), dtype_of(x.dtype)
         self.known: Any = None

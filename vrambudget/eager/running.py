@@ -259,7 +259,7 @@ def allocate(
 
 def _with_weights(found: Found) -> list[torch.nn.Module]:
     """Return the modules but those on meta beside weights elsewhere, which run their code."""
-    own = {id(m): [*m.parameters()] for m in found.modules}
+    own = {id(m): list[torch.Tensor](m.parameters()) for m in found.modules}
     trained = [p for weights in own.values() for p in weights]
     trained += [x for x in found.tensors if x.requires_grad]
     if all(p.is_meta for p in trained):
