@@ -127,6 +127,14 @@ def test_what_some_programs_have_alone_stands_under_only():
             "lines do not fit together",
         ),
         (lambda text: text.replace("key [", "key [[],", 1), "which it never is"),
+        (
+            lambda text: text.replace(', "num_hidden_layers", 1', ', "num_layers", 1'),
+            "any num_hidden_layers, and no line uses it",
+        ),
+        (
+            lambda text: text.replace('key ["num_hidden_layers"', 'key ["num_layers"'),
+            "any num_layers, and no line uses it",
+        ),
     ],
 )
 def test_a_program_that_is_wrong_is_an_error(change, message):

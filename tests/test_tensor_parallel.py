@@ -109,7 +109,12 @@ def test_a_mesh_of_two_dimensions_shards_what_is_left():
         (LLAMA, {"optimizer_impl": "for-loop", "lora_rank": 4}, "LoRA with tensor"),
         (LLAMA, {"optimizer_impl": "for-loop", "parallel": "tp=8"}, "4 heads of keys and values"),
         (TITAN | {"vocab_size": 1001}, {"sequence_parallel": True}, "1001 elements cut among tp=2"),
-        ({"model_type": "gpt2"}, {"optimizer_impl": "for-loop"}, "GPT2LMHeadModel"),
+        ({"model_type": "gpt2"}, {"optimizer_impl": "for-loop"}, "parallelism of gpt2"),
+        (
+            {"model_type": "olmo2", "num_attention_heads": 4},
+            {"optimizer_impl": "for-loop"},
+            "parallelism of olmo2",
+        ),
         ({**LLAMA, "mlp_bias": True}, {"optimizer_impl": "for-loop"}, "cut by rows"),
     ],
 )

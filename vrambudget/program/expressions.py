@@ -5,6 +5,7 @@ results are bounded, so that a file from somebody else cannot hang who reads it.
 """
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,12 @@ def formula(text: str) -> Formula:
         return _formula(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise VramBudgetError(f"{text[:60]!r} is no expression of sizes") from None
+
+
+@lru_cache(maxsize=4096)
+def names_in(text: str) -> frozenset[str]:
+    """Return the sizes that an expression names."""
+    return frozenset(re.findall(r"[a-zA-Z_]\w*", text))
 
 
 def value(text: str, sizes: Sizes) -> int:

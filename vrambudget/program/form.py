@@ -78,6 +78,7 @@ class Program:
     body: str = ""
     where: str = "a program"
     variants: list["Variant"] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)  # sizes that a line names
     unfolded: dict[Any, Any] = field(default_factory=dict)  # by depths, once played
 
     def variant(self) -> "Variant":

@@ -4,12 +4,11 @@ A comparison that comes out otherwise than while it was recorded means other ope
 refuses, and names tracing.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.program.expressions import value
+from vrambudget.program.expressions import names_in, value
 from vrambudget.program.form import Program
 
 
@@ -27,7 +26,7 @@ def derive(program: Program, sizes: dict[str, int]) -> None:
 
 def all_known(text: str, sizes: dict[str, int]) -> bool:
     """Return whether an expression's sizes are known."""
-    return all(name in sizes for name in re.findall(r"[a-zA-Z_]\w*", text))
+    return names_in(text) <= sizes.keys()
 
 
 _SIGNS: dict[str, Callable[[int, int], bool]] = {

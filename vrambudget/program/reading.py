@@ -8,7 +8,7 @@ from typing import Any
 
 from vrambudget.bounded import check
 from vrambudget.errors import VramBudgetError
-from vrambudget.program.expressions import LARGEST, formula
+from vrambudget.program.expressions import LARGEST, formula, names_in
 from vrambudget.program.form import (
     BUILT,
     FORM,
@@ -119,13 +119,16 @@ class _File:
         _read([(n, *self._row(n)) for n, _ in own if self._word(n) not in BUILT], program)
         ways = {key: rule["in"] for key, rule in program.keys.items() if "in" in rule}
         usual = case | {key: [values[0]] for key, values in ways.items()}
-        program.built = self._built(built, usual)
+        program.built = self._built(built, usual, program.used)
         for key, values in ways.items():
-            program.builds.append([key, values[1], self._built(built, usual | {key: [values[1]]})])
+            program.builds.append(
+                [key, values[1], self._built(built, usual | {key: [values[1]]}, program.used)]
+            )
+        _check_keys(program)
         return _alone(program) if program.body else program
 
-    def _built(self, lines: list[tuple[int, Any]], case: Case) -> list[Row]:
-        own = Program(where=self._where)
+    def _built(self, lines: list[tuple[int, Any]], case: Case, used: set[str]) -> list[Row]:
+        own = Program(where=self._where, used=used)
         _read(
             [(n, *self._row(n)) for n, scope in lines if scope is None or is_of(scope, case)], own
         )
@@ -133,6 +136,21 @@ class _File:
 
     def _word(self, number: int) -> str:
         return self._texts[number - 1].partition(" ")[0]
+
+
+def _check_keys(program: Program) -> None:
+    """Raise where a configuration could say what no line listens to, or where none says a depth."""
+    free = {key for key, rule in program.keys.items() if rule.get("free")}
+    for key in sorted(free - program.used):
+        raise VramBudgetError(
+            f"the program takes any {key}, and no line uses it", where=program.where
+        )
+    for _, depth, *_ in program.stacks:
+        if program.keys and depth is not None and depth not in free | program.sizes.keys():
+            raise VramBudgetError(
+                f"a stack is as deep as {str(depth)[:60]}, which is no key of the program",
+                where=program.where,
+            )
 
 
 def _alone(program: Program) -> Program:
@@ -207,9 +225,7 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _add(  # noqa: C901 - one a word
-    program: Program, word: str, value: Any, depth: int
-) -> None:
+def _add(program: Program, word: str, value: Any, depth: int) -> None:
     if depth not in {0, 1}:
         raise VramBudgetError("repeats stand side by side, not within each other")
     if word in {"source", "result", "body"}:
@@ -231,9 +247,20 @@ def _add(  # noqa: C901 - one a word
         program.code.append((word, value))
     else:
         raise VramBudgetError(f"{word[:30]!r} is no word of a program")
-    for text in _texts(value):
-        if text[:1] == "=" and word not in {"key", "source", "guard"}:
-            formula(text[1:])
+    _note_sizes(program, word, value)
+
+
+def _note_sizes(program: Program, word: str, value: Any) -> None:
+    """Check expressions, and note which sizes a line uses."""
+    if word in {"guard", "stack", "size"}:
+        own = value[1:] if word == "size" else value[:3]
+        program.used.update(*(names_in(text) for text in _texts(own)))
+    elif word != "source":
+        for text in _texts(value):
+            if text[:1] == "=":
+                program.used |= names_in(text[1:])
+                if word != "key":
+                    formula(text[1:])
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -44,7 +44,7 @@ def parallelize(
     if not isinstance(model, CausalLM) or not hasattr(model.model, "layers"):  # Gemma 3 with images
         raise _no_plan(model)
     for layer in model.model.layers:
-        _decoder_layer(layer, model.config.head_width, group)
+        _decoder_layer(layer, model, group)
     if not model.config.tie_word_embeddings:
         _cut(model.lm_head, 0, group)
         model.lm_head.hooks = Colwise(group, gathers=True)
@@ -78,8 +78,9 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def _decoder_layer(layer: CheckpointedLayer, head_dim: int, group: Group) -> None:
+def _decoder_layer(layer: CheckpointedLayer, model: CausalLM, group: Group) -> None:
     """Cut a layer like Llama's, by its modules' names: any other is not modelled."""
+    head_dim = model.config.head_width
     attention, mlp = _modules(layer, "self_attn"), _modules(layer, "mlp")
     norms = {"input_layernorm", "post_attention_layernorm"} <= vars(layer).keys()
     of_heads = (attention[name] for name in attention.keys() - {*_ATTENTION})
@@ -89,7 +90,7 @@ def _decoder_layer(layer: CheckpointedLayer, head_dim: int, group: Group) -> Non
         and attention.keys() >= {*_ATTENTION}
         and all(norm.weight.shape == (head_dim,) for norm in of_heads)
     ):
-        raise _no_plan(layer)
+        raise _no_plan(model)
     query, key, value, output = (attention[name] for name in _ATTENTION)
     gate, up, down = (mlp[name] for name in _MLP)
     _check_heads(key, head_dim, group)
@@ -143,8 +144,10 @@ def _part(parameter: Parameter, shape: tuple[int, ...], gradient: Lies) -> Param
 
 
 def _no_plan(module: Module) -> NotModelledError:
+    config = getattr(module, "config", None)
+    name = type(module).__name__ if config is None else config.model_type
     return NotModelledError(
-        f"tensor parallelism of {type(module).__name__} is not modelled: the layers of Llama, and"
-        " those like them, are",
+        f"tensor parallelism of {name} is not modelled: the layers of Llama, and those like them,"
+        " are",
         hint=REHEARSE,
     )
