@@ -13,7 +13,7 @@ from vrambudget.config.options import option_words
 from vrambudget.errors import VramBudgetError
 from vrambudget.planning.choices import Choice, card_word, how_many, model_word, of_recipe
 from vrambudget.planning.layouts import GOALS
-from vrambudget.planning.multi_gpu import Planner
+from vrambudget.planning.multi_gpu import Planner, fewest
 from vrambudget.planning.recipes import Recipe, recipes
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario, resolve
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vrambudget.planning.plan import Wish
 
 _SHORTEST = 64  # tokens
+_USUAL = 1024  # tokens, what TRL has by default
 _Found = TypeVar("_Found")
 
 
@@ -35,21 +36,27 @@ class Alternative:
 
 
 def alternatives(
-    scenario: Scenario, wish: "Wish", progress: Callable[[], object]
+    scenario: Scenario, wish: "Wish", progress: Callable[[], object], *, alone: bool
 ) -> Iterator[Alternative]:
-    """Yield TRL's loop, if it fits, and the longest block that fits."""
+    """Yield TRL's loop, if it fits, and the longest block that fits: one GPU, or several.
 
-    def on_all(there: Scenario) -> Choice | None:
-        goal = GOALS[wish.goal][-1]
-        assert wish.gpus is not None  # noqa: S101 - asked where GPUs were counted
-        return Planner(there, replace(wish, goal=goal), progress).most_frugal(wish.gpus)
+    Where several were not counted, one shorter block is tried alone: each is with many numbers.
+    """
+
+    def on_several(there: Scenario) -> Choice | None:
+        if wish.gpus is None and there.job.block not in {scenario.job.block, _USUAL}:
+            return None
+        planner = Planner(there, wish, progress)
+        gpus = wish.gpus or fewest(planner, wish.most)
+        return planner.most_frugal(gpus) if gpus else None
 
     def on_one(there: Scenario) -> Choice | None:
         recipe = most_frugal(there, wish, progress)
         return recipe and of_recipe(there, recipe)
 
-    for what, there, choice, fields in with_less(scenario, wish, on_all if wish.gpus else on_one):
-        yield Alternative(what, _command(there, wish, fields), choice)
+    find = on_one if alone else on_several
+    for what, there, choice, fields in with_less(scenario, wish, find):
+        yield Alternative(what, _command(there, wish, choice.gpus, fields), choice)
 
 
 def with_less(
@@ -118,8 +125,8 @@ def most_frugal(scenario: Scenario, wish: "Wish", progress: Callable[[], object]
     return found[0] if found else None
 
 
-def _command(scenario: Scenario, wish: "Wish", fields: dict[str, Any]) -> str:
-    several = how_many(wish.gpus, wish.per_node) if wish.gpus else ""
+def _command(scenario: Scenario, wish: "Wish", gpus: int, fields: dict[str, Any]) -> str:
+    several = how_many(gpus, wish.per_node) if gpus > 1 else ""
     words = [model_word(scenario), "--gpu", f"{several}{card_word(scenario)}"]
     words += ["--goal", wish.goal] if wish.goal != "any" else []
     words += ["--per-step", str(wish.per_step)] if wish.per_step else []

@@ -123,9 +123,14 @@ class Planner:
         return self._found(gpus, self._largest)
 
     def most_frugal(self, gpus: int) -> Choice | None:
-        """Return the first of the most frugal layouts that fits, with its largest batch."""
-        frugal = (layout for layout in self._ways(gpus) if layout.is_most_frugal)
-        return next(filter(None, map(self._largest, frugal)), None)
+        """Return the most frugal layout that has rules, with its largest batch, if it fits."""
+        frugal = [layout for layout in self._ways(gpus) if layout.is_most_frugal]
+        for trained in reversed(GOALS[self.wish.goal]):  # the fewest parameters first
+            ways = [layout for layout in frugal if layout.trains == trained]
+            found = next(filter(None, map(self._largest, ways)), None)
+            if found is not None or any(way.name in self.counted_layouts for way in ways):
+                return found
+        return None
 
     def _largest(self, layout: LayoutChoice) -> Choice | None:
         choice, each = self._choice(layout), self.wish.per_step

@@ -193,12 +193,14 @@ def _eager(
     alone = _alone(scenario, wish, progress) if wish.gpus is None else []
     if alone:
         return 1, [of_recipe(scenario, recipe) for recipe in alone], (), None
-    others = _with_less(scenario, wish, progress) if wish.gpus is None else ()
+    others = tuple[Alternative, ...]()
+    if wish.gpus is None:
+        others = tuple(alternatives(scenario, wish, progress, alone=True))
     if others and wish.goal == "any":
         return 0, [], others, None
     planner = Planner(scenario, wish, progress)
     gpus, choices = _together(planner, wish)
-    if wish.gpus is not None and not choices:
+    if not choices and not others:
         others = _with_less(scenario, wish, progress)
     return gpus, choices, others, planner
 
@@ -206,16 +208,15 @@ def _eager(
 def _with_less(
     scenario: Scenario, wish: Wish, progress: Callable[[], object]
 ) -> tuple[Alternative, ...]:
-    """Return what one GPU trains with less; of GPUs that were counted, one as asked, or all."""
-    if wish.gpus is not None:
-        alone = replace(wish, gpus=None, per_step=None)
-        if found := _alone(scenario, alone, progress):
-            best = of_recipe(scenario, found[0])
-            return (Alternative(AS_ASKED, best.command, best),)
-        if on_all := tuple(alternatives(scenario, wish, progress)):
-            return on_all
-        wish = alone
-    return tuple(alternatives(scenario, wish, progress))
+    """Return what several GPUs train with less; of those that were counted, first one as asked."""
+    one = replace(wish, gpus=None, per_step=None)
+    if wish.gpus is not None and (found := _alone(scenario, one, progress)):
+        best = of_recipe(scenario, found[0])
+        return (Alternative(AS_ASKED, best.command, best),)
+    several = tuple(alternatives(scenario, wish, progress, alone=False))
+    if several or wish.gpus is None:
+        return several
+    return tuple(alternatives(scenario, one, progress, alone=True))
 
 
 def _compiled(

@@ -145,10 +145,11 @@ def _of_several(found: Plan) -> str:
 
 def _nothing(found: Plan) -> str:
     """Return that nothing was found: too large where it was counted, no rule where it was not."""
-    others = [each.choice.fields for each in found.alternatives]
-    changed = others and "loop" in others[0] and others[0].get("block", found.block) == found.block
+    first = found.alternatives[0].choice if found.alternatives else None
+    fields = first.fields if first else {}
+    changed = "loop" in fields and fields.get("block", found.block) == found.block
     loop = " in a plain loop" if changed else ""
-    if others and not found.counted and found.goal == "any":
+    if first and first.gpus == 1 and not found.counted and found.goal == "any":
         return (
             f"{found.block:,} tokens{loop} take more than one GPU: name several, for example --gpu"
             " 2x24GB, or add --goal full"
