@@ -54,7 +54,7 @@ RECIPES = {
     "llama-3.2-3b:Q4_K_M on 2x24GB": 0.008,  # of Ollama's: one ffn_down is on the other GPU
 }
 """Files by a recipe of their publisher's: by how much their weights are off at most."""
-BUILDS = {"qwen3-4b:Q4_K_M": 0.024} | {
+BUILDS = {
     "glm-4-32b-0414:IQ4_XS": 0.13,  # before one operation gated both halves
     "qwen3-235b-a22b:Q4_K_M": 0.03,
 }
@@ -109,7 +109,7 @@ def test_starts_on_devices_that_only_count_are_equal_to_the_byte():
                 parts += 1
                 exact += counted == printed
                 near += printed == 0 or off(counted, printed) < 0.02
-    assert (parts, exact, near) == (2070, 1981, 2007)
+    assert (parts, exact, near) == (2994, 2819, 2888)
 
 
 @pytest.mark.parametrize(
@@ -639,7 +639,7 @@ def an_adapter(tmp_path, layers=range(16)):
 def test_an_adapter_lies_where_its_weights_are(tmp_path):
     """llama.cpp 0c1e570 on devices that count: "LoRA buffer size", and the reserved graph."""
     path = an_adapter(tmp_path)
-    words = {"gpu": "24GB", "context": 8192}
+    words = {"gpu": "24GB", "context": 8192, "engine_version": "2026-09"}
     bare, whole = (
         vrambudget.run("llama-3.2-1b:Q4_K_M", **words, **o) for o in ({}, {"lora": path})
     )
@@ -694,7 +694,7 @@ def test_a_projector_lies_on_the_first_gpu_and_its_graph_is_said_to_come_on_top(
 def test_what_lies_beside_a_model_is_estimated_by_the_newest_rules_alone(flag, capsys):
     words = ["run", "qwen3-8b:Q4_K_M", "--gpu", "12GB", "--engine-version", "2025-08"]
     assert main([*words, flag, "x.gguf"]) == 2
-    assert "by the rules of 2026-10 alone" in capsys.readouterr().err
+    assert "by the rules of 2026 alone" in capsys.readouterr().err
 
 
 def test_a_mapped_file_starts_where_main_memory_is_short(capsys):

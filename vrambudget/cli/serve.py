@@ -53,7 +53,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--engine-version",
         metavar="V",
         default=None,
-        help="whose rules answer (llama.cpp: 2026-10, 2025-08, 2025-05); others refuse",
+        help="whose rules answer (llama.cpp: 2026-10, 2026-09, 2025-08, 2025-05); others refuse",
     )
     parser.add_argument(
         "--rehearse",

@@ -189,13 +189,11 @@ def commands(choice: RunChoice) -> list[str]:
     lines = [shlex.join(words)]
     slots = options.parallel or 1
     kinds = {options.cache_type_k, options.cache_type_v}
-    settings = {
-        "OLLAMA_NUM_PARALLEL": str(slots) if slots > 1 else "",
-        "OLLAMA_KV_CACHE_TYPE": ", ".join(kinds - {"f16"}) if len(kinds) == 1 else "",
-    }
-    set_to = " ".join(f"{name}={value}" for name, value in settings.items() if value)
+    set_to = f" OLLAMA_NUM_PARALLEL={slots}" * (slots > 1)
+    if len(kinds) == 1 and kinds != {"f16"}:
+        set_to += f" OLLAMA_KV_CACHE_TYPE={options.cache_type_k}"
     lines += [
-        f"Ollama's Modelfile{f', with {set_to}' if set_to else ''}:",
+        f"Ollama's Modelfile{', with' * bool(set_to)}{set_to}:",
         f"  FROM {file if file.startswith('/') else f'./{file}'}",
         f"  PARAMETER num_ctx {options.ctx_size // slots}",
         f"  PARAMETER num_batch {options.ubatch_size}",

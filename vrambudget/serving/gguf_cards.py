@@ -21,15 +21,14 @@ def header_of(card: Mapping[str, Any], kind: str) -> Gguf:
     """Return the header of a card's file of this kind ("Q4_K_M")."""
     table = card["gguf"]
     architecture, layers = table["architecture"], table["block_count"]
-    values = {key: _for_each(value, layers) for key, value in table["values"].items()}
+    values = {
+        key: [value[n % len(value)] for n in range(layers)] if isinstance(value, list) else value
+        for key, value in table["values"].items()
+    }
     tensors = tuple(_typed(table, values, kind))
     named = {f"{architecture}.{key}": value for key, value in values.items()}
     named |= {"general.architecture": architecture, f"{architecture}.block_count": layers}
     return Gguf(named, tensors, card["name"])
-
-
-def _for_each(value: Any, layers: int) -> Any:
-    return [value[n % len(value)] for n in range(layers)] if isinstance(value, list) else value
 
 
 def _typed(table: Mapping[str, Any], values: Mapping[str, Any], kind: str) -> Iterator[GgufTensor]:

@@ -26,7 +26,8 @@ from vrambudget.serving.llama_cpp_place import Placement, in_a_buffer, place
 from vrambudget.serving.options import LlamaCppOptions
 
 VERSIONS = {
-    "2026-10": "of October 2026 (0c1e570)",
+    "2026-10": "of October 2026 (b11549)",
+    "2026-09": "of September 2026 (0c1e570)",
     "2025-08": "of August 2025 (llama-cpp-python 0.3.16)",
     "2025-05": "of May 2025 (b5300)",
 }
@@ -159,13 +160,13 @@ def serve(
         size = cells.of_layer(layer, is_padded=where != HOST)
         caches[where] += size
         layer_bytes[layer] += size * (where == placed.devices[layer])
-    slots, is_old = cells.slots, options.engine_version != "2026-10"
+    slots = cells.slots
     computed = compute_bytes(
         model,
         options,
         placed,
         cells=(cells.cells, cells.window_cells),
-        outputs=options.ubatch_size if is_old else slots,
+        outputs=options.ubatch_size if options.is_old else slots,
         flash=uses_flash(options),
     )
     held = {
@@ -199,7 +200,7 @@ def serve(
 def slots_and_streams(options: LlamaCppOptions) -> tuple[int, int]:
     """Return how many requests run at once, and in how many caches."""
     if options.parallel is None:
-        return (1, 1) if options.engine_version != "2026-10" else (_AUTO_SLOTS, 1)
+        return (1, 1) if options.is_old else (_AUTO_SLOTS, 1)
     return options.parallel, 1 if options.kv_unified else options.parallel
 
 
@@ -209,8 +210,7 @@ class _Cells:
     def __init__(self, model: GgufModel, options: LlamaCppOptions) -> None:
         self.model, self.options = model, options
         self.slots, self.streams = slots_and_streams(options)
-        is_old = options.engine_version != "2026-10"
-        multiple = _CELLS if is_old and not uses_flash(options) else _FLASH_CELLS
+        multiple = _CELLS if options.is_old and not uses_flash(options) else _FLASH_CELLS
         whole = options.ctx_size or model.positions
         self.cells = _up(_up(whole, multiple) // self.streams, multiple)
         windows = [window for window in model.windows if window is not None]
@@ -228,7 +228,7 @@ class _Cells:
             cells = self.window_cells or cells
         total = 4 * model.states[layer] * self.slots
         values = model.values[layer]
-        if model.keys[layer] and not values and options.engine_version != "2026-10":
+        if model.keys[layer] and not values and options.is_old:
             values = model.head_values  # of a latent row they were kept beside it
         for kind, width in (
             (options.cache_type_k.upper(), model.keys[layer]),
@@ -242,7 +242,7 @@ class _Cells:
 def uses_flash(options: LlamaCppOptions) -> bool:
     """Return whether attention is computed without a matrix of scores; auto: it is."""
     if options.flash_attn == "auto":
-        return options.engine_version == "2026-10"
+        return not options.is_old
     return options.flash_attn == "on"
 
 

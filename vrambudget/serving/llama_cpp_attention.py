@@ -46,7 +46,7 @@ class Attention(Builder):
     ) -> None:
         self.model, self.options, self.placed, self.flash = model, options, placed, flash
         self.cells = cells
-        self.is_old = options.engine_version != "2026-10"
+        self.is_old = options.is_old
         self.is_whole = HOST not in placed.devices
         super().__init__(
             rows=min(options.ubatch_size, options.batch_size, max(cells[0], 1)),

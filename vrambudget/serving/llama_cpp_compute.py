@@ -75,6 +75,14 @@ class _Graph(Attention):
         self.inputs()
         self.out_ids = self.leaf(self.outputs)
         x = self.node(model.hidden, tokens, device=HOST)
+        if self.options.engine_version == "2026-10":  # a batch may have embeddings among tokens
+            ids, slots = self.leaf(rows), self.leaf(2 * rows)
+            given = self.leaf(model.hidden * rows * (1 + features))
+            own = self.node(model.hidden, ids, device=HOST)
+            made = self.node(model.hidden * (1 + features), given)
+            self.nodes.append(Node(0, None, [own, slots, made], lies=True))
+            for kept in (ids, slots, given, made):  # nothing is made of what is not chosen
+                kept.readers += 1
         padded = self.node(model.hidden * (1 + features), x) if features else x
         if features:
             x, padded.more = padded, padded.nbytes - x.nbytes

@@ -111,7 +111,7 @@ def _devices(
     model: GgufModel, gpus: Sequence[Gpu], options: LlamaCppOptions, offloaded: int
 ) -> list[int]:
     """Return where each layer is, the output last."""
-    whole = model.layers + (options.engine_version == "2026-10")  # did the output count first?
+    whole = model.layers + (not options.is_old)  # did the output count first?
     first = max(0, whole - offloaded)
     if options.split_mode == "none" or len(gpus) < 2:  # noqa: PLR2004 - nothing to split
         only = options.main_gpu if options.split_mode == "none" else 0

@@ -116,7 +116,7 @@ class SglangOptions(Settings, heading="server, with --engine sglang"):
     )
 
 
-LlamaCppVersion = Literal["2026-10", "2025-08", "2025-05"]
+LlamaCppVersion = Literal["2026-10", "2026-09", "2025-08", "2025-05"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
 
@@ -177,18 +177,23 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         None, description="a projector's GGUF file; its compute buffer is not included"
     )
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the rules are those of before --fit."""
+        return self.engine_version < "2026"
+
     def problems(self) -> Iterable[str]:
         """Yield what llama.cpp refuses, and what is not included."""
         for name in ("model_draft", "lora", "mmproj"):
-            if getattr(self, name) is not None and self.engine_version != "2026-10":
-                yield f"what {name} names is included by the rules of 2026-10 alone"
+            if getattr(self, name) is not None and self.is_old:
+                yield f"what {name} names is included by the rules of 2026 alone"
         is_off = self.flash_attn == "off"
-        is_off |= self.flash_attn == "auto" and self.engine_version != "2026-10"
+        is_off |= self.flash_attn == "auto" and self.is_old
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
         if self.split_mode == "row":
-            is_new = self.engine_version == "2026-10"
-            why = "CUDA does not support split buffers" if is_new else "split buffers have no rules"
+            is_old = self.is_old
+            why = "split buffers have no rules" if is_old else "CUDA does not support split buffers"
             yield f"split_mode is 'row': in llama.cpp of {self.engine_version} {why}; take layer"
 
 
