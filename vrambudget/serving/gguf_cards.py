@@ -50,6 +50,5 @@ def _typed(table: Mapping[str, Any], values: Mapping[str, Any], kind: str) -> It
         model = Shape(many if plain in _OF_VALUES else layers, heads, experts)
         number = seen if plain in _OF_VALUES else layer
         seen += plain in _OF_VALUES
-        is_weight = name.endswith(".weight")
-        of = type_of(kind, by, tuple(shape), model, layer=number) if is_weight else "F32"
-        yield GgufTensor(prefix + name, tuple(shape), of)
+        of = type_of(kind, by, tuple(shape), model, layer=number)
+        yield GgufTensor(prefix + name, tuple(shape), of if name != plain else "F32")

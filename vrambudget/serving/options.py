@@ -192,8 +192,7 @@ class LlamaCppOptions(Settings, heading="server, with --engine llama.cpp"):
         if self.cache_type_v not in {"f32", "f16", "bf16"} and is_off:
             yield f"cache_type_v is {self.cache_type_v!r}, which needs flash_attn"
         if self.split_mode == "row":
-            is_old = self.is_old
-            why = "split buffers have no rules" if is_old else "CUDA does not support split buffers"
+            why = "there are no rules for it" if self.is_old else "CUDA does not support it"
             yield f"split_mode is 'row': in llama.cpp of {self.engine_version} {why}; take layer"
 
 

@@ -200,8 +200,8 @@ def _shares(sizes: Sequence[int], found: LlamaCppServing) -> list[int]:
                 many, used = [*many, 0], 0
             many[-1] += 1
             used += size
-        is_over = used > rooms[len(many) - 1] - left
-        return [] if is_over else many + [0] * (len(rooms) - len(many))
+        rest = [0] * (len(rooms) - len(many))
+        return many + rest if used <= rooms[len(many) - 1] - left else []
 
     left = range(-sum(sizes) - max(map(abs, rooms)), max(rooms))
     return counts(left[bisect_left(left, 1, key=lambda n: not counts(n)) - 1])
