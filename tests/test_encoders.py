@@ -75,16 +75,38 @@ def test_an_image_has_as_many_tokens_as_patches_and_a_class():
         assert job.resolve(config.for_job(job)).block == tokens
 
 
+def test_an_image_may_name_both_its_sides():
+    assert family("vit", image_size=[32, 32]).default_block == 2 * 2 + 1
+
+
 def test_an_oblong_image_is_traced():
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     square, oblong = (
-        estimate(
-            {"model_type": "vit", **sizes, "image_size": size}, batch=2, task="image-cls"
-        ).parameters.total
+        estimate({"model_type": "vit", **sizes, "image_size": size}, batch=2).parameters.total
         for size in (32, [32, 64])
     )
     assert oblong - square == (2 * 4 - 2 * 2) * 32
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param({"loop": "trainer"}, id="a loss that Trainer's count of labels divides"),
+        pytest.param(
+            {"lora_rank": 4, "lora_targets": ["q_proj"], "checkpointing": "full"},
+            id="patches whose gradients PEFT asks for",
+        ),
+    ],
+)
+def test_a_played_image_model_has_the_trace_s_peak(job):
+    pytest.importorskip("transformers", "5.17")
+    checking = pytest.importorskip("vrambudget.recording.checking", exc_type=ImportError)
+    runs = pytest.importorskip("vrambudget.recording.runs", exc_type=ImportError)
+    values = {"model_type": "vit", "hidden_size": 96, "num_attention_heads": 4, "image_size": 64}
+    config, resolved = runs.traced(values, task="image-cls", block=None, steps=2, **job)
+    played = family(**values).for_job(resolved)
+    assert checking.peaks(played, resolved) == checking.peaks(config, resolved)
 
 
 def test_a_patch_fits_its_image():

@@ -75,8 +75,7 @@ def scenario_of(name, fields, values=None, layers=9):
     if "text_config" in values:
         depth = {"text_config": {**values["text_config"], **depth}}
     values |= depth
-    sizes = {"batch": 2} if name == "vit" else {"batch": 2, "block": 16}
-    return resolve(values, gpu="t4", **sizes, **fields)
+    return resolve(values, gpu="t4", batch=2, block=16, **fields)
 
 
 def tape_of(scenario):
@@ -129,7 +128,7 @@ def traces(monkeypatch):
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", model_types())
 def test_the_tape_is_that_of_a_full_trace(name, fields, monkeypatch):
-    if name in {"nanogpt", "titan", "vit", "whisper"} and fields.get("attention_mask"):
+    if name in {"nanogpt", "titan", "whisper"} and fields.get("attention_mask"):
         pytest.skip("it reads no mask")
     if name == "nanogpt" and {"checkpointing", "lora_rank", "attention"} & fields.keys():
         pytest.skip("nanoGPT's own code has none")

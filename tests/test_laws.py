@@ -94,8 +94,6 @@ TINY: dict[str, dict[str, Any]] = {
     "whisper": {"d_model": 32, "encoder_ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 2}
     | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 40}
     | {"vocab_size": 50, "num_mel_bins": 8, "max_source_positions": 40, "max_target_positions": 64},
-    "vit": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    | {"num_attention_heads": 4, "image_size": 32, "patch_size": 8},
 }
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 KINDS = [(name, task) for name in model_types() for task in config_class(name).tasks]

@@ -24,6 +24,8 @@ def tasks_of(values: Mapping[str, Any]) -> tuple[Task, ...]:
         **({_GENERATES: "causal-lm"} if _inner(values) else {}),
     }
     own = [task for name in names for end, task in of_class.items() if name.endswith(end)]
+    if not names and "image_size" in values and not {"vocab_size", "text_config"} & values.keys():
+        own = ["image-cls"]
     return tuple(dict.fromkeys([*own, *TASK_OF_CLASS.values()]))
 
 

@@ -151,7 +151,7 @@ class ProgramConfig(ModelConfig):
         if job.image_size and not self.is_file:  # its table of positions is as large
             keys["image_size"] = job.image_size
         own = self.model_copy(update={"job": job, "programs": programs, "keys": keys})
-        if job.task is None or self.is_file or not isinstance(job.batch, int):
+        if job.task is None or self.is_file or job.compile or not isinstance(job.batch, int):
             return own
         if job.attention_mask not in {None, "none"} and not own.reads_attention_mask:
             return own  # it is refused by name
@@ -299,11 +299,6 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
         return "where it evaluates"
     for wrong, what in (
         (job.mode == "generate", "that generates"),
-        # PEFT lets its patches require gradients, which are no module that a program calls
-        (
-            task == "image-cls" and bool(job.lora_rank) and job.checkpointing == "full",
-            "with LoRA and checkpoints",
-        ),
         (job.experts != "grouped_mm", f"with experts run {job.experts}"),
         (bool(job.image_size) and task != "image-cls" and "inputs" not in when, "with images"),
         (job.loop in TRL_LOOPS, f"in loop {job.loop}"),

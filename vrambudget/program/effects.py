@@ -48,10 +48,10 @@ class General:
     def _check_partial(self, frozen: set[int]) -> None:
         """Raise NotModelledError where it matters which operands want a gradient.
 
-        It does not where nothing is saved, and each gradient is the incoming one itself.
+        It does not where nothing is saved, and each gradient is the incoming one or a part of it.
         """
         plain = all(
-            not events and all(g is None or g[0] == "dy" for g in outgoing)
+            not events and all(map(_is_incoming, outgoing))
             for events, outgoing in self.backs.values()
         )
         one = len(self.nodes) == 1 and not self.kept
@@ -119,6 +119,11 @@ class General:
             )
 
         return backward
+
+
+def _is_incoming(gradient: Any) -> bool:
+    """Return whether a gradient is the incoming one, or a part of it."""
+    return gradient is None or gradient[0] == "dy" or gradient[1][0] == "dy"
 
 
 def _has_node(out: Any) -> bool:

@@ -18,7 +18,7 @@
     call [0, ["t3"], ["t4"]]
     del / alias / detach / write
     enter [...] ... leave [...]     a layer: what it is called with, what it returns
-    given "labels" ... given null   only where the job feeds them
+    given "labels" ... given null   only where the job feeds them, or a decoder's key says so
     repeat ["model.layers", [[before, after], ...]] ... next
     result {...}
     end 123                         lines before this one: a file that is cut off has none
@@ -54,6 +54,9 @@ _NAMES = (
 )
 TYPES: dict[str, DType] = {n: getattr(dtypes, n) for n in _NAMES} | {"bool": dtypes.bool_}
 
+COUNT = "num_items_in_batch"
+"""An input that Trainer gives beside labels while it trains: how many there are."""
+
 Row = tuple[str, Any]
 Case = dict[str, list[Any]]  # of a program: its jobs, by what decides about them
 USUAL = [False, True, True]  # flags of `at`: of a model's body, with gradients, under autocast
@@ -83,11 +86,15 @@ class Program:
 
     def variant(self) -> "Variant":
         """Return this as the program of its jobs."""
-        return Variant(self.when, lambda: self, self)
+        return Variant(self.when, _unread, self)
 
     def every(self) -> list["Variant"]:
         """Return this and its variants."""
         return [self.variant(), *self.variants]
+
+
+def _unread() -> Program:
+    raise AssertionError  # it was found
 
 
 @dataclass(slots=True)

@@ -69,7 +69,8 @@ def _value(named: Mapping[str, Any], key: str, rule: Mapping[str, Any]) -> Any:
         found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
     if found is _MISSING or (found is None and rule.get("free")):
         return rule.get("default", _MISSING)
-    return found
+    is_square = isinstance(found, list | tuple) and len(found) == 2 and found[0] == found[1]  # noqa: PLR2004
+    return found[0] if is_square and rule.get("free") else found  # an image's height and width
 
 
 def _holds_any(key: str, value: Any, rule: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.models.parts.layers import Conv1D, Dropout, Embedding, LayerNorm, Linear
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.program.bound import Bound, Env
-from vrambudget.program.form import Program, Row
+from vrambudget.program.form import COUNT, Program, Row, with_paths
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.layers import Block, PlayedLayer, Run, State
 from vrambudget.program.unfold import Stack, Unfolded, unfolded
@@ -109,13 +109,14 @@ class Played(Module):
         ignored = program.source.get("ignores", ())
         given = {name: x for name, x in batch.items() if name not in ignored}
         missing = wanted.keys() - given.keys()
-        if given.keys() - wanted.keys() or missing - {"labels"} or (missing and self._needs_labels):
+        if given.keys() - wanted.keys() or missing - self._optional:
             raise NotModelledError(
                 f"the program takes {', '.join(wanted)}, and the job feeds {', '.join(batch)}",
                 hint="pip install 'vrambudget[torch]' traces the model itself",
             )
         sizes = self._sizes_of(wanted, given)
-        blocks = self._blocks(sizes, labelled=not missing)
+        without = frozenset(missing | {COUNT} if "labels" in missing else missing)
+        blocks = self._blocks(sizes, without)
         env: Env = {named: given[name] for name, _, _, named in program.inputs if name in given}
         del batch, given
         state = self._state
@@ -131,13 +132,14 @@ class Played(Module):
             del before
         result = program.result
         (logits,) = self._rows.held([result["logits"]])
-        loss = self._rows.held([result["loss"]]) if result["loss"] and not missing else []
+        is_labelled = result["loss"] and "labels" not in without
+        loss = self._rows.held([result["loss"]]) if is_labelled else []
         others = tuple(env[name] for name in self._rows.held(result["others"]))
         return Outputs(env[loss[0]] if loss else None, env[logits], others)
 
     @property
-    def _needs_labels(self) -> bool:
-        return not any(word == "given" for word, _ in self._program.code)
+    def _optional(self) -> set[str]:
+        return {value for word, value in self._program.code if word == "given"}
 
     def _sizes_of(self, wanted: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, int]:
         """Return all sizes: the model's own, and those that the batch has."""
@@ -156,10 +158,10 @@ class Played(Module):
         check_guards(self._program, sizes)
         return sizes
 
-    def _blocks(self, sizes: dict[str, int], *, labelled: bool) -> list[Block]:
+    def _blocks(self, sizes: dict[str, int], without: frozenset[str]) -> list[Block]:
         """Return the steps at these sizes: layers, and what stands between them."""
         autocast = None if context.autocast is None else context.autocast.dtype
-        key = tuple(sizes.values()), autocast, labelled
+        key = tuple(sizes.values()), autocast, without
         if key not in self._bound:
             values = self._values(sizes)
             bound = Bound(self._program, values, self._kinds)
@@ -169,16 +171,16 @@ class Played(Module):
                 for v in result.values()
                 for n in self._rows.held(v if isinstance(v, list) else [v])
             }
-            rows = [row for row in self._code(labelled) if row[0] != "del" or row[1] not in kept]
+            rows = [row for row in self._code(without) if row[0] != "del" or row[1] not in kept]
             self._bound[key] = list(Block.of(rows, bound, self._state))
         return self._bound[key]
 
-    def _code(self, labelled: bool) -> Iterator[Row]:  # noqa: FBT001 - whether labels are given
-        within = False
+    def _code(self, without: frozenset[str]) -> Iterator[Row]:
+        within = None
         for row in self._rows.code:
             if row[0] == "given":
-                within = row[1] is not None
-            elif labelled or not within:
+                within = row[1]
+            elif within not in without:
                 yield row
 
 
@@ -190,6 +192,8 @@ class _Tree:
         self._stacks = {stack.path: stack for stack in rows.stacks}
         self._made: dict[str, Module] = {"": model}
         self._state = model._state  # noqa: SLF001 - its own tree
+        code = with_paths(rows.code)
+        self._called = {path for path, (word, _) in code if word == "enter"}
 
     def module(self, path: str) -> Module:
         """Return the module at a path."""
@@ -200,7 +204,10 @@ class _Tree:
             self._make_layers(self._stacks[above])
             return self._made[path]
         made = KINDS.get(self._kinds.get(path, ""), Module)
-        module = self._made[path] = made.__new__(made)
+        module: Module = made.__new__(made)
+        if path in self._called:
+            module = PlayedLayer(self._state, path, -1, checkpoints=False)
+        self._made[path] = module
         outer = self.module(above)
         if last in vars(outer):
             raise VramBudgetError(f"{path} stands twice in the program")

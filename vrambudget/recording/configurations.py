@@ -11,7 +11,7 @@ from typing import Any
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.program.expressions import value as value_of
-from vrambudget.program.form import Program
+from vrambudget.program.form import COUNT, Program
 from vrambudget.recording.keys import Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError
@@ -127,7 +127,8 @@ class Recorder(Prober):
         model.activations = {
             row: key for key in verdicts.activations for row in self._activated(key)
         }
-        model.given = inserted(self.base, self._unlabelled())
+        for without, what in ((self._unlabelled(), "labels"), (self.plain, COUNT)):
+            model.given |= dict.fromkeys(inserted(self.base, without) or (), what)
         if verdicts.built is None:
             for key, value in verdicts.builds.items():
                 built = [self._facts(probe, {key: value}) for probe in probes]
@@ -192,8 +193,8 @@ class Recorder(Prober):
             "transformers": installed_version("transformers"),
             "torch": installed_version("torch"),
         }
-        if self._takes_counted_labels():
-            found["ignores"] = ["num_items_in_batch"]
+        if self.plain is None and self._takes_counted_labels():
+            found["ignores"] = [COUNT]
         return found
 
     def _when(self) -> Values:
@@ -207,7 +208,8 @@ class Recorder(Prober):
 
     def _runs_in(self, mode: str) -> bool:
         """Return whether the model's code runs the same operations where it does not train."""
-        return kinds_of(self.base) == kinds_of(self._recording(model_mode=mode))
+        other = self._recording(model_mode=mode, loop="plain")
+        return kinds_of(self.plain or self.base) == kinds_of(other)
 
     def _takes_counted_labels(self) -> bool:
         """Return whether Trainer gives it the number of labels, and that changes nothing."""

@@ -148,7 +148,8 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
     model = Model(activations=dict.fromkeys(changed, "hidden_act"))
     if _JITTER in full:
         without = _probe({**full, _JITTER: 0.0}, _SIZES[0], "bf16", width=width)
-        model.given, model.given_by = inserted(probes[0].recording, without.recording), _JITTER
+        given = inserted(probes[0].recording, without.recording)
+        model.given = dict.fromkeys(given or (), _JITTER)
     return _cut(program_of(probes, model)), probes[0]
 
 

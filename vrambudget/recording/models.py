@@ -9,6 +9,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Parameter, Tensor
+from vrambudget.program.form import COUNT
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.raw import Name
 from vrambudget.traced import build, counted, live, module
@@ -144,10 +145,22 @@ def note_model(listener: Listener, model: Any, start: int) -> None:
         "is_named_for_causal_lm": model.is_named_for_causal_lm,
     }
     stacks = listener.facts["stacks"]
+    called = [*_patches(torch_module)]
     for stack in stacks if listener.hears_all_layers else outermost(stacks):
-        for layer in torch_module.get_submodule(stack):
-            layer.register_forward_pre_hook(functools.partial(_entered, listener), with_kwargs=True)
-            layer.register_forward_hook(functools.partial(_left, listener))
+        called += torch_module.get_submodule(stack)
+    for each in called:
+        each.register_forward_pre_hook(functools.partial(_entered, listener), with_kwargs=True)
+        each.register_forward_hook(functools.partial(_left, listener))
+
+
+def _patches(model: Any) -> Iterator[torch.nn.Module]:
+    """Yield an image's input embeddings, whose output PEFT lets require a gradient."""
+    try:
+        found = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return
+    if isinstance(found, torch.nn.Module) and not isinstance(found, torch.nn.Embedding):
+        yield found
 
 
 def _positions(model: Any) -> int | None:
@@ -195,9 +208,13 @@ def _strides_of(p: Parameter) -> list[list[int]]:
 
 
 def _entered(listener: Listener, _module: Any, args: Any, kwargs: Any) -> None:
-    """Note what a layer is called with: a checkpoint holds all of it, read or not."""
+    """Note what a layer is called with: a checkpoint holds all of it, read or not.
+
+    Trainer's count of labels it holds itself, until the step ends.
+    """
     if listener.is_on:
-        listener.emit("enter", _names_in([args, kwargs]))
+        names = [n for n in _names_in([args, kwargs]) if n != listener.inputs.get(COUNT)]
+        listener.emit("enter", names)
 
 
 def _left(listener: Listener, _module: Any, _args: Any, output: Any) -> None:

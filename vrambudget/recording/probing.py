@@ -21,7 +21,7 @@ from vrambudget.recording.keys import Values, flattened, nested, others
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
 from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
-from vrambudget.recording.rows import changed_operations
+from vrambudget.recording.rows import changed_operations, inserted
 from vrambudget.recording.runs import BATCH, LENGTH, RATES, recording
 
 DEPTHS = (
@@ -84,6 +84,7 @@ class Prober:
         self._full |= {key: self._full[other] for key, other in tied.items()}
         self._sizes = frozenset(k for k, v in self._full.items() if type(v) is int) - _NEVER
         self.base = self._recording()
+        self.plain = self._counting()  # where Trainer's count of labels changes what is done
 
     def _explicit(self, values: Values) -> Values:
         own = transformers.AutoConfig.for_model(**values)
@@ -96,6 +97,26 @@ class Prober:
 
     def _recording(self, values: Values | None = None, **job: Any) -> Listener:
         return recording({**self._full, **(values or {})}, self._sizes, **{**self._job, **job})
+
+    def _counting(self) -> Listener | None:
+        """Record with Trainer's count of labels from now on, if the model's loss is divided by it.
+
+        Return what it does without.
+        """
+        if not self.base.facts["accepts_loss_kwargs"] or self._job.get("use_cache"):
+            return None
+        job, plain = self._job, self.base
+        self._job = {**job, "loop": "trainer"}
+        try:
+            found = self._recording()
+        except VramBudgetError:
+            found = plain
+        more = inserted(found, plain) or ()
+        if any(found.rows[at][1][0] != "del" for at in more):
+            self.base = found
+            return plain
+        self._job = job
+        return None
 
     def depths(self) -> dict[str, str]:
         """Return the key that says how many layers each outermost stack has."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vrambudget.program.form import Program, Row
+from vrambudget.program.form import COUNT, Program, Row
 from vrambudget.program.guards import holds
 from vrambudget.recording.fitting import Fitter
 from vrambudget.recording.folding import Folded, Instruction, folded_rows
@@ -43,8 +43,8 @@ class Model:
     is_nested: bool = False  # stacks within layers that do not recur are folded, too
     lone: list[Probe] = field(default_factory=list)  # one token, one row: where they fit
     activations: dict[int, str] = field(default_factory=dict)  # of instructions: their keys
-    given: set[int] | None = None  # instructions that some jobs do without
-    given_by: str = "labels"  # what the others have
+    given: dict[int, str] = field(default_factory=dict)
+    """Instructions that some jobs do without, and what the others feed or say."""
     builds: list[tuple[str, Any, list[Any]]] = field(default_factory=list)
     """Keys that decide how the model is built: another value, and the facts of each probe."""
 
@@ -89,7 +89,7 @@ def program_of(probes: Sequence[Probe], model: Model) -> Program:
     for (key, value, _), rows in zip(model.builds, built[1:], strict=True):
         program.builds.append([key, value, rows])
     program.code = list(_with_states(code))
-    program.result = {"loss": loss, "logits": logits, "others": others}
+    program.result = {"loss": _counted(program.code, loss), "logits": logits, "others": others}
     return program
 
 
@@ -120,11 +120,11 @@ def _merged(probes: Sequence[Probe], model: Model) -> tuple[Merger, list[Any], l
 
 def _marked(code: list[Instruction], model: Model) -> Iterator[Instruction]:
     """Yield the code: activations by their keys, what some jobs do without between marks."""
-    given, within = model.given or set(), False
+    within: str | None = None
     for at, (state, (word, value)) in enumerate(code):
-        if (at in given) is not within:
-            within = not within
-            yield state, ("given", model.given_by if within else None)
+        if model.given.get(at) != within:
+            within = model.given.get(at)
+            yield state, ("given", within)
         if at in model.activations:
             yield state, (word, [f"activation.{model.activations[at]}", *value[1:]])
         else:
@@ -165,6 +165,17 @@ def _fold(  # noqa: PLR0917 - the program as far as it is made
         row = [stack, model.depths.get(stack), folded.first, folded.period, layers, checkpoints]
         program.stacks.append(row)
     return code, others
+
+
+def _counted(code: list[Row], loss: str | None) -> str | None:
+    """Return the loss's name, which is one whether Trainer counts labels and divides it or not."""
+    start = next((at for at, row in enumerate(code) if row == ("given", COUNT)), None)
+    if start is None or loss is None:
+        return loss
+    at = next(at for at in range(start, len(code)) if code[at][0] == "del")
+    plain = str(code[at][1])
+    code[at] = ("write", [plain, loss])
+    return plain
 
 
 def _source(facts: dict[str, Any], model: Model) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def add_lora(
     if casts_to is not None:
         _cast(model, layers, casts_to)
     if context.options.checkpointing:
-        make_inputs_require_grads(model)
+        make_inputs_require_grads(model, of_images=True)
 
 
 def _train_copies_of_heads(model: Module) -> None:
@@ -251,17 +251,19 @@ def _cast(model: Module, layers: Collection[Linear], dtype: DType) -> None:
             weight.dtype, weight.storage = dtype, cast.storage
 
 
-def make_inputs_require_grads(model: Module) -> None:
+def make_inputs_require_grads(model: Module, *, of_images: bool = False) -> None:
     """Make the embeddings' output require a gradient, as gradient_checkpointing_enable() does.
 
     Input embeddings are what a module names (`input_embeddings`), else the first table, and in an
-    encoder-decoder each stack's own.
+    encoder-decoder each stack's own. Those of images are the patches':
+    gradient_checkpointing_enable() leaves them alone, PEFT does not.
     """
     found = False
     for parent, name, child in _places(model):
         named = getattr(parent, "input_embeddings", None)
         is_table = isinstance(child, Embedding) and (not found or name == "embed_tokens")
         is_table = is_table if named is None else name == named
-        if isinstance(child, Module) and is_table:
+        is_patches = of_images and name == "patch_embeddings"
+        if isinstance(child, Module) and (is_table or is_patches):
             setattr(parent, name, RequiringGradient(child))
             found = True
