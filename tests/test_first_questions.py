@@ -91,6 +91,7 @@ def test_there_are_fifty():
     assert len(QUESTIONS) == 50
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_answer_begins_with(question, capsys):
     code = main(shlex.split(question))
