@@ -17,21 +17,6 @@ from vrambudget.config.cards import card_text, cards_folder
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import VramBudgetError
 
-_DISTILLED = "deepseek-r1-distill-"
-_ALSO = {
-    "command-r-35b": "command-r",
-    "deepseek-coder-v2-16b": "deepseek-coder-v2-lite",
-    "glm-4-32b": "glm-4-32b-0414",
-    "mistral-7b-instruct-v0.2": "mistral-7b-v0.2",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-v3-0324": "deepseek-v3",
-    "deepseek-r1-671b": "deepseek-r1",
-    "deepseek-r1-8b": "qwen3-8b",  # distilled to it in May 2025
-    "deepseek-r1-70b": f"{_DISTILLED}llama-70b",
-    **{f"deepseek-r1-{size}b": f"{_DISTILLED}qwen-{size}b" for size in ("1.5", 7, 14, 32)},
-}
-"""Names of models that have a model card for training under another; Ollama's among them."""
-
 
 @cache
 def known_names() -> tuple[str, ...]:
@@ -41,12 +26,12 @@ def known_names() -> tuple[str, ...]:
 
 def known(name: str) -> FoundModel | str:
     """Return the configuration of a name; of any other the name of its card, or itself."""
-    return _published(name) or _ALSO.get(_plain(name), name)
+    return _published(name) or _also().get(_plain(name), name)
 
 
 def card_of(name: str) -> Mapping[str, Any]:
     """Return the card of a name; of any other nothing."""
-    plain = _plain(name)
+    plain = _also().get(_plain(name), _plain(name))
     for each in (plain,) if plain in known_names() else known_names():
         card = _card(each)
         if plain in (each, *card.get("also", ())):
@@ -63,7 +48,7 @@ def find_served(model: ModelSource) -> FoundModel:
         return find_model(model)
     organisation, _, name = model.rpartition("/")
     if not organisation:
-        return _published(name) or find_model(_ALSO.get(_plain(name), name))
+        return _published(name) or find_model(_also().get(_plain(name), name))
     try:
         return find_model(model)
     except VramBudgetError:
@@ -87,6 +72,12 @@ def _published(name: str) -> FoundModel | None:
 @cache
 def _card(name: str) -> Mapping[str, Any]:
     return tomllib.loads(card_text(_folder() / f"{name}.toml"))
+
+
+@cache
+def _also() -> Mapping[str, str]:
+    """Return the names of models that have a card under another; Ollama's among them."""
+    return dict(tomllib.loads(card_text(_folder() / "names" / "ollama.toml"))["also"])
 
 
 def _folder() -> Path:
