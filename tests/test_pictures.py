@@ -24,7 +24,7 @@ def test_a_card_names_its_source_and_the_class_of_each_component(name):
     assert all(keys["class"].count(".") == 1 for keys in own["components"].values())
 
 
-@pytest.mark.parametrize("word", ["yolo11x", "YOLOv8n.pt", "yolo12m", "ltx-video", "cogvideox-5b"])
+@pytest.mark.parametrize("word", ["yolo11x", "YOLOv8n.pt", "yolo12m", "flux.2-dev", "mochi-1"])
 def test_what_was_not_recorded_is_refused_with_the_command_that_answers(word, capsys):
     assert main([word, "--resolution", "640", "--gpu", "12GB"]) == 2
     assert "vrambudget rehearse --gpu GPU -- " in " ".join(capsys.readouterr().err.split())

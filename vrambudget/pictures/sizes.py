@@ -25,9 +25,11 @@ def sizes_of(job: PictureJob, part: Part, schedule: Program, call: str) -> Sizes
     row = next(r for word, r in schedule.built if word == "run" and r[0] == own)
     once, twice = (_at(part, row, {**job.sizes, "batch": batch}) for batch in (1, 2))
     rows = part.program.inputs[0][1][0]
-    per_batch = once[rows[1:]] if isinstance(rows, str) else 1
+    rows_key = rows[1:] if isinstance(rows, str) else ""  # a schedule of one batch does not say so
+    per_batch = once.get(rows_key, 1)
     return {
-        key: n * job.batch // per_batch if twice[key] == 2 * n else n for key, n in once.items()
+        key: n * job.batch // per_batch if twice[key] == 2 * n or key == rows_key else n
+        for key, n in once.items()
     }
 
 

@@ -30,12 +30,16 @@ class General:
         edges = [e[1] for node in self.nodes for e in node[2] if e and e[0] == "in"]
         like = [out[6][1] for out in self.outs if _has_node(out) and out[6][0] == "like"]
         self._wants = sorted({*edges, *like})
+        views = [o for o in self.outs if o[0] == "tensor" and o[1][0] == "in" and o[6] is None]
+        self._frozen = {o[1][1] for o in views if o[3].is_floating_point}
 
     def __call__(self, groups: list[Any]) -> list[Tensor]:
         """Run it on its operands; return its results."""
         x = _operands(self.policy, groups)
         wants = [x[i].requires_grad for i in self._wants]
         grad = context.grad_enabled and any(wants)
+        if context.grad_enabled and any(x[i].requires_grad for i in self._frozen):
+            raise self._refusal()
         if grad and not all(wants):
             self._check_partial({i for i, want in zip(self._wants, wants, strict=True) if not want})
         where: Where = {"in": [t.storage for t in x], "new": [], "kept": [None] * len(self.kept)}
@@ -56,10 +60,13 @@ class General:
         )
         one = len(self.nodes) == 1 and not self.kept
         if not (plain and one and frozen):
-            raise NotModelledError(
-                f"{self.name}: other operands want gradients than in the recorded program",
-                hint="pip install 'vrambudget[torch]' traces the model itself",
-            )
+            raise self._refusal()
+
+    def _refusal(self) -> NotModelledError:
+        return NotModelledError(
+            f"{self.name}: other operands want gradients than in the recorded program",
+            hint="pip install 'vrambudget[torch]' traces the model itself",
+        )
 
     def _happen(self, events: list[Any], where: Where, *, grad: bool) -> None:
         """Play events in order: storages are made and freed, kernels run, tensors are saved."""

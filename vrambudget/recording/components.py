@@ -62,10 +62,11 @@ WAYS = {
 
 
 class Recorder:
-    """Records a component's calls; `make(dtype)` returns the module."""
+    """Records a component's calls; `make(dtype)` returns the module, adapters are on `targets`."""
 
-    def __init__(self, make: Callable[[str], Any], way: Way) -> None:
+    def __init__(self, make: Callable[[str], Any], way: Way, targets: Sequence[str] = ()) -> None:
         self._make, self._way = make, way
+        self._adapted = tuple(f".{name}.weight" for name in targets)
 
     def traced(
         self, component: Component, precision: str, listener: Listener | None = None
@@ -74,7 +75,8 @@ class Recorder:
         weights, _ = PRECISIONS[precision]
         caller = Caller(self._make(weights), component)
         caller.train(self._way.trains)
-        caller.requires_grad_(self._way.trains and not self._way.is_frozen)
+        for name, p in caller.named_parameters():
+            p.requires_grad_(self._is_trained(f".{name}"))
         kernels.unchecked.clear()
         options = ModelOptions(dtype=TYPES[weights])
         listens = listening(listener) if listener else nullcontext()
@@ -92,6 +94,11 @@ class Recorder:
             raise NotModelledError(f"what the kernels of {names} allocate besides is not known")
         return tape
 
+    def _is_trained(self, name: str) -> bool:
+        """Whether a weight has a gradient: beside adapters it stands for what they add."""
+        frozen = self._way.is_frozen and not name.endswith(self._adapted)
+        return self._way.trains and not frozen
+
     def _run(self, model: Module, component: Component, precision: str) -> None:
         """Call a model once, and backward from its first output."""
         way, computes = self._way, PRECISIONS[precision][1]
@@ -102,8 +109,7 @@ class Recorder:
         next(iter(batch.values())).requires_grad = way.is_frozen  # as behind an adapter
         region = autocast(TYPES[computes] if "amp" in precision else None)
         with nullcontext() if way.trains else no_grad(), region:
-            outputs = model(**batch)
-        del batch
+            outputs = model(**batch)  # a loop, or a pipeline, holds the inputs meanwhile
         if way.trains:
             run_backward(mean_all(outputs.logits))
         context.tape.mark(0, Phase.STEP_END)
@@ -174,8 +180,8 @@ class Recorder:
         with on_tape(_PLATFORM, ModelOptions(dtype=TYPES[weights])) as tape:
             model = PlayedComponent(program, sizes)
             model.numbers = component.signature.sizes
-            for p in model.parameters() if self._way.is_frozen else ():
-                p.requires_grad = False
+            for name, p in model.weights.items():
+                p.requires_grad = p.requires_grad and self._is_trained(f".{name[1:]}")
             self._run(model, component, precision)
             tape.close()
             del model

@@ -4,6 +4,7 @@ Each is made by its own class from its card's configuration, on the meta device.
 as its tokenizer pads it, whatever it says, so no tokenizer's files are needed.
 """
 
+import re
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def shortened(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _short_for_schedule(keys: dict[str, Any]) -> dict[str, Any]:
     """Return keys with few layers, but of models whose states of all layers a pipeline holds."""
-    return keys if "CLIP" in keys["class"] else shortened(keys)[0]
+    return keys if re.search("CLIP|Llama", keys["class"]) else shortened(keys)[0]
 
 
 def pipeline(card: dict[str, Any], precision: str, length: int | None = None) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement
 
-_DIVISORS = (2, 3, 4, 7, 8, 14, 16, 32, 64)
+_DIVISORS = (2, 4, 8, 16, 32, 64, 3, 7, 14)  # a video may be 8 n + 1 at all probes
 _MOST_PAIRED = 220  # monomials of which two are summed
 
 
@@ -113,11 +113,11 @@ class Fitter:
                     text = f"-(-{s}//{d})" if up else f"{s}//{d}"
                     for e, b in near:
                         h = [x * y for x, y in zip(q, b, strict=True)]
-                        if not h[0] or v[0] % h[0]:
+                        if not h[0] or (v[0] % h[0] and not any(e)):
                             continue
-                        c = v[0] // h[0]
+                        c = Fraction(v[0], h[0])
                         if all(x == c * y for x, y in zip(v, h, strict=True)):
-                            rest = self._text(e, Fraction(c))
+                            rest = self._text(e, c)
                             yield f"({text})*{rest}" if rest != "1" else text
 
     def _text(self, e: tuple[int, ...], c: Fraction) -> str:

@@ -7,7 +7,7 @@ Sizes are batch, height, width, frames and the length of the text. Each is held 
 two sizes that were no probes, of another depth.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: s
             word = kind if call == "forward" else call
             path = folder / f"{program_name(own, component)}.{word}.program"
             try:
-                _Calls(own["components"][component], kind, calls, say).record(path)
+                targets = own["lora_targets"] if kind == "lora" else ()
+                _Calls(own["components"][component], kind, calls, say, targets).record(path)
             except VramBudgetError as error:
                 say(f"{path.name}: {type(error).__name__}: {error}")
 
@@ -98,9 +99,14 @@ class _Calls:
     """A component's calls in one way; the last two are no probes."""
 
     def __init__(
-        self, keys: dict[str, Any], kind: str, calls: list[Component], say: Callable[[str], None]
+        self,
+        keys: dict[str, Any],
+        kind: str,
+        calls: list[Component],
+        say: Callable[[str], None],
+        targets: Sequence[str] = (),
     ) -> None:
-        self._keys, self._kind, self._say = keys, kind, say
+        self._keys, self._kind, self._say, self._targets = keys, kind, say, targets
         self._short, self._depths = shortened(keys)
         *self._probes, self._first, self._second = calls
         self._way = WAYS[kind]
@@ -131,7 +137,7 @@ class _Calls:
         """Return the program of calls. Raises UnfitError where they are not one."""
         library = self._keys["class"].partition(".")[0]
         source = {"class": self._keys["class"], library: installed_version(library)}
-        recorder = Recorder(self._make, self._way)
+        recorder = Recorder(self._make, self._way, self._targets)
         precisions = self._way.precisions
         if self._kind == "forward" and calls[0].weights is float32:
             precisions = ("fp32", "bf16")
@@ -162,7 +168,7 @@ class _Calls:
         own = program.source["weights"]
         precision = next(p for p in self._way.precisions if PRECISIONS[p][0] in own)
         deeper = {key: n + 3 for key, n in self._depths.items()}
-        checker = Recorder(lambda dtype: self._make(dtype, 3), self._way)
+        checker = Recorder(lambda dtype: self._make(dtype, 3), self._way, self._targets)
         checker.check(program, call, precision, deeper)
 
 
