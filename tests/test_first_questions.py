@@ -71,7 +71,7 @@ QUESTIONS = {
     "fit gpt2 --block 1024 --gpu 12GB": "largest batch that fits: 5 (",
     "fit gpt2-xl --block 1024 --gpu 12GB": "not even batch 1 fits on " + RTX_3060,
     # Another door, or a mistake: the first line of stderr.
-    "yolov8 --gpu 12GB": "error: yolov8 was not recorded, so it is not known by name",
+    "yolo11 --gpu 12GB": "error: there is no model 'yolo11'",
     "llama-3.1-8b:Q4_K_M --gpu 12GB": "error: 'llama-3.1-8b:Q4_K_M' is a GGUF file's",
     "gtp2 --gpu 12GB": "error: there is no model 'gtp2'",
     "gpt2 --gpu rx-7900": "error: 'rx-7900' is no NVIDIA GPU",
@@ -107,7 +107,7 @@ def test_the_answer_begins_with(question, capsys):
 @pytest.mark.parametrize(
     ("name", "door"),
     [
-        ("yolov8", "`vrambudget rehearse --gpu GPU -- yolo train model=yolov8.yaml"),
+        ("yolo11", "yolo11n"),
         ("llama-3.1-8b:Q4_K_M", "`vrambudget run llama-3.1-8b:Q4_K_M --gpu GPU`"),
         ("gtp2", "did you mean 'gpt2'?"),
     ],

@@ -143,8 +143,8 @@ def _of_name(name: str | Path | Mapping[str, Any]) -> FoundModel:
 
 
 def _from_name(name: str) -> FoundModel:
-    if name.lower() in card_names():
-        return _from_card(load_card(name))
+    if (plain := name.lower().removesuffix(".pt")) in card_names():  # ultralytics' yolo11x.pt
+        return _from_card(load_card(plain))
     if _is_path(name):
         return _from_path(home_of(Path(name)))
     if "/" not in name and card_name(name):

@@ -33,6 +33,7 @@ class Platform:
     l2_bytes: int = 40 * 2**20  # the GPU's second-level cache
     expandable_on_bytes: int | None = None  # the GPU's memory, where PyTorch's segments expand
     cudnn_attention: bool = True  # not TORCH_CUDNN_SDPA_DEPRIORITIZED=1
+    cublas_bytes: int | None = None  # that CUBLAS_WORKSPACE_CONFIG sets
 
     @property
     def max_threads_per_multiprocessor(self) -> int:

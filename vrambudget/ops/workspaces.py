@@ -21,8 +21,8 @@ Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, getCU
 and cuda/CUDABlas.cpp of these releases; pull requests 83461 (PyTorch's own from its allocator),
 156495 (cuBLASLt's is kept), 175344 (shared, Blackwell), 194311 (per product);
 torch/_native/ops/bmm_outer_product.
-Not modelled: CUBLAS_WORKSPACE_CONFIG and the other variables that set sizes; side streams; a Python
-without Triton.
+Not modelled: the variables that set sizes, but for CUBLAS_WORKSPACE_CONFIG of a recorded trainer;
+side streams; a Python without Triton.
 """
 
 from vrambudget.engine.context import context, made_for
@@ -88,7 +88,9 @@ def _passing(nbytes: int) -> Storage:
 
 
 def cublas_workspace_bytes() -> int:
-    """Return 32 MiB, or 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8")."""
+    """Return 32 MiB, or 2 x 4096 KiB + 8 x 16 KiB (":4096:2:16:8"), or what was set."""
+    if context.platform.cublas_bytes is not None:
+        return context.platform.cublas_bytes
     major, minor = context.platform.compute_capability
     hopper = (major, minor) == (9, 0)
     if hopper or (torch_since(2, 13) and major in {9, 10, 11, 12}):

@@ -28,8 +28,7 @@ from vrambudget.config.cards import card_text, cards_folder
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 _REHEARSED = {
-    r"yolo(v?\d+)[nstmblcex]?(-\w+)?": "yolo train model={}.yaml data=coco8.yaml imgsz=640",
-    r"(hunyuan-?video|cogvideox|ltx-?2|flux\.?-?2|mochi)([-.\w]*)": "python generate.py",
+    r"(ltx-?2|flux\.?-?2|mochi)([-.\w]*)": "python generate.py",
 }
 """Names that people ask for and that were not recorded: what a rehearsal of them runs."""
 _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step": 0, "options": {}}

@@ -7,6 +7,7 @@ not name is what transformers would make of it, which the program says, too.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from vrambudget.config.fields.batches import Task
@@ -17,6 +18,7 @@ from vrambudget.config.settings import Field, show
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.dtypes import float32
+from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
 from vrambudget.program.expressions import LARGEST
 from vrambudget.program.expressions import value as size_of
@@ -231,6 +233,7 @@ class ProgramConfig(ModelConfig):
             if name in program.sizes and job.image_size:
                 sizes[name] = job.image_size
         derive(program, sizes)
+        check_guards(program, sizes)
         values = Values(sizes, float32, None)
         return {
             name: Input(tuple(values.of(shape)), values.of(dtype), keeps_dtype=True)
@@ -241,6 +244,8 @@ class ProgramConfig(ModelConfig):
         """Yield how the model is estimated."""
         if self.is_file:
             yield f"{self.model_type} is played from a program of its own code"
+            if "assumes" in self.first.source:
+                yield f"assumed: {self.first.source['assumes']}"
             return
         yield (
             f"{self.model_type} is played from a program of its own code, recorded with"
@@ -250,6 +255,10 @@ class ProgramConfig(ModelConfig):
     def build(self, task: Task) -> Any:
         """Return the model, its weights allocated."""
         program, sizes = self.chosen(task)
+        if "cublas_bytes" in program.source:
+            context.platform = replace(
+                context.platform, cublas_bytes=program.source["cublas_bytes"]
+            )
         return Played(program, sizes, said_by(program, self.keys, self.job))
 
     def body(self) -> Any:

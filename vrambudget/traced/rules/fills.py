@@ -1,9 +1,10 @@
-"""Numbers written where a mask says."""
+"""Numbers written where a mask says, and where it says so."""
 
+from collections.abc import Callable
 from typing import Any
 
 from vrambudget.engine.tensor import Tensor
-from vrambudget.ops import elementwise, fill
+from vrambudget.ops import elementwise, fill, selection
 from vrambudget.traced.rules.table import on, writes
 
 
@@ -26,3 +27,17 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
 def masked_fill_(x: Any, mask: Any, value: Any) -> Any:
     """Write a number where the mask is set."""
     return fill.masked_fill_(x, mask) if _is_plain(x, mask, value) else NotImplemented
+
+
+class Places:
+    """How many places of a mask are set: nobody's value, but who traces may assume it."""
+
+    count: Callable[[tuple[int, ...]], int] | None = None
+
+
+@on("nonzero")
+def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+    """Return the indices of the places that are set."""
+    if Places.count is None or not as_tuple:
+        return NotImplemented
+    return selection.nonzero(x, Places.count(x.shape))
