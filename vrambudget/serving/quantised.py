@@ -5,7 +5,6 @@
     gptq        qweight, scales and zeros likewise, g_idx [K] int32
     wNa16       compressed-tensors' packed weights, scales [N, G], their shape; zeros, g_idx
     fp8, int8   weight K N; a scale of each projection, output or block of 128 x 128, in float32
-    mxfp4       experts: weights K N / 2, a scale of each 32 in 8 bits, biases; padded for a kernel
     nf4         K N / 2; for each projection a scale of 64 weights in float32, and the code
 
 Once they are loaded a kernel takes them in its own order, layer by layer, the old tensor beside the
@@ -29,9 +28,9 @@ from vrambudget.serving.linear import Linear
 Part = tuple[int, int | None]
 """Bytes of a tensor as it is made, 0 for none, and of the one in its place; None: it stays."""
 
-_ITEMSIZE = 2  # of scales that have the model's type
-_HOPPER, _ADA, _AMPERE, _BLACKWELL = (9, 0), (8, 9), (8, 0), (10, 0)
-_WORKSTATION = (11, 0)  # from here on GPUs without the data centre's kernels
+ITEMSIZE = 2  # of scales that have the model's type
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+_ADA, _AMPERE = (8, 9), (8, 0)
 _BLOCK = 128
 _LATENT = ".kv_b_proj"
 
@@ -125,7 +124,7 @@ class Packed:
         is_row = linear.whole_inputs != K
         whole = self.source != "awq" and (self.ordered or (self.group < 0 and is_row))
         G = (linear.whole_inputs if whole else K) // group
-        scales, zeros = G * N * _ITEMSIZE, G * N * self.bits // 8
+        scales, zeros = G * N * ITEMSIZE, G * N * self.bits // 8
         kernel = self._kernel(linear, gpu)
         again = packed if kernel else None
         yield packed, again
@@ -168,7 +167,7 @@ class Packed:
         """Return the kernel that goes before Marlin, if one takes the layer."""
         K, N, is_row = linear.inputs, linear.width, linear.inputs != linear.whole_inputs
         if (
-            gpu.compute_capability == _HOPPER
+            gpu.compute_capability == HOPPER
             and not (self.ordered and is_row)
             and self.group in {-1, 64, 128}
             and K % 64 == 0
@@ -176,7 +175,7 @@ class Packed:
         ):
             return "machete"
         if (
-            _AMPERE <= gpu.compute_capability < _HOPPER
+            _AMPERE <= gpu.compute_capability < HOPPER
             and self.group < 0
             and self.bits == 8  # noqa: PLR2004
             and not self.ordered
@@ -214,13 +213,13 @@ class EightBit:
         by_marlin = self.kind == "fp8" and gpu.compute_capability < _ADA
         if linear.experts and (self.scales != "block" or by_marlin or self.while_loading):
             raise no_rule_for_experts(self.description)
-        if self.scales == "block" and gpu.compute_capability >= _BLACKWELL:
+        if self.scales == "block" and gpu.compute_capability >= BLACKWELL:
             raise NotModelledError(
                 "the scales of fp8 blocks as DeepGEMM lays them out on Blackwell are not modelled",
                 hint="an H100 or H200 has rules for them",
             )
         if self.while_loading:
-            yield weight * _ITEMSIZE, weight
+            yield weight * ITEMSIZE, weight
             scale: Part = 0, 4
         elif self.scales == "block":
             yield weight, weight if by_marlin else None
@@ -233,11 +232,11 @@ class EightBit:
             scale = (4 * shards, kept) if of_tensors else (4 * N, None)
         if by_marlin:
             groups = K // _BLOCK if self.scales == "block" else 1
-            scale = scale[0], groups * N * _ITEMSIZE
+            scale = scale[0], groups * N * ITEMSIZE
             yield 0, 4 * gpu.multiprocessors
         yield scale
         if linear.name.endswith(_LATENT):
-            yield 0, _ITEMSIZE * weight  # its halves are multiplied in 16 bit
+            yield 0, ITEMSIZE * weight  # its halves are multiplied in 16 bit
         if self.static:
             yield 4 * (1 if self.kind == "int8" else shards), 4
         if self.asymmetric:
@@ -273,56 +272,3 @@ class BitsAndBytes:
             else:
                 yield 0, 4 * linear.inputs * outputs // 64
                 yield 0, 4 * 16  # the code
-
-
-@dataclass(frozen=True, slots=True)
-class Mxfp4:
-    """gpt-oss's experts in 4-bit floats, padded as the GPU's kernel takes them.
-
-    Hopper: triton_kernels' values in tiles of 64 x 64 bytes and scales in 256 outputs, beside the
-    loaded scales; B200: FlashInfer's, with biases in float32; others: Marlin's.
-
-    Source: vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, third_party/triton_kernels/
-    tensor_details/layout_details (hopper_value.py, hopper_scale.py). vLLM 0.19.
-    """
-
-    ignored: Ignored = Ignored((), "dense")
-
-    while_loading = False
-    description = "mxfp4 experts, 4 bits in groups of 32"
-
-    def parts(self, linear: Linear, gpu: Gpu) -> Iterator[Part]:
-        """Yield weights, scales and biases of all experts."""
-        E, is_gate = linear.experts, len(linear.outputs) > 1
-        of_inner, of_hidden = self._multiples(gpu)
-        K = _up(linear.inputs, of_hidden if is_gate else of_inner)
-        N = sum(_up(n, of_inner if is_gate else of_hidden) for n in linear.outputs)
-        loaded, scales = E * N * K // 2, E * N * K // 32
-        if gpu.compute_capability == _HOPPER:
-            yield loaded, E * _up(K // 2, 64) * _up(N, 64)
-            yield scales, None
-            yield 0, E * _up(N, 256) * _up(K // 32, 2)
-        else:
-            yield loaded, loaded
-            yield scales, scales
-        wide = gpu.compute_capability >= _HOPPER and gpu.compute_capability < _WORKSTATION
-        yield _ITEMSIZE * E * N, (4 if wide else _ITEMSIZE) * E * N
-
-    def workspace_columns(self, inner: int, width: int, gpu: Gpu) -> int:
-        """Return the columns of Marlin's two workspaces; others keep none."""
-        if _HOPPER <= gpu.compute_capability < _WORKSTATION:
-            return 0
-        of_inner, of_hidden = self._multiples(gpu)
-        I, C = _up(inner, of_inner), _up(width, of_hidden)
-        return max(I, C) + max(2 * I, C)
-
-    def _multiples(self, gpu: Gpu) -> tuple[int, int]:
-        """Return what the experts' inner width and the hidden width are multiples of."""
-        if gpu.compute_capability == _HOPPER:
-            return 64, 1
-        is_blackwell = _BLACKWELL <= gpu.compute_capability < _WORKSTATION
-        return (256, 256) if is_blackwell else (128, 256)
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

@@ -18,11 +18,11 @@ from typing import Any, Literal
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.settings import show
 from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.serving.mxfp4 import Mxfp4
 from vrambudget.serving.quantised import (
     BitsAndBytes,
     EightBit,
     Ignored,
-    Mxfp4,
     Packed,
     Quantisation,
 )

@@ -33,10 +33,11 @@ from vrambudget.ops.workspaces import MIB
 from vrambudget.serving.blocks import Groups, groups_of, page_bytes
 from vrambudget.serving.latent import attention_elements, prefill_context, workspace_bytes
 from vrambudget.serving.linear import Linear
+from vrambudget.serving.mxfp4 import Mxfp4
 from vrambudget.serving.options import ServeOptions
 from vrambudget.serving.outside import range_of
 from vrambudget.serving.parameters import layer_tensors
-from vrambudget.serving.quantised import BitsAndBytes, Mxfp4, Packed, Quantisation
+from vrambudget.serving.quantised import BitsAndBytes, Packed, Quantisation
 from vrambudget.serving.weights import (
     WHOLE_EXPERTS,
     kv_heads,
@@ -158,11 +159,8 @@ def _check(config: DecoderConfig, options: ServeOptions) -> None:
 def _check_quantised(options: ServeOptions, quantised: Quantisation) -> None:
     if options.itemsize > 2:  # noqa: PLR2004
         raise NotModelledError("quantised weights with dtype float32 are not modelled")
-    if (
-        isinstance(quantised, BitsAndBytes)
-        and quantised.in_checkpoint
-        and options.tensor_parallel_size > 1
-    ):
+    is_whole = isinstance(quantised, BitsAndBytes) and quantised.in_checkpoint
+    if is_whole and options.tensor_parallel_size > 1:
         raise VramBudgetError(
             "vLLM reads a checkpoint that bitsandbytes quantised on one GPU alone",
             hint="--pipeline-parallel-size divides it by its layers",
@@ -188,18 +186,8 @@ def _of_rank(
         most = int(options.cpu_offload_gb * _GIB)
         weights -= offloaded_bytes(config, layers, most, itemsize=itemsize, tp=tp, quantised=how)
     samples = layers.stop == config.num_hidden_layers
-    context = prefill_context(longest, seqs, options.block_size)
-    activations = _activations(
-        config,
-        gpu,
-        step,
-        seqs,
-        context,
-        tp=tp,
-        samples=samples,
-        itemsize=itemsize,
-        quantised=quantised,
-    )
+    sizes = step, seqs, prefill_context(longest, seqs, options.block_size)
+    activations = _activations(config, gpu, options, sizes, samples=samples, quantised=quantised)
     may_take = ceil(options.gpu_memory_utilization * gpu.capacity_bytes)
     rest = may_take - weights - activations
     outside = range_of(gpu, tp, options.pipeline_parallel_size).sizes
@@ -246,13 +234,10 @@ def _pair(function: Callable[[int], int], values: tuple[int, int]) -> tuple[int,
 def _activations(
     config: DecoderConfig,
     gpu: Gpu,
-    step: int,
-    seqs: int,
-    context: int,
+    options: ServeOptions,
+    sizes: tuple[int, int, int],
     *,
-    tp: int,
     samples: bool,
-    itemsize: int,
     quantised: Quantisation | None,
 ) -> int:
     """Return the peak of profile_run beyond the weights: the MLP's, or the sampler's after it.
@@ -266,6 +251,8 @@ def _activations(
     the kernel for top-k and top-p
     cuBLAS's workspace: from the first product on, which of quantised layers is the head's
     """
+    step, seqs, context = sizes
+    itemsize, tp = options.itemsize, options.tensor_parallel_size
     width, vocabulary = config.hidden_size, config.vocab_size
     inner = getattr(config, "moe_intermediate_size", config.intermediate_size) // tp
     hidden = step * width * itemsize
