@@ -3,10 +3,16 @@
 import pickle
 
 import pytest
+from rehearsed import assert_equal, each, records_of
 
 from vrambudget import estimate
+from vrambudget.config.gpus import find_gpu
+from vrambudget.config.record import job_of_record
 from vrambudget.models import RECORDED, config_class
 from vrambudget.program.writing import written
+from vrambudget.scenario import platform_of
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 
 pytest.importorskip("transformers", "5.17")
 
@@ -16,6 +22,19 @@ from vrambudget.recording.runs import traced
 
 TYPES = sorted(path.stem for path in RECORDED.glob("*.program"))
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 999}
+
+
+REHEARSED = [
+    record for record in records_of("model_types.jsonl") if record["model"]["model_type"] in TYPES
+]
+
+
+@each(REHEARSED)
+def test_a_recorded_layer_has_its_models_rehearsed_peak(record):
+    config = config_class(record["model"]["model_type"]).parse(record["model"])
+    job = job_of_record(record).model_copy(update={"torch": "2.11"}).resolve(config)
+    tape = simulate(config.for_job(job), job, platform_of(find_gpu("a100-80gb"), "2.11")).tape
+    assert_equal(replay(tape).peak, record)
 
 
 @pytest.mark.parametrize("model_type", ["helium", "cohere"])

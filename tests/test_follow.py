@@ -75,7 +75,7 @@ def test_a_family_equals_its_followed_twin(name, task, job):
     assert peaks(twin, scenario) == peaks(scenario.config, scenario)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "flex_olmo"])
 @pytest.mark.filterwarnings("ignore")  # PEFT's own
 def test_a_family_with_lora_equals_its_twin_in_pefts_own_wrapper(name):
     config_of = followed()

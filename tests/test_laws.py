@@ -53,6 +53,7 @@ TINY: dict[str, dict[str, Any]] = {
     "exaone4": {**GROUPED, "sliding_window": 8, "sliding_window_pattern": 2},
     "gemma": {**GROUPED, "head_dim": 16},
     "falcon": {k: v for k, v in DECODER.items() if k != "intermediate_size"},
+    "flex_olmo": {**EXPERTS, "num_experts": 4},
     "gemma2": {**GROUPED, "head_dim": 16, "sliding_window": 8},
     "gemma3": {
         # every layer slides: transformers makes masks of two kinds in a set's order, any order
@@ -69,6 +70,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gpt_oss": {**EXPERTS, "num_local_experts": 4, "head_dim": 16, "sliding_window": 8},
     "helium": {**GROUPED, "head_dim": 8},
     "hunyuan_v1_dense": {**GROUPED, "head_dim": 16},
+    "hyperclovax": {**GROUPED, "head_dim": 8},
     "llama": GROUPED,
     "mistral": {**GROUPED, "sliding_window": 8},
     "mixtral": {**EXPERTS, "num_local_experts": 4},

@@ -36,6 +36,7 @@ _NEVER = {
     "architectures",
     "dtype",
     "use_cache",
+    "stage_names",  # of a backbone, made of its depth
     *DEPTHS,
 }
 _LABELS = {"id2label", "label2id"}
@@ -213,7 +214,7 @@ class Prober:
 
 
 def _is_rate(value: Any) -> bool:
-    return value is None or isinstance(value, float) or value == 0
+    return value is None or isinstance(value, float) or (value == 0 and value is not False)
 
 
 def _is_activation(key: str, value: Any) -> bool:

@@ -33,7 +33,14 @@ from vrambudget.training.kbit import Linear4bit, Linear8bit
 from vrambudget.training.lora_parameters import LoraParameter, parameter_targets, wrap_parameters
 
 ALL_LINEAR = "all-linear"
-_OUTPUT_EMBEDDINGS = ("lm_head", "embed_out", "decoder", "vocab_projector", "generator_lm_head")
+_OUTPUT_EMBEDDINGS = (
+    "lm_head",
+    "embed_out",
+    "decoder",
+    "vocab_projector",
+    "generator_lm_head",
+    "output_projection",
+)
 _HEADS = ("classifier", "score")
 
 

@@ -41,6 +41,7 @@ _QWEN_LIKE: Mapping[str, str] = {
 _PARAMETERS: Mapping[str, Mapping[str, str]] = {
     "deepseek_v2": _QWEN_LIKE,
     "deepseek_v3": _QWEN_LIKE,
+    "flex_olmo": _QWEN_LIKE,
     "mixtral": {
         "gate": "weight",
         "w1": "gate_up_proj",
