@@ -62,6 +62,23 @@ SHARDED = {
     "tensor parallel": {"parallel": "fsdp2+tp=2"},
     "one group": {"fsdp_wrap": "root"},
 }
+VIEWS = {"gradient_as_bucket_view": True}
+REPLICATED = {
+    "ddp": {},
+    "accumulated with no_sync": {"grad_accum": 3, "no_sync": True},
+    "Trainer, which looks for unused parameters": {"loop": "trainer"},
+    "ZeRO-1": {"parallel": "zero1"},
+    "ZeRO-1 in flat parameters": {"parallel": "zero1", "parameters_as_bucket_view": True, **VIEWS},
+    "views": VIEWS,
+    "views, accumulated": {**VIEWS, "grad_accum": 2, "clip": 1.0},
+    "views, accumulated with no_sync": {**VIEWS, "grad_accum": 2, "no_sync": True},
+    "views, autocast, checkpointing": {**VIEWS, "precision": "amp-bf16", "checkpointing": "full"},
+    "views, adapters": {**VIEWS, "precision": "bf16", "lora_rank": 4, "checkpointing": "full"},
+    "views, 4 bits": {**VIEWS, "precision": "bf16", "lora_rank": 4, "quant": "nf4"},
+    "views, small buckets": {**VIEWS, "bucket_cap_mb": 1},
+    "views, unused parameters": {**VIEWS, "find_unused_parameters": True},
+    "views, a static graph": {**VIEWS, "static_graph": True},
+}
 ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernbert", "olmo3"}
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
@@ -155,6 +172,20 @@ def test_sharded_layers_are_laid_down_with_what_fsdp2_holds_around_them(fields, 
     laid, traced = tape_of(scenario), traced_in_full(scenario, monkeypatch)
     assert_equal(laid, traced)
     assert laid.modules == traced.modules
+
+
+@pytest.mark.parametrize("fields", REPLICATED.values(), ids=REPLICATED)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_layers_of_ddp_are_laid_down_with_their_gradients_in_buckets(name, fields, monkeypatch):
+    scenario = scenario_of(name, {"ranks": 8, "parallel": "ddp", **fields})
+    assert_equal(tape_of(scenario), traced_in_full(scenario, monkeypatch))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_of_many_layers_of_ddp_few_are_traced_in_each_pass(name, traces):
+    fields = {"ranks": 8, "parallel": "ddp", **VIEWS, "steps": 3}
+    tape_of(scenario_of(name, fields, layers=20))
+    assert len(traces) == 3 * TRACED.get(name, 4)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

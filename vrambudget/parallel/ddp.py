@@ -20,13 +20,15 @@ Not modelled: communication hooks, uneven inputs (join), delay_all_reduce_named_
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from vrambudget.dtypes import int32
 from vrambudget.engine.autograd import record_many
 from vrambudget.engine.context import context, made_for
+from vrambudget.engine.hook_state import Value
+from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, empty, empty_like
 from vrambudget.tape.events import Purpose
@@ -77,6 +79,9 @@ class DistributedDataParallel(Module):
             with made_for(Purpose.COMMUNICATION):
                 self._used_map = empty((len(self._parameters),), int32)
         context.got_gradient = self._got_gradient
+        layers = [m for m in model.modules() if isinstance(m, Layer)]
+        self._around = [_LayerGradients(layer, self._got_gradient) for layer in layers]
+        self._place_of = {id(p): (a, n) for a in self._around for n, p in enumerate(a.gathered())}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -84,6 +89,8 @@ class DistributedDataParallel(Module):
             self._rebuild_buckets()
         if self._buffers and self._sends_buffers:
             self._broadcast(self._buffers)
+        for around in self._around:
+            around.arrived.clear()
         output = self.module(*args, **kwargs)
         self._sends_buffers = context.grad_enabled and self.require_backward_grad_sync
         if not self._sends_buffers:
@@ -141,10 +148,43 @@ class DistributedDataParallel(Module):
         """autograd_hook: note the order, and let the gradient live in its bucket."""
         if id(leaf) not in self._buckets:
             return
+        if id(leaf) in self._place_of:
+            around, number = self._place_of[id(leaf)]
+            around.arrived.append(number)
         if not self._was_rebuilt:
             self._ready.setdefault(id(leaf), leaf)
         if self.settings.gradient_as_bucket_view and self.require_backward_grad_sync:
             leaf.grad = Tensor(leaf.shape, leaf.dtype, self._buckets[id(leaf)].storage)
+
+
+class _LayerGradients:
+    """`engine.hook_state.LayerHooks` of a layer: in which order its gradients have arrived."""
+
+    def __init__(self, layer: Layer, got_gradient: Callable[[Tensor], None]) -> None:
+        self._parameters, self._got_gradient = layer.parameters(), got_gradient
+        self.arrived: list[int] = []  # numbers of parameters
+        layer.hook_state = self
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what has arrived in this pass."""
+        return tuple(self.arrived)
+
+    def held(self) -> list[Value]:
+        """Return nothing: buckets are there all the time."""
+        return []
+
+    def gathered(self) -> Sequence[Parameter]:
+        """Return the layer's parameters."""
+        return self._parameters
+
+    def forward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+        """Be as before: nothing arrives in forward."""
+
+    def backward_was_replayed(self, state: tuple[Any, ...], held: Sequence[Value]) -> None:
+        """Take the gradients as they arrived in the layer that was copied."""
+        del held
+        for number in state:
+            self._got_gradient(self._parameters[number])
 
 
 def assigned(

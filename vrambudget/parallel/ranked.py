@@ -167,6 +167,7 @@ class _DDP(Ranked):
         self.group = Group(layout.ranks, job.rank or 0)
         self.shares_states = layout.data == "zero1"
         self.in_full = job.gradient_as_bucket_view
+        self.lays_layers = not (self.in_full and job.no_sync)  # own gradients would enter buckets
         self.wrapped: DistributedDataParallel | None = None
 
     def wrap(self, model: Module, called: Module) -> Module:
