@@ -67,10 +67,13 @@ def test_a_recorded_layer_has_the_trace_s_peak(model_type):
         ("olmo3", {"sliding_window": 16}),
         ("gemma2", {"sliding_window": 16, "final_logit_softcapping": None}),
         ("gemma2", {"attn_logit_softcapping": None, "hidden_activation": "silu"}),
+        ("phi", {"partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.05}),
+        ("phi", {"qk_layernorm": True, "tie_word_embeddings": True}),
+        ("starcoder2", {"embedding_dropout": 0.1, "residual_dropout": 0.2}),
         ("gemma3_text", {"sliding_window_pattern": 2, "final_logit_softcapping": 30.0}),
     ],
 )
-def test_layers_of_several_kinds_have_the_trace_s_peak(model_type, keys):
+def test_keys_that_decide_what_a_layer_does_are_as_in_the_trace(model_type, keys):
     values = {"model_type": model_type, **SMALL, **keys, "num_hidden_layers": 5, "pad_token_id": 0}
     job = {"batch": 2, "block": 37, "precision": "bf16", "use_cache": False}
     for attention in ("sdpa", "eager"):

@@ -21,7 +21,6 @@ _CONFIG_CLASSES = {
     "modernbert": ("modernbert", "ModernBertConfig"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "opt": ("opt", "OPTConfig"),
-    "phi": ("phi", "PhiConfig"),
     "t5": ("t5", "T5Config"),
     "titan": ("titan", "TitanConfig"),
     "whisper": ("whisper", "WhisperConfig"),

@@ -81,7 +81,7 @@ class Bound:
         run = self._values.function(name)
         taken = _Taken(args)
         if name == "dropout.dropout":
-            return _dropout(run, taken, args, outs)
+            return _dropout(run, taken, args, outs, path)
         if "dropout" in options and name.startswith("attention"):
             return _attention(run, taken, options, outs)
         given = _Taken(list(options.values())) if options else None
@@ -186,11 +186,15 @@ def _of_module(path: str, x: str, outs: str) -> Step:
     return step
 
 
-def _dropout(function: Callable[..., Any], taken: _Taken, args: list[Any], outs: str) -> Step:
+def _dropout(
+    function: Callable[..., Any], taken: _Taken, args: list[Any], outs: str, path: str
+) -> Step:
     rate = args[1]
 
     def step(env: Env, state: Any) -> None:
-        env[outs] = function(taken(env)[0], rate, training=state.run.training)
+        module = state.modules.get(path)  # one that a loop switched off has a rate of its own
+        own = rate if module is None else vars(module).get("p", rate)
+        env[outs] = function(taken(env)[0], own, training=state.run.training)
 
     return step
 

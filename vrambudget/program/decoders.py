@@ -22,14 +22,16 @@ from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.moe import MoeCausalLM
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
-from vrambudget.ops.dropout import dropout
 from vrambudget.program.bound import Env
 from vrambudget.program.decoder_experts import PlayedExperts, PlayedMoeConfig, PlayedRouter
 from vrambudget.program.decoder_fields import annotations, windows_of
+from vrambudget.program.decoder_models import PlayedCausalLM, PlayedModel
 from vrambudget.program.decoder_parts import Part, Parts, Pass
 from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
-from vrambudget.program.values import Values, operation
+from vrambudget.program.values import Values
+
+_OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "final_norm", "rotary_first"}
 
 
 @cache
@@ -55,7 +57,7 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "followed_in": tuple(source["followed_in"]),
         "ignored_keys": DecoderConfig.ignored_keys | set(source["ignored"]),
     }
-    own |= {key: source[key] for key in ("full_every", "makes_both_masks") if key in source}
+    own |= {key: source[key] for key in _OF_CLASS & source.keys()}
     if source["tables"] == "float32":
         own["rotary_embedding"] = Float32RotaryEmbedding
     if source["embedding"] == "scaled":
@@ -109,6 +111,9 @@ class PlayedDecoderLayer(CheckpointedLayer):
             setattr(owner, last, Parameter(shape, context.options.dtype))
             if f"@{name}" in parts.layer.fixed:  # others' modules may be replaced
                 state.owners[f"@{name}"] = owner, last
+        for path, kind in parts.kinds.items():
+            if kind == "Dropout":  # a loop may switch modules off
+                self._module(path)
         for module in self.modules():
             if isinstance(module, WITH_BIAS) and "bias" not in vars(module):
                 module.bias = None
@@ -158,51 +163,6 @@ class PlayedDecoderLayer(CheckpointedLayer):
             y: Tensor = part.run(env, state, training=self.training)
         finally:
             state.cache = None
-        return y
-
-
-_DROPOUT = "dropout.dropout"
-
-
-class PlayedModel(Model):
-    """A model whose embeddings may be multiplied, as the program says."""
-
-    config: "PlayedDecoderConfig"
-    inputs_embeds: Tensor | None = None
-
-    def embedded(self, input_ids: Tensor) -> Tensor:
-        """[B, T] -> [B, T, C]."""
-        y = super().embedded(input_ids)
-        for name in self.config.program.source["entered"]:
-            y = y if name == _DROPOUT else operation(name)(y)
-        return y
-
-    def entered(self, inputs_embeds: Tensor) -> Tensor:
-        """Drop embeddings out [B, T, C]: they are held beside what is left."""
-        if _DROPOUT not in self.config.program.source["entered"]:
-            return inputs_embeds
-        self.inputs_embeds = inputs_embeds
-        return dropout(inputs_embeds, self.config.said["embedding_dropout"], training=self.training)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """[B, T] -> [B, T, C]."""
-        y = super().forward(*args, **kwargs)
-        self.inputs_embeds = None
-        return y
-
-
-class PlayedCausalLM(CausalLM):
-    """A language model whose logits may be multiplied, as the program says."""
-
-    config: "PlayedDecoderConfig"
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, V]."""
-        y = super().logits(hidden_states)
-        if self.config.said.get("final_logit_softcapping", 1.0) is None:
-            return y
-        for name in self.config.program.source["logits"]:
-            y = operation(name)(y)
         return y
 
 

@@ -1,8 +1,9 @@
 """Which keys of a decoder's configuration decide what its layers do: of all, or of each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vrambudget.program.form import Program, Row
 from vrambudget.recording.keys import Values
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Probe
@@ -66,6 +67,16 @@ def kinds_of_layers(own: Values, base: Probe) -> Values:
     }
 
 
+def around_layers(program: Program, base: Probe) -> Values:
+    """Return what is unusual around the layers: a bias of the head, what is made first."""
+    facts = base.recording.facts
+    places = {name: place for name, place, *_ in (*facts["parameters"], *facts["buffers"])}
+    norm = places[f"model.{program.source.get('final_norm', 'norm')}.weight"]
+    rotary = min(place for name, place in places.items() if ".rotary_emb." in name)
+    found: Values = {"head_bias": "lm_head.bias" in places, "rotary_first": rotary < norm}
+    return {key: True for key, value in found.items() if value}
+
+
 def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, Any, Values]]:
     """Yield a key, its value, another one, and the keys to record that with."""
     read = {key for _, key in base.recording.read}
@@ -77,3 +88,28 @@ def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, 
             yield key, usual, value, {key: [value] * len(full[key])}
     if "sliding_window" in own and "layer_types" in full:
         yield "has_window", True, False, {"sliding_window": None}
+
+
+def before_layers(rows: Sequence[tuple[str, Row]]) -> Values:
+    """Return what embeddings go through, and of dropout the key and whether they are held."""
+    until = next(at for at, (_, (word, _)) in enumerate(rows) if word == "enter")
+    found: Values = {"entered": [*scaled(rows, "model", before="enter")]}
+    ended = {value for _, (word, value) in rows[:until] if word == "del"}
+    for path, (word, value) in rows[:until]:
+        if word == "op" and value[0] == "dropout.dropout":
+            x, rate = value[2][:2]
+            key, is_module = rate.removeprefix("%"), path != "model"
+            found["drops"] = {"key": key, "holds": x not in ended, "is_module": is_module}
+    return found
+
+
+_OF_ONE = ("elementwise.mul", "elementwise.tanh")
+
+
+def scaled(rows: Sequence[tuple[str, Row]], path: str, *, before: str) -> Iterator[str]:
+    """Yield what a module does to what it looked up, or to logits: operations of one tensor."""
+    for own, (word, value) in rows:
+        if word == before:
+            return
+        if own == path and word == "op" and value[0].startswith(_OF_ONE):
+            yield value[0]

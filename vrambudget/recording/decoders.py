@@ -23,10 +23,13 @@ from vrambudget.recording.decoder_keys import (
     FIELDS,
     FOLLOWED,
     OF_FILES,
+    around_layers,
+    before_layers,
     by_layer,
     changes,
     kinds_of_layers,
     other_names,
+    scaled,
 )
 from vrambudget.recording.decoder_steps import steps_for
 from vrambudget.recording.keys import Values
@@ -35,7 +38,7 @@ from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of
 from vrambudget.recording.runs import RATES, recording
 
-_LAYER, _NORM = "model.layers.1", "model.norm"
+_LAYER = "model.layers.1"
 _SIZES = (
     # heads, of them keys' and values', their width, width, inner width, batch, length, rows
     *((6, 3, 16, 100, 176, 3, 40, 1), (10, 5, 16, 100, 176, 3, 40, 3)),
@@ -100,7 +103,10 @@ def record_decoder(model_type: str) -> Program:
     if "mlp_only_layers" in own:
         program.when["mlp"] = ["experts"]
     for key, _, instead, changed in switches:
-        other, _ = _layer_of({**full, **changed}, width=width)
+        try:
+            other, _ = _layer_of({**full, **changed}, width=width)
+        except VramBudgetError:  # Phi's norms of heads take no other width
+            other, _ = _layer_of({**full, **changed}, width="square")
         other.when = program.when | {key: [instead]}
         program.variants.append(other.variant())
     if "mlp_only_layers" in own:
@@ -130,7 +136,7 @@ def record_decoder(model_type: str) -> Program:
             {*own, *OF_FILES.get(model_type, ())} - {*usual, *aliases, *HARMLESS_VALUES}
         ),
     }
-    program.source |= kinds_of_layers(own, base)
+    program.source |= kinds_of_layers(own, base) | around_layers(program, base)
     return program
 
 
@@ -238,7 +244,10 @@ def _cut(program: Program) -> Program:
         program.source["makes_both_masks"] = True
     (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", _LAYER))
     (left,) = (v for path, (w, v) in rows if (w, path) == ("leave", _LAYER))
-    norm = [row for path, row in rows if _is_in(path, _NORM)]
+    last = max(at for at, (_, (word, _)) in enumerate(rows) if word == "leave")
+    behind = (path for path, _ in rows[last:] if path.startswith("model."))
+    home = next(path for path in behind if not path.startswith("model.layers."))
+    norm = [row for path, row in rows if _is_in(path, home)]
     made = [name for row in norm for name in makes(*row)]
     (given,) = {name for row in norm for name in reads(*row)} - {*made}
     gone = {value for word, value in norm if word == "del"}
@@ -254,12 +263,14 @@ def _cut(program: Program) -> Program:
     program.effects = [program.effects[old] for old in numbers]
     code = [(w, [numbers[v[0]], *v[1:]] if w == "call" else v) for w, v in code]
     program.source |= {
-        "entered": [*_scaled(rows, "model", before="enter")],
-        "logits": [*_scaled(rows, "", before="")],
+        **before_layers(rows),
+        "logits": [*scaled(rows, "", before="")],
     }
-    program.code = [_relative(row) for row in code]
+    if home != "model.norm":
+        program.source["final_norm"] = home.removeprefix("model.")
+    program.code = [_relative(row, home) for row in code]
     program.built = [
-        _relative(row)
+        _relative(row, home)
         for row in program.built
         if row[0] in {"module", "weight"} and row[1][0].startswith(f"{_LAYER}.")
     ]
@@ -293,24 +304,12 @@ def _is_in(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
 
 
-_OF_ONE = ("elementwise.mul", "elementwise.tanh", "dropout")
-
-
-def _scaled(rows: Sequence[tuple[str, Row]], path: str, *, before: str) -> Iterator[str]:
-    """Yield what a module does to what it looked up, or to logits: operations of one tensor."""
-    for own, (word, value) in rows:
-        if word == before:
-            return
-        if own == path and word == "op" and value[0].startswith(_OF_ONE):
-            yield value[0]
-
-
-def _relative(row: Row) -> Row:
+def _relative(row: Row, norm: str) -> Row:
     """Return a row with names as they are in its layer."""
     word, value = row
 
     def plain(path: str) -> str:
-        for module in (_LAYER, _NORM):
+        for module in (_LAYER, norm):
             if _is_in(path, module):
                 return path[len(module) + 1 :]
         return path

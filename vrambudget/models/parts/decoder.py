@@ -39,7 +39,7 @@ LayerType = Literal["full_attention", "sliding_attention"]
 class Model(Module):
     """LlamaModel; Qwen2Model where layers of two kinds alternate."""
 
-    final_norm: ClassVar[str] = "norm"
+    holds_embeddings = True  # beside what the first layer reads
 
     def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
@@ -55,8 +55,15 @@ class Model(Module):
 
     def finish(self) -> None:
         """Make what comes after the layers."""
-        self.norm = self.config.norm(self.config.hidden_size)
-        self.rotary_emb = self.config.rotary()
+        config = self.config
+        if not config.rotary_first:
+            setattr(self, config.final_norm, config.norm(config.hidden_size))
+            self.rotary_emb = config.rotary()
+            return
+        rotary = config.rotary_embedding(config.rotary_width, config.rope_type, last=False)
+        self.rotary_emb = rotary
+        setattr(self, config.final_norm, config.norm(config.hidden_size))
+        rotary.initialise()
 
     def forward(
         self,
@@ -76,8 +83,10 @@ class Model(Module):
         else:
             given = inputs_embeds, position_ids, attention_mask, past_key_values
             masks = {kind: self.mask(*given, kind) for kind in self.config.mask_kinds}
-        inputs_embeds = self.entered(inputs_embeds)
-        hidden_states = inputs_embeds
+            del given
+        hidden_states = self.entered(inputs_embeds)
+        if not self.holds_embeddings:
+            inputs_embeds = hidden_states
         rotary = self.rotary_emb(position_ids, inputs_embeds.dtype)
         if self.scales_embeddings:
             hidden_states = mul_scalar(hidden_states)
@@ -90,7 +99,7 @@ class Model(Module):
                 position_ids=position_ids,
                 past_key_values=past_key_values,
             )
-        y: Tensor = getattr(self, self.final_norm)(hidden_states)
+        y: Tensor = getattr(self, self.config.final_norm)(hidden_states)
         return y
 
     def embedded(self, input_ids: Tensor) -> Tensor:
@@ -150,6 +159,9 @@ class DecoderConfig(RotaryConfig):
     embedding: ClassVar[type[Embedding]] = Embedding
     rotary_embedding: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
     head_bias: ClassVar[bool] = False
+    final_norm: ClassVar[str] = "norm"
+    rotary_first: ClassVar[bool] = False
+    """Whether rotary tables are made before the norm behind the last layer."""
 
     @property
     def kv_heads(self) -> int:
