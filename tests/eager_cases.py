@@ -14,6 +14,7 @@ from torch.func import functional_call, jvp, vmap
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
     cross_entropy,
+    ctc_loss,
     leaky_relu,
     scaled_dot_product_attention,
 )
@@ -399,13 +400,32 @@ def experts(device):
     return training(optimizer, lambda x: model(x).square().mean()), (x,)
 
 
+def spoken(device):
+    """CTC of characters, whose lengths the host has; what was confused, counted; of some steps."""
+    model = nn.Sequential(nn.Linear(80, 256), nn.ReLU(), nn.Linear(256, 29)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    steps = torch.linspace(0, 1, 1000, device=device)
+
+    def step(x, labels):
+        y = model(x * steps[torch.randint(0, 1000, (8, 1, 1), device=device or "cuda")])
+        lengths = torch.full((8,), 400), torch.full((8,), 50)
+        loss = ctc_loss(y.log_softmax(-1).transpose(0, 1), labels, *lengths)
+        loss = loss + y.logsumexp((1, 2)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.bincount(y.argmax(-1).flatten(), minlength=29), loss
+
+    return step, (torch.ones(8, 400, 80, device=device), torch.ones(8, 50, device=device).long())
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(context, encoder, selective, weighted, masters, outside, penalty),
         *(meta_learning, fused, recurrent, transforms, offloaded, categorical, reentrant),
         *(attention, recast, picked, averaged, bags, tangents, ensemble),
-        *(masked, experts),
+        *(masked, experts, spoken),
     )
 }
 

@@ -41,6 +41,7 @@ RULES: dict[Any, Rule] = {}
 
 _aten = torch.ops.aten
 _NOWHERE = Tape()
+_LARGE = 450  # is_large in ctc_loss_backward_gpu_template
 _MAX = 2  # of embedding bags' ways: sum, mean, max
 _SUPPORTED_NORMS = (1, 2, float("inf"))
 
@@ -139,6 +140,64 @@ def _masked_select(mode: EagerMode, _run: Any, x: Any, mask: Any) -> Any:
     with mode:
         shape = torch.broadcast_shapes(x.shape, mask.shape)
         return x.expand(shape)[mask if mask.shape == shape else mask.expand(shape)]
+
+
+@_on(_aten.logsumexp)
+def _logsumexp(mode: EagerMode, _run: Any, x: Any, dims: Any, keepdim: bool = False) -> Any:  # noqa: FBT001, FBT002 - the schema of aten
+    """Look for infinite ones among the largest (native/ReduceOps.cpp, logsumexp_out_impl)."""
+    with mode:
+        largest = x.amax(dims, keepdim=True)
+        infinite = largest.abs() == math.inf
+        del infinite
+        return (x - largest).exp_().sum(dims, keepdim)
+
+
+@_on(_aten.bincount)
+def _bincount(mode: EagerMode, _run: Any, x: Any, weights: Any = None, least: int = 0) -> Any:
+    """Look for the smallest and the largest, which is read back (cuda/SummaryOps.cu)."""
+    with mode:
+        for bound in (x.min, x.max):
+            bound()
+        bins = max(mode.largest(x) + 1, least) if x.numel() else least
+        kinds = {None: torch.int64, torch.float32: torch.float32}
+        return x.new_zeros(bins, dtype=kinds.get(weights and weights.dtype, torch.float64))
+
+
+def _states(mode: EagerMode, scores: Any, targets: Any, lengths: Any) -> tuple[int, Any]:
+    """Return the longest target's length, and states [B, T, 2 L + 1] of CTC.
+
+    Source: cuda/LossCTC.cu (ctc_loss_gpu_template).
+    """
+    if not isinstance(lengths, list | tuple):
+        lengths = [mode.largest(lengths)] if mode.knows(lengths) else targets.shape[1:2]
+    longest = max(lengths)
+    with mode:
+        copies = [scores.new_empty(scores.shape[1], dtype=torch.int64) for _ in range(3)]
+        states = scores.new_empty((scores.shape[1], len(scores), 2 * longest + 1))
+        return longest, (states, copies)
+
+
+@_on(_aten._ctc_loss)
+def _ctc_loss(mode: EagerMode, _run: Any, scores: Any, targets: Any, *lengths: Any) -> Any:
+    _, (states, copies) = _states(mode, scores, targets, lengths[1])
+    with mode:
+        losses = scores.new_empty(scores.shape[1])
+    del copies
+    return losses, states
+
+
+@_on(_aten._ctc_loss_backward)
+def _ctc_loss_backward(mode: EagerMode, _run: Any, _dy: Any, *args: Any) -> Any:
+    scores, targets, _, lengths = args[:4]
+    longest, states = _states(mode, scores, targets, lengths)
+    length, batch, labels = scores.shape
+    with mode:
+        dx = torch.full_like(scores, -math.inf)
+        if 2 * length + 24 * batch // 10 + 2 * labels // 10 > _LARGE:  # of blanks all at once
+            sums = torch.logsumexp(scores.new_empty((batch, length, longest + 1)), 2)
+            del sums
+    del states
+    return dx
 
 
 @_on(_aten._efficientzerotensor)

@@ -37,6 +37,7 @@ _IN_PLACE = {"BinaryCrossEntropyWithLogits": {"sub", "mul"}, "Clamp": {"logical_
 """By nodes of autograd's: operations that write into what the node just made."""
 _UNSURE = {"prod", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 """Operations whose backward, or whose parts, depend on values."""
+_ZEROS = _aten._efficientzerotensor
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _MOVE = _aten._to_copy.default
 _COPY = _aten.copy_.default
@@ -81,7 +82,7 @@ class EagerMode(GpuMode):
         packet = func.overloadpacket
         rule = gpu_kernels.RULES.get(packet)
         given = map(is_on_card, tree_leaves((args, kwargs)))
-        if rule is not None and (any(given) or kwargs.get("device") == CARD):
+        if rule is not None and (any(given) or packet is _ZEROS):
             context.operation = self.operation = packet.__name__
             return rule(self, run, *args, **kwargs)
         name = packet.__name__
@@ -141,6 +142,16 @@ class EagerMode(GpuMode):
         if note.known is None:
             numbers.assume(numbers.SPREAD, own_line(stack()))
         return int(note.ordinary().count_nonzero())
+
+    def knows(self, x: Any) -> bool:
+        """Whether the values of a tensor are known."""
+        return not is_on_card(x) or note_of(x).known is not None
+
+    def largest(self, x: torch.Tensor) -> int:
+        """Return the largest number of a tensor of integers, as far as it is known."""
+        if not self.knows(x):
+            numbers.note([own_line(stack())])
+        return int((note_of(x).ordinary() if is_on_card(x) else x).max())
 
     def _number(self, x: FakeTensor) -> Any:
         """Return the number that C++ reads back."""

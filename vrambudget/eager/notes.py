@@ -23,6 +23,7 @@ class Note:
         self.shape, self.dtype = tuple(x.shape), dtype_of(x.dtype)
         self.known: Any = None
         self.guess: Any = None
+        self.sign = 1  # of numbers that nobody knows
         self.spread = False  # the guess is that rows choose in turn, or follows from that
         self.base: Note | None = None
         self.remake: Any = None
@@ -45,7 +46,7 @@ class Note:
         """Return the value, or what it is assumed to be."""
         found = self.known or self.guess
         value: Any = None if found is None else found.value()
-        return numbers.ordinary(self.shape, self.dtype) if value is None else value
+        return self.sign * numbers.ordinary(self.shape, self.dtype) if value is None else value
 
 
 def guess(func: Any, given: Any, mode: Any) -> Known:
@@ -59,6 +60,16 @@ def guess(func: Any, given: Any, mode: Any) -> Known:
     return Known(lambda: worked_out(func, args, kwargs))
 
 
+def sign_of(name: str, found: list[Any]) -> int:
+    """Return the sign of a result: a descent's slope, the dot of a gradient and less of it, is < 0.
+
+    LBFGS asks for it; the change of a gradient times the step that led there is above 0.
+    """
+    signs = prod(note_of(y).sign for y in found)
+    is_product = name in {"mul", "dot"} and len(found) > 1
+    return -signs if name == "neg" else signs if is_product else 1
+
+
 _CHOOSING = {"topk": 1, "argmax": None, "max": 1}
 """What chooses along a dimension, and which of its results are the places."""
 
@@ -69,11 +80,12 @@ def choice(func: Any, number: int | None, x: torch.Tensor, found: list[Any]) -> 
     As rehearsals spread tokens over experts (rehearse/hook/vrambudget_hook/assuming.py).
     """
     scores = found[0]
-    rows, chosen = tuple(scores.shape[:-1]), tuple(x.shape)
-    is_along = bool(rows) and chosen[: len(rows)] == rows and scores.is_floating_point()
+    *rows, wide = scores.shape or (1,)
+    chosen = tuple(x.shape)
+    is_along = rows and chosen[: len(rows)] == (*rows,) and scores.is_floating_point()
     if _CHOOSING.get(func.__name__, -1) != number or not is_along:
         return None
-    return Known(lambda: (torch.arange(prod(chosen)) % scores.shape[-1]).view(chosen))
+    return Known(lambda: (torch.arange(prod(chosen)) % wide).view(chosen))
 
 
 def note_of(x: Any) -> Note:

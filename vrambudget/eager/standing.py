@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from vrambudget.compiled.dispatch import CARD
 from vrambudget.dtypes import bool_
 from vrambudget.eager import numbers
 from vrambudget.eager.mode import EagerMode, is_on_card
-from vrambudget.eager.notes import Note, choice, guess, note_of
+from vrambudget.eager.notes import Note, choice, guess, note_of, sign_of
 from vrambudget.eager.numbers import Unknown
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
@@ -128,7 +129,8 @@ class Standing(TorchFunctionMode):
         if func.__name__ not in _MIXES and any(is_on_card(_unwrapped(x)) for x in found):
             only = self.reached if func.__name__ in _PICKS else None
             moving = [x for x in found if _is_of_host(x) and (only is None or id(x) in only)]
-            moving = moving if only is None or is_on_card(self.fake_of(args[0])) else []
+            picks = only is None or is_on_card(self.fake_of(args[0])) or _picks_by_card(args)
+            moving = moving if picks else []
             for x in moving:
                 self._meet(x)
             if moving:
@@ -139,6 +141,9 @@ class Standing(TorchFunctionMode):
         value = known.brought_to_host(func, (args, kwargs), self)
         if value is not None:
             return value
+        if func.__name__ == "ctc_loss" and _is_of_host(given[0][3]):  # C++ would have them by now
+            lengths = [x.tolist() for x in given[0][2:4]]
+            given = (*given[0][:2], *lengths, *given[0][4:]), given[1]
         result = func(*given[0], **given[1])
         return self._handed(func, result, (args, kwargs), list(filter(is_on_card, found)))
 
@@ -175,6 +180,7 @@ class Standing(TorchFunctionMode):
             return
         value = known.of(func, given, self) if found else known.made(func, given)
         note.known = value if number is None else known.part(value, number)
+        note.sign = sign_of(func.__name__, found)
         note.spread = any(note_of(y).spread for y in found)
         if note.known is None and found and not x.is_floating_point():
             chosen = choice(func, number, x, found)
@@ -210,6 +216,11 @@ def _is_of_host(x: Any) -> bool:
     if type(x) not in {torch.Tensor, torch.nn.Parameter} or not x.dim():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.device.type == "cpu"
+
+
+def _picks_by_card(args: Any) -> bool:
+    """Whether an index is on the GPU, and has dimensions: so is what it picks from."""
+    return any(is_on_card(x) and x.dim() for x in tree_leaves(args[1]))
 
 
 def _unwrapped(x: torch.Tensor) -> torch.Tensor:

@@ -51,6 +51,9 @@ def _reduced(args: Any, result: Tensor) -> None:
         cast = empty((), bool_)  # native/ReduceOps.cpp (allany_impl)
         del cast
         return
+    if result.dtype is int64 and x.dtype.is_floating_point:  # argmax: a value and its place each
+        with_partial_sums(x, dims, accumulator=2 * int64.itemsize)
+        return
     size = 1 if result.dtype is bool_ else max(4, result.dtype.itemsize)
     if result.dtype is int64 and x.dtype is not int64:  # counted as integers
         integers = empty(x.shape, int64)
