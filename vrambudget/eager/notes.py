@@ -82,7 +82,7 @@ def choice(func: Any, number: int | None, x: torch.Tensor, found: list[Any]) -> 
     scores = found[0]
     *rows, wide = scores.shape or (1,)
     chosen = tuple(x.shape)
-    is_along = rows and chosen[: len(rows)] == (*rows,) and scores.is_floating_point()
+    is_along = bool(rows) and chosen[: len(rows)] == (*rows,) and scores.is_floating_point()
     if _CHOOSING.get(func.__name__, -1) != number or not is_along:
         return None
     return Known(lambda: (torch.arange(prod(chosen)) % wide).view(chosen))
