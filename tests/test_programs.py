@@ -9,8 +9,9 @@ from rehearsed import assert_equal, each, records_of
 from vrambudget.cli import DONE, main
 from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
+from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
-from vrambudget.program.catalog import RECORDED, of_programs, program_at
+from vrambudget.program.catalog import RECORDED, of_programs, program_at, program_config
 from vrambudget.program.expressions import value
 from vrambudget.program.reading import read
 from vrambudget.program.writing import written
@@ -64,6 +65,18 @@ def test_a_configuration_without_rules_is_answered_without_torch(tmp_path, monke
     file.write_text(json.dumps({**values, "hidden_act": "gelu"}))
     assert main([str(file), "--gpu", "24GB"]) != DONE
     assert "hidden_act is 'gelu'; it was recorded as 'relu2'" in capsys.readouterr().err
+
+
+def test_a_key_that_a_program_does_not_know_is_named():
+    """A slip would silently mean the default; what the recorded class has besides is harmless."""
+    known = {"model_type": "electra", "summary_use_proj": False}
+    config = program_config(find_model(known), NotModelledError(""))
+    assert config.unknown_keys == ()
+    config = program_config(find_model({**known, "novel": 1}), NotModelledError(""))
+    assert config.unknown_keys == ("novel",)
+    with pytest.raises(VramBudgetError, match="num_hiden_layers is not known") as caught:
+        program_config(find_model({**known, "num_hiden_layers": 4}), NotModelledError(""))
+    assert "num_hidden_layers" in str(caught.value.hint)
 
 
 def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ Not modelled: models that hold other models (`text_config`, `vision_config`).
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
@@ -231,8 +231,8 @@ class ModelConfig(Settings):
     def parse(cls, values: Mapping[str, object], *, where: str | None = None) -> Self:
         """Return the configuration of a file's keys. Raises VramBudgetError for every mistake."""
         known = cls.known_keys() - {"unknown_keys"}
-        others = {k for k in values if k not in known and not cls._decides_nothing(k, values[k])}
-        slips = _slips(others, known) if others else set()
+        others = cls.others(values, known)
+        slips = slips_of(others, known)
         taken = {k: v for k, v in values.items() if k in known | slips}
         for key, value in taken.items():
             is_depth = cls.aliases.get(key, key) in _DEPTHS
@@ -246,6 +246,11 @@ class ModelConfig(Settings):
         return super().parse({**taken, "unknown_keys": tuple(sorted(others - slips))}, where=where)
 
     @classmethod
+    def others(cls, values: Mapping[str, object], known: Collection[str]) -> set[str]:
+        """Return the keys of a file that are not known, and may decide something."""
+        return {k for k in values if k not in known and not cls._decides_nothing(k, values[k])}
+
+    @classmethod
     def _decides_nothing(cls, key: str, value: object) -> bool:
         if key in ATTENTION_KEYS:
             return value is None or value in COUNTED_ATTENTION
@@ -253,7 +258,7 @@ class ModelConfig(Settings):
         return ignored or (key in HARMLESS_VALUES and value == HARMLESS_VALUES[key])
 
 
-def _slips(keys: Iterable[str], known: Iterable[str]) -> set[str]:
+def slips_of(keys: Iterable[str], known: Iterable[str]) -> set[str]:
     """Return the keys that are almost known ones."""
     from difflib import get_close_matches  # noqa: PLC0415 - most files have none to look at
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.program.expressions import value as value_of
@@ -34,6 +35,9 @@ _HEADS = (
 )
 _DEEP = (4, 6, 10, 14)
 _JOBS = {"batch", "length"}
+_OF_FILES = {"minimax_m2": ("rotary_dim",)}
+"""Keys of published files that a type's own code does not read."""
+
 _DECISIVE = {"task", "use_cache", "attention", "causal_mask"}
 """Fields of a job that decide what a model's code does, besides its mask."""
 
@@ -94,8 +98,16 @@ class Recorder(Prober):
                 error = error or problem
                 continue
             program.keys = self._keys(own, list(free), verdicts)
+            program.source["others"] = self._others(program.keys)
             return Recorded(program, [*free, "batch", "length"], sorted(own), 0, verdicts)
         raise error or UnfitError("no changed sizes can be recorded together")
+
+    def _others(self, keys: Values) -> list[str]:
+        """Return the keys of the type that decide nothing here."""
+        roots = {key.partition(".")[0] for key in keys}
+        unread = self._own.keys() - roots - IGNORED_KEYS - HARMLESS_VALUES.keys()
+        of_files = _OF_FILES.get(self._full["model_type"], ())
+        return sorted({*unread, *of_files} - {"model_type", "num_labels"})
 
     def _program(self, free: dict[str, int], verdicts: Verdicts) -> Program:
         flat = flattened(self._full)
