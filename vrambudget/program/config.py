@@ -13,27 +13,24 @@ from typing import Any
 from vrambudget.config.fields.batches import Task
 from vrambudget.config.job import Job
 from vrambudget.config.loops import TRL_LOOPS
-from vrambudget.config.model_config import HARMLESS_VALUES, ModelConfig, slips_of
-from vrambudget.config.settings import Field, mistakes, show
+from vrambudget.config.model_config import ModelConfig
+from vrambudget.config.settings import Field, show
 from vrambudget.config.unfamiliar import decodes, length_of, tasks_of
 from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
-from vrambudget.errors import NotModelledError, did_you_mean
+from vrambudget.errors import NotModelledError
 from vrambudget.program.expressions import LARGEST
 from vrambudget.program.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import check_guards, derive
-from vrambudget.program.keys import TRACED, bound_keys, said_by
+from vrambudget.program.keys import TRACED, bound_keys, said_by, unknown_in
 from vrambudget.program.player import Played
 from vrambudget.program.reading import judging
 from vrambudget.program.values import Values
 from vrambudget.training.inputs import Input
 
 _PIXELS = "pixel_values"
-_SPELLINGS = ("model_type", "num_labels", "rope_scaling", "rope_theta")
-"""Keys that files have besides those of a type's configuration."""
-
 _VERSION = "5.17"
 """Of transformers, where a program names none for its jobs."""
 
@@ -278,24 +275,12 @@ def configured(
 ) -> ProgramConfig:
     """Return the configuration of a model's keys and its programs."""
     labels = keys.get("id2label", (None, None))
-    first = programs[0].program
-    known = {
-        *first.source.get("others", keys.keys() - HARMLESS_VALUES),
-        *first.keys.get("attribute_map", ()),
-        *_SPELLINGS,
-    }
-    known |= {key.partition(".")[0] for each in programs for key in each.program.keys}
-    others = ModelConfig.others(keys, known)
-    if slips := slips_of(others, known):
-        raise mistakes(
-            [f"{key} is not known" for key in sorted(slips)], None, did_you_mean(min(slips), known)
-        )
     return ProgramConfig.model_construct(
         model_type=model_type,
         keys=dict(keys),
         programs=programs,
         num_labels=keys.get("num_labels", len(labels)),
-        unknown_keys=tuple(sorted(others)),
+        unknown_keys=unknown_in(keys, programs),
     )
 
 

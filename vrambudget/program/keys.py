@@ -4,17 +4,22 @@ A key that the program leaves free is a size; a rate of dropout may be any; an a
 those that have a rule. Any other key must be as it was recorded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vrambudget.config.job import Job
-from vrambudget.config.model_config import DROPOUT_FIELDS
-from vrambudget.config.settings import show
-from vrambudget.errors import NotModelledError, VramBudgetError
+from vrambudget.config.model_config import (
+    DROPOUT_FIELDS,
+    HARMLESS_VALUES,
+    ModelConfig,
+    slips_of,
+)
+from vrambudget.config.settings import mistakes, show
+from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.program.expressions import LARGEST
 from vrambudget.program.expressions import value as size_of
-from vrambudget.program.form import Program
+from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import all_known, check_guards, derive
 from vrambudget.program.unfold import Stack
 
@@ -169,3 +174,27 @@ def said_by(program: Program, keys: Mapping[str, Any], job: Job | None) -> dict[
         if "else" in rule and found[key] is None:
             found[key] = found[rule["else"]]
     return found
+
+
+_SPELLINGS = ("model_type", "num_labels", "rope_scaling", "rope_theta")
+"""Keys that files have besides those of a type's configuration."""
+
+
+def unknown_in(keys: Mapping[str, Any], programs: Sequence[Variant]) -> tuple[str, ...]:
+    """Return the keys that the recorded class has not. Raises VramBudgetError for a slip."""
+    first = programs[0].program
+    others = first.source.get("others", keys.keys() - HARMLESS_VALUES)
+    known = {*others, *first.keys.get("attribute_map", ()), *_SPELLINGS}
+    unknown = ModelConfig.others(keys, known | _roots(first))
+    if not unknown:  # most files end here: further programs are not read
+        return ()
+    known |= {root for each in programs for root in _roots(each.program)}
+    unknown &= ModelConfig.others(keys, known)
+    if slips := slips_of(unknown, known):
+        hint = did_you_mean(min(slips), known)
+        raise mistakes([f"{key} is not known" for key in sorted(slips)], None, hint)
+    return tuple(sorted(unknown))
+
+
+def _roots(program: Program) -> set[str]:
+    return {key.partition(".")[0] for key in program.keys}
