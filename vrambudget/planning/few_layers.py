@@ -20,9 +20,9 @@ from vrambudget.engine.module import Module
 from vrambudget.planning.lower_bound import ITEM_BYTES
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
-from vrambudget.tape.replay import replay
 
 _FEW = 3
+_STEPS = 2  # from the second on an optimizer's states are there
 _DEPTHS = ("num_hidden_layers", "n_layers")
 _BOUNDED = ("ddp", "fsdp1", "fsdp2", "deepspeed3", None)
 
@@ -67,7 +67,11 @@ class FewLayers:
 
     def _peak_bytes(self, job: Job, layers: int) -> int:
         config = self.scenario.config.model_copy(update={self.depth: layers})
-        return replay(simulate(config, job, self.scenario.platform).tape).peak.requested_bytes
+        twice = job.model_copy(update={"steps": min(job.steps, _STEPS)})
+        tape = simulate(config, twice, self.scenario.platform).tape
+        built = max((m.position for m in tape.marks if m.resets_allocator), default=0)
+        peak: int = tape.peak_requested_bytes(built)
+        return peak
 
 
 def _limited_bytes(job: Job) -> int:

@@ -160,7 +160,8 @@ class Planner:
     def _of_all_ranks(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice | None:
         """Return a layout that fits the first rank, if it fits all; where all are even it does."""
         shards = job.layout.shards // job.replicate
-        even = job.layout.data not in _WHOLE and not any(rows % shards for rows in self.rows)
+        flat = job.layout.data == DEEPSPEED[-1]  # ZeRO 3 pads each parameter as a whole
+        even = flat or (job.layout.data not in _WHOLE and not any(r % shards for r in self.rows))
         if job.rank is not None and not even:
             job = job.model_copy(update={"rank": None})
             budget = self._budget(

@@ -103,13 +103,15 @@ class Tape:
             return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
         return changes(numbers)
 
-    def peak_requested_bytes(self) -> Any:
-        """Return the most bytes that are asked for and not freed at any moment."""
+    def peak_requested_bytes(self, start: int = 0) -> Any:
+        """Return the most bytes that are asked for and not freed at any moment, from `start` on."""
         sizes = self.sizes
         if self.is_plain:  # much of the time of a search; changes[~i] is what i's death changes
             changes = [*sizes, *(-size for size in reversed(sizes))]
-            return max(accumulate(map(changes.__getitem__, self.events)), default=0)
-        return max(accumulate(change * sizes[i] for i, change in self.changes()), default=0)
+            alive = accumulate(map(changes.__getitem__, self.events), initial=0)
+        else:
+            alive = accumulate((n * sizes[i] for i, n in self.changes()), initial=0)
+        return max(islice(alive, start, None))
 
     def alive_at(self, position: int) -> list[int]:
         """Return the storages that have bytes right after an event, those for longest first."""
