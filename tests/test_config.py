@@ -138,6 +138,7 @@ def test_keys_that_decide_no_memory_are_passed_over():
         ("quantization_config", {"bits": 4}),
         ("is_decoder", True),  # harmless only when false
         ("pruned_heads", {"0": [1]}),
+        ("problem_type", "multi_label_classification"),
         ("unknown_keys", ["vocab_size"]),
     ],
 )

@@ -42,8 +42,7 @@ IGNORED_KEYS = frozenset(
         *("tokenizer_class", "finetuning_task", "is_encoder_decoder"),
         # a job decides these
         *("dtype", "torch_dtype", "use_cache", "_attn_implementation_autoset"),
-        *("gradient_checkpointing", "problem_type"),
-        "experts_implementation",
+        *("gradient_checkpointing", "experts_implementation"),
         # the values of numbers, not how many there are
         *("initializer_range", "initializer_factor", "init_std", "layer_norm_eps"),
         *("layer_norm_epsilon", "rms_norm_eps"),
@@ -254,6 +253,8 @@ class ModelConfig(Settings):
     def _decides_nothing(cls, key: str, value: object) -> bool:
         if key in ATTENTION_KEYS:
             return value is None or value in COUNTED_ATTENTION
+        if key == "problem_type":  # of a classifier: its loss
+            return value in {None, "single_label_classification"}
         ignored = key in IGNORED_KEYS or key in cls.ignored_keys
         return ignored or (key in HARMLESS_VALUES and value == HARMLESS_VALUES[key])
 
