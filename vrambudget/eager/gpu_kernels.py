@@ -92,6 +92,16 @@ def _embedding_backward(
     return mode.fake_of(v)
 
 
+@_on(_aten.native_dropout)
+def _dropout(mode: EagerMode, run: Any, *_: Any) -> Any:
+    """Make the mask first (cuda/Dropout.cu, dropout_cuda)."""
+    with mode._quiet():
+        result = run()
+    for x in reversed(result):
+        mode._note(x)
+    return result
+
+
 @_on(_aten._embedding_bag, _aten._embedding_bag_forward_only)
 def _embedding_bag(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
     """Make the result last (cuda/EmbeddingBag.cu, _embedding_bag_cuda)."""
