@@ -29,7 +29,8 @@ CLASSIFIERS = {
     *("vit_small_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"),
     *("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "torchvision-vit_b_16"),
 }
-OF_OTHERS = {"nanogpt", *CLASSIFIERS}
+DETECTORS = {f"yolo{version}{size}" for version in ("v8", "11") for size in "nsmlx"}
+OF_OTHERS = {"nanogpt", *CLASSIFIERS, *DETECTORS}
 OF_TRANSFORMERS = [n for n, card in CARDS.items() if card.config["model_type"] not in OF_OTHERS]
 SHAPES_NOTHING = {"sliding_window", "use_sliding_window"}
 LEARNED_POSITIONS = {"gpt2", "opt", "bert", "roberta", "distilbert", "xlm-roberta", "camembert"}
