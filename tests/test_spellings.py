@@ -233,3 +233,25 @@ def test_no_tip_and_no_page_names_an_option_that_does_not_exist():
         if option not in known
     }
     assert unknown == set()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("yolo train model=yolo11n.pt imgsz=320 batch=8", "yolo11n --image-size 320 --batch 8"),
+        ("yolo detect train model=yolov8n.yaml amp=False", "yolov8n --precision fp32"),
+        ("model=yolo11n.pt optimizer=SGD device=0 epochs=3", "yolo11n --optimizer sgd-momentum"),
+        ("fit model=yolo11n.pt imgsz=320 --gpu 8GB", "fit yolo11n --image-size 320 --gpu 8GB"),
+    ],
+)
+def test_ultralytics_words_are_a_command(theirs, ours):
+    found, same = (vars(parse(words.split())) for words in (theirs, ours))
+    shown = {key: value for key, value in found.items() if key in same and key != "run"}
+    assert shown["model"].removesuffix(".pt") == same["model"]
+    named = {"image_size", "batch", "precision", "optimizer"} & same.keys()
+    assert {key: shown[key] for key in named} == {key: same[key] for key in named}
+
+
+def test_what_ultralytics_does_besides_is_refused(capsys):
+    assert main(["model=yolo11n.pt", "task=segment", "--gpu", "8GB"]) == 2
+    assert "a task that is no detection" in capsys.readouterr().err

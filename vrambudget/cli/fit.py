@@ -182,5 +182,7 @@ def _verdict(found: Fit, what: What, scenario: Scenario, margin: int) -> str:
     if job.mode == "generate":
         length = f"a prompt of {found.block - job.new:,} and {job.new:,} new tokens"
         largest = {"block": "longest prompt and answer"}.get(what, largest)
+    elif job.image_size:
+        length = f"{job.image_size} x {job.image_size} pixels"
     other = length if what == "batch" else f"batch {found.batch}"
     return f"{largest} that fits: {size} (at {other}, {where})"

@@ -156,6 +156,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
+    if any(word.startswith("model=") for word in argv):
+        from vrambudget.config.foreign.ultralytics import in_options  # noqa: PLC0415 - YOLO alone
+
+        argv = in_options(argv)
     from vrambudget.cli.job_options import with_files  # noqa: PLC0415 - the overview needs no job
 
     home, words = _command_of(argv)

@@ -16,6 +16,7 @@ from vrambudget.config.foreign import (
     torchtitan,
     torchtune,
     trl,
+    ultralytics,
 )
 from vrambudget.config.foreign.meanings import Fields, Model, Table
 
@@ -89,6 +90,7 @@ FORMATS = (
         finish=torchtitan.finished,
         of_ranks=torchtitan.of_ranks_of,
     ),
+    Format("ultralytics", frozenset({"imgsz"}), ultralytics.ULTRALYTICS, {}),
     Format(
         "axolotl",
         frozenset({"base_model"}),

@@ -1,6 +1,7 @@
 """The words of command lines: those of every tool whose options people know by heart.
 
-A preset stands for several options; `--dtype` is nanoGPT's where the model is one of nanoGPT's.
+A preset stands for several options; `--dtype` is nanoGPT's where the model is one of nanoGPT's,
+and image sizes are ultralytics' where it is a YOLO.
 How several GPUs share a job is said by --ranks and --parallel, and by files.
 """
 
@@ -19,6 +20,7 @@ from vrambudget.config.foreign.meanings import (
 )
 from vrambudget.config.foreign.nanogpt import NANOGPT
 from vrambudget.config.foreign.trl import TRL
+from vrambudget.config.foreign.ultralytics import ULTRALYTICS
 
 _EXPERTS = "expert parallelism (--parallel ep=8 is transformers')"
 
@@ -40,7 +42,8 @@ _PRESETS: dict[str, Meaning] = {
 
 def words_of(model: str) -> Table:
     """Return what each word means beside this model."""
-    own = NANOGPT if model.lower().startswith("nanogpt") else {}
+    tools = {"nanogpt": NANOGPT, "yolo": ULTRALYTICS}
+    own = next((table for name, table in tools.items() if model.lower().startswith(name)), {})
     table = {**LLAMA_FACTORY, **AXOLOTL, **NANOGPT, **TRL, **_PRESETS, **own}
     return {
         name: OnlyRanks() if isinstance(meaning, MultiGpuOnly) else meaning

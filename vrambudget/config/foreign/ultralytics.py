@@ -1,0 +1,91 @@
+"""ultralytics' words: `model=yolo11x.pt imgsz=640 batch=16`, and the args.yaml of its runs.
+
+Source: ultralytics/cfg/default.yaml; engine/trainer.py (build_optimizer: auto is AdamW, or from
+10,000 iterations on MuSGD, which keeps as much for each weight).
+"""
+
+from collections.abc import Sequence
+
+from vrambudget.config.foreign.meanings import (
+    Model,
+    OneOf,
+    Same,
+    Table,
+    Uncounted,
+    ignored,
+    of_ranks,
+)
+from vrambudget.config.options import option_words
+from vrambudget.errors import NotModelledError
+
+_ADAMW = {"optimizer": "adamw", "optimizer_impl": "fused"}
+
+ULTRALYTICS: Table = {
+    "model": Model(),
+    "imgsz": Same("image_size"),
+    "batch": Same("batch"),
+    "amp": OneOf(
+        "amp",
+        {
+            "true": {"precision": "amp-fp16"},
+            "bf16": {"precision": "amp-bf16"},
+            "fp32": {"precision": "fp32"},
+            "false": {"precision": "fp32"},
+        },
+    ),
+    "optimizer": OneOf(
+        "the optimizer",
+        {"auto": {}, "adamw": _ADAMW, "adam": {**_ADAMW, "optimizer": "adam"}}
+        | {"sgd": {"optimizer": "sgd-momentum", "optimizer_impl": "foreach"}},
+    ),
+    "task": Uncounted("a task that is no detection", ("detect",), flag=False),
+    "mode": Uncounted("a mode that does not train", ("train",), flag=False),
+    "freeze": Uncounted("layers that are frozen", flag=False, saves=True),
+    "multi_scale": Uncounted("sizes that change from batch to batch", flag=False),
+    "compile": Uncounted("torch.compile", saves=True),
+    "nbs": Uncounted("another nominal batch", (64,), flag=False),
+    **of_ranks("device"),
+    **ignored(
+        "data epochs time patience save save_period cache workers project name exist_ok pretrained"
+        " verbose seed deterministic single_cls rect cos_lr close_mosaic resume fraction profile"
+        " overlap_mask mask_ratio dropout val split save_json conf iou max_det half dnn plots lr0"
+        " lrf momentum weight_decay warmup_epochs warmup_momentum warmup_bias_lr box cls dfl hsv_h"
+        " hsv_s hsv_v degrees translate scale shear perspective flipud fliplr bgr mosaic mixup"
+        " cutmix copy_paste copy_paste_mode auto_augment erasing save_dir"
+    ),
+}
+
+_RUNS = "`vrambudget rehearse --gpu GPU -- yolo train ...` runs it as it is"
+_COMMAND = {"yolo", "detect", "train"}
+
+
+def in_options(words: Sequence[str]) -> Sequence[str]:
+    """Return `yolo train model=NAME.pt key=value` as NAME and its options; other words as they are.
+
+    Raises NotModelledError for a key that decides memory and has no rules.
+    """
+    model = next((word for word in words if word.startswith("model=")), None)
+    if model is None:
+        return words
+    name = model.removeprefix("model=").removesuffix(".yaml")
+    rest = [word for word in words if word not in {model, *_COMMAND}]
+    options = [option for word in rest for option in _options(word)]
+    first = 0 if not options or options[0].startswith("-") else 1  # behind a command's name
+    return [*options[:first], name, *options[first:]]
+
+
+def _options(word: str) -> list[str]:
+    """Return `key=value` as options: at once where this tool has an option of that name."""
+    key, sign, value = word.partition("=")
+    if not sign or word.startswith("-"):
+        return [word]
+    meaning = ULTRALYTICS.get(key)
+    if not isinstance(meaning, OneOf | Uncounted):
+        return [f"--{word}"]
+    found = meaning.translate(value)
+    if missing := found.uncounted or found.noted:
+        raise NotModelledError(
+            f"{word} has no counterpart here: {missing}",
+            hint=f"leave it out for the number without it; {_RUNS}",
+        )
+    return option_words(dict(found.fields))
