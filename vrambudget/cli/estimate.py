@@ -157,11 +157,11 @@ def _next_step(traced: Traced) -> str:
         other = "" if budget.fits is not False else ", `--advise` what would help"
         return f"`vrambudget fit` with the same options finds the largest batch{other}"
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - needed last
-    from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - needed last
+    from vrambudget.planning.variants import as_traced  # noqa: PLC0415 - needed last
 
     assert scenario.gpu is not None  # noqa: S101 - a device was counted
     spare = scenario.gpu.spare_bytes
-    batch, _ = largest_batch(as_counted(traced), margin_bytes=spare)
+    batch, _ = largest_batch(as_traced(traced), margin_bytes=spare)
     free = f"with {format_bytes(spare)} left free for a larger CUDA context"
     if batch == scenario.job.batch:
         return f"batch {batch} is the largest that fits {free}"

@@ -15,7 +15,7 @@ import torch
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.ops.attention import select_kernel
-from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.tensor import dtype_of
 
 _ALIGNMENT = 8
 _DIMENSIONS = 4  # [batch, heads, length, head_dim]: any other goes the mathematical way

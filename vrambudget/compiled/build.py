@@ -14,9 +14,9 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import kernels
 from vrambudget.traced.build import configuration, unbuilt
-from vrambudget.traced.counted import TORCH_DTYPE
 from vrambudget.traced.live import Loss, loss_of_outputs
 from vrambudget.traced.module import copied
+from vrambudget.traced.tensor import TORCH_DTYPE
 
 
 def compiled_model(keys: Mapping[str, Any], job: Job, *, pads: bool) -> Compiled:

@@ -26,8 +26,8 @@ from vrambudget.compiled.private import (
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Storage
-from vrambudget.traced.counted import DTYPE, TORCH_DTYPE, dtype_of
 from vrambudget.traced.kernels import WITHOUT_RESULT, knows, result_bytes, unchecked
+from vrambudget.traced.tensor import DTYPE, TORCH_DTYPE, dtype_of
 
 _HOST = torch.device("cpu")
 _COPY = torch.ops.aten._to_copy.default

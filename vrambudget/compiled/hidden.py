@@ -18,7 +18,7 @@ from vrambudget.engine.versions import torch_since
 from vrambudget.ops.attention import cudnn, efficient, flash
 from vrambudget.ops.workspaces import addmm_workspace, bmm_workspace, cublas_workspace
 from vrambudget.traced import kernels
-from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.tensor import dtype_of
 
 _CUDNN = "_scaled_dot_product_cudnn_attention"
 _FLASH = "_scaled_dot_product_flash_attention"

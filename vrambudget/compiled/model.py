@@ -32,9 +32,9 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
-from vrambudget.traced.counted import TORCH_DTYPE
 from vrambudget.traced.live import Loss, TorchModule, as_given, loss_in, outputs_of, tensors_in
 from vrambudget.traced.shadows import as_parameter, shadow
+from vrambudget.traced.tensor import TORCH_DTYPE
 from vrambudget.training.freeze import freeze
 
 _LOG = logging.getLogger("vrambudget")

@@ -27,8 +27,8 @@ from vrambudget.ops.foreach_norm import foreach_norm
 from vrambudget.ops.selection import places
 from vrambudget.tape.events import Purpose, Storage, Tape
 from vrambudget.traced import kernels, orders
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.several_kernels import kernel_by_kernel
+from vrambudget.traced.tensor import dtype_of
 
 if TYPE_CHECKING:
     from vrambudget.eager.mode import EagerMode

@@ -27,9 +27,9 @@ from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
-from vrambudget.traced.counted import REHEARSE, dtype_of, laid, no_rule
 from vrambudget.traced.derived import WRITES_INTO_ZEROS
 from vrambudget.traced.lines import own_line, stack
+from vrambudget.traced.tensor import REHEARSE, dtype_of, no_rule, with_layouts
 
 _aten = torch.ops.aten
 _READ = _aten._local_scalar_dense.default
@@ -119,7 +119,7 @@ class EagerMode(GpuMode):
 
         Source: aten/src/ATen/native/cuda/Copy.cu (copy_requires_temporaries, copy_kernel_cuda).
         """
-        if dtype is not x.dtype or not laid(x).is_dense:
+        if dtype is not x.dtype or not with_layouts(x).is_dense:
             made = empty(tuple(x.shape), dtype_of(dtype))
             del made
 

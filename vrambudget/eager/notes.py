@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from vrambudget.eager import numbers
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.derived import mapped
 from vrambudget.traced.known import Known, worked_out
+from vrambudget.traced.tensor import dtype_of
 
 
 class Note:
@@ -53,7 +53,7 @@ def guess(func: Any, given: Any, mode: Any) -> Known:
     """Return the value of a call's result if unknown arguments hold ordinary numbers."""
 
     def kept(x: torch.Tensor) -> Any:
-        note = mode.counted_of(x)
+        note = mode.traced_of(x)
         return x if note is None else Known(note.ordinary)
 
     args, kwargs = mapped(given, torch.Tensor, kept)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vrambudget.dtypes import DType
-from vrambudget.traced.counted import TORCH_DTYPE
+from vrambudget.traced.tensor import TORCH_DTYPE
 
 NUMBER = 0.5
 _LINES = 3  # that a report names

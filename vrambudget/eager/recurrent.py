@@ -17,7 +17,7 @@ import torch
 
 from vrambudget.errors import NotModelledError
 from vrambudget.traced import kernels
-from vrambudget.traced.counted import REHEARSE
+from vrambudget.traced.tensor import REHEARSE
 
 aten = torch.ops.aten
 _State = tuple[torch.Tensor, ...]

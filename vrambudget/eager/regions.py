@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vrambudget.traced.counted import CARD
+from vrambudget.traced.tensor import CARD
 
 
 def made_without_a_gpu(seen: set[torch.dtype]) -> Iterator[tuple[Any, str, Any]]:

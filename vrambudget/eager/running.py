@@ -30,9 +30,9 @@ from vrambudget.engine.context import context
 from vrambudget.engine.module import Module, register
 from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
-from vrambudget.traced.counted import CARD, DTYPE, REHEARSE
 from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.shadows import shadow
+from vrambudget.traced.tensor import CARD, DTYPE, REHEARSE
 
 _CREATE_GRAPH = 3  # its place in the engine's signature
 
@@ -218,7 +218,7 @@ def _label(mode: Standing, optimizer: Any) -> None:
     """Say what an optimizer's states are for."""
     for state in optimizer.state.values():
         for x in state.values() if isinstance(state, dict) else ():
-            if mode.counted_of(x) is not None:
+            if mode.traced_of(x) is not None:
                 mode.card.storage_of(mode.fake_of(x)).purpose = Purpose.OPTIMIZER_STATES
 
 

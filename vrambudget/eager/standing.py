@@ -29,9 +29,9 @@ from vrambudget.errors import NotModelledError
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import known
 from vrambudget.traced.build import strides_of
-from vrambudget.traced.counted import REHEARSE
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.rules.table import getter
+from vrambudget.traced.tensor import REHEARSE
 
 _MIXES = {"copy_", "to", "type_as", "new_tensor", "_pack_padded_sequence", "ctc_loss"}
 _PICKS = {"__getitem__", "__setitem__"}
@@ -115,7 +115,7 @@ class Standing(TorchFunctionMode):
         """Return the fake tensors that stand for live ones."""
         return [*self._fakes.values()]
 
-    def counted_of(self, x: Any) -> Note | None:
+    def traced_of(self, x: Any) -> Note | None:
         """Return the note of what is on the GPU, None for the host's."""
         x = self._fakes.get(id(x), x)
         return note_of(x) if is_on_card(x) else None

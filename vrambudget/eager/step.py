@@ -25,8 +25,8 @@ from vrambudget.ops.workspaces import warm_up
 from vrambudget.tape.events import Tape
 from vrambudget.tape.marks import Phase
 from vrambudget.traced import kernels
-from vrambudget.traced.counted import REHEARSE, dtype_of
 from vrambudget.traced.lines import own_line
+from vrambudget.traced.tensor import REHEARSE, dtype_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def _generate(model: Any, job: Mapping[str, Any]) -> object:
     options = options_of(job)
     if "vrambudget_hook" in sys.modules:
         if job.get("cache") == "quantized":
-            _stand_in_for_quanto()
+            _stub_quanto()
         if job.get("num_beams", 1) > 1:
             _go_on_with_beams(options["max_new_tokens"])
     for _ in range(job.get("calls", 1)):
@@ -51,7 +51,7 @@ class _Unpacking:
         return packed.new_empty((packed.shape[0] * (8 // bits), *packed.shape[1:]))
 
 
-def _stand_in_for_quanto() -> None:
+def _stub_quanto() -> None:
     """Keep quanto from compiling kernels that would not run."""
     from optimum.quanto.library.extensions import get_extension  # noqa: PLC0415
 

@@ -10,7 +10,7 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.parallel.meta import to_empty
 from vrambudget.tape.events import Storage
 from vrambudget.training.clip import Clips
-from vrambudget.training.loops import CountedLoop
+from vrambudget.training.loops import TrainingLoop
 
 
 class Engine(Protocol):
@@ -30,7 +30,7 @@ class Ranked:
     in_full: bool = False  # whether every pass has to be traced
     lays_layers: bool = False  # whether layers that are alike may be replayed
     keeps_cache: bool = False  # whether training begins with what preparing left in the cache
-    loop: CountedLoop | None = None  # the layout's own, in place of the job's
+    loop: TrainingLoop | None = None  # the layout's own, in place of the job's
     engine: Engine | None = None  # the library's own, whose backward steps, too
     clips: Clips | None = None  # the library's own, in place of clip_grad_norm_
 

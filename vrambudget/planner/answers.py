@@ -141,9 +141,9 @@ def _advice(question: Question) -> dict[str, Any]:
 
 def _largest(question: Question) -> dict[str, Any]:
     from vrambudget.planning.fit import largest_batch  # noqa: PLC0415 - likewise
-    from vrambudget.planning.variants import as_counted  # noqa: PLC0415 - likewise
+    from vrambudget.planning.variants import as_traced  # noqa: PLC0415 - likewise
 
-    counted = as_counted(_traced(question))
+    counted = as_traced(_traced(question))
     spare = counted.gpu.spare_bytes if counted.gpu else 0
     return {"batch": largest_batch(counted, margin_bytes=spare)[0]}
 

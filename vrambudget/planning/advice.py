@@ -28,7 +28,7 @@ from vrambudget.planning.forked import forked
 from vrambudget.planning.lower_bound import Floor
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.tensors import held
-from vrambudget.planning.variants import MOST_TRACED, as_counted, variant
+from vrambudget.planning.variants import MOST_TRACED, as_traced, variant
 from vrambudget.scenario import Scenario, resolve
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Tape
@@ -72,7 +72,7 @@ def advise_on(
     `forks`: let other processes try, too. For a process that has no other threads.
     Where lengths change, changes are tried on the draw that was counted.
     """
-    traced = replace(traced, scenario=as_counted(traced))
+    traced = replace(traced, scenario=as_traced(traced))
     trial = _Trial(traced, progress, forks=forks)
     singles = trial.helpful((change,) for change in CHANGES)
     pairs: dict[tuple[Change, ...], Option] = {}

@@ -35,9 +35,9 @@ class FewLayers:
         fields = type(scenario.config).model_fields
         self.depth = next((name for name in _DEPTHS if name in fields), "")
         self.layers: int = getattr(scenario.config, self.depth) if self.depth else 0
-        self.alike = self.layers > 0 and self._are_alike()
+        self.alike = self.layers > 0 and self._are_identical()
 
-    def _are_alike(self) -> bool:
+    def _are_identical(self) -> bool:
         """Return whether the model has one list of layers, all of them alike."""
         config, task = self.scenario.config.for_job(self.scenario.job), self.scenario.job.task
         assert task is not None  # noqa: S101 - resolved

@@ -36,7 +36,7 @@ def guessed(tapes: Mapping[int, Tape], good: int, bad: int, limit: int) -> int |
     `tapes` are of the sizes that were tried; None where no two of them have the same events.
     """
     near = sorted(tapes, key=lambda size: abs(size - good))
-    pair = next((p for p in pairwise(near) if _are_alike(*(tapes[size] for size in p))), None)
+    pair = next((p for p in pairwise(near) if _are_identical(*(tapes[size] for size in p))), None)
     if pair is None:
         return None
     two = {size: tapes[size] for size in pair}
@@ -51,7 +51,7 @@ def guessed(tapes: Mapping[int, Tape], good: int, bad: int, limit: int) -> int |
     return good
 
 
-def _are_alike(a: Tape, b: Tape) -> bool:
+def _are_identical(a: Tape, b: Tape) -> bool:
     return a.events == b.events and a.operations == b.operations and a.purposes == b.purposes
 
 

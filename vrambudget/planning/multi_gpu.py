@@ -82,7 +82,7 @@ class Planner:
         self.tried: dict[tuple[str, int], Choice | None] = {}
         self.budgets: dict[Job, Budget] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
-        self.counted_layouts = set[str]()
+        self.modelled_layouts = set[str]()
         self.parameters, self.rows = count_and_rows(scenario)
         self.few_layers = FewLayers(scenario)
 
@@ -128,7 +128,7 @@ class Planner:
         for trained in reversed(GOALS[self.wish.goal]):  # the fewest parameters first
             ways = [layout for layout in frugal if layout.trains == trained]
             found = next(filter(None, map(self._largest, ways)), None)
-            if found is not None or any(way.name in self.counted_layouts for way in ways):
+            if found is not None or any(way.name in self.modelled_layouts for way in ways):
                 return found
         return None
 
@@ -215,14 +215,14 @@ class Planner:
         if not self._is_wanted(layout):
             return None
         if self._bound(layout) > self.limit:
-            self.counted_layouts.add(layout.name)
+            self.modelled_layouts.add(layout.name)
             return None
         job = self._job(layout)
         if self.few_layers.least_bytes(job) > self.limit:
-            self.counted_layouts.add(layout.name)
+            self.modelled_layouts.add(layout.name)
             return None
         budget = self._budget(job)
-        self.counted_layouts.add(layout.name)
+        self.modelled_layouts.add(layout.name)
         return self._of_all_ranks(layout, job, budget) if self._fits(budget) else None
 
     def _is_wanted(self, layout: LayoutChoice) -> bool:

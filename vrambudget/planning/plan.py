@@ -79,7 +79,7 @@ class Plan:
     per_node: int | None = None  # GPUs of a machine, where machines were counted
     left_out: tuple[str, ...] = ()  # why recipes of a job that is compiled were not tried
     not_considered: tuple[str, ...] = ()
-    was_counted: bool = True  # whether any layout of several GPUs was
+    any_modelled: bool = True  # whether any layout of several GPUs was
     margin_bytes: int = 0
 
     def __repr__(self) -> str:
@@ -178,7 +178,7 @@ def plan_for(scenario: Scenario, wish: Wish, progress: Callable[[], object] = la
         per_node=wish.per_node,
         left_out=left_out,
         not_considered=planner.not_considered() if planner else (),
-        was_counted=planner is None or any(planner.counted_layouts),
+        any_modelled=planner is None or any(planner.modelled_layouts),
         margin_bytes=wish.margin_bytes,
     )
 

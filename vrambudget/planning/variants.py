@@ -26,7 +26,7 @@ def variant(scenario: Scenario, **fields: Any) -> Scenario:
     return replace(scenario, job=job.resolve(scenario.config.for_job(job)))
 
 
-def as_counted(traced: Traced) -> Scenario:
+def as_traced(traced: Traced) -> Scenario:
     """Return the scenario with the draw that was counted, where lengths change from batch to batch.
 
     Trying every draw of every change would take five times as long.

@@ -9,8 +9,8 @@ from vrambudget.engine.context import context
 from vrambudget.recording.listener import Phase
 from vrambudget.recording.raw import Layout
 from vrambudget.traced import derived, kernels
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.products import PRODUCTS
+from vrambudget.traced.tensor import dtype_of
 
 Patch = tuple[Any, str, Any]
 

@@ -25,7 +25,7 @@ from vrambudget.models.parts.cache import DynamicLayer
 from vrambudget.recording import models
 from vrambudget.recording.listener import Listener
 from vrambudget.traced import live
-from vrambudget.traced.counted import Counted
+from vrambudget.traced.tensor import TracedTensor
 
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 
@@ -65,9 +65,9 @@ def _mask(*_: Any, **given: Any) -> Any:
     return _step("mask", (empty((int(batch), 1, 1, int(length)), bool_),), [])[0]
 
 
-def counted(v: Tensor) -> Counted:
+def counted(v: Tensor) -> TracedTensor:
     """Return what the model's code sees of a tensor, which has a name."""
-    x: Counted = vars(live)["counted"](v)
+    x: TracedTensor = vars(live)["traced_tensor"](v)
     return x
 
 

@@ -16,7 +16,7 @@ from vrambudget.recording.listener import Listener, Phase
 from vrambudget.recording.raw import Effects, Lies
 from vrambudget.tape.events import Storage
 from vrambudget.traced import casts, derived
-from vrambudget.traced.counted import dtype_of
+from vrambudget.traced.tensor import dtype_of
 
 Patch = tuple[Any, str, Any]
 

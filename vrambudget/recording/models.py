@@ -12,7 +12,8 @@ from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.program.form import COUNT
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.raw import Name
-from vrambudget.traced import build, counted, live, module
+from vrambudget.traced import build, live, module
+from vrambudget.traced import tensor as tensors
 
 Patch = tuple[Any, str, Any]
 _TABLES = {"position_embeddings", "wpe"}
@@ -75,7 +76,7 @@ def _note_inputs(listener: Listener, model: Any, batch: dict[str, Tensor]) -> No
         listener.parameters.setdefault(id(p), Name(f"@{name}"))
         listener.shared.setdefault(id(p), []).append(Name(f"@{name}"))
     for name, b in model._module.named_buffers():  # noqa: SLF001 - the tracer's own
-        c = model._mode.counted_of(b)  # noqa: SLF001
+        c = model._mode.traced_of(b)  # noqa: SLF001
         if c is not None:
             listener.parameters.setdefault(id(c.v), Name(f"@{name}"))
     for name, x in batch.items():
@@ -114,7 +115,7 @@ def note_model(listener: Listener, model: Any, start: int) -> None:
     buffers = [
         (name, c.v)
         for name, b in torch_module.named_buffers()
-        if (c := model._mode.counted_of(b)) is not None  # noqa: SLF001
+        if (c := model._mode.traced_of(b)) is not None  # noqa: SLF001
     ]
     listener.facts |= {
         "build": events,
@@ -224,7 +225,7 @@ def _left(listener: Listener, _module: Any, _args: Any, output: Any) -> None:
 
 
 def _names_in(value: Any) -> list[Name]:
-    if type(value) is counted.Counted:
+    if type(value) is tensors.TracedTensor:
         return [value.named] if hasattr(value, "named") else []
     if isinstance(value, dict):
         value = list(value.values())

@@ -28,8 +28,8 @@ from vrambudget.recording.merging import Merger
 from vrambudget.recording.programs import PRECISIONS
 from vrambudget.recording.signatures import Component, signature_of
 from vrambudget.scenario import platform_of
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.live import tensors_in
+from vrambudget.traced.tensor import dtype_of
 
 CALLS = ("forward", "encode", "decode")
 STEPS = 2  # of the scheduler: all are alike; a second expert has one of its own

@@ -12,8 +12,8 @@ from vrambudget.dtypes import DType
 from vrambudget.eager.mode import is_on_card
 from vrambudget.errors import NotModelledError
 from vrambudget.recording.sized import Size
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.known import Known, of_tensor
+from vrambudget.traced.tensor import dtype_of
 from vrambudget.training.inputs import Input
 
 

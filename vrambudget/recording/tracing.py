@@ -19,12 +19,14 @@ from vrambudget.recording import general, models
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.sized import Size, report_to
 from vrambudget.traced import (
-    counted,
     functions,
     live,
     mode,
     patches,
     rules,
+)
+from vrambudget.traced import (
+    tensor as tensors,
 )
 from vrambudget.traced.rules import arithmetic, attributes
 from vrambudget.traced.rules.table import getter
@@ -125,7 +127,7 @@ def _of_operations(listener: Listener) -> Iterator[Patch]:
 def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
     listener: Listener,
 ) -> Iterator[Patch]:
-    make, call, handle = counted.counted, mode.Following._call, mode.Following._handle  # noqa: SLF001
+    make, call, handle = tensors.traced_tensor, mode.Following._call, mode.Following._handle  # noqa: SLF001
     handled = mode._Handled  # noqa: SLF001
     taken, handed, wrote = handled.taken, handled.handed, handled.wrote
 
@@ -155,7 +157,7 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
             return int(value)
         v = taken(self, value)
         if listener.is_on and isinstance(v, Tensor):
-            name = getattr(value, "named", None) if type(value) is counted.Counted else None
+            name = getattr(value, "named", None) if type(value) is tensors.TracedTensor else None
             if name is not None:
                 listener.given[id(v)] = name
             else:
@@ -193,7 +195,7 @@ def _of_wrappers(  # noqa: C901, PLR0915 - small functions side by side
         return apply(following, function, args, kwargs)
 
     for home in (mode, live, attributes, functions, patches):
-        yield home, "counted", wrapper
+        yield home, "traced_tensor", wrapper
     yield mode.Following, "_call", called
     yield mode.Following, "_handle", handling
     yield handled, "taken", taking
@@ -252,9 +254,9 @@ def _answers(  # noqa: C901 - small functions side by side
             listener.emit("detach", name, listener.of(x.v))
             listener.temporaries[id(v)] = (name, v)
         if v.dtype.is_floating_point:
-            return again.counted(v, x.known)
+            return again.traced_tensor(v, x.known)
         base = x if x.base is None else x.base
-        return again.counted(v, x.known, base, x.remake or (lambda value: value))
+        return again.traced_tensor(v, x.known, base, x.remake or (lambda value: value))
 
     def read_back(name: str, answer: Any) -> Any:
         def answered(following: Any, x: Any, *args: Any) -> Any:

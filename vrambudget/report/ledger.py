@@ -55,7 +55,7 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
     for purpose, part in zip(budget.breakdown, parts, strict=True):
         if purpose in _SOMETIMES and not budget.breakdown[purpose]:
             continue
-        yield LedgerLine(purpose, part, how_counted(purpose, budget))
+        yield LedgerLine(purpose, part, how_computed(purpose, budget))
     yield LedgerLine(
         "peak allocated", allocated, "torch.cuda.max_memory_allocated()", is_total=True
     )
@@ -71,7 +71,7 @@ def _lines(budget: Budget, amounts: Amounts) -> Iterator[LedgerLine]:
     yield LedgerLine("left", capacity - total, "capacity - device total", is_total=True)
 
 
-def how_counted(purpose: str, budget: Budget) -> str:
+def how_computed(purpose: str, budget: Budget) -> str:
     """Say in a few words how a part is computed; a product is shown only if it is exact."""
     explain = _COUNTED.get(purpose)
     return explain(budget) if explain else ""

@@ -158,7 +158,7 @@ def _nothing(found: Plan) -> str:
     where = _gpus(found, found.most)
     if not found.not_considered:
         return f"does not fit on {where}: {at}"
-    if not found.was_counted:
+    if not found.any_modelled:
         return f"no layout of {found.model} on {where} has rules: whether it fits is not known"
     return f"no layout that has rules fits {at} on {where}; others were not considered"
 

@@ -1,6 +1,6 @@
 """Any module: its own code runs on tensors that count, and what it asks of torch goes to `ops`.
 
-    counted.py     the tensor that stands in for one on the card
+    tensor.py      the tensor that stands for one on the GPU
     mode.py        where each call of torch arrives, and which way it goes
     rules/         calls that `ops` has an operation for, one file per kind
     derived.py     all other calls: PyTorch's own autograd on the meta device says what they do

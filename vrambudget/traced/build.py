@@ -24,11 +24,11 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import kernels
 from vrambudget.traced.config import TracedConfig
-from vrambudget.traced.counted import CARD, TORCH_DTYPE, counted, dtype_of
 from vrambudget.traced.known import Known, of_tensor
 from vrambudget.traced.live import Live, loss_in, loss_of_outputs
 from vrambudget.traced.mode import Following
 from vrambudget.traced.patches import running
+from vrambudget.traced.tensor import CARD, TORCH_DTYPE, dtype_of, traced_tensor
 from vrambudget.training.inputs import Input, inputs_for
 
 _MOST_LINES = 2  # of an error of transformers
@@ -155,12 +155,12 @@ def _lay(module: torch.nn.Module, mode: Following) -> None:
         _lay(child, mode)
     own = (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001 - shared ones too
     for x in own:
-        if x is None or mode.counted_of(x) is not None:
+        if x is None or mode.traced_of(x) is not None:
             continue
         context.operation = "parameter" if isinstance(x, torch.nn.Parameter) else "buffer"
         v: Tensor = empty(tuple(x.shape), dtype_of(x.dtype), strides_of(x))
         v.requires_grad = bool(x.requires_grad)
-        mode.weights[id(x)] = counted(v)
+        mode.weights[id(x)] = traced_tensor(v)
         mode.leaf_hooks.adopt(x, v)
 
 

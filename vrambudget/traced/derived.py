@@ -25,8 +25,8 @@ from vrambudget.engine.tensor import Shape, Tensor
 from vrambudget.tape.events import Storage
 from vrambudget.traced import kernels
 from vrambudget.traced.composed import composed, is_composed
-from vrambudget.traced.counted import dtype_of, meta_of, no_rule
 from vrambudget.traced.several_kernels import formula, kernel_by_kernel
+from vrambudget.traced.tensor import dtype_of, meta_of, no_rule
 
 # Under a dispatch mode PyTorch's formulas avoid writing into tensors that a subclass might be
 # (areAnyTensorSubclassLike); on the card they write into the zeros that they just made.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vrambudget.errors import NotModelledError
-from vrambudget.traced.counted import REHEARSE
+from vrambudget.traced.tensor import REHEARSE
 
 
 def encoder_layer(  # noqa: PLR0917 - the schema of aten

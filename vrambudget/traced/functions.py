@@ -18,7 +18,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.traced import regions
-from vrambudget.traced.counted import Counted, counted
+from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 if TYPE_CHECKING:
     from vrambudget.traced.mode import Following
@@ -54,7 +54,7 @@ class Ctx:
     def save(self, mode: Following) -> None:
         """Let the engine keep what was to be saved."""
         for x in self.to_save:
-            ours = None if x is None else mode.counted_of(x)
+            ours = None if x is None else mode.traced_of(x)
             if ours is None:
                 self.kept.append((x, None))
                 continue
@@ -79,7 +79,7 @@ def _restored(note: Any, saved: Saved) -> Any:
     if not isinstance(note, tuple):
         return note
     shape, dtype, strides = note[:3]
-    return counted(Tensor(shape, dtype, storage, strides))
+    return traced_tensor(Tensor(shape, dtype, storage, strides))
 
 
 def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
     if kwargs or function.setup_context is not torch.autograd.Function.setup_context:
         raise NotModelledError(f"{function.__name__} with a setup_context is not traced")
     regions.adopt()
-    inputs = [mode.counted_of(x) if isinstance(x, torch.Tensor) else None for x in args]
+    inputs = [mode.traced_of(x) if isinstance(x, torch.Tensor) else None for x in args]
     wants = tuple(x is not None and x.v.requires_grad for x in inputs)
     ctx = Ctx(wants)
     with torch.no_grad():
@@ -104,17 +104,18 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
     outputs = [_output(x, inputs, ctx) for x in given]
     wanted = [not any(x is without for without in ctx.without_grad) for x in given]
     ctx.without_grad = ()
-    ours = [x for x in outputs if isinstance(x, Counted)]
+    ours = [x for x in outputs if isinstance(x, TracedTensor)]
     ctx.save(mode)
 
     # Only which outputs are tensors is closed over: the tensors would never die.
-    are_tensors = [isinstance(x, Counted) for x in outputs]
+    are_tensors = [isinstance(x, TracedTensor) for x in outputs]
 
     def backward(*gradients: Tensor | None) -> Any:
         incoming = iter(gradients)
         arrived = [next(incoming) if is_tensor else None for is_tensor in are_tensors]
         with torch.no_grad(), mode:
-            found = function.backward(ctx, *(None if g is None else counted(g) for g in arrived))
+            given = [None if g is None else traced_tensor(g) for g in arrived]
+            found = function.backward(ctx, *given)
         found = found if isinstance(found, tuple) else (found,)
         return tuple(None if g is None else g.v for g in found[: len(wants)])
 
@@ -125,12 +126,12 @@ def apply_function(mode: Following, function: Any, args: Any, kwargs: Any) -> An
         backward=backward,
     )
     for x, wants_gradient in zip(outputs, wanted, strict=True):
-        if isinstance(x, Counted) and not wants_gradient:
+        if isinstance(x, TracedTensor) and not wants_gradient:
             x.v.requires_grad, x.v.node = False, None
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 
-def _output(x: Any, inputs: list[Counted | None], ctx: Ctx) -> Any:
+def _output(x: Any, inputs: list[TracedTensor | None], ctx: Ctx) -> Any:
     """Return an output: an input that is returned becomes a view of itself."""
     is_input = any(x is given for given in inputs) and not any(x is d for d in ctx.dirty)
-    return counted(x.v.viewed(x.v.shape, x.v.strides), x.known, x) if is_input else x
+    return traced_tensor(x.v.viewed(x.v.shape, x.v.strides), x.known, x) if is_input else x

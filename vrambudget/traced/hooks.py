@@ -23,7 +23,7 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
 from vrambudget.traced import regions
-from vrambudget.traced.counted import Counted, counted
+from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 if TYPE_CHECKING:
     from vrambudget.traced.mode import Following
@@ -67,7 +67,7 @@ class LeafHooks:
                 _called(self.mode, hook, x)
 
 
-def register_hook(mode: Following, x: Counted, hook: Callable[..., Any]) -> RemovableHandle:
+def register_hook(mode: Following, x: TracedTensor, hook: Callable[..., Any]) -> RemovableHandle:
     """Tensor.register_hook."""
     if not x.v.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
@@ -147,13 +147,13 @@ def _replace(
     gradient = gradients[slot]
     if gradient is None:
         return
-    found = _called(mode, hook, counted(gradient))
+    found = _called(mode, hook, traced_tensor(gradient))
     if found is not None:
         gradients[slot] = found.v
 
 
-def _shown(gradients: Any) -> tuple[Counted | None, ...]:
-    return tuple(None if g is None else counted(g) for g in gradients)
+def _shown(gradients: Any) -> tuple[TracedTensor | None, ...]:
+    return tuple(None if g is None else traced_tensor(g) for g in gradients)
 
 
 def _taken(found: Any) -> list[Tensor | None]:

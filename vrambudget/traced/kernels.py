@@ -18,9 +18,9 @@ import torch
 
 from vrambudget.ops.temporaries import KERNELS, OPERATIONS, differences
 from vrambudget.traced import orders
-from vrambudget.traced.counted import laid
 from vrambudget.traced.examined import NOTHING_MORE
 from vrambudget.traced.products import PRODUCTS, product
+from vrambudget.traced.tensor import with_layouts
 
 WITHOUT_RESULT = {"index_put_", "_index_put_impl_"}
 """Operations that write into an input and yet allocate."""
@@ -62,7 +62,7 @@ def temporaries(func: Any, name: str, args: Any, result: Any) -> None:
         unchecked.add(name)  # in eval mode, or without a weight
     elif known is not None:
         rule, given = known
-        KERNELS[rule](laid(given), laid(result))
+        KERNELS[rule](with_layouts(given), with_layouts(result))
     elif name in orders.RULES:
         if not orders.RULES[name](args, result):
             unchecked.add(name)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from vrambudget.errors import NotModelledError
-from vrambudget.traced.counted import REHEARSE, Counted
 from vrambudget.traced.derived import mapped
+from vrambudget.traced.tensor import REHEARSE, TracedTensor
 
 _MOST = 2**22  # elements that are worked out
 
@@ -125,7 +125,7 @@ def _arguments(given: Any, mode: Any, instead: dict[int, Known]) -> tuple[Any, A
 
     def kept(x: torch.Tensor) -> Any:
         nonlocal missing
-        counted = mode.counted_of(x)
+        counted = mode.traced_of(x)
         if counted is None:
             return x
         value = instead.get(id(counted), counted.known)
@@ -157,7 +157,7 @@ def worked_out(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def read_back(x: Counted) -> torch.Tensor | None:
+def read_back(x: TracedTensor) -> torch.Tensor | None:
     """Return the value of a counted tensor, None if the host does not know it."""
     if x.known is None or x.numel() > _MOST:
         return None
@@ -172,8 +172,8 @@ def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
     """
     args, kwargs = given
     if func is torch.Tensor.__getitem__:
-        place = mode.counted_of(args[1]) if isinstance(args[1], torch.Tensor) else None
-        of_host = place is not None and not place.dim() and mode.counted_of(args[0]) is None
+        place = mode.traced_of(args[1]) if isinstance(args[1], torch.Tensor) else None
+        of_host = place is not None and not place.dim() and mode.traced_of(args[0]) is None
         value = read_back(place) if place is not None and of_host and args[0].is_cpu else None
         return None if value is None else args[0][value]
     if func is torch.Tensor.to:
@@ -182,5 +182,5 @@ def brought_to_host(func: Any, given: Any, mode: Any) -> torch.Tensor | None:
         goes = any(torch.device(place).type == "cpu" for place in places)
     else:
         goes = func is torch.Tensor.cpu
-    x = mode.counted_of(args[0]) if goes else None
+    x = mode.traced_of(args[0]) if goes else None
     return None if x is None else read_back(x)

@@ -16,10 +16,10 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.errors import NotModelledError, TooLargeError
 from vrambudget.models.parts.outputs import Outputs
-from vrambudget.traced.counted import REHEARSE, Counted, counted
 from vrambudget.traced.mode import Following
 from vrambudget.traced.patches import running
 from vrambudget.traced.shadows import as_parameter, shadow
+from vrambudget.traced.tensor import REHEARSE, TracedTensor, traced_tensor
 from vrambudget.training.freeze import freeze
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Live(TorchModule):
 
     def _parameter_of(self, weight: torch.Tensor) -> Parameter | None:
         """Return a counted parameter's tensor, from now on one that the engine knows as such."""
-        ours = self._mode.counted_of(weight)
+        ours = self._mode.traced_of(weight)
         if ours is None:
             return None
         ours.v = as_parameter(ours.v)
@@ -94,20 +94,20 @@ class Live(TorchModule):
         """Call the module as a loop does; its outputs' tensors are the engine's."""
         if self._module.training != self.training:  # the loop changed the shadows' mode
             self._module.train(self.training)
-        given = {name: counted(x, self._values.get(name)) for name, x in batch.items()}
+        given = {name: traced_tensor(x, self._values.get(name)) for name, x in batch.items()}
         with running(self._mode):
             before = context.purpose
             outputs, loss = self._called(given)
             context.purpose = before
         del given
-        tensors = tensors_in(outputs, Counted)
+        tensors = tensors_in(outputs, TracedTensor)
         logits = next((x for x in tensors if x is not loss), loss)
         others = tuple(x.v for x in tensors if x is not loss and x is not logits)
         if logits is None:
             raise NotModelledError(f"{type(self._module).__name__} returns no tensor")
         return Outputs((logits if loss is None else loss).v, logits.v, others)
 
-    def _called(self, given: Mapping[str, Counted]) -> tuple[Any, Any]:
+    def _called(self, given: Mapping[str, TracedTensor]) -> tuple[Any, Any]:
         """Return outputs and loss. Raises NotModelledError where the code itself fails."""
         try:
             inputs = as_given(given)

@@ -24,11 +24,11 @@ from vrambudget.engine.tensor import Tensor, empty
 from vrambudget.errors import NotModelledError
 from vrambudget.ops.creation import made
 from vrambudget.traced import casts, known, regions
-from vrambudget.traced.counted import CARD, Counted, counted, dtype_of, no_rule
 from vrambudget.traced.derived import TorchCall, mapped
 from vrambudget.traced.hooks import LeafHooks
 from vrambudget.traced.lines import own_line, stack
 from vrambudget.traced.rules import ATTRIBUTES, RULES, WRITING
+from vrambudget.traced.tensor import CARD, TracedTensor, dtype_of, no_rule, traced_tensor
 
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__"}
 _INDEXING = {"__getitem__", "__setitem__"}
@@ -48,7 +48,7 @@ class Following(TorchFunctionMode):
     `shadows` are what the tape knows live modules by, by their ids.
     """
 
-    def __init__(self, weights: dict[int, Counted] | None = None) -> None:
+    def __init__(self, weights: dict[int, TracedTensor] | None = None) -> None:
         super().__init__()
         self.weights = {} if weights is None else weights
         self.shadows: dict[int, Module] = {}
@@ -67,7 +67,7 @@ class Following(TorchFunctionMode):
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         answer = ATTRIBUTES.get(func)
         if answer is not None:
-            x = self.counted_of(args[0])
+            x = self.traced_of(args[0])
             return func(*args, **kwargs) if x is None else answer(self, x, *args[1:], **kwargs)
         if func in _OF_ITS_TYPE and torch.device(kwargs.get("device") or CARD).type == "cpu":
             return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
@@ -97,12 +97,12 @@ class Following(TorchFunctionMode):
                 return self._run_body(func, *given)
         return call.handed(func, call.derived(func, *ours), given)
 
-    def adopted(self, x: torch.Tensor) -> Counted | None:
+    def adopted(self, x: torch.Tensor) -> TracedTensor | None:
         """Count a live tensor that no module has as its own; None for one on the CPU."""
         if x.device.type not in (CARD.type, "meta"):
             return None
         context.operation = "attribute"
-        found = self.weights[id(x)] = counted(empty(tuple(x.shape), dtype_of(x.dtype)))
+        found = self.weights[id(x)] = traced_tensor(empty(tuple(x.shape), dtype_of(x.dtype)))
         self._held.append(x)  # its id stays its own
         return found
 
@@ -114,9 +114,9 @@ class Following(TorchFunctionMode):
         finally:
             self._bodies.pop()
 
-    def counted_of(self, x: Any) -> Counted | None:
+    def traced_of(self, x: Any) -> TracedTensor | None:
         """Return x as a counted tensor, None for what is on the CPU."""
-        return x if type(x) is Counted else self.weights.get(id(x))
+        return x if type(x) is TracedTensor else self.weights.get(id(x))
 
 
 class _Handled:
@@ -124,9 +124,9 @@ class _Handled:
 
     def __init__(self, mode: Following) -> None:
         self.mode = mode
-        self.found: dict[int, Counted] = {}
+        self.found: dict[int, TracedTensor] = {}
         self.live: dict[int, torch.Tensor] = {}  # what code knows them by, if not as counted
-        self.written: list[Counted] = []
+        self.written: list[TracedTensor] = []
 
     def taken(self, value: Any) -> Any:
         """Return arguments with the engine's tensors in the place of counted ones."""
@@ -135,7 +135,7 @@ class _Handled:
             return kind([self.taken(item) for item in value])
         if kind is dict:
             return {key: self.taken(item) for key, item in value.items()}
-        if kind is Counted:
+        if kind is TracedTensor:
             x = value
         elif isinstance(value, torch.Tensor):
             x = self.mode.weights.get(id(value))
@@ -192,9 +192,9 @@ class _Handled:
                 return self.live.get(id(v), x)
             x = next((x for x in self.found.values() if x.v.storage is v.storage), None)
             if x is None:
-                return counted(v, item)
+                return traced_tensor(v, item)
             remake = known.remake(func, given, x, number, self.mode)
-            return counted(v, item, x if x.base is None else x.base, remake)
+            return traced_tensor(v, item, x if x.base is None else x.base, remake)
 
         if isinstance(result, Tensor):
             return back(result, value)

@@ -24,10 +24,10 @@ from vrambudget.config.unfamiliar import length_of, tasks_of
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.traced import kernels
 from vrambudget.traced.build import allocated, values_of
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.known import of_tensor
 from vrambudget.traced.live import Live, loss_of_outputs
 from vrambudget.traced.mode import Following
+from vrambudget.traced.tensor import dtype_of
 from vrambudget.training.inputs import Input, inputs_of
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

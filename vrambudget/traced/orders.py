@@ -16,7 +16,7 @@ from typing import Any
 from vrambudget.dtypes import int64
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.sampling import sort_buffers
-from vrambudget.traced.counted import dtype_of, laid
+from vrambudget.traced.tensor import dtype_of, with_layouts
 
 _KEY_BYTES = {4, 8}  # whose tiles are known (ops.cub)
 _VALUE_AND_PLACE = 2 * int64.itemsize
@@ -56,7 +56,7 @@ def _moments(args: Any, _result: Any) -> bool:
 
 def _reduced(x: Any, dims: Any, accumulator: int) -> None:
     if x.dim():
-        with_partial_sums(laid(x), tuple(dims or range(x.dim())), accumulator=accumulator)
+        with_partial_sums(with_layouts(x), tuple(dims or range(x.dim())), accumulator=accumulator)
 
 
 RULES: dict[str, Callable[[Any, Any], bool]] = {

@@ -28,10 +28,10 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.tape.events import Purpose
 from vrambudget.traced import regions
-from vrambudget.traced.counted import Counted, counted
 from vrambudget.traced.fast_path import FAST_PATH
 from vrambudget.traced.functions import apply_function
 from vrambudget.traced.mode import Following
+from vrambudget.traced.tensor import TracedTensor, traced_tensor
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _frame(mode: Following, function: Callable[..., Any], args: Any, kwargs: Any
 
 def _input_of_inner(x: Any) -> Any:
     """Return what a checkpoint within another one keeps of an input; parameters are there."""
-    is_made = isinstance(x, Counted) and (x.v.node is not None or not x.v.requires_grad)
+    is_made = isinstance(x, TracedTensor) and (x.v.node is not None or not x.v.requires_grad)
     return _Input(x) if is_made else x
 
 
@@ -128,13 +128,13 @@ class _Input:
     Source: torch/utils/checkpoint.py (_NoopSaveInputs: inputs are saved under the outer hooks).
     """
 
-    def __init__(self, x: Counted) -> None:
+    def __init__(self, x: TracedTensor) -> None:
         layout = x.v
         self.layout = layout.shape, layout.dtype, layout.strides
         self.requires_grad, self.known = layout.requires_grad, x.known
         self.saved = keep(layout)
 
-    def again(self) -> Counted:
+    def again(self) -> TracedTensor:
         """Return it, as the outer checkpoint made it again: once."""
         storage: Any = self.saved
         if isinstance(storage, Holder):
@@ -143,4 +143,4 @@ class _Input:
         shape, dtype, strides = self.layout
         x = Tensor(shape, dtype, storage, strides)
         x.requires_grad = self.requires_grad
-        return counted(x, self.known)
+        return traced_tensor(x, self.known)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vrambudget.ops.temporaries import readable
 from vrambudget.ops.workspaces import cublas_workspace
-from vrambudget.traced.counted import laid
+from vrambudget.traced.tensor import with_layouts
 
 _EPILOGUES = {"addmm", "_addmm_activation"}
 PRODUCTS = {"mm", "addmv", "mv", "dot", "baddbmm", "addbmm", *_EPILOGUES}
@@ -22,7 +22,7 @@ def product(name: str, args: Any) -> None:
     left, right = [x for x in args if hasattr(x, "stride")][-2:]
     if not (left.numel() and right.numel()):
         return
-    copies = [readable(laid(right)), readable(laid(left))]
+    copies = [readable(with_layouts(right)), readable(with_layouts(left))]
     has_bias = name in _EPILOGUES and tuple(args[0].shape) == tuple(right.shape[1:])
     cublas_workspace(epilogue=has_bias and 1 not in right.shape)
     del copies

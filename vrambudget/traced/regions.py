@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from vrambudget.engine.context import Autocast, context
-from vrambudget.traced.counted import CARD, TORCH_DTYPE, dtype_of
+from vrambudget.traced.tensor import CARD, TORCH_DTYPE, dtype_of
 
 _region: list[Autocast] = []
 

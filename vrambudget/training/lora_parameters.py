@@ -24,7 +24,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import VramBudgetError
 from vrambudget.models.parts.layers import Linear
-from vrambudget.models.parts.parametrised import Parametrised, StandIn
+from vrambudget.models.parts.parametrised import Parametrised, Replacement
 from vrambudget.ops.elementwise import add, mul_scalar
 from vrambudget.ops.linear import mm
 from vrambudget.ops.low_rank import add_low_rank
@@ -107,11 +107,11 @@ class LoraParameter(Module):
     def forward(self, *args: Any) -> Any:
         """Do what the wrapped layer does."""
         owner, name = self.target
-        stand_in = self._stand_in(getattr(owner, name))
-        with owner.parametrised(name, stand_in):
+        replacement = self._replacement(getattr(owner, name))
+        with owner.parametrised(name, replacement):
             return self.base_layer(*args)
 
-    def _stand_in(self, parameter: Parameter) -> StandIn:
+    def _replacement(self, parameter: Parameter) -> Replacement:
         if self.experts == 1:
             delta = to(mul_scalar(mm(self.lora_B.weight, self.lora_A.weight)), parameter.dtype)
             return lambda weight: add(weight, delta)

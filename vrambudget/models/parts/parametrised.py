@@ -12,35 +12,35 @@ from contextlib import contextmanager
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 
-StandIn = Callable[[Parameter], Tensor]
+Replacement = Callable[[Parameter], Tensor]
 
 
 class Parametrised(Module):
     """A module that reads its parameters by `value`."""
 
     def __init__(self) -> None:
-        self.stand_ins: dict[str, StandIn] = {}
+        self.replacements: dict[str, Replacement] = {}
         self.computed: dict[str, Tensor] = {}
 
     def value(self, name: str) -> Tensor:
         """Return the parameter, or what stands in for it."""
         parameter: Parameter = getattr(self, name)
-        stand_in = self.stand_ins.get(name)
-        if stand_in is None:
+        replacement = self.replacements.get(name)
+        if replacement is None:
             return parameter
         if name not in self.computed:
-            self.computed[name] = stand_in(parameter)
+            self.computed[name] = replacement(parameter)
         return self.computed[name]
 
     @contextmanager
-    def parametrised(self, name: str, stand_in: StandIn) -> Iterator[None]:
-        """Let `stand_in` stand in for a parameter; it is tried once, and the result dropped."""
+    def parametrised(self, name: str, replacement: Replacement) -> Iterator[None]:
+        """Let `replacement` stand in for a parameter; it is tried once, and the result dropped."""
         parameter: Parameter = getattr(self, name)
-        stand_in(parameter)
-        self.stand_ins[name] = stand_in
+        replacement(parameter)
+        self.replacements[name] = replacement
         try:
             yield
         finally:
-            del self.stand_ins[name]
-            if not self.stand_ins:
+            del self.replacements[name]
+            if not self.replacements:
                 self.computed.clear()

@@ -87,12 +87,12 @@ class AddsUp:
 def _local_parameters(module: Parametrised) -> Iterator[None]:
     """Let the module read its parameters as plain tensors."""
     own = {name: p for name, p in vars(module).items() if isinstance(p, Parameter)}
-    module.stand_ins = dict.fromkeys(own, _to_local)
+    module.replacements = dict.fromkeys(own, _to_local)
     module.computed = {name: _to_local(p) for name, p in own.items()}
     try:
         yield
     finally:
-        module.stand_ins, module.computed = {}, {}
+        module.replacements, module.computed = {}, {}
 
 
 def _to_local(parameter: Parameter) -> Tensor:

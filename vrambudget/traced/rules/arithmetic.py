@@ -9,8 +9,8 @@ from vrambudget.engine.tensor import Tensor
 from vrambudget.ops import elementwise
 from vrambudget.ops.dropout import dropout
 from vrambudget.ops.reduce import mean_last
-from vrambudget.traced.counted import CARD, dtype_of
 from vrambudget.traced.rules.table import on
+from vrambudget.traced.tensor import CARD, dtype_of
 
 _NUMBER = (int, float)
 

@@ -11,8 +11,8 @@ from vrambudget.engine.context import context
 from vrambudget.engine.tensor import empty_like
 from vrambudget.errors import NotModelledError
 from vrambudget.traced import hooks, known
-from vrambudget.traced.counted import CARD, REHEARSE, Counted, counted
 from vrambudget.traced.rules.table import getter
+from vrambudget.traced.tensor import CARD, REHEARSE, TracedTensor, traced_tensor
 
 Answer = Callable[..., Any]
 ATTRIBUTES: dict[Any, Answer] = {}
@@ -55,38 +55,38 @@ def answers(*functions: Any) -> Callable[[Answer], Answer]:
 
 
 @answers(getter("device"))
-def device(_mode: Any, _x: Counted) -> torch.device:
+def device(_mode: Any, _x: TracedTensor) -> torch.device:
     """Return where modelling code finds it."""
     return CARD
 
 
 @answers(getter("is_cuda"))
-def is_cuda(_mode: Any, _x: Counted) -> bool:
+def is_cuda(_mode: Any, _x: TracedTensor) -> bool:
     """Return whether it is on the card: it is."""
     return True
 
 
 @answers(getter("requires_grad"))
-def requires_grad(_mode: Any, x: Counted) -> bool:
+def requires_grad(_mode: Any, x: TracedTensor) -> bool:
     """Return whether it wants a gradient."""
     return x.v.requires_grad
 
 
 @answers(torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
-def set_flag(_mode: Any, x: Counted, value: bool) -> None:  # noqa: FBT001 - torch's signature
+def set_flag(_mode: Any, x: TracedTensor, value: bool) -> None:  # noqa: FBT001 - torch's signature
     """Let it want a gradient, or none; torch never frees what a setter returns."""
     x.v.requires_grad = value
 
 
 @answers(torch.Tensor.requires_grad_)
-def set_requires_grad(_mode: Any, x: Counted, value: bool = True) -> Counted:  # noqa: FBT001, FBT002
+def set_requires_grad(_mode: Any, x: TracedTensor, value: bool = True) -> TracedTensor:  # noqa: FBT001, FBT002
     """Let it want a gradient, or none."""
     x.v.requires_grad = value
     return x
 
 
 @answers(getter("grad_fn"))
-def grad_fn(mode: Any, x: Counted) -> Any:
+def grad_fn(mode: Any, x: TracedTensor) -> Any:
     """Return the node that made it."""
     return None if x.v.node is None else hooks.GradFn(mode, x.v.node)
 
@@ -95,75 +95,75 @@ ATTRIBUTES[_torch.register_hook] = hooks.register_hook
 
 
 @answers(_torch.register_post_accumulate_grad_hook)
-def register_post_accumulate_grad_hook(mode: Any, x: Counted, hook: Any) -> Any:
+def register_post_accumulate_grad_hook(mode: Any, x: TracedTensor, hook: Any) -> Any:
     """Call a hook each time that the leaf's gradient is there."""
     return hooks.added(mode.leaf_hooks.of(x, x.v)[1], hook)
 
 
 @answers(getter("is_leaf"))
-def is_leaf(_mode: Any, x: Counted) -> bool:
+def is_leaf(_mode: Any, x: TracedTensor) -> bool:
     """Return whether autograd did not make it."""
     return x.v.node is None
 
 
 @answers(getter("_version"))
-def version(_mode: Any, _x: Counted) -> int:
+def version(_mode: Any, _x: TracedTensor) -> int:
     """Return how often it was written into: nobody compares it here."""
     return 0
 
 
 @answers(getter("_base"))
-def base(_mode: Any, x: Counted) -> Counted | None:
+def base(_mode: Any, x: TracedTensor) -> TracedTensor | None:
     """Return what it is a view of."""
     return x.base
 
 
 @answers(getter("grad"))
-def grad(_mode: Any, x: Counted) -> Counted | None:
+def grad(_mode: Any, x: TracedTensor) -> TracedTensor | None:
     """Return its gradient."""
-    return None if x.v.grad is None else counted(x.v.grad)
+    return None if x.v.grad is None else traced_tensor(x.v.grad)
 
 
 @answers(torch.Tensor.grad.__set__)  # type: ignore[union-attr]
-def set_grad(mode: Any, x: Counted, value: Any) -> None:
+def set_grad(mode: Any, x: TracedTensor, value: Any) -> None:
     """Replace its gradient."""
-    gradient = mode.counted_of(value)
+    gradient = mode.traced_of(value)
     x.v.grad = None if gradient is None else gradient.v
 
 
 @answers(getter("data"), torch.Tensor.detach, torch.detach)
-def detach(_mode: Any, x: Counted) -> Counted:
+def detach(_mode: Any, x: TracedTensor) -> TracedTensor:
     """Return the same storage, unknown to autograd; of integers, whose values count, a view."""
     if x.v.dtype.is_floating_point:
-        return counted(x.v.detach(), x.known)
+        return traced_tensor(x.v.detach(), x.known)
     base = x if x.base is None else x.base
-    return counted(x.v.detach(), x.known, base, x.remake or (lambda value: value))
+    return traced_tensor(x.v.detach(), x.known, base, x.remake or (lambda value: value))
 
 
 @answers(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
-def set_data(mode: Any, x: Counted, value: Any) -> None:
+def set_data(mode: Any, x: TracedTensor, value: Any) -> None:
     """Take another's storage, layout and type."""
-    other = mode.counted_of(value)
+    other = mode.traced_of(value)
     if other is None:
         raise NotModelledError("x.data = a tensor on the CPU is not traced")
     x.v.shape, x.v.dtype = other.v.shape, other.v.dtype
     x.v.storage, x.v.strides = other.v.storage, other.v.strides
-    _torch.data.__set__(x, counted(other.v))  # type: ignore[attr-defined]
+    _torch.data.__set__(x, traced_tensor(other.v))  # type: ignore[attr-defined]
 
 
 @answers(torch.Tensor.__deepcopy__)
-def deepcopy(_mode: Any, x: Counted, memo: dict[int, Any]) -> Counted:
+def deepcopy(_mode: Any, x: TracedTensor, memo: dict[int, Any]) -> TracedTensor:
     """Return a copy with a storage of its own."""
     if id(x) not in memo:
         v = empty_like(x.v)
         v.requires_grad = x.v.requires_grad
-        copied = memo[id(x)] = counted(v, x.known)
+        copied = memo[id(x)] = traced_tensor(v, x.known)
         copied._is_param = getattr(x, "_is_param", False)  # noqa: SLF001 - what nn.Parameter is
-    twin: Counted = memo[id(x)]
+    twin: TracedTensor = memo[id(x)]
     return twin
 
 
-def _value(x: Counted, name: str) -> torch.Tensor:
+def _value(x: TracedTensor, name: str) -> torch.Tensor:
     """Return a tensor's value, if the host knows it."""
     value = known.read_back(x)
     if value is None:
@@ -174,13 +174,13 @@ def _value(x: Counted, name: str) -> torch.Tensor:
 
 
 @answers(_torch.cpu, _torch.numpy)
-def to_host(_mode: Any, x: Counted, *_: Any) -> Any:
+def to_host(_mode: Any, x: TracedTensor, *_: Any) -> Any:
     """Return the value on the host."""
     return _value(x, "cpu")
 
 
 @answers(_torch.__format__)
-def written(_mode: Any, x: Counted, spec: str) -> str:
+def written(_mode: Any, x: TracedTensor, spec: str) -> str:
     """Return a number as a log shows it."""
     return repr(x) if x.dim() else format(_value(x, "format").item(), spec)
 
@@ -202,7 +202,7 @@ def _finds_padding() -> bool:
 
 for _name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist"):
 
-    def _read(_mode: Any, x: Counted, _name: str = _name) -> Any:
+    def _read(_mode: Any, x: TracedTensor, _name: str = _name) -> Any:
         if _name == "__bool__" and _finds_padding():
             return False
         return getattr(_value(x, _name), _name)()

@@ -5,8 +5,8 @@ from typing import Any
 from vrambudget.ops import foreach_norm as foreach_norms
 from vrambudget.ops import norm
 from vrambudget.ops import softmax as softmaxes
-from vrambudget.traced.counted import dtype_of
 from vrambudget.traced.rules.table import on
+from vrambudget.traced.tensor import dtype_of
 
 
 @on("layer_norm")

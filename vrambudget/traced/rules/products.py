@@ -8,8 +8,8 @@ from vrambudget.ops import embedding as embeddings
 from vrambudget.ops import linear as products
 from vrambudget.ops.grouped import grouped_linear
 from vrambudget.ops.shape import transpose
-from vrambudget.traced.counted import REHEARSE
 from vrambudget.traced.rules.table import on
+from vrambudget.traced.tensor import REHEARSE
 
 _MATRIX = 2
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from vrambudget.training.loops.run import Run
 
 
-class CountedLoop(Protocol):
+class TrainingLoop(Protocol):
     """What a loop's module has."""
 
     def train(self, run: Run) -> dict[str, Any]:
@@ -21,7 +21,7 @@ class CountedLoop(Protocol):
         """Evaluate, without training."""
 
 
-def loop_named(name: str) -> CountedLoop:
+def loop_named(name: str) -> TrainingLoop:
     """Return a loop's module, by a name that a job may have; a job needs no other."""
-    loop: CountedLoop = import_module(f"{__name__}.{name}")
+    loop: TrainingLoop = import_module(f"{__name__}.{name}")
     return loop

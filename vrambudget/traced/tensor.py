@@ -1,4 +1,4 @@
-"""`Counted`: to modelling code a tensor on the card, to us a tensor of the engine.
+"""`TracedTensor`: to modelling code a tensor on the card, to us a tensor of the engine.
 
 It has a shape, a dtype and strides that torch itself answers for, and no data. `v` is the engine's
 tensor; `known` its value, where the host knows it; `base` what it is a view of, as torch's `_base`;
@@ -43,14 +43,14 @@ DTYPE = {theirs: ours for ours, theirs in _PAIRS}
 """Ours of torch's, where there is one."""
 
 
-class Counted(torch.Tensor):
+class TracedTensor(torch.Tensor):
     """A tensor without data that the engine counts."""
 
     v: Tensor
     known: Any
-    base: "Counted | None"
+    base: "TracedTensor | None"
     remake: Any
-    views: "list[weakref.ref[Counted]]"  # of this one, with values that may be known
+    views: "list[weakref.ref[TracedTensor]]"  # of this one, with values that may be known
 
     # Calls come to the mode (traced.mode) and never here.
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own
@@ -67,15 +67,15 @@ class Counted(torch.Tensor):
         raise NotModelledError(f"{func} was called where no rule could see it")
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Counted({list(self.v.shape)}, {self.v.dtype})"
+        return f"TracedTensor({list(self.v.shape)}, {self.v.dtype})"
 
 
-def counted(
-    v: Tensor, known: Any = None, base: Counted | None = None, remake: Any = None
-) -> Counted:
+def traced_tensor(
+    v: Tensor, known: Any = None, base: TracedTensor | None = None, remake: Any = None
+) -> TracedTensor:
     """Return the tensor that modelling code sees for the engine's `v`."""
-    x: Counted = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
-        Counted, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
+    x: TracedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's own way
+        TracedTensor, v.shape, strides=v.actual_strides(), dtype=TORCH_DTYPE[v.dtype], device=CARD
     )
     x.v, x.known, x.base, x.remake, x.views = v, known, base, remake, []
     if base is not None and (known is not None or remake is not None):
@@ -90,12 +90,12 @@ def dtype_of(theirs: torch.dtype) -> DType:
     return DTYPE[theirs]
 
 
-def laid(value: Any) -> Any:
+def with_layouts(value: Any) -> Any:
     """Return arguments, or results, with layouts in the place of torch's tensors."""
     if isinstance(value, torch.Tensor):
         strides = None if value.is_contiguous() else tuple(value.stride())
         return layout(tuple(value.shape), dtype_of(value.dtype), strides)
-    return [laid(item) for item in value] if isinstance(value, list | tuple) else value
+    return [with_layouts(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def meta_of(v: Tensor) -> torch.Tensor:
