@@ -57,13 +57,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--advise", action="store_true", help="list what would save memory, even if the job fits"
     )
-    parser.add_argument(
-        "--resolution",
-        dest="image_size",
-        type=int,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )  # what --image-size is for pipelines
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)  # the default mode
     parser.add_argument(
         "--inputs", metavar="NxCxHxW", help="shape of what 'module:factory' is called with"

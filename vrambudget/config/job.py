@@ -115,6 +115,7 @@ class Job(
         "seq_len": "block",
         "sequence_length": "block",
         "gradient_accumulation_steps": "grad_accum",
+        "resolution": "image_size",
     }
 
     @classmethod

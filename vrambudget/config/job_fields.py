@@ -318,6 +318,8 @@ class JobFields(TypedDict, total=False):
     """Block, as other tools call it."""
     gradient_accumulation_steps: int
     """Grad_accum, as other tools call it."""
+    resolution: int | None
+    """Image_size, as other tools call it."""
 
 
 class RunFields(JobFields, total=False):

@@ -143,3 +143,4 @@ class SweepFields(TypedDict, total=False):
     seq_len: Many[int | None]
     sequence_length: Many[int | None]
     gradient_accumulation_steps: Many[int]
+    resolution: Many[int | None]

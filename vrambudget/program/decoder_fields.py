@@ -51,9 +51,10 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def annotations(fields: Mapping[str, Any]) -> dict[str, Any]:
+def annotations(source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the types of keys that no class of models.parts.windows declares."""
-    return {k: _annotation(k, v) for k, v in fields.items() if k not in _OF_WINDOWS}
+    declared = {*_OF_WINDOWS}.union(*(base.__annotations__ for base in windows_of(source)))
+    return {k: _annotation(k, v) for k, v in source["fields"].items() if k not in declared}
 
 
 def _annotation(key: str, value: Any) -> Any:

@@ -43,7 +43,7 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     source = program.source
     fields = source["fields"]
     own = {
-        "__annotations__": {"model_type": Literal[model_type], **annotations(fields)},
+        "__annotations__": {"model_type": Literal[model_type], **annotations(source)},
         "__module__": __name__,
         "__doc__": f"transformers' configuration of {model_type}, with its defaults.",
         "model_type": model_type,

@@ -183,7 +183,7 @@ _SPELLINGS = ("model_type", "num_labels", "rope_scaling", "rope_theta")
 def unknown_in(keys: Mapping[str, Any], programs: Sequence[Variant]) -> tuple[str, ...]:
     """Return the keys that the recorded class has not. Raises VramBudgetError for a slip."""
     first = programs[0].program
-    others = first.source.get("others", keys.keys() - HARMLESS_VALUES)
+    others = set(first.source.get("others", keys)) - HARMLESS_VALUES.keys()
     known = {*others, *first.keys.get("attribute_map", ()), *_SPELLINGS}
     unknown = ModelConfig.others(keys, known | _roots(first))
     if not unknown:  # most files end here: further programs are not read
@@ -197,4 +197,4 @@ def unknown_in(keys: Mapping[str, Any], programs: Sequence[Variant]) -> tuple[st
 
 
 def _roots(program: Program) -> set[str]:
-    return {key.partition(".")[0] for key in program.keys}
+    return {key.partition(".")[0] for key in program.keys} - HARMLESS_VALUES.keys()

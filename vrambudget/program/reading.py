@@ -26,6 +26,7 @@ from vrambudget.program.form import (
 )
 from vrambudget.program.unfold import moved, renamed
 
+_OF_STACK = 6  # words: path, depth, first, period, recorded, checkpoints
 _FORMS = {2, FORM}  # 2: one program alone, or nothing that `only` would say
 MISFITS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError),
@@ -231,7 +232,7 @@ def _add(program: Program, word: str, value: Any, depth: int) -> None:
     if word in {"source", "result", "body"}:
         setattr(program, word, str(value) if word == "body" else dict(value))
     elif word == "key":
-        program.keys[value[0]] = value[1]
+        program.keys[value[0]] = dict(value[1])
     elif word == "size":
         program.sizes[value[0]] = value[1]
         if value[1] is not None:
@@ -239,7 +240,7 @@ def _add(program: Program, word: str, value: Any, depth: int) -> None:
     elif word == "input":
         program.inputs.append([*value, f"t{len(program.inputs) + 1}"][:4])
     elif word in LISTS:
-        getattr(program, LISTS[word]).append(value)
+        getattr(program, LISTS[word]).append(_stack(value) if word == "stack" else value)
     elif word in BUILT:
         program.built.append((word, value))
     elif word in KINDS:
@@ -261,6 +262,13 @@ def _note_sizes(program: Program, word: str, value: Any) -> None:
                 program.used |= names_in(text[1:])
                 if word != "key":
                     formula(text[1:])
+
+
+def _stack(row: Any) -> Any:
+    """Return the words of a stack of layers. Raises ValueError where they are others."""
+    if len(row) != _OF_STACK or not isinstance(row[1], str | None):
+        raise ValueError(row)
+    return row
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -149,7 +149,8 @@ class _Arena:
         fitting = [(n, -k) for k, (_, n) in enumerate(self.free[:-1]) if n >= nbytes]
         number = -min(fitting)[1] if fitting else len(self.free) - 1
         at, size = self.free[number]
-        self.free[number : number + 1] = [(at + nbytes, size - nbytes)] if size > nbytes else []
+        left = _ENDLESS if number == len(self.free) - 1 else size - nbytes
+        self.free[number : number + 1] = [(at + nbytes, left)] if left else []
         self.top = max(self.top, at + nbytes)
         return at
 

@@ -90,10 +90,11 @@ class LlamaCppServing:
     def tokens_per_second(self) -> tuple[float, float] | None:
         """How fast one request decodes at most: the bytes that a token reads over bandwidths.
 
-        The least with a full context and slow main memory; None where a bandwidth is not known, or
-        a draft model decides how many tokens come of a step.
+        The least with a full context and slow main memory; None where a bandwidth is not known, a
+        draft model decides how many tokens come of a step, or a file has no layer to read.
         """
-        if None in self.bandwidths or any(each.name == "draft" for each in self.beside):
+        is_drafted = any(each.name == "draft" for each in self.beside)
+        if None in self.bandwidths or is_drafted or not any(self.read_bytes):
             return None
         on_gpus, in_ram = self.read_bytes
         weights = sum(held.model_bytes for held in self.gpus) or 1
