@@ -52,9 +52,12 @@ _TYPES: dict[str, Any] = {
 
 
 def annotations(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of keys that no class of models.parts.windows declares."""
-    declared = {*_OF_WINDOWS}.union(*(base.__annotations__ for base in windows_of(source)))
-    return {k: _annotation(k, v) for k, v in source["fields"].items() if k not in declared}
+    """Return the types of a type's keys, whose usual values it has itself."""
+    declared: dict[str, Any] = {}
+    for base in windows_of(source):
+        declared |= base.__annotations__
+    own = source["fields"].items()
+    return {k: declared.get(k) or _annotation(k, v) for k, v in own if k not in _OF_WINDOWS}
 
 
 def _annotation(key: str, value: Any) -> Any:
