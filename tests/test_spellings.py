@@ -252,6 +252,11 @@ def test_ultralytics_words_are_a_command(theirs, ours):
     assert {key: shown[key] for key in named} == {key: same[key] for key in named}
 
 
+def test_a_batch_that_ultralytics_looks_for_is_what_fit_finds(capsys):
+    assert main(["model=yolo11n.pt", "batch=-1", "--gpu", "8GB"]) == 2
+    assert "`vrambudget fit`" in capsys.readouterr().err
+
+
 def test_what_ultralytics_does_besides_is_refused(capsys):
     assert main(["model=yolo11n.pt", "task=segment", "--gpu", "8GB"]) == 2
     assert "a task that is no detection" in capsys.readouterr().err

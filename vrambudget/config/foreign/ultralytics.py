@@ -16,7 +16,7 @@ from vrambudget.config.foreign.meanings import (
     of_ranks,
 )
 from vrambudget.config.options import option_words
-from vrambudget.errors import NotModelledError
+from vrambudget.errors import NotModelledError, VramBudgetError
 
 _ADAMW = {"optimizer": "adamw", "optimizer_impl": "fused"}
 
@@ -62,7 +62,8 @@ _COMMAND = {"yolo", "detect", "train"}
 def in_options(words: Sequence[str]) -> Sequence[str]:
     """Return `yolo train model=NAME.pt key=value` as NAME and its options; other words as they are.
 
-    Raises NotModelledError for a key that decides memory and has no rules.
+    Raises NotModelledError for a key that decides memory and has no rules, VramBudgetError for a
+    batch that is no number.
     """
     model = next((word for word in words if word.startswith("model=")), None)
     if model is None:
@@ -79,6 +80,11 @@ def _options(word: str) -> list[str]:
     key, sign, value = word.partition("=")
     if not sign or word.startswith("-"):
         return [word]
+    if key == "batch" and not value.isdecimal():
+        raise VramBudgetError(
+            f"{word} lets ultralytics look for a batch",
+            hint="leave it out: `vrambudget fit` with the same words finds the largest that fits",
+        )
     meaning = ULTRALYTICS.get(key)
     if not isinstance(meaning, OneOf | Uncounted):
         return [f"--{word}"]
