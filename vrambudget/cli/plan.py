@@ -26,6 +26,7 @@ from vrambudget.report.plan import held, render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.serving.gguf_known import card_of
 from vrambudget.serving.gguf_names import has_gguf
 from vrambudget.units import format_bytes
 
@@ -120,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     output = chosen_format(args)
     text = json_text(asdict(found)) if output == "json" else render_plan(found, output)
-    if output == "table" and found.gpus != 1 and has_gguf(scenario.config):
+    runs_here = has_gguf(scenario.config) or "gguf" in card_of(args.model)
+    if output == "table" and found.gpus != 1 and runs_here:
         text += f"\n\nthat is to train it; to run it: vrambudget run {args.model} --gpu {args.gpu}"
     emit(text, args)
     on_all = [each for each in found.alternatives if each.choice.gpus == (gpus or 1)]
