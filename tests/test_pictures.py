@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from vrambudget.cli import DONE, main
+from vrambudget.config.cards import picture_names
 from vrambudget.errors import VramBudgetError
-from vrambudget.pictures.cards import card, picture_name, picture_names
+from vrambudget.pictures.cards import card, picture_name
 from vrambudget.pictures.job import picture_job
 
 RECORDS = Path(__file__).parent / "records" / "pictures" / "diffusers.jsonl"

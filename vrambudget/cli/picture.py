@@ -16,10 +16,11 @@ from typing import Any, get_args
 
 from vrambudget.cli import DOES_NOT_FIT, DONE
 from vrambudget.cli.output import add_output_options, chosen_format, emit, wants_colour, width
+from vrambudget.config.cards import picture_names
 from vrambudget.config.gpus import find_gpu
 from vrambudget.errors import VramBudgetError
 from vrambudget.pictures.budget import PictureBudget, picture_budget
-from vrambudget.pictures.cards import picture_name, picture_names
+from vrambudget.pictures.cards import picture_name
 from vrambudget.pictures.job import AdapterType, Base, Offload, Only, PictureJob, Train, picture_job
 from vrambudget.report import render
 from vrambudget.report.table import render_next

@@ -111,13 +111,18 @@ def card_name(name: str) -> str | None:
     return None
 
 
+def picture_names() -> tuple[str, ...]:
+    """Return the names of the cards of diffusers' pipelines, sorted."""
+    return tuple(sorted(path.stem for path in (cards_folder() / "pictures").glob("*.toml")))
+
+
 def near_names(name: str) -> str | None:
-    """Return a hint with the model cards that a name is the beginning of, or that look like it."""
-    wanted = _plain(name)
-    begun = [known for known in card_names() if wanted and _plain(known).startswith(wanted)]
+    """Return a hint with the cards that a name is the beginning of, or that look like it."""
+    wanted, names = _plain(name), (*card_names(), *picture_names())
+    begun = [known for known in names if wanted and _plain(known).startswith(wanted)]
     if begun:
         return f"there {'are' if len(begun) > 1 else 'is'} {', '.join(begun[:_SHOWN])};"
-    kin = (known for known in card_names() if _are_kin(name.lower(), known))
+    kin = (known for known in names if _are_kin(name.lower(), known))
     return did_you_mean(name.lower(), kin)
 
 

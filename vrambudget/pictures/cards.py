@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vrambudget.config.cards import card_text, cards_folder
+from vrambudget.config.cards import card_text, cards_folder, picture_names
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
 
 _REHEARSED = {
@@ -35,11 +35,6 @@ _USUAL: dict[str, Any] = {"resolution": [1024, 1024], "frames": 0, "frames_step"
 
 
 @cache
-def picture_names() -> tuple[str, ...]:
-    """Return the names of all pipelines' cards, sorted."""
-    return tuple(sorted(path.stem for path in (cards_folder() / "pictures").glob("*.toml")))
-
-
 def picture_name(word: str) -> str | None:
     """Return the card that a name or a hub id means, None if it means none."""
     plain = word.lower().replace("_", "-")
