@@ -121,13 +121,17 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     output = chosen_format(args)
     text = json_text(asdict(found)) if output == "json" else render_plan(found, output)
-    runs_here = has_gguf(scenario.config) or "gguf" in card_of(args.model)
-    if output == "table" and found.gpus != 1 and runs_here:
+    if output == "table" and found.gpus != 1 and _runs_here(scenario, args.model):
         text += f"\n\nthat is to train it; to run it: vrambudget run {args.model} --gpu {args.gpu}"
     emit(text, args)
     on_all = [each for each in found.alternatives if each.choice.gpus == (gpus or 1)]
     shorter = on_all and "block" not in named
     return DONE if found.gpus or shorter else DOES_NOT_FIT
+
+
+def _runs_here(scenario: Scenario, name: str) -> bool:
+    """Return whether `vrambudget run` knows the model; cards are read where no rule does."""
+    return has_gguf(scenario.config) or "gguf" in card_of(name)
 
 
 def _serve(args: argparse.Namespace, fields: Mapping[str, object]) -> int:

@@ -60,14 +60,12 @@ _COMMAND = {"yolo", "detect", "train"}
 
 
 def in_options(words: Sequence[str]) -> Sequence[str]:
-    """Return `yolo train model=NAME.pt key=value` as NAME and its options; other words as they are.
+    """Return `yolo train model=NAME.pt key=value` as NAME and its options.
 
     Raises NotModelledError for a key that decides memory and has no rules, VramBudgetError for a
     batch that is no number.
     """
-    model = next((word for word in words if word.startswith("model=")), None)
-    if model is None:
-        return words
+    model = next(word for word in words if word.startswith("model="))
     name = model.removeprefix("model=").removesuffix(".yaml")
     rest = [word for word in words if word not in {model, *_COMMAND}]
     options = [option for word in rest for option in _options(word)]
