@@ -92,24 +92,25 @@ def _embedding_backward(
     return mode.fake_of(v)
 
 
+def _made(mode: EagerMode, run: Any, *order: int) -> Any:
+    """Return the results of a kernel that allocates them in this order."""
+    with mode._quiet():
+        results = run()
+    for number in order:
+        mode._note(results[number])
+    return results
+
+
 @_on(_aten.native_dropout)
 def _dropout(mode: EagerMode, run: Any, *_: Any) -> Any:
     """Make the mask first (cuda/Dropout.cu, dropout_cuda)."""
-    with mode._quiet():
-        result = run()
-    for x in reversed(result):
-        mode._note(x)
-    return result
+    return _made(mode, run, 1, 0)
 
 
 @_on(_aten._embedding_bag, _aten._embedding_bag_forward_only)
 def _embedding_bag(mode: EagerMode, run: Any, *_: Any, **__: Any) -> Any:
     """Make the result last (cuda/EmbeddingBag.cu, _embedding_bag_cuda)."""
-    with mode._quiet():
-        result = run()
-    for x in (result[2], result[1], result[0], result[3]):
-        mode._note(x)
-    return result
+    return _made(mode, run, 2, 1, 0, 3)
 
 
 @_on(_aten._embedding_bag_backward)
