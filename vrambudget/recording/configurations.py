@@ -13,7 +13,7 @@ from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.program.expressions import value as value_of
 from vrambudget.program.form import COUNT, Program
-from vrambudget.recording.keys import Defaults, Values, flattened, nested
+from vrambudget.recording.keys import OF_FILES, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.probing import Prober, Verdicts
@@ -35,8 +35,6 @@ _HEADS = (
 )
 _DEEP = (4, 6, 10, 14)
 _JOBS = {"batch", "length"}
-_OF_FILES = {"minimax_m2": ("rotary_dim",)}
-"""Keys of published files that a type's own code does not read."""
 
 _DECISIVE = {"task", "use_cache", "attention", "causal_mask"}
 """Fields of a job that decide what a model's code does, besides its mask."""
@@ -106,7 +104,7 @@ class Recorder(Prober):
         """Return the keys of the type that decide nothing here."""
         roots = {key.partition(".")[0] for key in keys}
         unread = self._own.keys() - roots - IGNORED_KEYS - HARMLESS_VALUES.keys()
-        of_files = _OF_FILES.get(self._full["model_type"], ())
+        of_files = OF_FILES.get(self._full["model_type"], ())
         return sorted({*unread, *of_files} - {"model_type", "num_labels"})
 
     def _program(self, free: dict[str, int], verdicts: Verdicts) -> Program:

@@ -26,18 +26,6 @@ FOLLOWED = {
 }
 """Further versions of transformers in which kept records equal a type's layer."""
 
-OF_FILES = {
-    "gemma": ("hidden_activation",),
-    "phi3": ("attention_bias", "original_max_position_embeddings"),
-    "qwen2": ("use_mrope",),
-    "gemma2": ("cache_implementation",),
-    "gemma3_text": ("cache_implementation", "rope_local_base_freq"),
-    "smollm3": ("max_window_layers",),
-    "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
-    "starcoder2": ("norm_type", "mlp_type"),
-}
-"""Keys of published files that a type's own code does not read."""
-
 
 def by_layer(own: Values) -> Values:
     """Return what keys that name something for each layer say of one: sight of all, positions."""

@@ -22,7 +22,6 @@ from vrambudget.program.unfold import makes, reads, renamed
 from vrambudget.recording.decoder_keys import (
     FIELDS,
     FOLLOWED,
-    OF_FILES,
     around_layers,
     before_layers,
     by_layer,
@@ -32,7 +31,7 @@ from vrambudget.recording.decoder_keys import (
     scaled,
 )
 from vrambudget.recording.decoder_steps import steps_for
-from vrambudget.recording.keys import Values
+from vrambudget.recording.keys import OF_FILES, Values
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of

@@ -7,6 +7,19 @@ import transformers
 
 Values = dict[str, Any]
 
+OF_FILES = {
+    "gemma": ("hidden_activation",),
+    "phi3": ("attention_bias", "original_max_position_embeddings"),
+    "qwen2": ("use_mrope",),
+    "gemma2": ("cache_implementation",),
+    "gemma3_text": ("cache_implementation", "rope_local_base_freq"),
+    "smollm3": ("max_window_layers",),
+    "minimax_m2": ("rotary_dim",),
+    "hunyuan_v1_dense": ("eod_token_id", "use_qk_norm", "use_cla"),
+    "starcoder2": ("norm_type", "mlp_type"),
+}
+"""Keys of published files that a type's own code does not read."""
+
 
 def flattened(values: Values, prefix: str = "") -> Values:
     """Return values with the keys of objects in them as "outer.inner"."""
