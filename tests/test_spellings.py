@@ -3,13 +3,12 @@
 import ast
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from vrambudget.cli import main
-from vrambudget.cli.parser import COMMANDS, OF_PIPELINES, Parser, parse
+from vrambudget.cli.parser import COMMANDS, OF_PIPELINES, parse, parser_of
 from vrambudget.cli.spellings import translated
 from vrambudget.config.foreign.meanings import OneOf, Same, Switch
 from vrambudget.config.foreign.words import words_of
@@ -204,11 +203,8 @@ OF_OTHERS = {
 
 def _own_options():
     options = {"--version"}
-    for module in (*(module for module, _ in COMMANDS.values()), *OF_PIPELINES.values()):
-        commands = Parser(prog="any").add_subparsers(parser_class=Parser)
-        import_module(module).add_parser(commands)
-        (command,) = commands.choices.values()
-        options |= set(command.option_strings)
+    for module, _ in (*COMMANDS.values(), *OF_PIPELINES.values()):
+        options |= set(parser_of(module, "any").option_strings)
     return options
 
 

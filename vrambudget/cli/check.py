@@ -26,13 +26,11 @@ _COLUMNS = [
 ]
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("check", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of jobs")
     parser.add_argument("--gpu", metavar="GPU", help="the GPU of files that name none")
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,9 +28,8 @@ from vrambudget.tape.replay import replay
 _CONTEXT = 6  # allocations shown before the first that differs
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("compare", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument("--gpu", default=DEFAULT_GPU, metavar="GPU", help="the virtual GPU")
     parser.add_argument(
@@ -39,7 +38,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--measure", action="store_true", help="run on this machine's GPU as well")
     add_job_options(parser)
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

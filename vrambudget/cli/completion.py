@@ -10,10 +10,9 @@ of the command, their choices, GPUs. Where nothing of it fits, the shell complet
 
 import argparse
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 
 from vrambudget.cli import DONE
-from vrambudget.cli.parser import COMMANDS, DEFAULT, Parser
+from vrambudget.cli.parser import COMMANDS, DEFAULT, Parser, parser_of
 from vrambudget.cli.streams import put
 from vrambudget.errors import VramBudgetError
 
@@ -49,17 +48,10 @@ SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _GPU = "--gpu"
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "completion",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("shell", nargs="?", choices=SHELLS)
     parser.add_argument("--words", nargs=argparse.REMAINDER, help="print what may stand last here")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +88,7 @@ def _possible(before: Sequence[str], last: str) -> Iterator[str]:
     name = before[0] if before and before[0] in COMMANDS else DEFAULT
     if not before and not last.startswith("-"):
         yield from COMMANDS
-    parser = _parser(name)
+    parser = parser_of(COMMANDS[name][0], name)
     action = parser.option(before[-1]) if before else None
     if before and before[-1] == _GPU:
         yield from _gpus()
@@ -124,9 +116,3 @@ def _gpus() -> Iterator[str]:
 
     yield "auto"
     yield from (gpu.key for gpu in all_gpus())
-
-
-def _parser(name: str) -> Parser:
-    subparsers = Parser(prog="vrambudget").add_subparsers(parser_class=Parser)
-    import_module(COMMANDS[name][0]).add_parser(subparsers)
-    return subparsers.choices[name]

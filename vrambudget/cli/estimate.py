@@ -31,17 +31,12 @@ from vrambudget.units import format_bytes
 if TYPE_CHECKING:
     from vrambudget.planning.advised import Advice
 
+USAGE = "vrambudget MODEL [--batch N] [--block N] [--gpu GPU] ..."
 _FRAGMENTED = 5  # a fifth of what is reserved holds nothing
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "estimate",
-        usage="vrambudget MODEL [--batch N] [--block N] [--gpu GPU] ...",
-        description=__doc__,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -66,7 +61,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         parser,
         writes="write to FILE; .html, .png, .svg, .pdf and .pickle draw memory over the steps",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

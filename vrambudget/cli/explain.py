@@ -31,13 +31,8 @@ _WORDS = 3  # of a message, at least
 _LONGEST_NAME = 255  # of a file
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="explain an out-of-memory message in a log",
-        description="Find PyTorch's out-of-memory messages in a log and explain what happened.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "log",
         metavar="LOG",
@@ -49,7 +44,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--model", help="the job's model: a name, a config.json, or a hub id")
     parser.add_argument("--gpu", metavar="GPU", help="the GPU (default: from the message)")
     add_job_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

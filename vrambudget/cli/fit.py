@@ -33,9 +33,8 @@ _COLUMNS = [
 _OF_AN_ANSWER = [Column(name, name, "right") for name in ("batch", "prompt", "new")]
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("fit", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--gpu",
@@ -66,7 +65,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_job_options(parser)
     add_options(parser, ServeOptions, without=Job.model_fields)
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

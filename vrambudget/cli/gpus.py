@@ -25,11 +25,9 @@ _MORE_KEYS = ("multiprocessors", "l2_bytes", "source", "context_source", "contex
 _MORE = [Column(key, key) for key in _MORE_KEYS]
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("gpus", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,14 +29,8 @@ from vrambudget.scenario import resolve
 from vrambudget.units import format_bytes
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "measure",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--jobs", type=Path, metavar="FILE", help="run the jobs of FILE, one a line"
@@ -56,7 +50,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="append records to FILE")
     add_job_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

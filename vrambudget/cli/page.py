@@ -16,9 +16,8 @@ from vrambudget.planner.server import serving
 from vrambudget.planner.site import PYODIDE, write_site
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("page", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "-o",
         "--output",
@@ -31,7 +30,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help=f"copy Pyodide {PYODIDE} from there (default: the page loads it from its address)",
     )
     parser.add_argument("--port", type=int, default=0, help="of the server (default: any)")
-    parser.set_defaults(run=run, output=None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,8 +37,8 @@ COMMANDS = {
 """name: (module, what it does). A new command is its module and its line here."""
 
 OF_PIPELINES = {
-    DEFAULT: "vrambudget.cli.picture",
-    "plan": "vrambudget.cli.picture_plan",
+    DEFAULT: ("vrambudget.cli.picture", "picture"),
+    "plan": ("vrambudget.cli.picture_plan", "plan"),
 }
 """What the same words do where they name a pipeline of diffusers."""
 
@@ -164,24 +164,36 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         argv = in_options(argv)
     from vrambudget.cli.job_options import with_files  # noqa: PLC0415 - the overview needs no job
 
-    home, words = _command_of(argv)
-    program = Parser(prog="vrambudget")
-    subparsers = program.add_subparsers(parser_class=Parser, metavar="COMMAND")
-    import_module(home).add_parser(subparsers)
-    (command,) = subparsers.choices.values()
+    home, name, words = _command_of(argv)
+    command = parser_of(home, name)
     args = command.parse_args(_in_own_words(words, command.option_strings))
     return with_files(args) if "config" in args else args
 
 
-def _command_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the module of the command that `argv` means, and its words."""
+def parser_of(home: str, name: str) -> Parser:
+    """Return the parser of the command of this module; it may have its own class, and its usage."""
+    command = import_module(home)
+    parser: Parser = getattr(command, "PARSER", Parser)(
+        prog=f"vrambudget {name}",
+        usage=getattr(command, "USAGE", None),
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+    return parser
+
+
+def _command_of(argv: Sequence[str]) -> tuple[str, str, Sequence[str]]:
+    """Return the module of the command that `argv` means, its name, and its words."""
     name, words = (argv[0], argv[1:]) if argv[0] in COMMANDS else (DEFAULT, argv)
     if name in OF_PIPELINES and words:
         from vrambudget.pictures.cards import picture_name  # noqa: PLC0415 - commands need none
 
         if any(picture_name(word) for word in words[:1]):
-            return OF_PIPELINES[name], words
-    return COMMANDS[name][0], words
+            return *OF_PIPELINES[name], words
+    return COMMANDS[name][0], name, words
 
 
 def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:

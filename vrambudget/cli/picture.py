@@ -27,20 +27,14 @@ from vrambudget.report.table import render_next
 from vrambudget.report.tabular import Column, Format, render_rows
 from vrambudget.units import format_bytes
 
+USAGE = "vrambudget PIPELINE [--train lora|full] [--resolution N|HxW] [--gpu GPU] ..."
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "picture",
-        usage="vrambudget PIPELINE [--train lora|full] [--resolution N|HxW] [--gpu GPU] ...",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_picture_options(parser)
     parser.add_argument("--gpu", metavar="GPU", help="a name ('RTX 3060') or a size (12GB)")
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def add_picture_options(parser: argparse.ArgumentParser) -> None:

@@ -25,15 +25,13 @@ _COLUMNS = [
 ]
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("picture-plan", prog="vrambudget plan", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", help="a pipeline's name or hub id")
     parser.add_argument("--gpu", required=True, metavar="GPU", help="a name or a size (12GB)")
     parser.add_argument("--resolution", metavar="N|HxW", help="pixels: 1024, or 480x832")
     parser.add_argument("--frames", type=int, metavar="N", help="frames of a video")
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,14 +31,8 @@ from vrambudget.serving.gguf_names import has_gguf
 from vrambudget.units import format_bytes
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "plan",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--gpu",
@@ -90,7 +84,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_job_options(parser, without=Ranks)
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,9 +18,8 @@ from vrambudget.program.writing import written
 _NEEDED = "pip install 'vrambudget[torch]', and for an image model timm or torchvision"
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("record", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "model",
         help="a config.json, a model's name, timm:NAME, torchvision:NAME, or module:factory, which"
@@ -52,7 +51,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="of module:factory: an argument that is a free size, and its usual value; of timm and"
         " torchvision: pixels=224, channels_last=1",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

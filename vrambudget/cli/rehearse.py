@@ -46,6 +46,11 @@ from vrambudget.rehearse.report import render
 from vrambudget.rehearse.run import command_of, rehearse_command
 
 _EXAMPLE = 'a command comes after --: vrambudget rehearse --gpu "RTX 3060" -- python train.py'
+USAGE = (
+    "vrambudget rehearse --gpu GPU [options] -- COMMAND ...\n"
+    "       vrambudget rehearse --gpu GPU MODEL [--batch N] [--block N] ...\n"
+    "       vrambudget rehearse --jobs FILE [--gpu GPU] [-o FILE]"
+)
 _SUFFIXES = {"": "table", ".txt": "table", ".json": "json", ".html": "page"}
 _SHOWN: dict[str, Callable[[Rehearsal], str]] = {
     "table": render,
@@ -69,18 +74,11 @@ class _Parser(Parser):
         return known, extra
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = _Parser(
-        prog="vrambudget rehearse",
-        usage="vrambudget rehearse --gpu GPU [options] -- COMMAND ...\n"
-        "       vrambudget rehearse --gpu GPU MODEL [--batch N] [--block N] ...\n"
-        "       vrambudget rehearse --jobs FILE [--gpu GPU] [-o FILE]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    subparsers.choices["rehearse"] = parser
+PARSER = _Parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument(
         "--jobs", type=Path, metavar="FILE", help="rehearse the jobs of FILE, one a line"
@@ -115,7 +113,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--any-torch", action="store_true", help="allow a version of PyTorch that was not tried"
     )
     add_job_options(parser, without=Ranks)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,14 +18,8 @@ _OWN = {"engine", "ctx_size", "n_gpu_layers"}
 _ALL_LAYERS = 999
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "run",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "model", help="a model's name, name:Q4_K_M, a GGUF file, or a hub id org/name-GGUF:Q4_K_M"
     )
@@ -60,7 +54,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         short={name: (flag,) for name, flag in LLAMA_CPP_SHORT.items()},
     )
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def _layers(text: str) -> int | None:

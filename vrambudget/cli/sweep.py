@@ -21,14 +21,8 @@ from vrambudget.report.sweep import render_sweep
 _PARQUET = ".parquet"
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "sweep",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("model", nargs="?", help="a model's name, a config.json, or a hub id")
     parser.add_argument("--gpu", nargs="+", metavar="GPU", help="one GPU or several")
     parser.add_argument(
@@ -39,7 +33,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_job_options(parser, several)
     add_output_options(parser, writes="write to FILE; .parquet needs pyarrow")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

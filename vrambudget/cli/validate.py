@@ -88,9 +88,8 @@ _JOBS = [
 ]
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
-    parser = subparsers.add_parser("validate", description=__doc__, allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="RECORDS", help="files, or folders of such files"
     )
@@ -107,7 +106,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="predict the plain loop, whatever script a record is of: what its options change",
     )
     add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
