@@ -4,6 +4,7 @@ What is read is a regular file: a pipe or a device may never end. What is writte
 place until it is whole, so that a full disk or an interrupt leaves the old file as it was.
 """
 
+import csv
 import errno
 import os
 import stat
@@ -20,6 +21,12 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 RESULT_BYTES = 2**32
 """What a process that we started may have written."""
+
+
+def table_beside(module: str, name: str) -> list[dict[str, str]]:
+    """Return the lines of a CSV of ours that lies beside a module; the first names the columns."""
+    with (Path(module).parent / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @contextmanager

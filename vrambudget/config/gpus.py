@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 from vrambudget.budget import spare_bytes
 from vrambudget.config.architectures import limits_of
-from vrambudget.config.cuda_context import V100_OF_1_10, Kind, like
-from vrambudget.config.gpu_table import ROWS, GpuRow
+from vrambudget.config.cuda_context import Kind, contexts, like
+from vrambudget.config.gpu_table import GpuRow, gpu_rows
 from vrambudget.config.old_torch import is_old
 from vrambudget.config.settings import show
 from vrambudget.errors import VramBudgetError, check_name, did_you_mean
@@ -115,7 +115,8 @@ def gpu_under(torch: str, gpu: Gpu) -> Gpu:
     """Return the GPU under this PyTorch: contexts were larger before lazy loading."""
     if not is_old(torch):
         return gpu
-    own = V100_OF_1_10 if gpu.key.startswith("v100") else like(V100_OF_1_10)
+    seen = contexts()["v100-before-lazy-loading"]
+    own = seen if gpu.key.startswith("v100") else like(seen)
     return replace(
         gpu,
         context_bytes=own.bytes,
@@ -157,7 +158,7 @@ def on_nodes(text: str | None, nodes: int | None) -> str | None:
 
 def all_gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the table, in its order."""
-    return tuple(_gpu(row) for row in ROWS)
+    return tuple(_gpu(row) for row in gpu_rows())
 
 
 def _gpu(row: GpuRow, assumed: str | None = None) -> Gpu:
@@ -185,11 +186,11 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _by_name(text: str) -> Gpu:
-    for row in ROWS:
+    for row in gpu_rows():
         if row.key == text.strip().lower():
             return _gpu(row)
     asked = _words(text)
-    rows = [row for row in ROWS if _is_spelling_of(asked, row)]
+    rows = [row for row in gpu_rows() if _is_spelling_of(asked, row)]
     if not rows and asked & _OTHER_VENDORS:
         raise VramBudgetError(
             f"{text!r} is no NVIDIA GPU that is known here: only NVIDIA's are modelled,"
@@ -200,7 +201,7 @@ def _by_name(text: str) -> Gpu:
         )
     if not rows:
         asked_for = text.strip().lower()
-        hint = did_you_mean(asked_for, [row.key for row in ROWS])
+        hint = did_you_mean(asked_for, [row.key for row in gpu_rows()])
         if asked_for.isdecimal() and int(asked_for) in SOLD_AS:
             hint = f"a GPU sold with that memory is '{asked_for}GB';"
         raise VramBudgetError(
@@ -246,7 +247,7 @@ def _exact_size(text: str) -> Gpu:
         raise VramBudgetError(
             f"{text.strip()!r} is no memory size: a GPU has more than 0 bytes", where="gpu"
         )
-    row = _nearest(ROWS, capacity)
+    row = _nearest(gpu_rows(), capacity)
     return replace(
         _gpu(row, f"kernels and CUDA context are those of {row.name}"),
         key="",
@@ -259,19 +260,19 @@ def _exact_size(text: str) -> Gpu:
 
 
 def _nearest(rows: Sequence[GpuRow], capacity: int) -> GpuRow:
-    return min(rows or ROWS, key=lambda row: abs(row.capacity_bytes - capacity))
+    return min(rows or gpu_rows(), key=lambda row: abs(row.capacity_bytes - capacity))
 
 
 def _row(key: str) -> GpuRow:
-    return next(row for row in ROWS if row.key == key)
+    return next(row for row in gpu_rows() if row.key == key)
 
 
 def gpu_with_free(name: str, capability: tuple[int, int], free_bytes: int, *, source: str) -> Gpu:
     """Return this machine's GPU, with the memory that is free now as its capacity."""
     asked = _words(name)
-    rows = [row for row in ROWS if _is_spelling_of(asked, row)]
+    rows = [row for row in gpu_rows() if _is_spelling_of(asked, row)]
     near = _nearest(
-        rows or [row for row in ROWS if row.compute_capability == capability], free_bytes
+        rows or [row for row in gpu_rows() if row.compute_capability == capability], free_bytes
     )
     return replace(
         _gpu(near, f"{format_bytes(free_bytes, 'GiB')} free on this machine's {name}"),

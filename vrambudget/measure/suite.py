@@ -4,13 +4,15 @@
             generation, loops, and one that is too large
     full    those, and every family with every method
 
-A row is a job without its size. Of its sizes, from the largest, it takes the first whose estimate
-leaves a tenth of the GPU; a row that no size of fits is left out. "amp" and "half" are bfloat16
+A row of `suite.toml` is a job without its size. Of its sizes, from the largest, it takes the first
+whose estimate leaves a tenth of the GPU; a row that no size of fits is left out. "amp" and "half" are bfloat16
 where the GPU has it, and float16 where it does not.
 """
 
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from vrambudget.config.gpus import Gpu
@@ -46,185 +48,34 @@ class Row:
         return f"{self.name} {self.models[0]}"
 
 
-_LORA: Fields = {"lora_rank": 16, "checkpointing": "full"}
-_QLORA: Fields = {**_LORA, "quant": "nf4", "optimizer": "paged-adamw-8bit"}
-_GENERATES: Fields = {"mode": "generate", "precision": "half", "new": 64}
-_WITH_PEFT, _WITH_4BIT = ("peft",), ("peft", "bitsandbytes")
+_SUITES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-def _row(name: str, models: str, *batches: int, needs: tuple[str, ...] = (), **fields: Any) -> Row:
-    return Row(name, tuple(models.split()), fields, batches or (16, 4, 1), needs)
+def _row(
+    name: str,
+    models: Sequence[str],
+    batches: Sequence[int] = (16, 4, 1),
+    needs: Sequence[str] = (),
+    *,
+    too_large: bool = False,
+    **fields: Any,
+) -> Row:
+    """Return a row of the file."""
+    return Row(name, tuple(models), fields, tuple(batches), tuple(needs), too_large)
 
 
-QUICK: tuple[Row, ...] = (
-    _row("amp", "gpt2", 16, 8, 4, 1, precision="amp", block=1024),
-    _row("amp, clipped", "nanogpt", 12, 4, 1, precision="amp", block=1024),
-    _row("fp32, momentum", "gpt2-medium gpt2", 8, 4, 1, precision="fp32", optimizer="sgd-momentum"),
-    _row("padded rows", "bert-base-uncased", 64, 16, 4, precision="amp", rows="padded"),
-    _row(
-        "classes, one by one",
-        "roberta-base",
-        32,
-        8,
-        2,
-        task="seq-cls",
-        precision="amp",
-        optimizer_impl="for-loop",
-    ),
-    _row("half", "distilbert-base-uncased", 64, 16, 4, precision="half", optimizer="sgd"),
-    _row("adafactor", "t5-base", 16, 4, 1, precision="amp", optimizer="adafactor"),
-    _row("images", "vit-base-patch16-224", 64, 16, 4, precision="amp"),
-    _row("eager", "opt-350m opt-125m", 8, 4, 1, precision="amp", attention="eager", block=1024),
-    _row(
-        "accumulated", "pythia-410m pythia-70m", 4, 2, 1, precision="amp", grad_accum=4, block=1024
-    ),
-    _row(
-        "checkpointed",
-        "qwen2.5-0.5b smollm2-135m",
-        8,
-        4,
-        1,
-        precision="half",
-        checkpointing="full",
-        block=1024,
-    ),
-    _row(
-        "late zeros",
-        "smollm2-360m smollm2-135m",
-        8,
-        4,
-        1,
-        precision="amp",
-        zero_grad="late",
-        block=1024,
-    ),
-    _row(
-        "lion in 8 bits",
-        "qwen3-0.6b",
-        4,
-        1,
-        needs=("bitsandbytes",),
-        precision="amp",
-        optimizer="lion-8bit",
-        block=512,
-    ),
-    _row("muon", "olmo-2-1b", 2, 1, precision="half", optimizer="muon", block=512),
-    _row(
-        "LoRA",
-        "llama-3.2-1b smollm2-360m",
-        8,
-        4,
-        1,
-        needs=_WITH_PEFT,
-        precision="half",
-        block=1024,
-        **_LORA,
-    ),
-    _row(
-        "LoRA",
-        "gemma-2-2b qwen2.5-0.5b",
-        4,
-        2,
-        1,
-        needs=_WITH_PEFT,
-        precision="half",
-        block=512,
-        **_LORA,
-    ),
-    _row(
-        "QLoRA", "qwen2.5-1.5b", 4, 2, 1, needs=_WITH_4BIT, precision="half", block=1024, **_QLORA
-    ),
-    _row(
-        "evaluation", "phi-3-mini-4k smollm2-1.7b", 4, 1, precision="half", mode="eval", block=1024
-    ),
-    _row(
-        "trains, evaluates",
-        "distilgpt2",
-        16,
-        4,
-        1,
-        precision="amp",
-        eval_batches=3,
-        eval_gather=True,
-        block=512,
-    ),
-    _row(
-        "embeddings",
-        "bert-large-uncased",
-        64,
-        16,
-        mode="forward",
-        task="embed",
-        pool="mean",
-        precision="half",
-    ),
-    _row("generation", "gpt2-large", 16, 4, sample=True, prompt=512, **_GENERATES),
-    _row("beams", "llama-3.2-1b", 4, 1, num_beams=4, prompt=512, **_GENERATES),
-    _row("generation", "mistral-7b-v0.1 gemma-2b tinyllama-1.1b", 4, 1, prompt=1024, **_GENERATES),
-    _row(
-        "Trainer",
-        "gpt2",
-        16,
-        4,
-        1,
-        needs=("accelerate",),
-        loop="trainer",
-        precision="amp",
-        block=512,
-    ),
-    _row(
-        "accelerate",
-        "tinyllama-1.1b smollm2-135m",
-        2,
-        1,
-        needs=("accelerate",),
-        loop="accelerate",
-        precision="amp",
-        optimizer="sgd",
-        grad_accum=2,
-        block=512,
-    ),
-    Row("too large", ("gpt2",), {"precision": "fp32", "block": 1024}, is_too_large=True),
-)
+QUICK: tuple[Row, ...] = tuple(_row(**row) for row in _SUITES["quick"])
 """About 25 jobs; the last has to run out of memory."""
-
-_METHODS: tuple[tuple[str, Fields, tuple[str, ...]], ...] = (
-    ("amp", {"precision": "amp"}, ()),
-    ("fp32, sgd", {"precision": "fp32", "optimizer": "sgd"}, ()),
-    (
-        "half, adafactor",
-        {"precision": "half", "optimizer": "adafactor", "checkpointing": "full"},
-        (),
-    ),
-    ("fused, clipped", {"precision": "amp", "optimizer_impl": "fused", "clip": 1.0}, ()),
-    ("accumulated", {"precision": "amp", "grad_accum": 4, "forward_returns": "loss"}, ()),
-    ("evaluation", {"precision": "half", "mode": "eval"}, ()),
-    ("8 bits", {"precision": "half", "optimizer": "adamw-8bit"}, ("bitsandbytes",)),
-    ("LoRA", {"precision": "half", **_LORA}, _WITH_PEFT),
-    ("QLoRA", {"precision": "half", **_QLORA}, _WITH_4BIT),
-    ("Trainer", {"precision": "amp", "loop": "trainer"}, ("accelerate",)),
-    ("generation", {**_GENERATES, "prompt": 512}, ()),
-)
-_MODELS = (
-    *("gpt2", "gpt2-large", "nanogpt", "pythia-410m", "opt-1.3b", "qwen2.5-0.5b", "qwen3-0.6b"),
-    *("llama-3.2-1b", "gemma-2-2b", "gemma-2b", "phi-3-mini-4k", "olmo-2-1b", "mistral-7b-v0.1"),
-    *("bert-base-uncased", "roberta-large", "distilbert-base-uncased", "t5-base"),
-    "vit-base-patch16-224",
-)
 
 
 def rows_of(suite: SuiteName) -> Iterator[Row]:
     """Yield a suite's rows; rows that no model of a kind has are left out when they are sized."""
     yield from QUICK
     if suite == "full":
-        for model in _MODELS:
-            for name, fields, needs in _METHODS:
-                yield _row(f"full: {name}", model, 16, 4, 1, needs=needs, **_short(fields))
-
-
-def _short(fields: Fields) -> Fields:
-    """Return a training's or an evaluation's fields with rows of moderate length."""
-    return fields if fields.get("mode") == "generate" else {"block": _MODERATE, **fields}
+        for model in _SUITES["models"]:
+            for method in _SUITES["methods"]:
+                short = {} if method.get("mode") == "generate" else {"block": _MODERATE}
+                yield _row(**{**short, **method, "name": f"full: {method['name']}"}, models=[model])
 
 
 def sized(row: Row, gpu: Gpu, versions: Mapping[str, str]) -> dict[str, Any] | None:
