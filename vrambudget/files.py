@@ -8,10 +8,12 @@ import csv
 import errno
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from vrambudget.errors import VramBudgetError
 from vrambudget.units import format_bytes
@@ -23,10 +25,18 @@ RESULT_BYTES = 2**32
 """What a process that we started may have written."""
 
 
-def table_beside(module: str, name: str) -> list[dict[str, str]]:
+def csv_beside(module: str, name: str) -> list[dict[str, str]]:
     """Return the lines of a CSV of ours that lies beside a module; the first names the columns."""
-    with (Path(module).parent / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(_own(module, name).splitlines()))
+
+
+def toml_beside(module: str, name: str) -> dict[str, Any]:
+    """Return a TOML file of ours that lies beside a module."""
+    return tomllib.loads(_own(module, name))
+
+
+def _own(module: str, name: str) -> str:
+    return (Path(module).parent / name).read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -4,7 +4,7 @@
     vrambudget gpus                      another one
     vrambudget -h                        all of them
 
-A command is a module with `add_arguments(parser)` and `run(args) -> exit code`, and its docstring is
+A command is a module with `add_arguments(parser)` and `run(args) -> exit code`; its docstring is
 the help. Only the module of the command that runs is imported. Results go to stdout, messages to
 stderr.
 Exit codes: 0 it fits or is done, 1 it does not fit, 2 it could not be done.

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from vrambudget.files import table_beside
+from vrambudget.files import csv_beside
 from vrambudget.units import parse_bytes
 
 Kind = Literal["published", "borrowed", "virtual", "given"]
@@ -59,10 +59,10 @@ def like(context: CudaContext) -> CudaContext:
 @cache
 def contexts() -> Mapping[str, CudaContext]:
     """Return what was seen on GPUs, by their names."""
-    return {row["name"]: _context(row) for row in table_beside(__file__, "cuda_contexts.csv")}
+    return {row["name"]: _context(row) for row in csv_beside(__file__, "cuda_contexts.csv")}
 
 
 def _context(row: Mapping[str, str]) -> CudaContext:
-    sizes = (parse_bytes(row[column]) for column in ("counted", "lowest", "highest"))
+    counted, lowest, highest = (parse_bytes(row[name]) for name in ("counted", "lowest", "highest"))
     kind: Any = row["kind"]
-    return CudaContext(*sizes, kind, row["source"], int(row["threads"]))
+    return CudaContext(counted, lowest, highest, kind, row["source"], int(row["threads"]))

@@ -18,7 +18,7 @@ from functools import cache
 from typing import NamedTuple, Self
 
 from vrambudget.config.cuda_context import CudaContext, Kind, contexts, like
-from vrambudget.files import table_beside
+from vrambudget.files import csv_beside
 from vrambudget.units import parse_bytes
 
 _LIKE = "like "  # before the GPU whose context is borrowed
@@ -45,7 +45,10 @@ class GpuRow(NamedTuple):
         context = contexts()[row["context"].removeprefix(_LIKE)]
         major, minor = map(int, row["compute_capability"].split("."))
         return cls(
-            *(row[name] for name in ("key", "name", "model", "also")),
+            key=row["key"],
+            name=row["name"],
+            model=row["model"],
+            also=row["also"],
             sold_gb=int(row["sold_gb"]),
             capacity_bytes=parse_bytes(row["capacity"]),
             context=like(context) if row["context"].startswith(_LIKE) else context,
@@ -64,4 +67,4 @@ class GpuRow(NamedTuple):
 @cache
 def gpu_rows() -> tuple[GpuRow, ...]:
     """Return the table."""
-    return tuple(GpuRow.of(row) for row in table_beside(__file__, "gpus.csv"))
+    return tuple(GpuRow.of(row) for row in csv_beside(__file__, "gpus.csv"))

@@ -11,15 +11,14 @@ of 16 GB, 22906 MB of 32 GB, 51540 MB of 64 GB; of macOS 15 26801 MB of 32 GB.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.errors import VramBudgetError
+from vrambudget.files import toml_beside
 
 _GIB = 2**30
-FIGURES = tomllib.loads((Path(__file__).parent / "gpu_figures.toml").read_text())
+FIGURES = toml_beside(__file__, "gpu_figures.toml")
 AMD: Mapping[str, int] = FIGURES["amd"]
 APPLE: Mapping[str, Sequence[int]] = FIGURES["apple"]
 """GB of memory that it is sold with; the least is taken where none is named."""

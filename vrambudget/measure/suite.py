@@ -5,19 +5,18 @@
     full    those, and every family with every method
 
 A row of `suite.toml` is a job without its size. Of its sizes, from the largest, it takes the first
-whose estimate leaves a tenth of the GPU; a row that no size of fits is left out. "amp" and "half" are bfloat16
-where the GPU has it, and float16 where it does not.
+whose estimate leaves a tenth of the GPU; a row that no size of fits is left out. "amp" and "half"
+are bfloat16 where the GPU has it, and float16 where it does not.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from vrambudget.config.gpus import Gpu
 from vrambudget.config.versions import CHECKED, plain_version
 from vrambudget.estimator import estimate_scenario
+from vrambudget.files import toml_beside
 from vrambudget.measure.record import record_of
 from vrambudget.scenario import Scenario, resolve
 
@@ -48,7 +47,7 @@ class Row:
         return f"{self.name} {self.models[0]}"
 
 
-_SUITES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_SUITES = toml_beside(__file__, "suite.toml")
 
 
 def _row(

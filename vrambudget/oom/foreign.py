@@ -6,10 +6,8 @@ Each is known by its words. What its numbers mean is said in its own options' wo
 import re
 from dataclasses import dataclass
 
-from vrambudget.oom.known import KnownMessage, joined
-from vrambudget.oom.library_messages import LIBRARIES
+from vrambudget.oom.known import KnownMessage, joined, known_messages
 from vrambudget.oom.log_lines import excerpts
-from vrambudget.oom.server_messages import SERVERS
 from vrambudget.report.tabular import wrapped
 
 _MOST = 400  # characters of a message that are shown
@@ -39,7 +37,7 @@ def explain_foreign(text: str) -> ForeignExplanation | None:
 def _found(text: str) -> list[tuple[int, KnownMessage, re.Match[str]]]:
     return [
         (hit.start(), known, hit)
-        for known in (*SERVERS, *LIBRARIES)
+        for known in known_messages()
         if (hit := known.pattern.search(text))
     ]
 
