@@ -178,7 +178,12 @@ def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
             f"{option} is an option for a model's job; a command has its own options",
             hint="write the command's options after its name",
         )
-    options = RehearsalOptions(
+    options = _options(args, steps, routing)
+    return rehearse_command(command_of(command), _card(args.gpu), options)
+
+
+def _options(args: argparse.Namespace, steps: int | None, routing: str | None) -> RehearsalOptions:
+    return RehearsalOptions(
         steps,
         args.timeout,
         args.snapshot,
@@ -190,7 +195,6 @@ def _script(args: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         say=_say,
         curve=_format(args) == "page",
     )
-    return rehearse_command(command_of(command), _card(args.gpu), options)
 
 
 def _fields(args: argparse.Namespace) -> dict[str, Any]:
@@ -205,19 +209,9 @@ def _job(args: argparse.Namespace) -> Rehearsal:
         )
     if str(args.model).endswith(".py"):
         raise VramBudgetError(f"{args.model} is a script, not a model", hint=_EXAMPLE)
-    gpu = _card(args.gpu)
-    fields = _fields(args)
+    gpu, fields = _card(args.gpu), _fields(args)
     job = job_of(args.model, fields)
-    options = RehearsalOptions(
-        None,
-        args.timeout,
-        args.snapshot,
-        args.any_torch,
-        values=args.values,
-        routing=fields.get("routing"),
-        say=_say,
-        curve=_format(args) == "page",
-    )
+    options = _options(args, None, fields.get("routing"))
     return rehearse_report(job, gpu=gpu, options=options)
 
 
