@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "vrambudget"
 LAYERS = [
     {"__init__", "errors", "escaping", "units", "dtypes", "declared"}
     | {"auto_classes", "sampled_lengths"},
-    {"files", "bounded"},
+    {"files", "bounded", "expressions"},
     {"budget"},
     {"config"},
     {"cudnn"},

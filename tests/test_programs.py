@@ -11,8 +11,8 @@ from vrambudget.config.gpus import find_gpu
 from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.errors import NotModelledError, TooLargeError, VramBudgetError
+from vrambudget.expressions import value
 from vrambudget.program.catalog import RECORDED, of_programs, program_at, program_config
-from vrambudget.program.expressions import value
 from vrambudget.program.reading import read
 from vrambudget.program.writing import written
 from vrambudget.scenario import platform_of

@@ -17,7 +17,8 @@ from vrambudget.integrations.run_here import gpus_of, models_of
 from vrambudget.scenario import resolve
 from vrambudget.serving import llama_cpp
 from vrambudget.serving.gguf import read_gguf
-from vrambudget.serving.gguf_model import of_file, of_name
+from vrambudget.serving.gguf_cards import header_of, parsed, table_of
+from vrambudget.serving.gguf_model import of_file, of_header
 from vrambudget.serving.gguf_quants import Shape, type_of
 from vrambudget.serving.gguf_types import row_bytes
 from vrambudget.serving.options import LlamaCppOptions
@@ -34,7 +35,8 @@ LLAMA_3B = {"model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28}
 
 
 def loaded(model="llama-3.1-8b", kind="Q4_K_M", gpu="24GB", **options):
-    named = of_name(resolve(model).config, str(model), kind)
+    table = table_of(parsed(resolve(model).config), "")
+    named = of_header(header_of(table, str(model), kind), str(model))
     return llama_cpp.serve(named, gpus_of(gpu), LlamaCppOptions.parse(options))
 
 
@@ -130,6 +132,56 @@ def test_a_name_may_be_that_of_a_header_with_types_for_each_tensor(name, archite
     assert run.starts
     assert f"of {architecture} " in str(run) or architecture in {"gptneox", "qwen35"}
     assert round(run.values["weights_bytes"] / 2**30, 2) == gib
+
+
+PYTHIA = {"model_type": "gpt_neox", "hidden_size": 512, "num_hidden_layers": 6} | {
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+    "vocab_size": 50304,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize("name", ["glm-4.5-air", "qwen3.5-35b-a3b", "gemma-4-e2b", "lfm2-1.2b"])
+def test_a_configuration_has_the_header_of_its_name(name, tmp_path):
+    """As it is published: what a model that sees adds stands beside the text's."""
+    card = tomllib.loads((cards_folder() / "gguf" / f"{name}.toml").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "x", "text_config": card["config"]}))
+    (local,), (named,) = models_of(f"{path}:IQ4_XS"), models_of(f"{name}:IQ4_XS")
+    assert local.tensors == named.tensors
+    assert (local.keys, local.states, local.windows) == (named.keys, named.states, named.windows)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"hidden_size": None}, "the configuration has no hidden_size"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"hidden_size": 10**30}, "hidden_size is 1000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_attention_heads": 0}, "the configuration has no head_dim"),
+        ({"vocab_size": -5}, "vocab_size is -5"),
+        ({"vocab_size": [1, 2]}, "the configuration has no vocab_size"),
+    ],
+)
+def test_what_a_configuration_lacks_for_its_tensors_is_named(wrong, words, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PYTHIA | wrong))
+    with pytest.raises(VramBudgetError, match=words):
+        next(models_of(str(path)))
+
+
+def test_positions_convolutions_and_norms_are_not_quantised():
+    """conversion/base.py: prepare_tensors."""
+    kinds = {
+        t.name: t.kind for name in ("bge-m3", "lfm2-1.2b") for t in next(models_of(name)).tensors
+    }
+    assert kinds["position_embd.weight"] == kinds["token_types.weight"] == "F32"
+    assert kinds["blk.0.shortconv.conv.weight"] == "F32"
+    (nemotron,) = models_of("nemotron-nano-9b-v2:Q4_K_M")
+    assert {t.kind for t in nemotron.tensors if t.name.endswith("_norm.weight")} == {"F32"}
 
 
 def test_ollamas_names_lead_to_models_whose_file_is_counted():
@@ -772,7 +824,7 @@ def test_models_that_see_have_the_buffers_of_a_loaded_file(name, model, cache):
     assert "the compute buffer is a rough estimate" in str(run)
 
 
-@pytest.mark.parametrize("name", ["falcon-7b:Q4_K_M", "gpt2:Q8_0", "opt-1.3b"])
+@pytest.mark.parametrize("name", ["falcon-7b:Q4_K_M", "opt-1.3b"])
 def test_what_is_counted_of_a_file_alone_leads_to_it(name, capsys):
     assert main(["run", name, "--gpu", "24GB"]) == 2
     error = capsys.readouterr().err

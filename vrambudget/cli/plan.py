@@ -26,8 +26,8 @@ from vrambudget.report.plan import held, render_plan
 from vrambudget.report.tools import TOOLS, ToolName
 from vrambudget.report.tools.words import model_id
 from vrambudget.scenario import Scenario, resolve
+from vrambudget.serving.gguf_cards import families
 from vrambudget.serving.gguf_known import card_of
-from vrambudget.serving.gguf_names import has_gguf
 from vrambudget.units import format_bytes
 
 
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _runs_here(scenario: Scenario, name: str) -> bool:
     """Return whether `vrambudget run` knows the model; cards are read where no rule does."""
-    return has_gguf(scenario.config) or "gguf" in card_of(name)
+    return scenario.config.model_type in families() or "gguf" in card_of(name)
 
 
 def _serve(args: argparse.Namespace, fields: Mapping[str, object]) -> int:

@@ -8,23 +8,23 @@ and the best that runs), a GGUF file, or a hub's repository of GGUF files ("org/
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vrambudget.config.gpus import SOLD_AS, Gpu, count_of_gpus, find_gpu
-from vrambudget.config.model_config import ModelConfig, load_config
+from vrambudget.config.model_config import load_config
 from vrambudget.config.other_gpus import other_gpu
 from vrambudget.config.source import FoundModel, ModelSource, find_model
 from vrambudget.errors import VramBudgetError
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
+from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.run_here import run_report, run_values
 from vrambudget.serving.beside import projector, with_adapter
-from vrambudget.serving.gguf_cards import header_of
+from vrambudget.serving.gguf_cards import family_of, header_of, parsed, table_of
 from vrambudget.serving.gguf_known import card_of, known
-from vrambudget.serving.gguf_model import GgufModel, of_file, of_header, of_name
-from vrambudget.serving.gguf_names import family_of
+from vrambudget.serving.gguf_model import GgufModel, of_file, of_header
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
 from vrambudget.serving.run_here import KINDS, Machine, RunChoice, best_of
@@ -129,19 +129,16 @@ def models_of(model: ModelSource) -> Iterator[GgufModel]:
         yield found
         return
     card = card_of(found.name) if found else card
-    if found is None or "gguf" in card:
-        for each in map(named, (kind,) if kind else KINDS):
-            yield of_header(header_of(card, each), f"{card['name']}:{each}")
-        return
-    config = _config_of(found)
-    is_oss = config.model_type == "gpt_oss"
+    title = card["name"] if found is None else found.name
+    table = card["gguf"] if found is None or "gguf" in card else _table_of(found)
+    is_oss = table["architecture"] == "gpt-oss"
     if is_oss and kind is not None and named(kind) not in {_MXFP4, "F16", "BF16"}:
         raise VramBudgetError(
             f"gpt-oss is published with its experts in MXFP4; {kind} is a recipe of its publisher",
             hint=f"{name}:MXFP4, or hand in the file: vrambudget run model.gguf --gpu 24GB",
         )
-    for each in (_MXFP4,) if is_oss and kind is None else (kind,) if kind else KINDS:
-        yield of_name(config, found.name, each)
+    for each in map(named, (kind,) if kind else (_MXFP4,) if is_oss else KINDS):
+        yield of_header(header_of(table, title, each), f"{title}:{each}")
 
 
 def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
@@ -161,11 +158,13 @@ def _with_kind(model: ModelSource) -> tuple[ModelSource, str | None]:
     return text[: match.start()], match[1]
 
 
-def _config_of(found: FoundModel) -> ModelConfig:
-    """Return a configuration; of a model with no rules but a GGUF file's, what that needs."""
-    if isinstance(model_type := found.values.get("model_type"), str):
-        family_of(model_type)
-    return load_config(found.values, config_class, where=found.where)
+def _table_of(found: FoundModel) -> Mapping[str, Any]:
+    """Return the header's table of a configuration, whose class may say what it leaves out."""
+    if not family_of(found.values).get("parsed"):
+        return table_of(found.values, found.where)
+    config = load_config(found.values, config_class, where=found.where)
+    assert isinstance(config, DecoderConfig)  # noqa: S101 - all of these are decoders
+    return table_of(parsed(config), found.where)
 
 
 def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:

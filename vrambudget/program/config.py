@@ -20,8 +20,8 @@ from vrambudget.config.versions import as_numbers, followed_version
 from vrambudget.dtypes import float32
 from vrambudget.engine.context import context
 from vrambudget.errors import NotModelledError
-from vrambudget.program.expressions import LARGEST
-from vrambudget.program.expressions import value as size_of
+from vrambudget.expressions import LARGEST
+from vrambudget.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import check_guards, derive
 from vrambudget.program.keys import TRACED, bound_keys, said_by, unknown_in

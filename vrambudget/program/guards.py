@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.program.expressions import names_in, value
+from vrambudget.expressions import names_in, value
 from vrambudget.program.form import Program
 
 

@@ -16,9 +16,9 @@ from vrambudget.config.model_config import (
 )
 from vrambudget.config.settings import mistakes, show
 from vrambudget.errors import NotModelledError, VramBudgetError, did_you_mean
+from vrambudget.expressions import LARGEST
+from vrambudget.expressions import value as size_of
 from vrambudget.ops.elementwise import ACTIVATIONS
-from vrambudget.program.expressions import LARGEST
-from vrambudget.program.expressions import value as size_of
 from vrambudget.program.form import Program, Variant
 from vrambudget.program.guards import all_known, check_guards, derive
 from vrambudget.program.unfold import Stack

@@ -8,7 +8,7 @@ from typing import Any
 
 from vrambudget.bounded import check
 from vrambudget.errors import VramBudgetError
-from vrambudget.program.expressions import LARGEST, formula, names_in
+from vrambudget.expressions import LARGEST, formula, names_in
 from vrambudget.program.form import (
     BUILT,
     FORM,

@@ -12,9 +12,9 @@ from vrambudget.engine.autocast import to
 from vrambudget.engine.sizes import ManySizes
 from vrambudget.engine.tensor import empty
 from vrambudget.errors import VramBudgetError
+from vrambudget.expressions import value as size_of
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.program.effects import General
-from vrambudget.program.expressions import value as size_of
 from vrambudget.program.form import TYPES
 
 _MODULE = re.compile(r"[a-z_]+(\.[a-z_]+)*\.[a-z]\w*")

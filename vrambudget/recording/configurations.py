@@ -11,7 +11,7 @@ from typing import Any
 from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.program.expressions import value as value_of
+from vrambudget.expressions import value as value_of
 from vrambudget.program.form import COUNT, Program
 from vrambudget.recording.keys import OF_FILES, Defaults, Values, flattened, nested
 from vrambudget.recording.listener import Listener

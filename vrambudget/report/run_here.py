@@ -10,7 +10,7 @@ from typing import Any
 
 from vrambudget.config.bandwidths import MAIN_MEMORY
 from vrambudget.report.serving import gib, spread
-from vrambudget.serving.gguf_names import SEEN
+from vrambudget.serving.gguf_architectures import SEEN
 from vrambudget.serving.llama_cpp import VERSIONS, Held, LlamaCppServing
 from vrambudget.serving.options import LLAMA_CPP_SHORT, LlamaCppOptions
 from vrambudget.serving.run_here import RunChoice

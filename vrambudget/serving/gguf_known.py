@@ -3,7 +3,7 @@
     model_cards/gguf/NAME.toml      name, source, `also` (other names), [config] as it was
                                     published, or [gguf]: its file's header (`gguf_cards`)
 
-Of each family one or more were loaded by llama.cpp 0c1e570 with `gguf_names`' tensors.
+Of each family one or more were loaded by llama.cpp 0c1e570 with `gguf_cards`' tensors.
 """
 
 import re

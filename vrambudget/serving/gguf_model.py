@@ -1,7 +1,7 @@
 """A model as llama.cpp has it: its tensors and what decides its cache, of a file or of a name.
 
     file     the header's table and values (`serving.gguf`)
-    name     "llama-3.1-8b:Q4_K_M": the tensors of its configuration (`serving.gguf_names`), with
+    name     "llama-3.1-8b:Q4_K_M": the tensors of its configuration (`serving.gguf_cards`), with
              the types that llama.cpp's quantisation gives them (`serving.gguf_quants`)
 
 A layer keeps keys and values of all tokens, of a window, one latent row, nothing (it reads an
@@ -16,11 +16,8 @@ Not modelled: architectures that are named nowhere here, and caches of an indexe
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vrambudget.config.model_config import ModelConfig
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.serving.gguf import Gguf, GgufTensor, read_gguf, shown
 from vrambudget.serving.gguf_architectures import (
     ARCHITECTURES,
@@ -30,8 +27,6 @@ from vrambudget.serving.gguf_architectures import (
     STATES,
     UNCACHED,
 )
-from vrambudget.serving.gguf_names import experts_of, family_of, is_latent, tensors_of
-from vrambudget.serving.gguf_quants import named
 
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST = 1 << 31
@@ -105,37 +100,6 @@ def of_header(header: Gguf, name: str, path: str | None = None) -> GgufModel:
         head_keys=sizes.one("attention.key_length", hidden // heads),
         head_values=sizes.one("attention.value_length", hidden // heads),
         path=path,
-    )
-
-
-def of_name(config: ModelConfig, name: str, kind: str) -> GgufModel:
-    """Return the model of a configuration, in a file of this kind ("Q4_K_M")."""
-    family = family_of(config.model_type)
-    assert isinstance(config, DecoderConfig)  # noqa: S101 - all families are decoders
-    layers, width = config.num_hidden_layers, config.kv_heads * config.head_width
-    values, lowest = width, 0
-    if is_latent(config):
-        latent: Any = config
-        lowest, values = latent.kv_lora_rank, 0
-        width = lowest + latent.qk_rope_head_dim
-    experts, used = experts_of(config)
-    kinds = config.layer_kinds if family.window else ["full_attention"] * layers
-    return GgufModel(
-        name=f"{name}:{named(kind)}",
-        architecture=family.name,
-        tensors=tuple(tensors_of(config, named(kind))),
-        keys=(width,) * layers,
-        values=(values,) * layers,
-        windows=tuple(config.window if k == "sliding_attention" else None for k in kinds),
-        states=(0,) * layers,
-        heads=config.num_attention_heads,
-        hidden=config.hidden_size,
-        vocabulary=config.vocab_size,
-        positions=config.max_position_embeddings,
-        experts=experts,
-        experts_used=used,
-        head_keys=width if is_latent(config) else config.head_width,
-        head_values=lowest if is_latent(config) else config.head_width,
     )
 
 

@@ -7,7 +7,8 @@ Rows that are no multiple of a type's block take a simpler type. Types that need
 matrix are those of a file made with one, as published files are.
 
 Source: llama.cpp 0c1e570 of October 2026: src/llama-quant.cpp (llama_ftype_get_default_type,
-llama_tensor_get_type_impl, tensor_type_fallback, tensor_allows_quantization).
+llama_tensor_get_type_impl, tensor_type_fallback, tensor_allows_quantization), conversion/base.py
+(prepare_tensors).
 Not modelled: Falcon's own rules, --tensor-type, and publishers' own recipes (UD-Q4_K_XL and the
 like): their files say their types themselves.
 """
@@ -54,7 +55,9 @@ _SPELLED = {
     "Q8": "Q8_0",
 }
 _SIMPLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_IN_F32 = frozenset({"ffn_gate_inp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"})
+_IN_F32 = frozenset({"ffn_gate_inp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"}) | {
+    *("position_embd", "token_types", "shortconv.conv")
+}
 _AS_IT_WAS = ("altup", "laurel", "per_layer_model_proj")  # of a file in 16 bit
 _UNQUANTISED = frozenset({"F32", "F16", "BF16"})
 _LOWEST = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})
@@ -106,7 +109,7 @@ def type_of(name: str, tensor: str, shape: tuple[int, ...], model: Shape, *, lay
     `tensor`: as "attn_v"; `shape`: the length of a row first.
     """
     kind = _DEFAULTS[name]
-    if len(shape) == 1 or tensor in _IN_F32:
+    if len(shape) == 1 or tensor in _IN_F32 or tensor.endswith("_norm"):
         return "F32"
     if tensor.startswith(_AS_IT_WAS):
         return "F16"

@@ -12,7 +12,6 @@ from vrambudget.config.foreign.meanings import (
     Meaning,
     Model,
     MultiGpuOnly,
-    OneOf,
     OnlyRanks,
     Same,
     Switch,
@@ -25,16 +24,7 @@ from vrambudget.config.foreign.ultralytics import ULTRALYTICS
 
 _EXPERTS = "expert parallelism (--parallel ep=8 is transformers')"
 
-_NF4, _INT8 = {"quant": "nf4"}, {"quant": "int8"}
-_QUANTISED = OneOf(
-    "weights quantised as",
-    {"4bit": _NF4, "nf4": _NF4, "int4": _NF4, "8bit": _INT8, "int8": _INT8, "none": {}},
-    counted_as={"int4": "counted as bitsandbytes' nf4"},
-)
-
 _PRESETS: dict[str, Meaning] = {
-    "quantize": _QUANTISED,
-    "quantization": _QUANTISED,
     "lora": Switch({}, {"lora_rank": LORA_RANK}),
     "qlora": Switch({}, {"quant": "nf4", "lora_rank": LORA_RANK, "precision": "amp-bf16"}),
     "max_seq_len": Same("block"),

@@ -1,10 +1,11 @@
-"""Sizes as expressions of a program's free sizes: "3*batch*length", "hidden_size//heads".
+"""Sizes as expressions of others: "3*batch*length", "hidden_size//heads", "layer >= first_dense".
 
 An expression is read once, into functions of checked operators; no text is ever run. Numbers and
 results are bounded, so that a file from somebody else cannot hang who reads it.
 """
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -15,6 +16,12 @@ from vrambudget.errors import VramBudgetError
 LARGEST = 10**18
 """Of any number in a program: bytes and elements stay far below."""
 
+_COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.GtE: operator.ge,
+}
 _LONGEST = 500
 _MOST_POWER = 8
 Sizes = Mapping[str, int]
@@ -36,7 +43,7 @@ def formula(text: str) -> Formula:
 @lru_cache(maxsize=4096)
 def names_in(text: str) -> frozenset[str]:
     """Return the sizes that an expression names."""
-    return frozenset(re.findall(r"[a-zA-Z_]\w*", text))
+    return frozenset(re.findall(r"[a-zA-Z_]\w*", re.sub("'[^']*'", "", text)))
 
 
 def value(text: str, sizes: Sizes) -> int:
@@ -64,7 +71,19 @@ def _formula(node: ast.expr) -> Formula:
         return lambda sizes: -inner(sizes)
     if isinstance(node, ast.BinOp):
         return _of_two(node)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        compared = _COMPARED.get(type(node.ops[0]))
+        sides = [_side(each) for each in (node.left, *node.comparators)]
+        if compared is not None:
+            return lambda sizes: int(compared(*(side(sizes) for side in sides)))
     raise ValueError
+
+
+def _side(node: ast.expr) -> Formula:
+    """Return one side of a comparison, which may be a word."""
+    if isinstance(node, ast.Constant) and isinstance(word := node.value, str):
+        return lambda _sizes: word  # type: ignore[return-value]
+    return _formula(node)
 
 
 def _number(number: int) -> Formula:
@@ -83,6 +102,8 @@ def _of_two(node: ast.BinOp) -> Formula:
         return lambda sizes: _bounded(left(sizes) * right(sizes))
     if isinstance(node.op, ast.FloorDiv):
         return lambda sizes: left(sizes) // right(sizes)
+    if isinstance(node.op, ast.Mod):
+        return lambda sizes: left(sizes) % right(sizes)
     if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
         power = node.right.value
         if isinstance(power, int) and 0 < power <= _MOST_POWER:
