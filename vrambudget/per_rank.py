@@ -6,10 +6,10 @@
     cp       the first ranks meet others' keys with half their queries, the last ones all queries
     others   all alike
 
-Ranks that differ are simulated: all of a few, or those with most and least.
+One rank of each kind is simulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vrambudget.budget import RankPeak, Several
@@ -19,7 +19,6 @@ from vrambudget.engine.context import Platform
 from vrambudget.simulate import Recording, simulate
 from vrambudget.tape.replay import Replay, replay
 
-_EACH = 8  # ranks of which each is simulated; of more, the first and the last
 _MIB = 2**20
 
 NCCL_PER_CHANNEL = 12 * _MIB
@@ -43,30 +42,37 @@ def fullest(config: ModelConfig, job: Job, platform: Platform) -> Fullest:
     """Return the fullest of a job's ranks, or the rank that the job names."""
     first = job if job.rank is not None else job.model_copy(update={"rank": 0})
     recording = simulate(config, first, platform)
-    found = [(first, recording, replay(recording.tape))]
-    if job.rank is None and recording.ranks_differ:
-        for rank in _others(job.layout.ranks, recording.fullest_rank):
-            other = job.model_copy(update={"rank": rank})
-            recording = simulate(config, other, platform)
-            found.append((other, recording, replay(recording.tape)))
-    peaks = [_peak(one.rank or 0, replayed) for one, _, replayed in found]
-    sizes = [(peak.peak_reserved_bytes, peak.peak_allocated_bytes) for peak in peaks]
-    most = sizes.index(max(sizes))
-    return Fullest(*found[most], _several(job, found[most][1], peaks))
-
-
-def _others(ranks: int, fullest_rank: int) -> Sequence[int]:
-    if ranks <= _EACH:
-        return range(1, ranks)
-    return sorted({fullest_rank, ranks - 1} - {0})
+    kinds = recording.kinds
+    if job.rank is not None or not unlike(kinds):
+        kinds = {first.rank or 0: None}
+    found = {kinds[first.rank or 0]: (first, recording, replay(recording.tape))}
+    for rank in unlike(kinds):
+        other = job.model_copy(update={"rank": rank})
+        recording = simulate(config, other, platform)
+        found[kinds[rank]] = other, recording, replay(recording.tape)
+    peaks = [_peak(rank, found[kind][2]) for rank, kind in kinds.items()]
+    most = max(found.values(), key=lambda each: _sizes(each[2]))
+    return Fullest(*most, _several(job, most[1], peaks))
 
 
 def _peak(rank: int, replayed: Replay) -> RankPeak:
-    peak = replayed.peak
-    return RankPeak(rank, peak.allocated_bytes, peak.reserved_bytes)
+    return RankPeak(rank, *reversed(_sizes(replayed)))
 
 
-def _several(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Several:
+def _sizes(replayed: Replay) -> tuple[int, int]:
+    return replayed.peak.reserved_bytes, replayed.peak.allocated_bytes
+
+
+def unlike(kinds: Mapping[int, Hashable]) -> list[int]:
+    """Return the first rank of each kind but the first rank's."""
+    first: dict[Hashable, int] = {}
+    for rank, kind in kinds.items():
+        first.setdefault(kind, rank)
+    return [*first.values()][1:]
+
+
+def nccl(job: Job) -> tuple[int, tuple[int, int]]:
+    """Return how many groups of ranks there are, and NCCL's buffers at their least and largest."""
     layout = job.layout
     sizes = (layout.shards, layout.tp, layout.pp, layout.ep, layout.cp)
     groups = sum(size > 1 for size in sizes)
@@ -75,11 +81,17 @@ def _several(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Sever
         NCCL_PER_CHANNEL * channels * algorithms * groups
         for channels, algorithms in zip(NCCL_CHANNELS, NCCL_ALGORITHMS, strict=True)
     )
+    return groups, (low, high)
+
+
+def _several(job: Job, recording: Recording, peaks: Sequence[RankPeak]) -> Several:
+    layout = job.layout
+    groups, nccl_bytes = nccl(job)
     return Several(
         ranks=layout.ranks,
         parallel=str(layout),
         peaks=tuple(peaks),
         host_bytes=recording.host_bytes,
         nccl_groups=groups,
-        nccl_bytes=(low, high),
+        nccl_bytes=nccl_bytes,
     )

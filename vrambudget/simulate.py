@@ -4,8 +4,9 @@ The recording starts with the process: where the weights lie in memory decides w
 them.
 """
 
+from collections.abc import Hashable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from vrambudget.training.loops.run import LoopSettings, Run
 if TYPE_CHECKING:
     from vrambudget.parallel.rank import Ranked
 
+_EACH = 8  # ranks that are all looked at
 _EVERY = {"selective-2": 2}
 
 
@@ -46,9 +48,8 @@ class Recording:
     trainable: int
     paged_bytes: int = 0  # of an optimizer's states, in managed memory: not on the tape
     host_bytes: int = 0  # of a rank's shards, gradients and states, in main memory
-    ranks_differ: bool = False  # whether another rank of the job takes something else
+    kinds: Mapping[int, Hashable] = field(default_factory=dict)  # of ranks that may take most
     unknown_workspace_bytes: int = 0  # most that a convolution touches whose workspace is not known
-    fullest_rank: int = 0  # which may take most, besides the first and the last
     draws: Draws | None = None  # where lengths change from batch to batch
 
 
@@ -163,11 +164,16 @@ def _record(
         held = _run(model, config, job, settings, ranked, in_full=in_full)
         tape.close()  # what the loop's variables hold outlives the job
         host_bytes = ranked.host_bytes() if ranked else 0
-        differ = ranked is not None and ranked.ranks_differ()
-        fullest = ranked.fullest_rank() if ranked else 0
+        kinds = _kinds(ranked, job.layout.ranks) if ranked else {}
         unknown = max(context.unknown_workspaces, default=0)
         del model, held, ranked, barrier
-    return Recording(tape, total, trainable, paged, host_bytes, differ, unknown, fullest)
+    return Recording(tape, total, trainable, paged, host_bytes, kinds, unknown)
+
+
+def _kinds(ranked: "Ranked", ranks: int) -> dict[int, Hashable]:
+    """Return the kinds of all ranks, or of those of many that have most and least."""
+    some = {0, ranked.fullest_rank(), ranks - 1} if ranks > _EACH else range(ranks)
+    return {rank: ranked.kind(rank) for rank in sorted(some)}
 
 
 def _barrier(job: Job) -> Tensor | None:

@@ -1,6 +1,6 @@
 """What a training loop has to know of one rank; what most layouts do stands here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -60,9 +60,10 @@ class Ranked:
         """Return what this rank has in main memory."""
         return 0
 
-    def ranks_differ(self) -> bool:
-        """Return whether other ranks take something else."""
-        return False
+    def kind(self, rank: int) -> Hashable:
+        """Return what decides what a rank takes: those of one kind take the same."""
+        del rank
+        return None
 
     def fullest_rank(self) -> int:
         """Return the rank that takes most, where that is neither the first nor the last."""

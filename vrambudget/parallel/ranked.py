@@ -12,7 +12,7 @@ What a training loop has to know of it is in `parallel.rank`; a loop of one GPU 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -194,8 +194,8 @@ class _DDP(Ranked):
             move_into_buckets(ranks)
         return ranks[self.group.rank]
 
-    def ranks_differ(self) -> bool:
-        return self.shares_states
+    def kind(self, rank: int) -> int:
+        return rank if self.shares_states else 0
 
 
 class _FSDP2(Ranked):
@@ -257,10 +257,12 @@ class _FSDP2(Ranked):
             for p in self.wrapped.parameters
         )
 
-    def ranks_differ(self) -> bool:
+    def kind(self, rank: int) -> Hashable:
+        """Return the lengths that it has of each that is cut."""
         assert self.wrapped is not None  # noqa: S101 - it was
-        group = self.sharding.shard
-        return any(p.shape[0] % group.size for p in self.wrapped.parameters)
+        layout, shard = self.job.layout, self.sharding.shard.size
+        own = Group(shard, rank // (layout.tp * layout.pp) % shard)
+        return tuple(own.local(n) for n in sorted({p.shape[0] for p in self.wrapped.parameters}))
 
 
 def _cut(model: Module, job: Job, group: Group) -> None:

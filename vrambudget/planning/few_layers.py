@@ -1,10 +1,11 @@
 """The least that a job of several GPUs takes, from traces of a few of its layers.
 
 What is alive at any one moment grows by the same bytes with every layer that is like the others. So
-the peak, the highest of all moments, is a convex function of their number: beyond two numbers it is
-on or above the line through them.
+the peak of a phase, the highest of its moments, is a convex function of their number: beyond two
+numbers it is on or above the line through them.
 
-    3 and 4 layers of 80    seven are traced, not 80: least = peak(3) + 77 (peak(4) - peak(3))
+    3 and 4 layers of 80    seven are traced, not 80: least = peak(3) + 77 (peak(4) - peak(3)), of
+                            the phase where that is most
 
 What grows up to a limit is taken off: in ZeRO 3, parameters that are whole (max_live_parameters),
 and float32 gradients of a group that is stepped at once (sub_group_size).
@@ -20,6 +21,7 @@ from vrambudget.engine.module import Module
 from vrambudget.planning.lower_bound import ITEM_BYTES
 from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
+from vrambudget.tape.events import Tape
 
 _FEW = 3
 _STEPS = 2  # from the second on an optimizer's states are there
@@ -61,17 +63,23 @@ class FewLayers:
         few, more = _FEW * stages, (_FEW + 1) * stages
         if more * 2 > self.layers:
             return 0
-        below, above = (self._peak_bytes(job, layers) for layers in (few, more))
+        phases = zip(self._peaks(job, few), self._peaks(job, more), strict=True)
         steps = (self.layers - few) // stages
-        return below + steps * (above - below) - _limited_bytes(job)
+        least = max(less + steps * (more - less) for less, more in phases)
+        return least - _limited_bytes(job)
 
-    def _peak_bytes(self, job: Job, layers: int) -> int:
+    def _peaks(self, job: Job, layers: int) -> list[int]:
+        """Return the requested bytes of each phase's peak, once the model is there."""
         config = self.scenario.config.model_copy(update={self.depth: layers})
         twice = job.model_copy(update={"steps": min(job.steps, _STEPS)})
         tape = simulate(config, twice, self.scenario.platform).tape
-        built = max((m.position for m in tape.marks if m.resets_allocator), default=0)
-        peak: int = tape.peak_requested_bytes(built)
-        return peak
+        begins = [mark.position for mark in tape.marks if mark.position >= built(tape)]
+        return [*map(tape.peak_requested_bytes, begins, [*begins[1:], None])]
+
+
+def built(tape: Tape) -> int:
+    """Return the event with which counters begin: the model is there."""
+    return max((mark.position for mark in tape.marks if mark.resets_allocator), default=0)
 
 
 def _limited_bytes(job: Job) -> int:

@@ -13,16 +13,14 @@ that all share (`planning.layouts.seconds_per_sequence`).
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from vrambudget.budget import Budget
 from vrambudget.config.job import Job
-from vrambudget.config.layout import DEEPSPEED
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.estimator import trace_job
+from vrambudget.per_rank import nccl, unlike
 from vrambudget.planning.changes import Cost, divisors
 from vrambudget.planning.choices import Choice, command, fields_of
-from vrambudget.planning.few_layers import FewLayers
+from vrambudget.planning.few_layers import FewLayers, built
 from vrambudget.planning.layouts import (
     CHECKPOINTING,
     GOALS,
@@ -35,16 +33,28 @@ from vrambudget.planning.layouts import (
     seconds_per_sequence,
     traffic,
 )
-from vrambudget.planning.lower_bound import count_and_rows, least_bytes
+from vrambudget.planning.lower_bound import count_parameters, least_bytes
 from vrambudget.planning.recipes import FIRST_WITH_BFLOAT16, MOST_SEQUENCES
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
 from vrambudget.planning.variants import MOST_TRACED, variant
 from vrambudget.scenario import Scenario
+from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 
 if TYPE_CHECKING:
     from vrambudget.planning.plan import Wish
 
-_WHOLE = ("zero1", *DEEPSPEED[:2])  # ranks have parameters whole, as many as come out
+
+class Taken(NamedTuple):
+    """What one rank of a job takes; where what tensors ask for is too much, only that."""
+
+    peak_bytes: int  # reserved
+    model_bytes: int
+    fits: bool
+    host_bytes: int
+    parameters: int
+    trainable: int
+    others: list[int]  # a rank of each other kind
 
 
 def fewest(planner: "Planner", most: int) -> int:
@@ -79,11 +89,11 @@ class Planner:
         assert scenario.gpu is not None  # noqa: S101 - the caller looked
         self.scenario, self.wish, self.gpu, self.progress = scenario, wish, scenario.gpu, progress
         self.limit = self.gpu.available_bytes - wish.margin_bytes
-        self.tried: dict[tuple[str, int], Choice | None] = {}
-        self.budgets: dict[Job, Budget] = {}
+        self.tried: dict[tuple[str, int], Job | None] = {}
+        self.taken: dict[Job, Taken] = {}
         self.refused = Counter[str]()  # by reason: layouts that have no rule
         self.modelled_layouts = set[str]()
-        self.parameters, self.rows = count_and_rows(scenario)
+        self.parameters = count_parameters(scenario)
         self.few_layers = FewLayers(scenario)
 
     def can(self, gpus: int) -> bool:
@@ -133,41 +143,35 @@ class Planner:
         return None
 
     def _largest(self, layout: LayoutChoice) -> Choice | None:
-        choice, each = self._choice(layout), self.wish.per_step
+        job, each = self._first(layout), self.wish.per_step
         has_batch = each is None and {"batch", "grad_accum"} & {*self.wish.named}
-        if choice is None or "microbatches" in layout.fields or has_batch:
-            return choice
+        if job is None or "microbatches" in layout.fields or has_batch:
+            return self._choice(layout)
         each = each and each // layout.gpus  # sequences that a rank has in a step
-        job, tried = self._job(layout), dict[int, tuple[Job, Budget]]()
+        tried = dict[int, Job]()
 
         def attempt(batch: int) -> Try:
             times = job.grad_accum if each is None else each // batch
             base = variant(replace(self.scenario, job=job), batch=batch)
-            budget = self._budget(variant(base, grad_accum=min(times, MOST_TRACED)).job)
-            tried[batch] = variant(base, grad_accum=times).job, budget
-            return Try(
-                budget.peak.reserved_bytes, model_bytes(budget.breakdown), self._fits(budget)
-            )
+            tried[batch] = variant(base, grad_accum=times).job
+            return Try(*self._taken(tried[batch])[:3])
 
         sizes = range(1, MOST_SEQUENCES + 1) if each is None else divisors(each)
         batch = largest_that_fits(sizes, attempt, start=sizes[0], limit=self.limit)
         # Where ranks differ, another may reserve more than the first.
         for smaller in sorted((n for n in tried if n <= (batch or 0)), reverse=True):
-            if choice := self._of_all_ranks(layout, *tried[smaller]):
+            if choice := self._of_all_ranks(layout, tried[smaller]):
                 return choice
         return None
 
-    def _of_all_ranks(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice | None:
-        """Return a layout that fits the first rank, if it fits all; where all are even it does."""
-        shards = job.layout.shards // job.replicate
-        flat = job.layout.data == DEEPSPEED[-1]  # ZeRO 3 pads each parameter as a whole
-        even = flat or (job.layout.data not in _WHOLE and not any(r % shards for r in self.rows))
-        if job.rank is not None and not even:
-            job = job.model_copy(update={"rank": None})
-            budget = self._budget(
-                job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
-            )
-        return self._of(layout, job, budget) if self._fits(budget) else None
+    def _of_all_ranks(self, layout: LayoutChoice, job: Job) -> Choice | None:
+        """Return a layout if it fits all ranks."""
+        first = self._taken(job)
+        others = (job.model_copy(update={"rank": rank}) for rank in first.others if first.fits)
+        ranks = [first, *map(self._taken, others)]
+        if not all(taken.fits for taken in ranks):
+            return None
+        return self._of(layout, job, max(ranks, key=lambda taken: taken.peak_bytes))
 
     def _ways(self, gpus: int) -> list[LayoutChoice]:
         has_bfloat16 = self.gpu.compute_capability >= FIRST_WITH_BFLOAT16
@@ -183,7 +187,12 @@ class Planner:
         return [way for way in ways if self.wish.offload or not way.fields.get("cpu_offload")]
 
     def _choice(self, layout: LayoutChoice) -> Choice | None:
-        """Return a layout that fits, None for one that does not or cannot be: tried once."""
+        """Return a layout that fits, None for one that does not or cannot be."""
+        job = self._first(layout)
+        return self._of_all_ranks(layout, job) if job else None
+
+    def _first(self, layout: LayoutChoice) -> Job | None:
+        """Return the job of a layout that fits the first rank, None for others: tried once."""
         key = layout.name, layout.gpus
         if key not in self.tried:
             try:
@@ -194,36 +203,25 @@ class Planner:
                     self.refused[error.message] += 1
         return self.tried[key]
 
-    def _bound(self, layout: LayoutChoice) -> int:
-        try:
-            job = self._job(layout)
-        except VramBudgetError:
-            return 0
-        trainable = self.parameters if job.lora_rank is None else 0
-        return least_bytes(job, self.parameters, trainable)
-
     def _job(self, layout: LayoutChoice) -> Job:
-        ranks: dict[str, Any] = {"ranks": layout.gpus}
-        if str(layout.fields.get("parallel")).startswith(("fsdp2", "deepspeed", "zero1")):
-            ranks["rank"] = 0  # of even shards no other has more
-        changed = self.scenario.job.changed({**layout.fields, **ranks})
+        changed = self.scenario.job.changed({**layout.fields, "ranks": layout.gpus, "rank": 0})
         return changed.resolve(self.scenario.config.for_job(self.scenario.job))
 
-    def _tried(self, layout: LayoutChoice) -> Choice | None:
-        """Return a layout that fits, None for one that does not."""
+    def _tried(self, layout: LayoutChoice) -> Job | None:
+        """Return the job of a layout that fits the first rank."""
         self.progress()
         if not self._is_wanted(layout):
             return None
-        if self._bound(layout) > self.limit:
-            self.modelled_layouts.add(layout.name)
-            return None
         job = self._job(layout)
-        if self.few_layers.least_bytes(job) > self.limit:
-            self.modelled_layouts.add(layout.name)
-            return None
-        budget = self._budget(job)
+        room = self._room(job)
+        trainable = self.parameters if job.lora_rank is None else 0
+        fits = (
+            least_bytes(job, self.parameters, trainable) <= room
+            and self.few_layers.least_bytes(job) <= room
+            and self._taken(job).fits
+        )
         self.modelled_layouts.add(layout.name)
-        return self._of_all_ranks(layout, job, budget) if self._fits(budget) else None
+        return job if fits else None
 
     def _is_wanted(self, layout: LayoutChoice) -> bool:
         """Return whether a recipe may be of this layout; a job that cannot be is refused later."""
@@ -232,35 +230,45 @@ class Planner:
         except NotModelledError:
             return True
 
-    def _budget(self, job: Job) -> Budget:
-        self.progress()
-        if job not in self.budgets:
-            self.budgets[job] = trace_job(replace(self.scenario, job=job)).budget
-        return self.budgets[job]
+    def _taken(self, job: Job) -> Taken:
+        """Return what a job's rank takes; of a step that is divided, a few micro-batches tell."""
+        if self.wish.per_step is not None:
+            job = job.model_copy(update={"grad_accum": min(job.grad_accum, MOST_TRACED)})
+        if job not in self.taken:
+            self.progress()
+            self.taken[job] = self._simulated(job)
+        return self.taken[job]
 
-    def _fits(self, budget: Budget) -> bool:
-        """Whether PyTorch runs it with NCCL's buffers and the margin beside it."""
-        device = budget.device
-        assert device is not None  # noqa: S101 - a GPU was named
-        return device.fits and device.headroom_bytes >= _nccl_bytes(budget) + self.wish.margin_bytes
+    def _simulated(self, job: Job) -> Taken:
+        made = simulate(self.scenario.config, job, self.scenario.platform)
+        rest = made.host_bytes, made.parameters, made.trainable, unlike(made.kinds)
+        room, requested = self._room(job), made.tape.peak_requested_bytes(built(made.tape))
+        if requested > room:
+            return Taken(requested, 0, requested <= room, *rest)
+        replayed = replay(made.tape)
+        reserved = replayed.peak.reserved_bytes
+        return Taken(reserved, model_bytes(replayed.breakdown), reserved <= room, *rest)
 
-    def _of(self, layout: LayoutChoice, job: Job, budget: Budget) -> Choice:
-        device, several, nccl = budget.device, budget.several, _nccl_bytes(budget)
-        assert device is not None  # noqa: S101 - a GPU was named
-        moved = traffic(job, self._sizes(budget))
+    def _room(self, job: Job) -> int:
+        """Return what PyTorch has beside NCCL's buffers at their largest, and the margin."""
+        return self.limit - nccl(job)[1][1]
+
+    def _of(self, layout: LayoutChoice, job: Job, taken: Taken) -> Choice:
+        nccl_bytes = nccl(job)[1][1]
+        moved = traffic(job, self._sizes(taken))
         slower = job.checkpointing != "none" or job.cpu_offload
         return Choice(
             layout=layout.name,
             gpus=layout.gpus,
             trains=layout.trains,
             costs=(Cost.SPEED,) * slower + (Cost.NUMERICS,) * (layout.trains != "full"),
-            peak_bytes=device.peak_bytes,
-            left_bytes=device.headroom_bytes - nccl,
-            nccl_bytes=nccl,
+            peak_bytes=taken.peak_bytes + self.gpu.context_bytes,
+            left_bytes=self.gpu.available_bytes - taken.peak_bytes - nccl_bytes,
+            nccl_bytes=nccl_bytes,
             global_batch=global_batch(job),
             network_bytes=moved.network_bytes,
             sent_per_sequence_bytes=moved.network_bytes // global_batch(job),
-            host_bytes=several.host_bytes if several else 0,
+            host_bytes=taken.host_bytes,
             copied_bytes=moved.host_bytes,
             recomputes=job.checkpointing != "none",
             fields=fields_of(self.scenario, job),
@@ -280,16 +288,10 @@ class Planner:
         """Return what each GPU computes of a sequence's forward pass that is run again."""
         return (self.scenario.job.block or 1) * 2 * self.parameters / gpus
 
-    def _sizes(self, budget: Budget) -> Sizes:
+    def _sizes(self, taken: Taken) -> Sizes:
         """Return what of the model decides what is sent; only cut ones have to have it."""
         config = self.scenario.config
         names = ("num_hidden_layers", "hidden_size", "vocab_size")
         if config.model_type == "titan":
             names = ("n_layers", "dim", "vocab_size")
-        found = (getattr(config, name, 0) for name in names)
-        return Sizes(budget.parameters.total, budget.parameters.trainable, *found)
-
-
-def _nccl_bytes(budget: Budget) -> int:
-    """Return NCCL's buffers at their largest."""
-    return budget.several.nccl_bytes[1] if budget.several else 0
+        return Sizes(taken.parameters, taken.trainable, *(getattr(config, n, 0) for n in names))

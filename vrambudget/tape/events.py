@@ -103,15 +103,15 @@ class Tape:
             return ((n, 1) if n >= 0 else (~n, -1) for n in numbers)
         return changes(numbers)
 
-    def peak_requested_bytes(self, start: int = 0) -> Any:
-        """Return the most bytes that are asked for and not freed at any moment, from `start` on."""
+    def peak_requested_bytes(self, start: int = 0, end: int | None = None) -> Any:
+        """Return the most bytes that are asked for at once, from `start` to `end`."""
         sizes = self.sizes
         if self.is_plain:  # much of the time of a search; changes[~i] is what i's death changes
             changes = [*sizes, *(-size for size in reversed(sizes))]
             alive = accumulate(map(changes.__getitem__, self.events), initial=0)
         else:
             alive = accumulate((n * sizes[i] for i, n in self.changes()), initial=0)
-        return max(islice(alive, start, None))
+        return max(islice(alive, start, None if end is None else end + 1))
 
     def alive_at(self, position: int) -> list[int]:
         """Return the storages that have bytes right after an event, those for longest first."""

@@ -70,9 +70,9 @@ class ContextParallel(Ranked):
         """Return what this rank has in main memory."""
         return self.inner.host_bytes()
 
-    def ranks_differ(self) -> bool:
-        """Return True: the first meets others' keys with half its queries, the last half theirs."""
-        return True
+    def kind(self, rank: int) -> int:
+        """Return the rank: the first meets others' keys with half its queries."""
+        return rank
 
     def train(self, run: Run) -> dict[str, Any]:
         """Train."""

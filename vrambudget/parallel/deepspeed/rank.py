@@ -103,9 +103,9 @@ class DeepSpeed(Ranked):
         assert self.engine is not None  # noqa: S101 - the model was wrapped
         return self.engine.optimizer.host_bytes(STATES[self.job.optimizer])
 
-    def ranks_differ(self) -> bool:
-        """Whose parameters they are decides how many gradients a rank copies."""
-        return self.config.stage < _CUTS_WEIGHTS
+    def kind(self, rank: int) -> int:
+        """Return the rank where its own parameters decide how many gradients it copies."""
+        return rank if self.config.stage < _CUTS_WEIGHTS else 0
 
     def fullest_rank(self) -> int:
         """Return the rank whose own parameters are largest together."""

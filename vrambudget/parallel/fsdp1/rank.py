@@ -88,6 +88,6 @@ class FSDP1(Ranked):
             for flat in self.flats
         )
 
-    def ranks_differ(self) -> bool:
-        """Whether the last shards are padded: all take as much."""
-        return self.settings.use_orig_params  # which original parameters a rank has parts of
+    def kind(self, rank: int) -> int:
+        """Return the rank where it decides which original parameters it has parts of."""
+        return rank if self.settings.use_orig_params else 0

@@ -75,10 +75,8 @@ class Unit:
             return module.forward(*args, **kwargs)
         if self.is_root:
             self._begin_pass()
-        if not self.was_prefetched:
-            self.flat.unshard()
+        self._unshard_forward()
         self._prefetch_forward()
-        self.flat.use_views()
         if not self.flat.requires_grad and context.grad_enabled:
             self._reshard_after(args, kwargs)
         return self._post_forward(module.forward(*args, **kwargs))
@@ -100,6 +98,12 @@ class Unit:
                 cast = made("to_dtype", buffer.shape, dtype)
             buffer.storage, buffer.dtype = cast.storage, dtype
 
+    def _unshard_forward(self) -> None:
+        """Gather, if that was not begun, and view: a node as old as that (_unshard)."""
+        if not self.was_prefetched:
+            self.flat.unshard()
+            self.flat.use_views()
+
     def _prefetch_forward(self) -> None:
         shared = self.shared
         if shared.is_first_pass:
@@ -107,7 +111,9 @@ class Unit:
         elif self.flat.settings.forward_prefetch:
             following = shared.first_order.index(self) + 1
             if following < len(shared.first_order):
-                shared.first_order[following].flat.unshard()
+                unit = shared.first_order[following]
+                unit._unshard_forward()  # noqa: SLF001 - of this class
+                unit.was_prefetched = True
 
     def _reshard_after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Reshard what is frozen once the gradients of the inputs are there."""
@@ -131,6 +137,7 @@ class Unit:
         self.shared.post_forward.append(self)
         if self.is_root:
             self.shared.is_first_pass = False
+        self.was_prefetched = False
         if self.flat.settings.reshards and not self.is_root:
             self.reshard()
         if not context.grad_enabled:

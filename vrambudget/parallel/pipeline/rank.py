@@ -54,9 +54,9 @@ class Pipeline(Ranked):
         """Refused when the job was checked."""
         raise NotImplementedError
 
-    def ranks_differ(self) -> bool:
-        """Return True: the first has the embedding, the last one the head."""
-        return True
+    def kind(self, rank: int) -> int:
+        """Return the rank: the first has the embedding, the last one the head."""
+        return rank
 
     def _schedule(self) -> Schedule:
         own = zip(range(self.rank, self.stages, self.ranks), self._pieces, strict=True)
