@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,18 @@ def test_an_image_model_of_a_library_is_recorded_by_name(tmp_path, capsys):
     assert main([str(file), "--batch", "4", "--gpu", "8GB"]) == DONE
     count = sum(p.numel() for p in timm.create_model("resnet10t").parameters())
     assert f"r, {count:,} parameters" in capsys.readouterr().out
+
+
+def test_a_factory_at_a_size_that_was_not_recorded_says_what_traces_it(capsys):
+    if find_spec("torchvision"):
+        pytest.skip("it is traced")
+    assert main(["torchvision.models:vit_b_16", "--inputs", "8x3x384x384"]) == 2
+    assert "pip install torch torchvision: this command traces it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "batches"), [("--batch 8", 8), ("--batch 43", 1), ("", 4)])
+def test_a_yolo_adds_up_gradients_of_as_many_batches_as_its_trainer(words, batches, capsys):
+    assert main(["yolo11n", "--resolution", "64", *words.split(), "--format", "json"]) == DONE
+    job = json.loads(capsys.readouterr().out)["job"]
+    assert (job["grad_accum"], job["transformers"]) == (batches, None)
+    assert job["attention_kernel"] == "none"

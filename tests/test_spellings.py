@@ -11,6 +11,7 @@ from vrambudget.cli import main
 from vrambudget.cli.parser import COMMANDS, OF_PIPELINES, parse, parser_of
 from vrambudget.cli.spellings import translated
 from vrambudget.config.foreign.meanings import OneOf, Same, Switch
+from vrambudget.config.foreign.trainers import trainers
 from vrambudget.config.foreign.words import words_of
 from vrambudget.config.job import Job
 from vrambudget.errors import NotModelledError, VramBudgetError
@@ -220,6 +221,7 @@ def _texts():
 
 def test_no_tip_and_no_page_names_an_option_that_does_not_exist():
     foreign = {f"--{name}" for model in ("", "nanogpt") for name in words_of(model)}
+    foreign |= {f"--{name}" for trainer in trainers() for name in trainer.known.table}
     hyphenated = {name.replace("_", "-") for name in foreign}
     known = _own_options() | foreign | hyphenated | OF_OTHERS | {"--batch_size"}
     unknown = {

@@ -122,7 +122,8 @@ def _resolved(scenario: Scenario, recording: Recording, replayed: Replay) -> dic
         names = {f"{name}_attention": name for name in ("cudnn", "flash", "efficient")}
         ran = set(recording.tape.operations)
         taken = sorted(names[name] for name in names.keys() & ran)
-        job["attention_kernel"] = " and ".join(taken) or ("math" if "softmax" in ran else "none")
+        by_math = "softmax" in ran and scenario.config.followed_in
+        job["attention_kernel"] = " and ".join(taken) or ("math" if by_math else "none")
     return job
 
 

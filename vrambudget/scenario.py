@@ -40,6 +40,7 @@ class Scenario:
     run: "RunFile | None" = None  # what files said of it
     notes: tuple[str, ...] = ()  # on options that the job does not read
     path: str | None = None  # of the configuration, where a file or a folder was named
+    per_step: int = 0  # pictures that the model's own trainer adds up to, at any batch
 
     @property
     def platform(self) -> engine.Platform:
@@ -86,10 +87,26 @@ def resolve(
     cached = known.keeps_cache and caches(found.values, {**own, **fields})
     defaults = {**known.job_defaults, "use_cache": cached, **own, **compiler_defaults(fields)}
     job = Job.with_defaults(fields, defaults, where=run.where if run else None)
+    said = fields.keys() | (run.fields if run else {}).keys()
+    usual = found.card.job if found.card and "grad_accum" not in said else {}
+    per_step = usual.get("grad_accum", 0) * usual.get("batch", 0)
+    job = job.model_copy(update=accumulation(job.batch, per_step))
     card = None if named is None else gpu_under(job.torch, find_gpu(named))
     known = compiling(known, found.values) if job.compile else known
     resolved, notes = job.resolve(known.for_job(job)), tuple(unread(fields, job))
-    return Scenario(found.name, known, resolved, card, found.values, run, notes, found.path)
+    return Scenario(
+        found.name, known, resolved, card, found.values, run, notes, found.path, per_step
+    )
+
+
+def accumulation(batch: Any, per_step: int) -> dict[str, int]:
+    """Return how many batches ultralytics' trainer adds up: gradients of 64 pictures, or so.
+
+    Source: ultralytics/engine/trainer.py (BaseTrainer._setup_train, `accumulate`).
+    """
+    if not per_step or not isinstance(batch, int):
+        return {}
+    return {"grad_accum": max(round(per_step / batch), 1)}
 
 
 def _of_count(count: int, fields: dict[str, Any], name: str) -> dict[str, Any]:

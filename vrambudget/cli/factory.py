@@ -4,6 +4,7 @@ A factory that was recorded (timm's and torchvision's known names) is played; an
 which needs torch, and a training step of what it makes is traced on inputs of this shape.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 from vrambudget.config.gpus import Gpu
@@ -23,7 +24,15 @@ def scenario_of(model: str, inputs: str, *, gpu: str | Gpu | None, **fields: Any
     known = name if library == "timm" else f"{library}-{name}"
     if known in recorded_types() and len(shape) == _IMAGE and shape[2] == shape[3]:
         sizes = {"batch": shape[0], "image_size": shape[2]}
-        return resolve(known, gpu=gpu, **{**sizes, **fields})
+        played = resolve(known, gpu=gpu, **{**sizes, **fields})
+        try:
+            played.config.for_job(played.job).build(played.job.task or "image-cls")
+        except NotModelledError as error:
+            if not find_spec("torch") or not find_spec(library):
+                hint = f"pip install torch {library}: this command traces it then, at any size"
+                raise NotModelledError(error.message, hint=hint) from None
+        else:
+            return played
     if not (home and name):
         raise VramBudgetError(
             f"--inputs is for a factory, and {model!r} names none",

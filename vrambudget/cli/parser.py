@@ -160,6 +160,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         from vrambudget.config.foreign.ultralytics import in_options  # noqa: PLC0415 - YOLO alone
 
         argv = in_options(argv)
+    elif _may_be_of_a_trainer(argv):
+        from vrambudget.pictures import trainers  # noqa: PLC0415 - pipelines alone
+
+        if argv[0] == "plan":
+            argv = ["plan", *trainers.in_options(argv[1:], {"--resolution", "--frames"})]
+        else:
+            argv = trainers.in_options(argv[argv[0] == DEFAULT :])
     from vrambudget.cli.job_options import with_files  # noqa: PLC0415 - the overview needs no job
 
     home, name, words = _command_of(argv)
@@ -181,6 +188,14 @@ def parser_of(home: str, name: str) -> Parser:
     command.add_arguments(parser)
     parser.set_defaults(run=command.run)
     return parser
+
+
+def _may_be_of_a_trainer(argv: Sequence[str]) -> bool:
+    """Return whether a script or a file is named, to estimate what it trains, or plan it."""
+    suffixes = (".py", ".toml", ".yaml", ".yml", ".json")
+    return (argv[0] not in COMMANDS or argv[0] in OF_PIPELINES) and any(
+        word.endswith(suffixes) for word in argv
+    )
 
 
 def _command_of(argv: Sequence[str]) -> tuple[str, str, Sequence[str]]:

@@ -53,6 +53,9 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resolution", metavar="N|HxW", help="pixels: 1024, or 480x832")
     parser.add_argument("--frames", type=int, metavar="N", help="frames of a video")
     parser.add_argument("--batch", type=int, metavar="N", help="pictures at once (default: 1)")
+    parser.add_argument(
+        "--grad-accum", type=int, metavar="N", help="batches before a training's step (default: 1)"
+    )
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), help="type of the weights")
     parser.add_argument(
         "--base",
@@ -60,7 +63,12 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         help="how the denoiser's frozen weights are kept (default: bf16, as --precision has it)",
     )
     parser.add_argument(
-        "--checkpointing", action="store_true", help="recompute activations in backward"
+        "--checkpointing",
+        nargs="?",
+        const=True,
+        type=lambda word: word not in {"none", "False"},
+        metavar="full|none",
+        help="recompute activations in backward",
     )
     parser.add_argument(
         "--swap", type=int, metavar="N", help="blocks that wait in main memory (blocks_to_swap)"
@@ -77,6 +85,14 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         help="what goes to the host between its calls, as pipe.enable_..._cpu_offload does",
     )
     parser.add_argument("--only", choices=get_args(Only), help="one phase of a generation alone")
+    parser.add_argument(
+        "--targets",
+        metavar="A,B",
+        help="modules that take LoRA's adapters (default: those of diffusers' script), or blocks:"
+        " all linear layers of blocks",
+    )
+    for word in ("--noted", "--uncounted"):  # of a trainer's file
+        parser.add_argument(word, action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--torch", metavar="VERSION", help="the PyTorch whose kernels run")
 
 
@@ -89,7 +105,7 @@ def job_of(args: argparse.Namespace) -> PictureJob:
         )
     words = (
         *("train", "rank", "batch", "precision", "base", "checkpointing", "optimizer", "offload"),
-        *("swap", "latents", "only", "adapters"),
+        *("swap", "latents", "only", "adapters", "targets", "grad_accum"),
     )
     asked = {word: getattr(args, word) for word in words}
     return picture_job(name, resolution=args.resolution, frames=args.frames, **asked)
@@ -98,7 +114,7 @@ def job_of(args: argparse.Namespace) -> PictureJob:
 def run(args: argparse.Namespace) -> int:
     """Print the budget. Returns 0 if it fits or no GPU was named, else 1."""
     gpu = None if args.gpu is None else find_gpu(args.gpu)
-    found = picture_budget(job_of(args), gpu, args.torch)
+    found = picture_budget(job_of(args), gpu, args.torch, args.noted, args.uncounted)
     emit(_text(found, args), args)
     return DOES_NOT_FIT if found.budget.fits is False else DONE
 

@@ -12,7 +12,7 @@ from vrambudget.cli.output import add_output_options, chosen_format, emit
 from vrambudget.config.gpus import find_gpu
 from vrambudget.escaping import json_text
 from vrambudget.pictures.cards import picture_name
-from vrambudget.pictures.plan import recipes, title
+from vrambudget.planning.pictures import recipes, title
 from vrambudget.report.tabular import Column, render_rows
 from vrambudget.units import format_bytes
 

@@ -26,11 +26,12 @@ from vrambudget.config.foreign.meanings import (
     Switch,
     Uncounted,
 )
-from vrambudget.config.foreign.servers import SERVERS
+from vrambudget.config.foreign.tables import read_table
 from vrambudget.config.foreign.words import words_of
 from vrambudget.config.options import is_switch, option_of, option_words
 from vrambudget.errors import NotModelledError, VramBudgetError
 
+_SERVERS = read_table("servers")
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 _OF_A_JOB = "--batch"  # a command that has it has all options of a job
 _OF_A_SERVER = "--gpu-memory-utilization"
@@ -51,7 +52,7 @@ def translated(
     """
     if not {_OF_A_JOB, _OF_A_SERVER} & {*own}:
         return list(words)
-    table = words_of(next(iter(words), "")) if _OF_A_JOB in own else SERVERS
+    table = words_of(next(iter(words), "")) if _OF_A_JOB in own else _SERVERS
     reading = _Reading(table, own)
     end = words.index("--") if "--" in words else len(words)
     given = reading.read(words[:end])
@@ -102,7 +103,7 @@ class _Reading:
                 f"{name} has no counterpart here: {missing or found.uncounted}",
                 hint=f"known are {', '.join(meaning.of)}"
                 if isinstance(meaning, OneOf)
-                else _RUNS[self.table is not SERVERS],
+                else _RUNS[self.table is not _SERVERS],
             )
         if found.noted:
             self.ignored.append(f"{name} ({found.noted})")

@@ -1,6 +1,6 @@
 """The budget of a generation or a training of a pipeline, with the peak of each phase."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,17 @@ class PictureBudget:
     phases: dict[str, int]
 
 
-def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -> PictureBudget:
-    """Return what a job of a pipeline takes. Raises NotModelledError for what was not recorded."""
+def picture_budget(
+    job: PictureJob,
+    gpu: Gpu | None,
+    torch: str | None = None,
+    notes: Sequence[str] = (),
+    uncounted: Sequence[str] = (),
+) -> PictureBudget:
+    """Return what a job of a pipeline takes. Raises NotModelledError for what was not recorded.
+
+    `notes` and `uncounted`: what a trainer's file says besides.
+    """
     version = default_version("torch") if torch is None else plain_version(torch)
     if version is None:
         raise VramBudgetError(f"--torch is {torch!r}; it should be a version, as 2.11")
@@ -43,8 +52,9 @@ def picture_budget(job: PictureJob, gpu: Gpu | None, torch: str | None = None) -
         steps=replayed.steps,
         device=device,
         out_of_memory=out_of_memory,
-        not_modelled=left.missing,
+        not_modelled=(*left.missing, *uncounted),
         warnings=(
+            *notes,
             *_notes(job),
             *remarks_on_convolutions(left.tape, left.unknown_workspace_bytes),
             *remarks_on_choice(gpu),

@@ -23,9 +23,11 @@ class PictureJob:
     width: int
     frames: int = 0  # 0: pictures
     batch: int = 1
+    grad_accum: int = 1  # batches whose gradients are added up before a training's step
     train: Train | None = None
     rank: int = 16
     adapters: AdapterType = "fp32"
+    targets: str | None = None  # modules that take adapters, if not the card's; or "blocks"
     checkpointing: bool = False
     optimizer: str = "adamw"
     precision: str = "bf16"
@@ -39,6 +41,12 @@ class PictureJob:
     def denoiser(self) -> str:
         """The component that is trained."""
         return "transformer" if "transformer" in self.card["components"] else "unet"
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The modules that take adapters."""
+        own = self.card["linear_in_blocks" if self.targets == "blocks" else "lora_targets"]
+        return tuple(own if self.targets in (None, "blocks") else self.targets.split(","))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -62,7 +70,7 @@ def picture_job(
     _check_frames(count, own)
     given = {key: value for key, value in asked.items() if value is not None}
     job = PictureJob(name, height, width, count, **{"precision": own["precision"], **given})
-    for word in ("batch", "rank"):
+    for word in ("batch", "rank", "grad_accum"):
         if not 1 <= getattr(job, word) <= _LARGEST:
             raise VramBudgetError(
                 f"--{word} is {getattr(job, word)}; it should be from 1 to {_LARGEST:,}"
@@ -81,9 +89,9 @@ def _check_together(job: PictureJob) -> None:
     if job.train == "full" and (job.base != "bf16" or job.swap):
         what = f"weights in {job.base}" if job.base != "bf16" else "blocks that are swapped"
         raise VramBudgetError(f"{what} cannot be trained themselves", hint="--train lora")
-    usual = {"checkpointing": False, "latents": "cached", "optimizer": "adamw", "adapters": "fp32"}
-    for word, default in usual.items():
-        if not job.train and getattr(job, word) != default:
+    for word in ("checkpointing", "grad_accum", "targets", "latents", "optimizer", "adapters"):
+        usual = PictureJob.__dataclass_fields__[word].default
+        if not job.train and getattr(job, word) != usual:
             raise VramBudgetError(f"--{word} is of a training", hint="add --train lora")
     if job.train and job.only:
         raise VramBudgetError("--only is of a generation", hint="leave --train out")

@@ -38,9 +38,10 @@ from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add
 from vrambudget.ops.loss import mse_loss
+from vrambudget.pictures.cards import program_name
 from vrambudget.pictures.generation import PictureTape, schedule_of
 from vrambudget.pictures.job import PictureJob
-from vrambudget.pictures.parts import PRECISIONS, Part
+from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
 from vrambudget.program.form import TYPES
 from vrambudget.tape.events import Purpose
@@ -79,15 +80,14 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
     with recording(platform, options) as tape:
         kept = float32 if job.train == "full" else dtype
         base = "nf4" if job.base == "nf4" else "bf16"
-        part = Part(job.card, name, job.train or "lora", kept, base, single=job.batch == 1)
+        part = Part(job.card, name, _call_of(job), kept, base, single=job.batch == 1)
         context.options = ModelOptions(dtype=kept, checkpointing=job.checkpointing)
         if job.base == "fp8":
             _in_float8(part)
         if job.swap:
             part.swap(job.swap)
         part.arrive()
-        if job.train == "lora":
-            _adapt(part.model, job)
+        missing = _adapt(part.model, job) if job.train == "lora" else ()
         model = _Loss(part)
         register(model, tape)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -102,7 +102,7 @@ def trained(job: PictureJob, platform: Platform) -> PictureTape:
         unknown = max(context.unknown_workspaces, default=0)
         count = part.parameters
         del held, model, batch, part
-    return PictureTape(tape, count, sum(p.numel for p in parameters), unknown)
+    return PictureTape(tape, count, sum(p.numel for p in parameters), unknown, missing)
 
 
 class _Encoding:
@@ -153,32 +153,44 @@ def _run(
     optimizer = make_optimizer(job.optimizer, None, parameters)
     dtype = TYPES[PRECISIONS[job.precision]]
     region = None if dtype is float32 else dtype
+    outputs: Any = None
     for step in range(_STEPS):
-        if encode is not None:
-            if step:
-                context.tape.mark(step, "encode images")
-            encode(next(iter(batch.values())))
-        if step or encode is not None:
-            context.tape.mark(step, "forward")
-        with autocast(region):
-            outputs = model(**batch)
-        context.tape.mark(step, "backward")
-        run_backward(outputs.loss)
+        for micro in range(min(job.grad_accum, 2)):  # from the second on they are alike
+            outputs = None
+            if encode is not None:
+                if step or micro:
+                    context.tape.mark(step, "encode images")
+                encode(next(iter(batch.values())))
+            if step or micro or encode is not None:
+                context.tape.mark(step, "forward")
+            with autocast(region):
+                outputs = model(**batch)
+            context.tape.mark(step, "backward")
+            run_backward(outputs.loss)
         context.tape.mark(step, "optimizer_step")
         clip_grad_norm(parameters)
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        loss = outputs.loss
-        del outputs
+        loss, outputs = outputs.loss, None
         context.tape.mark(step, "step_end")
     return loss
 
 
-def _adapt(model: Module, job: PictureJob) -> None:
-    """Put LoRA's weights into a frozen denoiser."""
+def _call_of(job: PictureJob) -> str:
+    """Return which program is played: one of its own where adapters are on modulation, too."""
+    own = RECORDED / f"{program_name(job.card, job.denoiser)}.blocks.program"
+    return "blocks" if job.targets == "blocks" and own.is_file() else job.train or "lora"
+
+
+def _adapt(model: Module, job: PictureJob) -> tuple[str, ...]:
+    """Put LoRA's weights into a frozen denoiser; return what was not recorded of them."""
     own = TYPES[PRECISIONS[job.precision]] if job.adapters == "base" else None
-    add_lora(model, job.rank, tuple(job.card["lora_targets"]), model_type="", casts_to=own)
+    named = job.adapted
+    known = [name for name in named if _call_of(job) == "blocks" or "norm" not in name]
+    targets = tuple(named if job.targets != "blocks" else known)
+    add_lora(model, job.rank, targets, model_type="", casts_to=own)
+    return ("adapters of modulation",) if len(targets) < len(named) else ()
 
 
 def _in_float8(part: Part) -> None:

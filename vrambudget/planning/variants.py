@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vrambudget.estimator import Traced
-from vrambudget.scenario import Scenario
+from vrambudget.scenario import Scenario, accumulation
 
 MOST_TRACED = 4  # micro-batches: of 51 jobs sampled, one reserved less than with 16 (2 %)
 
@@ -22,6 +22,8 @@ def variant(scenario: Scenario, **fields: Any) -> Scenario:
         fields.setdefault("target_len", None)  # resolved: as long as the block
     if "block" in fields and scenario.job.mode == "generate":  # the answer stays as long
         fields["prompt"] = max(1, fields["block"] - scenario.job.new)
+    if "batch" in fields:
+        fields = {**accumulation(fields["batch"], scenario.per_step), **fields}
     job = scenario.job.model_copy(update=fields)
     return replace(scenario, job=job.resolve(scenario.config.for_job(job)))
 

@@ -47,6 +47,8 @@ class ProgramConfig(ModelConfig):
     @property
     def followed_in(self) -> tuple[str, ...]:  # type: ignore[override]
         """The versions of transformers whose code was recorded, the oldest first."""
+        if self.programs and {"timm", "ultralytics"} & self.first.source.keys():
+            return ()
         every = [v for each in self.programs for v in each.when.get("transformers", [_VERSION])]
         return tuple(sorted(set(every), key=as_numbers))
 

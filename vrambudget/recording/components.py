@@ -59,6 +59,7 @@ WAYS = {
     "lora": Way(trains=True, is_frozen=True, precisions=("bf16-amp",)),
     "full": Way(trains=True, is_frozen=False, precisions=("amp-bf16",)),
 }
+WAYS["blocks"] = WAYS["lora"]  # with adapters on modulation, too
 
 
 class Recorder:

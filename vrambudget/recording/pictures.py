@@ -29,6 +29,8 @@ from vrambudget.recording.programs import PRECISIONS
 from vrambudget.recording.signatures import Component
 
 Sizes = dict[str, int]
+_KINDS = ("forward", "lora", "full", "blocks")
+_TARGETS = {"lora": "lora_targets", "blocks": "linear_in_blocks"}
 _DENOISERS = ("transformer", "unet")
 _NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -68,12 +70,14 @@ def record_pipeline(name: str, folder: Path, say: Callable[[str], None], only: s
         if not key.startswith(only):
             continue
         calls = [s.components[key] for s in (*seen, *held)]
-        kinds = ("forward", "lora", "full") if component.startswith(_DENOISERS) else ("forward",)
+        kinds: tuple[str, ...] = _KINDS if component.startswith(_DENOISERS) else ("forward",)
+        if not any("norm" in name for name in own.get("linear_in_blocks", ())):
+            kinds = tuple(kind for kind in kinds if kind != "blocks")  # adapted as "lora" is
         for kind in kinds:
             word = kind if call == "forward" else call
             path = folder / f"{program_name(own, component)}.{word}.program"
             try:
-                targets = own["lora_targets"] if kind == "lora" else ()
+                targets = own[_TARGETS[kind]] if kind in _TARGETS else ()
                 _Calls(own["components"][component], kind, calls, say, targets).record(path)
             except VramBudgetError as error:
                 say(f"{path.name}: {type(error).__name__}: {error}")

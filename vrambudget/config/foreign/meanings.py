@@ -1,6 +1,7 @@
 """What a key of another tool means for a job: a field's value, several fields, or nothing at all.
 
     Same("batch")                       the value is the field's
+    Sizes("resolution", pairs=False)    the largest of several values
     Switch({"checkpointing": "full"})   on: these fields; off: none
     OneOf({"adamw_torch": {...}})      each value has its fields
     Ignored()                           it decides no memory
@@ -12,13 +13,16 @@
 does.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 Fields = Mapping[str, Any]
 
 SAVES = "not modelled, so that less is needed than this"
+_MEGAPIXELS = 16  # the most that a resolution may be to be an area
 _OFF = (None, False, 0, "", "no", "none", "false", "off")
 
 
@@ -59,6 +63,37 @@ class Same:
         if self.whole and isinstance(value, float) and value.is_integer():
             value = int(value)
         return Translation({self.field: value})
+
+
+class Several(list[Any]):
+    """What a key says in each of several data sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The largest of several sizes; `pairs`: two numbers are a width and a height."""
+
+    field: str
+    pairs: bool
+
+    def translate(self, value: Any) -> Translation:
+        """Return the field, as words of the command line have it."""
+        stated = [
+            s for v in (value if isinstance(value, Several) else [value]) for s in self._of(v)
+        ]
+        return Translation({self.field: max(stated, key=_area)}) if stated else Translation()
+
+    def _of(self, value: Any) -> list[str]:
+        if isinstance(value, int | float) and self.field == "resolution" and value <= _MEGAPIXELS:
+            return [str(round((value * 1e6) ** 0.5 / 64) * 64)]
+        parts = value if isinstance(value, list) else str(value).split(",")
+        words = [str(part).strip() for part in parts]
+        return ["x".join(reversed(words))] if self.pairs else words
+
+
+def _area(size: str) -> int:
+    numbers = [int(n) for n in re.findall(r"\d{1,9}", size)]
+    return int(prod(numbers) ** (2 // max(1, len(numbers))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +197,7 @@ class Model:
         return NOTHING
 
 
-Meaning = Same | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model
+Meaning = Same | Sizes | Switch | OneOf | Ignored | Uncounted | OnlyRanks | MultiGpuOnly | Model
 Table = Mapping[str, Meaning]
 
 

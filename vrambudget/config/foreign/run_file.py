@@ -98,7 +98,7 @@ def read_run_file(path: Path) -> RunFile:
         if isinstance(file := keys.get(key), str) and file.endswith(".json"):
             named = path.parent / file
             keys |= {f"{group}.{k}": v for k, v in flat(read_text(named), str(named)).items()}
-    return _foreign(keys, known, path.name)
+    return read_foreign(keys, known, path.name)
 
 
 def _silent(defaults: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,8 @@ def _joined(found: Sequence[OfRanks]) -> OfRanks:
     )
 
 
-def _foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
+def read_foreign(keys: dict[str, Any], known: Format, file: str) -> RunFile:
+    """Return what the keys of a tool's file say, the tool's defaults where they are silent."""
     sorted_ = _Sorted(known)
     for key, value in keys.items():
         sorted_.take(key, value)

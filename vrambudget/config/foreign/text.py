@@ -24,10 +24,21 @@ _LONG_NUMBER = re.compile(rf"(?m)^([^\n=#]{{0,60}})=[^\n]*?\b([\d_]{{{LONGEST_NU
 
 def read_text(path: Path) -> dict[str, Any]:
     """Return the object that a file holds. Raises VramBudgetError that names the file."""
+    values = read_values(path)
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise VramBudgetError(
+            f"this holds a {type(values).__name__}; it should be an object with keys",
+            where=str(path),
+        )
+    return values
+
+
+def read_values(path: Path) -> Any:
+    """Return what a file holds, an object or another. Raises VramBudgetError that names it."""
     where = str(path)
     try:
         text = read_file(path, "run", _MOST_BYTES).decode("utf-8-sig")
-        values = {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(text)
+        return {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(text)
     except UnicodeDecodeError:
         raise VramBudgetError("this is no text", where=where) from None
     except VramBudgetError as error:
@@ -35,11 +46,6 @@ def read_text(path: Path) -> dict[str, Any]:
         raise
     except RecursionError:
         raise VramBudgetError("this is nested without end", where=where) from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise VramBudgetError(
-            f"this holds a {type(values).__name__}; it should be an object with keys", where=where
-        )
-    return values
 
 
 def flat(values: Mapping[str, Any], where: str) -> dict[str, Any]:

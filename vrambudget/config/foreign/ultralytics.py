@@ -6,55 +6,12 @@ Source: ultralytics/cfg/default.yaml; engine/trainer.py (build_optimizer: auto i
 
 from collections.abc import Sequence
 
-from vrambudget.config.foreign.meanings import (
-    Model,
-    OneOf,
-    Same,
-    Table,
-    Uncounted,
-    ignored,
-    of_ranks,
-)
+from vrambudget.config.foreign.meanings import OneOf, Uncounted
+from vrambudget.config.foreign.tables import read_table
 from vrambudget.config.options import option_words
 from vrambudget.errors import NotModelledError, VramBudgetError
 
-_ADAMW = {"optimizer": "adamw", "optimizer_impl": "fused"}
-
-ULTRALYTICS: Table = {
-    "model": Model(),
-    "imgsz": Same("image_size"),
-    "batch": Same("batch"),
-    "amp": OneOf(
-        "amp",
-        {
-            "true": {"precision": "amp-fp16"},
-            "bf16": {"precision": "amp-bf16"},
-            "fp32": {"precision": "fp32"},
-            "false": {"precision": "fp32"},
-        },
-    ),
-    "optimizer": OneOf(
-        "the optimizer",
-        {"auto": {}, "adamw": _ADAMW, "adam": {**_ADAMW, "optimizer": "adam"}}
-        | {"sgd": {"optimizer": "sgd-momentum", "optimizer_impl": "foreach"}},
-    ),
-    "task": Uncounted("a task that is no detection", ("detect",), flag=False),
-    "mode": Uncounted("a mode that does not train", ("train",), flag=False),
-    "freeze": Uncounted("layers that are frozen", flag=False, saves=True),
-    "multi_scale": Uncounted("sizes that change from batch to batch", flag=False),
-    "compile": Uncounted("torch.compile", saves=True),
-    "nbs": Uncounted("another nominal batch", (64,), flag=False),
-    **of_ranks("device"),
-    **ignored(
-        "data epochs time patience save save_period cache workers project name exist_ok pretrained"
-        " verbose seed deterministic single_cls rect cos_lr close_mosaic resume fraction profile"
-        " overlap_mask mask_ratio dropout val split save_json conf iou max_det half dnn plots lr0"
-        " lrf momentum weight_decay warmup_epochs warmup_momentum warmup_bias_lr box cls dfl hsv_h"
-        " hsv_s hsv_v degrees translate scale shear perspective flipud fliplr bgr mosaic mixup"
-        " cutmix copy_paste copy_paste_mode auto_augment erasing save_dir"
-    ),
-}
-
+ULTRALYTICS = read_table("ultralytics")
 _RUNS = "`vrambudget rehearse --gpu GPU -- yolo train ...` runs it as it is"
 _COMMAND = {"yolo", "detect", "train"}
 

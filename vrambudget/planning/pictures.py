@@ -4,8 +4,8 @@ Of a training, or a generation, the recipes stand in the order of what they give
 fits is the one to use. Each is a command.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from vrambudget.config.gpus import Gpu
@@ -13,6 +13,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.pictures.budget import picture_budget
 from vrambudget.pictures.cards import card
 from vrambudget.pictures.job import picture_job
+from vrambudget.planning.forked import forked
 
 
 class _Way(NamedTuple):
@@ -40,6 +41,7 @@ _GENERATION = (
     _Way({"base": "nf4", "offload": "model"}, "three quarters of them, and that time"),
     _Way({"offload": "sequential"}, "most of the speed"),
 )
+_WAYS = {"train": _TRAINING, "generate": _GENERATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +81,33 @@ def recipes(
 ) -> list[PictureRecipe]:
     """Return how to train and to generate on a GPU; of each goal, up to the first that fits."""
     asked = _Sizes(name, gpu, word, resolution, frames)
+    ways = [(goal, way) for goal, of in _WAYS.items() for way in of]
+    done = dict(forked([partial(_tried, n, *way, asked) for n, way in enumerate(ways)]))
     found: list[PictureRecipe] = []
-    for goal, ways in (("train", _TRAINING), ("generate", _GENERATION)):
-        for recipe in _of(goal, ways, asked):
-            found.append(recipe)
-            if recipe.fits:
-                break
+    for n, (goal, way) in enumerate(ways):
+        if not any(each.goal == goal and each.fits for each in found):
+            recipe = done[n] if n in done else _tried(n, goal, way, asked)[1]
+            found += [recipe] if recipe else []
     if not found:
         raise NotModelledError(f"no way to train {name} or to generate with it was recorded")
     return found
 
 
-def _of(goal: str, ways: tuple[_Way, ...], asked: _Sizes) -> Iterator[PictureRecipe]:
-    for options, gives_up in ways:
-        try:
-            own = {"resolution": asked.resolution, "frames": asked.frames, **options}
-            found = picture_budget(picture_job(asked.name, **own), asked.gpu)
-        except VramBudgetError as error:
-            if isinstance(error, NotModelledError) or "swap" in options:
-                continue  # not recorded, or fewer blocks: another way may do
-            raise
-        device = found.budget.device
-        assert device is not None  # noqa: S101 - a GPU was named
-        phase = max(found.phases, key=lambda key: found.phases[key])
-        command, fits = asked.command(options), found.budget.fits
-        yield PictureRecipe(goal, command, fits, device.peak_bytes, phase, gives_up)
+def _tried(n: int, goal: str, way: _Way, asked: _Sizes) -> tuple[int, PictureRecipe | None]:
+    """Return the number of a way, and what it takes: None where it was not recorded."""
+    options, gives_up = way
+    try:
+        own = {"resolution": asked.resolution, "frames": asked.frames, **options}
+        found = picture_budget(picture_job(asked.name, **own), asked.gpu)
+    except VramBudgetError as error:
+        if isinstance(error, NotModelledError) or "swap" in options:
+            return n, None  # not recorded, or fewer blocks: another way may do
+        raise
+    device = found.budget.device
+    assert device is not None  # noqa: S101 - a GPU was named
+    phase = max(found.phases, key=lambda key: found.phases[key])
+    command, fits = asked.command(options), found.budget.fits
+    return n, PictureRecipe(goal, command, fits, device.peak_bytes, phase, gives_up)
 
 
 def title(name: str) -> str:
