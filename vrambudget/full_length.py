@@ -2,7 +2,8 @@
 
     at most    what is alive when the last step of the job begins, and so many bytes of the cache
                for each further token: more than the card has. Layers with a window stay as they are
-    exactly    the job with as many new tokens as that is replayed on the card, step by step: where
+    exactly    in the job with as many new tokens as that, the step that has to fill the card where
+               none before can (`vrambudget.tape.room`); or else it is replayed step by step: where
                a cache grows, its holes decide before the bytes do
 
 Not modelled: static caches, which are full-length from the first token on, encoder-decoders, and
@@ -17,6 +18,7 @@ from vrambudget.scenario import Scenario
 from vrambudget.simulate import simulate
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.replay import replay_on
+from vrambudget.tape.room import full_steps
 from vrambudget.tape.steps import phase_of
 
 _FURTHER = 1024  # steps that are replayed for a report
@@ -53,10 +55,18 @@ def full_at(
     if new - job.new > further or job.num_beams > 1:  # beams have room for all new tokens
         return FullAt(job.prompt + new, is_exact=False)
     longer = job.model_copy(update={"new": new, "block": job.prompt + new})
-    full = replay_on(simulate(config, longer, scenario.platform).tape, available_bytes)
-    if full is None:
-        return never if new < most else None
-    return _of(job.prompt, full)
+    longer_tape = simulate(config, longer, scenario.platform).tape
+    return _first_full(job.prompt, longer_tape, available_bytes, never if new < most else None)
+
+
+def _first_full(
+    prompt: int, tape: Tape, available_bytes: int, never: FullAt | None
+) -> FullAt | None:
+    steps = full_steps(tape, available_bytes)
+    if len(steps) == 1:
+        return FullAt(prompt + steps[0], is_exact=True)
+    full = replay_on(tape, available_bytes) if steps else None
+    return never if full is None else _of(prompt, full)
 
 
 def _of(prompt: int, full: OutOfMemory) -> FullAt | None:

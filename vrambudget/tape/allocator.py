@@ -61,7 +61,7 @@ class CachingAllocator(Counters):
         # Segments that came (+size) and went (-size), by address, in bytes.
         self.segment_changes: list[tuple[int, int]] = []
         self.completed: list[int] = []  # storages whose frees had waited for other streams
-        self._blocks: list[int] = []  # by storage: the block it got last, 0 before that
+        self.placed: list[int] = []  # by storage: the block it got last, 0 before that
         # Free blocks: sorted by pool, and by where they start and end, to find neighbours.
         self.pools = self.new_pools()  # of the stream that is current
         self._by_start: dict[int, int] = {}
@@ -69,11 +69,11 @@ class CachingAllocator(Counters):
 
     def block_bytes(self, storage: int) -> int:
         """Return what `storage` counts for in allocated bytes from its allocation to its end."""
-        return self._blocks[storage] >> SIZE_SHIFT << UNIT_BITS
+        return self.placed[storage] >> SIZE_SHIFT << UNIT_BITS
 
     def address_of(self, storage: int) -> int:
         """Return where the block of `storage` lies; the first segment begins at 0."""
-        return (self._blocks[storage] & ADDRESS_MASK) << UNIT_BITS
+        return (self.placed[storage] & ADDRESS_MASK) << UNIT_BITS
 
     def segments(self) -> dict[int, int]:
         """Return the sizes of the segments that are reserved now, by address, in bytes."""
@@ -106,14 +106,14 @@ class CachingAllocator(Counters):
 
     def blocks(self, storages: Iterable[int]) -> list[object]:
         """Return the blocks that these storages got."""
-        return [self._blocks[storage] for storage in storages]
+        return [self.placed[storage] for storage in storages]
 
     def _free_blocks(self) -> tuple[object, ...]:
         return tuple(map(tuple, self.pools))
 
     def take_over(self, first: int, stop: int, shift: int) -> None:
         """Let storages `first + shift` to `stop + shift` lie where `first` to `stop` did."""
-        self._blocks[first + shift : stop + shift] = self._blocks[first:stop]
+        self.placed[first + shift : stop + shift] = self.placed[first:stop]
 
     def new_pools(self) -> tuple[Any, Any]:
         """Return a stream's pools, the small and the large one, with nothing in them."""
@@ -140,13 +140,13 @@ class CachingAllocator(Counters):
 
     def blocks_for(self, sizes: Sequence[int]) -> None:
         """Make room for the blocks of all storages."""
-        self._blocks.extend([0] * (len(sizes) - len(self._blocks)))
+        self.placed.extend([0] * (len(sizes) - len(self.placed)))
 
     def serve(  # noqa: C901, PLR0912, PLR0915 - one loop: a call an event costs as much as the event
         self, events: Sequence[int], sizes: Sequence[int], position: int
     ) -> None:
         """Replay all these events, the first of which is at a position of the tape."""
-        blocks, by_start, by_end = self._blocks, self._by_start, self._by_end
+        blocks, by_start, by_end = self.placed, self._by_start, self._by_end
         small, large = self.pools
         allocated, peak_allocated, peak_storage = self._allocated, self._peak_allocated, -1
         requested, peak_requested = self._requested_bytes, self._peak_requested_bytes

@@ -109,7 +109,7 @@ class ExpandableAllocator(CachingAllocator):
             self._raise_out_of_memory(position, asked)
             return
         pool.take(address, need)
-        self._blocks[storage] = (need << SIZE_SHIFT) + address
+        self.placed[storage] = (need << SIZE_SHIFT) + address
         self._allocated += need
         if self._allocated > self._peak_allocated:
             self._peak_allocated, self.peak_event = self._allocated, position
@@ -117,7 +117,7 @@ class ExpandableAllocator(CachingAllocator):
         self._peak_requested_bytes = max(self._peak_requested_bytes, self._requested_bytes)
 
     def _free(self, storage: int, asked: int) -> None:
-        block = self._blocks[storage]
+        block = self.placed[storage]
         if not block:
             return
         address, size = block & ADDRESS_MASK, block >> SIZE_SHIFT

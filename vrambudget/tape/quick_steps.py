@@ -9,15 +9,15 @@ costs its large requests and a look-up or some. Sizes never fall in the middle o
 """
 
 from collections.abc import Sequence
-from itertools import cycle, islice
+from typing import Any
 
 from vrambudget.tape.allocator import SIZE_SHIFT, CachingAllocator
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.run_steps import StepRunner, Watch
-from vrambudget.tape.segment_sizes import SMALL
+from vrambudget.tape.segment_sizes import SMALL, units
 from vrambudget.tape.step_plans import PartOutcome, StepPart, StepPlan, Whole, planned
 from vrambudget.tape.steps import CARRIED, RepeatedStep, Steps
-from vrambudget.tape.two_pools import TwoPools, units
+from vrambudget.tape.two_pools import TwoPools
 
 
 def run_steps(
@@ -28,11 +28,8 @@ def run_steps(
     watch: Watch | None = None,
 ) -> None:
     """Run all steps, as if at an event of the tape. Raises OutOfDeviceMemoryError."""
-    run: StepRunner
-    if isinstance(allocator, TwoPools):
-        run = _QuickRun(steps, allocator, sizes, position)
-    else:
-        run = StepRunner(steps, allocator, sizes, position)
+    kind: type[StepRunner] = _QuickRun if isinstance(allocator, TwoPools) else StepRunner
+    run = kind(steps, allocator, sizes, position)
     run.watch = watch
     run.run()
 
@@ -48,11 +45,9 @@ class _QuickRun(StepRunner):
         super().__init__(steps, allocator, sizes, position)
         self.plans: dict[int, StepPlan] = {}
         self.shapes: dict[tuple[int, ...], int] = {}
-        self.outcomes: dict[tuple[int, ...], PartOutcome] = {}
-        self.levels: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # by sizes
+        self.outcomes: dict[tuple[Any, ...], PartOutcome] = {}  # by what decides them
         self.free: tuple[int, ...] | None = None  # in the small pool; None: as the allocator has it
         self.stands: tuple[int, ...] | None = None  # what the allocator has, where that is known
-        self.numbers: dict[tuple[int, ...], int] = {}  # of free blocks
 
     def step(self, step: RepeatedStep) -> None:
         """Run one step."""
@@ -98,12 +93,11 @@ class _QuickRun(StepRunner):
             self.carried,
             self.allocator.small_segments_made,
         )
-        number = self.numbers.setdefault(free, len(self.numbers))
         there = [placed[carried[c]] for c in plan.small_there]
-        key = number, *there, *[units(step.sizes[i]) for i in plan.may_become_large]
+        key = free, *there, *[units(step.sizes[i]) for i in plan.may_become_large]
         whole = plan.wholes.get(key)
         if whole is None:
-            whole = self._run_parts(plan, step, free, number)
+            whole = self._run_parts(plan, step, free)
             if self.allocator.small_segments_made == made:
                 plan.wholes[key] = whole
         else:
@@ -112,45 +106,24 @@ class _QuickRun(StepRunner):
         self.free = whole.free
         return whole
 
-    def _run_parts(
-        self, plan: StepPlan, step: RepeatedStep, free: tuple[int, ...], number: int
-    ) -> Whole:
-        """Serve a step's small events part by part, until they go round in circles.
-
-        Where a part does what an earlier one did, and those behind both follow one another alike,
-        what came behind the earlier one comes again.
-        """
-        placed, first = self.allocator.placed, self.first
-        parts, met = plan.parts, list[PartOutcome]()
-        last: dict[int, int] = {}  # the part that did this last, by the outcome's identity
-        for at, part in enumerate(parts):
-            if at < len(met):  # as a circle ago
-                outcome = met[at]
-            else:
-                outcome = self._outcome(part, step.sizes, free, number)
-                met.append(outcome)
-                before = last.get(id(outcome), at)
-                last[id(outcome)] = at
-                if before < at:
-                    behind = max(parts[before + 1].goes_on_to - len(met), 0)
-                    met += islice(cycle(met[before + 1 :]), behind)
-                free, number = met[-1].free, met[-1].number
+    def _run_parts(self, plan: StepPlan, step: RepeatedStep, free: tuple[int, ...]) -> Whole:
+        """Serve a step's small events part by part."""
+        placed, first, met = self.allocator.placed, self.first, list[PartOutcome]()
+        level = most = 0
+        for part in plan.parts:
+            met.append(outcome := self._outcome(part, step.sizes, free))
+            free, most = outcome.free, max(most, level + max(outcome.beside))
+            level += outcome.change
             for i, block in zip(part.left, outcome.blocks, strict=True):
                 placed[first + i] = block
-        level = most = 0
-        for outcome in met:
-            most = max(most, level + outcome.most)
-            level += outcome.change
         blocks = tuple(placed[first + i] for i in plan.left)
         return Whole(free, blocks, level, most, tuple(met))
 
-    def _outcome(
-        self, part: StepPart, now: Sequence[int], free: tuple[int, ...], number: int
-    ) -> PartOutcome:
+    def _outcome(self, part: StepPart, now: Sequence[int], free: tuple[int, ...]) -> PartOutcome:
         """Return what a part does to the small pool's free blocks; serve it where that is new."""
-        placed = self.allocator.placed
-        there = [placed[storage] for storage in self._freed(part)]
-        key = part.number, number, *there, *[units(now[i]) for i in part.growing]
+        placed, first, carried = self.allocator.placed, self.first, self.carried
+        there = [placed[first + i if i < CARRIED else carried[i - CARRIED]] for i in part.freed]
+        key = part.number, free, *there, *[units(now[i]) for i in part.growing]
         outcome = self.outcomes.get(key)
         if outcome is None:
             self.free = free
@@ -158,7 +131,7 @@ class _QuickRun(StepRunner):
         return outcome
 
     def _served(
-        self, part: StepPart, now: Sequence[int], key: tuple[int, ...], there: Sequence[int]
+        self, part: StepPart, now: Sequence[int], key: tuple[Any, ...], there: Sequence[int]
     ) -> PartOutcome:
         """Serve a part that was not met before; the blocks `there` end in it."""
         allocator = self.allocator
@@ -166,25 +139,15 @@ class _QuickRun(StepRunner):
         needs = part.needs.copy()
         for i in part.growing:
             needs[part.born.index(i)] = units(now[i])
-        freed = [block >> SIZE_SHIFT for block in there]
-        sizes = part.number, *freed, *key[2 + len(freed) :]
-        if sizes not in self.levels:
-            self.levels[sizes] = part.levels(needs, freed)
-        beside, change = self.levels[sizes]
+        beside, change = part.levels(needs, [block >> SIZE_SHIFT for block in there])
         self.settle()
         got = allocator.serve_small(part.small, needs, there)
         free = self.stands = allocator.free_small
-        number = self.numbers.setdefault(free, len(self.numbers))
         blocks = tuple([got[at] for at in part.left_at])
-        outcome = PartOutcome(free, number, blocks, change, beside, max(beside))
+        outcome = PartOutcome(free, blocks, change, beside)
         if allocator.small_segments_made == made:
             self.outcomes[key] = outcome
         return outcome
-
-    def _freed(self, part: StepPart) -> list[int]:
-        """Return the storages that were there before a part and die in it."""
-        first, carried = self.first, self.carried
-        return [first + i if i < CARRIED else carried[i - CARRIED] for i in part.freed]
 
     def _plan(self, step: RepeatedStep) -> StepPlan:
         """Return a step's plan, that of the steps before it while it holds."""

@@ -19,7 +19,7 @@ from vrambudget.tape.allocators import allocator_for
 from vrambudget.tape.events import Purpose, Tape
 from vrambudget.tape.full_card import OutOfDeviceMemoryError
 from vrambudget.tape.marks import Mark, Phase
-from vrambudget.tape.room import has_room
+from vrambudget.tape.room import full_steps
 from vrambudget.tape.steady import run
 
 _MAY_GROW = 5  # a fifth of what is reserved; of 351 records none grew by more than 16 %
@@ -136,7 +136,7 @@ def replay_on(tape: Tape, available_bytes: int) -> OutOfMemory | None:
 
 def full_on(tape: Tape, available_bytes: int) -> OutOfDeviceMemoryError | None:
     """Replay on a GPU with `available_bytes` for segments; return the request that fails there."""
-    if has_room(tape, available_bytes):
+    if not full_steps(tape, available_bytes):
         return None
     try:
         for _ in run(tape, allocator_for(tape, available_bytes)):

@@ -18,3 +18,8 @@ def segment_size(need: int) -> int:
     if need < _MIN_OWN_SEGMENT:
         return LARGE_SEGMENT
     return -(-need // _ROUND_SEGMENT) * _ROUND_SEGMENT
+
+
+def units(nbytes: int) -> int:
+    """Return a request in units of 512 bytes, rounded up."""
+    return (nbytes + 511) >> UNIT_BITS

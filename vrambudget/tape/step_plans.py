@@ -6,11 +6,10 @@ to later ones. It knows no blocks: `vrambudget.tape.quick_steps` runs steps by i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vrambudget.tape.segment_sizes import SMALL
+from vrambudget.tape.segment_sizes import SMALL, units
 from vrambudget.tape.steps import CARRIED, RepeatedStep
-from vrambudget.tape.two_pools import units
 
 _FEWEST = 24  # small events of a part, but for the last
 _LARGE = 1 << 50  # stands for an event of the large pool
@@ -34,7 +33,6 @@ class StepPart:
     growing: list[int] = field(default_factory=list)
     number: int = 0  # of the shape
     small: list[int] = field(default_factory=list)  # the shape, as `TwoPools.serve_small` reads it
-    goes_on_to: int = 0  # behind the last part that follows its last as this one does
 
     def add(self, event: int) -> None:
         """Add a small event."""
@@ -91,11 +89,9 @@ class PartOutcome(NamedTuple):
     """What a part does: free blocks, blocks of what is left, units more than before."""
 
     free: tuple[int, ...]
-    number: int  # of these free blocks
     blocks: tuple[int, ...]
     change: int
     beside: tuple[int, ...]  # the most until its first large event, until its second, ...
-    most: int  # of these
 
 
 class Whole(NamedTuple):
@@ -130,7 +126,7 @@ class StepPlan:
     is_steady: bool  # the next step finds large what this one found
     small_there: list[int]  # numbers of what was carried into the step, is small, and dies in it
     left: list[int]  # small storages of the step that are there after it
-    wholes: dict[tuple[int, ...], Whole] = field(default_factory=dict)
+    wholes: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
 
 
 def planned(
@@ -155,7 +151,6 @@ def planned(
     growing = {i for i in step.growing if needs[i] <= SMALL}
     for part in parts:
         part.close(needs, growing, shapes)
-    _find_followers(parts)
     finals = step.pattern.finals
     are_large = [needs[f] > SMALL if f < CARRIED else carried[f - CARRIED] for f in finals]
     born = {final for final in finals if final < CARRIED}
@@ -171,18 +166,3 @@ def planned(
         [i - CARRIED for i in freed if i >= CARRIED],
         left,
     )
-
-
-def _find_followers(parts: Sequence[StepPart]) -> None:
-    """Let each part know how far parts go on that follow one another as it follows its last."""
-    links = [None, *map(_link, parts, parts[1:]), None]
-    for at in range(len(parts) - 1, -1, -1):
-        goes_on = links[at] is not None and links[at] == links[at + 1]
-        parts[at].goes_on_to = parts[at + 1].goes_on_to if goes_on else at + 1
-
-
-def _link(last: StepPart, part: StepPart) -> tuple[int, ...] | None:
-    """Return the part's number and which of what the last left it frees; None if not that alone."""
-    if part.growing or any(i not in last.left for i in part.freed):
-        return None
-    return part.number, *map(last.left.index, part.freed)

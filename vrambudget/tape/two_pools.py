@@ -9,39 +9,16 @@ for all of them; where it has not, OutOfDeviceMemoryError comes and `undo` takes
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import add
-from typing import NamedTuple, Protocol
 
 from vrambudget.tape.allocator import ADDRESS_MASK, SIZE_SHIFT, CachingAllocator
 from vrambudget.tape.segment_sizes import SMALL, UNIT_BITS
+from vrambudget.tape.step_plans import Whole
 
 _FAR_BELOW = 1 << 60  # no peak is reached from there
-
-
-class SmallLevels(Protocol):
-    """How many units more than before the small pool had in use."""
-
-    @property
-    def change(self) -> int:
-        """In the end."""
-
-    @property
-    def most(self) -> int:
-        """At most."""
-
-    @property
-    def beside(self) -> Sequence[int]:
-        """At most until the large pool's first event, until its second, ..."""
-
-
-class _Counters(NamedTuple):
-    """An allocator's, as they were at `begin`."""
-
-    allocated: int
-    requested_bytes: int
-    reserved: int
-    peak_reserved: int
-    peak_allocated: int
-    peak_event: int | None
+_COUNTED = (
+    *("_allocated", "_requested_bytes", "_reserved"),
+    *("_peak_reserved", "_peak_allocated", "peak_event"),
+)
 
 
 class TwoPools(CachingAllocator):
@@ -50,25 +27,13 @@ class TwoPools(CachingAllocator):
     small_segments_made = 0
 
     @property
-    def placed(self) -> list[int]:
-        """The block that each storage got last."""
-        return self._blocks
-
-    @property
     def free_small(self) -> tuple[int, ...]:
         """The free blocks of the small pool."""
         return tuple(self.pools[0])
 
     def begin(self) -> None:
         """From here to `end` events come pool by pool."""
-        self._counted = _Counters(
-            self._allocated,
-            self._requested_bytes,
-            self._reserved,
-            self._peak_reserved,
-            self._peak_allocated,
-            self.peak_event,
-        )
+        self._counted = {name: getattr(self, name) for name in _COUNTED}
         if self._capacity is not None:
             self._had_pools = list(self.pools[0]), list(self.pools[1])
             self._had = dict(self._by_start), dict(self._by_end), dict(self._segments)
@@ -79,7 +44,7 @@ class TwoPools(CachingAllocator):
         self._keeps_cache = True
 
     def end(
-        self, large: Sequence[int], sizes: Sequence[int], small: SmallLevels, *, requested: int
+        self, large: Sequence[int], sizes: Sequence[int], small: Whole, *, requested: int
     ) -> None:
         """Replay the events of the large pool; those of the `small` one are served.
 
@@ -88,17 +53,17 @@ class TwoPools(CachingAllocator):
         self.serve(large, sizes, 0)
         counted = self._counted
         self._allocated += _FAR_BELOW + small.change
-        self._requested_bytes = counted.requested_bytes + requested
-        peak = counted.peak_allocated
+        self._requested_bytes = counted["_requested_bytes"] + requested
+        peak = counted["_peak_allocated"]
         if self._peak_allocated + _FAR_BELOW + small.most > peak:  # were both at their most at once
-            levels = self._levels(large, counted.allocated)
+            levels = self._levels(large, counted["_allocated"])
             peak = max(peak, *map(add, levels, small.beside))
-        self._peak_allocated, self.peak_event = peak, counted.peak_event
+        self._peak_allocated, self.peak_event = peak, counted["peak_event"]
         self._keeps_cache = False
 
     def _levels(self, large: Sequence[int], before: int) -> Iterator[int]:
         """Yield the units before, and after each of these events."""
-        blocks = self._blocks
+        blocks = self.placed
         changes = [
             blocks[event] >> SIZE_SHIFT if event >= 0 else -(blocks[~event] >> SIZE_SHIFT)
             for event in large
@@ -107,10 +72,8 @@ class TwoPools(CachingAllocator):
 
     def undo(self) -> None:
         """Be as at `begin`, on a GPU with an end."""
-        counted = self._counted
-        self._allocated, self._requested_bytes = counted.allocated, counted.requested_bytes
-        self._reserved, self._peak_reserved = counted.reserved, counted.peak_reserved
-        self._peak_allocated, self.peak_event = counted.peak_allocated, counted.peak_event
+        for name, value in self._counted.items():
+            setattr(self, name, value)
         self.pools = self._had_pools
         self._by_start, self._by_end, self._segments = self._had
         self._next_address, changes = self._had_addresses
@@ -125,13 +88,13 @@ class TwoPools(CachingAllocator):
         `shape`: i for a request of `needs[i]` units, ~i for its end; from ~`len(needs)` on the ends
         of the blocks that are `there`. The counters stay as they are.
         """
-        blocks, self._blocks = self._blocks, [*[0] * len(needs), *there]
+        blocks, self.placed = self.placed, [*[0] * len(needs), *there]
         counted = self._allocated, self._requested_bytes, self._peak_allocated
         sizes = [*[need << UNIT_BITS for need in needs], *[0] * len(there)]
         try:
             self.serve([*shape], sizes, 0)
         finally:
-            got, self._blocks = self._blocks, blocks
+            got, self.placed = self.placed, blocks
             self._allocated, self._requested_bytes, self._peak_allocated = counted
         return got
 
@@ -149,8 +112,3 @@ class TwoPools(CachingAllocator):
     def _new_segment(self, need: int) -> int:
         self.small_segments_made += need <= SMALL
         return super()._new_segment(need)
-
-
-def units(nbytes: int) -> int:
-    """Return a request in units of 512 bytes, rounded up."""
-    return (nbytes + 511) >> UNIT_BITS
