@@ -148,11 +148,26 @@ def test_what_some_programs_have_alone_stands_under_only():
             lambda text: text.replace('key ["num_hidden_layers"', 'key ["num_layers"'),
             "any num_layers, and no line uses it",
         ),
+        (
+            lambda text: text.replace("key [", 'key [0.5, {"free": true}]\nkey [', 1).replace(
+                f"end {text.count(chr(10)) - 1}", f"end {text.count(chr(10))}"
+            ),
+            "any 0.5, and no line uses it",
+        ),
     ],
 )
 def test_a_program_that_is_wrong_is_an_error(change, message):
     with pytest.raises(VramBudgetError, match=message):
         _play(change(TEXT))
+
+
+def test_a_program_that_changed_is_read_anew(tmp_path):
+    file = tmp_path / "own.program"
+    file.write_text(TEXT, encoding="utf-8")
+    assert program_at(file).keys
+    file.write_text(TEXT.replace("vrambudget-program 3", "vrambudget-program 7", 1))
+    with pytest.raises(VramBudgetError, match="form"):
+        program_at(file)
 
 
 def test_a_program_of_too_many_instructions_is_an_error(monkeypatch):

@@ -21,6 +21,8 @@ RECORDED = Path(__file__).parent / "recorded"
 SUFFIX = ".program"
 _MOST_BYTES = 8 * 2**20
 
+_read = lru_cache(maxsize=32)(read)  # of the same text
+
 
 def recorded_types() -> list[str]:
     """Return the model types that a program comes with the package for."""
@@ -32,12 +34,11 @@ def is_program(path: Path) -> bool:
     return path.suffix == SUFFIX
 
 
-@lru_cache(maxsize=32)
 def program_at(path: Path) -> Program:
-    """Return the program in a file. Raises VramBudgetError with the line."""
+    """Return the program that a file holds now. Raises VramBudgetError with the line."""
     data = read_file(path, "program", _MOST_BYTES)
     try:
-        return read(data.decode(), str(path))
+        return _read(data.decode(), str(path))
     except UnicodeDecodeError:
         raise VramBudgetError("this is no text", where=str(path)) from None
 

@@ -142,7 +142,7 @@ class _File:
 def _check_keys(program: Program) -> None:
     """Raise where a configuration could say what no line listens to, or where none says a depth."""
     free = {key for key, rule in program.keys.items() if rule.get("free")}
-    for key in sorted(free - program.used):
+    for key in sorted(free - program.used, key=str):
         raise VramBudgetError(
             f"the program takes any {key}, and no line uses it", where=program.where
         )
