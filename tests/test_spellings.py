@@ -258,3 +258,8 @@ def test_a_batch_that_ultralytics_looks_for_is_what_fit_finds(capsys):
 def test_what_ultralytics_does_besides_is_refused(capsys):
     assert main(["model=yolo11n.pt", "task=segment", "--gpu", "8GB"]) == 2
     assert "a task that is no detection" in capsys.readouterr().err
+
+
+def test_a_script_that_is_rehearsed_may_have_a_word_model():
+    words = ["rehearse", "--gpu", "8GB", "--", "python", "train.py", "model=small"]
+    assert parse(words).command == ["python", "train.py", "model=small"]

@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from vrambudget import __version__
@@ -156,10 +157,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if argv[0] in ("-h", "--help", "--version"):
         overview().parse_args(argv)
-    if any(word.startswith("model=") for word in argv):
-        from vrambudget.config.foreign.ultralytics import in_options  # noqa: PLC0415 - YOLO alone
+    if any(word.startswith("model=") for word in takewhile("--".__ne__, argv)):
+        from vrambudget.config.foreign.ultralytics import model_first  # noqa: PLC0415 - YOLO alone
 
-        argv = in_options(argv)
+        argv = model_first(argv)
     elif _may_be_of_a_trainer(argv):
         from vrambudget.pictures import trainers  # noqa: PLC0415 - pipelines alone
 
@@ -211,7 +212,8 @@ def _command_of(argv: Sequence[str]) -> tuple[str, str, Sequence[str]]:
 
 def _in_own_words(words: Sequence[str], own: Collection[str]) -> Sequence[str]:
     """Return the words with other tools' options as ours; their tables are loaded for one alone."""
-    if all(word.partition("=")[0] in own for word in words if word.startswith("--")):
+    theirs = (word for word in words if word.startswith("--") or "=" in word)
+    if all(word.partition("=")[0] in own for word in theirs):
         return words
     from vrambudget.cli.spellings import translated  # noqa: PLC0415
 

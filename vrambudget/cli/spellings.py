@@ -7,7 +7,8 @@
     --qlora                             --quant nf4 --lora-rank 16 --precision amp-bf16
     --learning_rate 2e-5                nothing: it decides no memory, which is said
 
-Names may have hyphens or underscores. What is given in this tool's own words goes before what a
+Names may have hyphens or underscores; `key=value` is another tool's word whatever options there
+are. What is given in this tool's own words goes before what a
 foreign word stands for. What decides memory and has no rules here is an error that names it.
 `config.foreign` has the words, and their sources.
 """
@@ -78,6 +79,9 @@ class _Reading:
             written, sign, value = word.partition("=")
             name = written.replace("_", "-") if written.startswith("--") else written
             meaning = self.table.get(name.removeprefix("--").replace("-", "_"))
+            if sign and meaning is not None and not name.startswith("-"):  # `key=value`
+                self._take(word, meaning, deque([value]), has_value=True)
+                continue
             if name in self.own and sign and is_switch(field := _field(name)):
                 given += option_words({field: _truth(word, value)})
                 continue
