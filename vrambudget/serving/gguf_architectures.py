@@ -50,9 +50,9 @@ PLAIN = frozenset(
 ARCHITECTURES = PLAIN | LATENT | RECURRENT | BY_HEADS | STATES | UNCACHED | set(PATTERNS)
 SEEN = frozenset(
     (  # noqa: SIM905
-        "apertus arcee bailingmoe chatglm cohere2 command-r deepseek2 dots1 ernie4_5"
+        "apertus arcee baichuan bailingmoe chatglm cohere2 command-r deepseek2 dots1 ernie4_5"
         " ernie4_5-moe exaone4 gemma gemma2 gemma3 glm4 glm4moe gpt-oss gptneox granite"
-        " granitemoe hunyuan-dense hunyuan-moe internlm2 llama llama4 minimax-m2 mistral3"
+        " granitemoe grok hunyuan-dense hunyuan-moe internlm2 llama llama4 minimax-m2 mistral3"
         " nemotron olmo olmo2 olmoe phi3 phimoe qwen2 qwen2moe qwen3 qwen35 qwen35moe"
         " qwen3moe qwen3next seed_oss smollm3 starcoder2"
     ).split()

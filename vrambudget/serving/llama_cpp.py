@@ -168,7 +168,7 @@ def serve(
         placed,
         cells=(cells.cells, cells.window_cells),
         outputs=options.ubatch_size if options.is_old else slots,
-        flash=uses_flash(options),
+        flash=uses_flash(model, options),
     )
     held = {
         device: Held(
@@ -211,7 +211,7 @@ class _Cells:
     def __init__(self, model: GgufModel, options: LlamaCppOptions) -> None:
         self.model, self.options = model, options
         self.slots, self.streams = slots_and_streams(options)
-        multiple = _CELLS if options.is_old and not uses_flash(options) else _FLASH_CELLS
+        multiple = _CELLS if options.is_old and not uses_flash(model, options) else _FLASH_CELLS
         whole = options.ctx_size or model.positions
         self.cells = _up(_up(whole, multiple) // self.streams, multiple)
         windows = [window for window in model.windows if window is not None]
@@ -240,8 +240,10 @@ class _Cells:
         return total
 
 
-def uses_flash(options: LlamaCppOptions) -> bool:
-    """Return whether attention is computed without a matrix of scores; auto: it is."""
+def uses_flash(model: GgufModel, options: LlamaCppOptions) -> bool:
+    """Return whether attention is computed without a matrix of scores; auto: it is, but Grok's."""
+    if model.architecture == "grok":
+        return False
     if options.flash_attn == "auto":
         return not options.is_old
     return options.flash_attn == "on"

@@ -83,6 +83,8 @@ class _Graph(Attention):
             self.nodes.append(Node(0, None, [own, slots, made], lies=True))
             for kept in (ids, slots, given, made):  # nothing is made of what is not chosen
                 kept.readers += 1
+        if "position_embd" in self.placed.others and any(model.keys):
+            x = self.add(x, self.node(model.hidden, self.pos, device=HOST))
         padded = self.node(model.hidden * (1 + features), x) if features else x
         if features:
             x, padded.more = padded, padded.nbytes - x.nbytes

@@ -157,7 +157,8 @@ def _placed(
 ) -> list[tuple[GgufTensor, int]]:
     """Return every tensor with where it lies; copies are there twice."""
     outputs = (tensor.name == "output.weight" for tensor in model.tensors)
-    tied = model.architecture not in UNCACHED and not any(outputs)  # encoders make no logits
+    is_headless = model.architecture in UNCACHED - {"gemma-embedding"}  # these make no logits
+    tied = not is_headless and not any(outputs)
     overrides = _overrides(options, gpus)
     found = []
     for tensor in model.tensors:
