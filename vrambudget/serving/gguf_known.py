@@ -48,7 +48,8 @@ def find_served(model: ModelSource) -> FoundModel:
         return find_model(model)
     organisation, _, name = model.rpartition("/")
     if not organisation:
-        return _published(name) or find_model(_also().get(_plain(name), name))
+        is_text = _plain(name) in _names()["seeing"]  # of a model that servers load as a whole
+        return _published(name) or find_model(name if is_text else _also().get(_plain(name), name))
     try:
         return find_model(model)
     except VramBudgetError:
@@ -75,9 +76,13 @@ def _card(name: str) -> Mapping[str, Any]:
 
 
 @cache
+def _names() -> Mapping[str, Any]:
+    return tomllib.loads(card_text(_folder() / "names" / "ollama.toml"))
+
+
 def _also() -> Mapping[str, str]:
     """Return the names of models that have a card under another; Ollama's among them."""
-    return dict(tomllib.loads(card_text(_folder() / "names" / "ollama.toml"))["also"])
+    return dict(_names()["also"])
 
 
 def _folder() -> Path:
