@@ -32,12 +32,14 @@ JOBS = {
     "bert evaluated": ("bert-base-uncased", {"batch": 4000, "mode": "eval", "gpu": "8GB"}),
     "no card": ("gpt2", {"batch": 6, "block": 256, "checkpointing": "full"}),
 }
+IN_TRLS = "TRL's loop on 8 GB"
+ALL = {**JOBS, IN_TRLS: ("qwen2.5-1.5b", {"block": 8192, "gpu": "8GB"})}
 each_job = pytest.mark.parametrize("job", JOBS)
 
 
 @cache
 def advice_for(job) -> Advice:
-    model, fields = JOBS[job]
+    model, fields = ALL[job]
     return vrambudget.advise(model, **fields)
 
 
@@ -50,9 +52,9 @@ def changed(model, fields, options, capsys):
     return code, json.loads(out)
 
 
-@each_job
+@pytest.mark.parametrize("job", ALL)
 def test_every_option_leads_to_the_peak_that_it_promises(job, capsys):
-    (model, fields), advice = JOBS[job], advice_for(job)
+    (model, fields), advice = ALL[job], advice_for(job)
     now = vrambudget.estimate(model, **fields)
     assert len(advice.options) >= 3
     for option in advice.options:
@@ -73,6 +75,13 @@ def test_options_are_sorted_by_what_they_cost(job):
     singles = [o for o in advice_for(job).options if len(o.words) == 1]
     ranks = [(COSTS.index(option.cost), -option.saved_bytes) for option in singles]
     assert ranks == sorted(ranks)
+
+
+def test_a_loop_is_advised_without_what_it_does_by_itself():
+    (best,) = [o.options for o in advice_for(IN_TRLS).options if "--loop" in o.options]
+    assert best.startswith("--loop sft --precision bf16")
+    assert "--attention-mask" not in best
+    assert "--no-use-cache" not in best
 
 
 def test_the_batch_is_accumulated_to_what_it_was():

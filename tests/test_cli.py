@@ -177,6 +177,7 @@ def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_pa
         (["gpt2", "--precision", "fp23"], "invalid choice: 'fp23'", "--help"),
         (["gpt2", "--torch", "new"], "torch is 'new'", ""),
         (["--batch", "8"], "no model is named", "vrambudget models"),
+        (["gpt2", "serve"], "unrecognized arguments: serve", "vrambudget serve MODEL"),
         (["gpt2", "gpt2"], "unrecognized arguments: gpt2", "--help"),
         (["gpt2", ""], "unrecognized arguments: ", "--help"),
         (["sweep", "gpt2", "--block", "512", "1024"], "arguments: 1024", "--block 512,1024"),

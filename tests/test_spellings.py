@@ -49,6 +49,7 @@ OWN = {"--batch", "--block", "--precision", "--quant", "--lora-rank", "--checkpo
         ("--attn_implementation eager --max_grad_norm 1.0", "--attention eager --clip 1.0"),
         ("--max_grad_norm 0", ""),
         ("--qlora", "--quant nf4 --lora-rank 16 --precision amp-bf16"),
+        ("--quantize 4bit --lora", "--quant nf4 --lora-rank 16"),
         ("--load_in_4bit", "--no-double-quant --quant nf4"),
         ("--use_bnb_nested_quant --load_in_4bit", "--quant nf4"),
         ("--load_in_8bit --llm_int8_threshold 6.0", "--quant int8"),

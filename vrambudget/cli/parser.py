@@ -124,7 +124,9 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             word = [*message.split(), ""][2].partition("=")[0]  # which may be empty
             near = did_you_mean(word, self.option_strings)
-            if not word.startswith("-") and self.prog.endswith(" sweep"):
+            if word in COMMANDS:
+                near = f"the command comes first: vrambudget {word} MODEL ..."
+            elif not word.startswith("-") and self.prog.endswith(" sweep"):
                 near = "values of one option are joined: --block 512,1024, or --batch 1:64:x2"
         prog = self.prog.removesuffix(f" {DEFAULT}")
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."

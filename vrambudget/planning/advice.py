@@ -23,7 +23,8 @@ from vrambudget.config.source import ModelSource
 from vrambudget.errors import VramBudgetError
 from vrambudget.estimator import Traced, trace_job
 from vrambudget.planning.advised import Advice, Option, plan_of
-from vrambudget.planning.changes import CHANGES, Change, Cost, options
+from vrambudget.planning.changes import CHANGES, Change, Cost
+from vrambudget.planning.choices import changed_options
 from vrambudget.planning.forked import forked
 from vrambudget.planning.lower_bound import Floor
 from vrambudget.planning.search import Try, largest_that_fits, model_bytes
@@ -211,7 +212,7 @@ class _Trial:
 
     def _offer(self, recipe: "Recipe", words: str, cost: Cost) -> Option:
         return Option(
-            options=options(self.scenario.job, recipe.job),
+            options=changed_options(self.scenario, recipe.job),
             words=(words,),
             cost=cost,
             device_peak_bytes=recipe.peak_bytes,
@@ -268,7 +269,7 @@ class _Trial:
             return None
         result = self.result(changed)
         return Option(
-            options=options(self.scenario.job, changed.job),
+            options=changed_options(self.scenario, changed.job),
             words=tuple(change.words for change in changes),
             cost=max((change.cost for change in changes), key=_COSTS.index),
             device_peak_bytes=self.device_peak_bytes(result),

@@ -11,14 +11,11 @@ and block: the largest that fits, or the smallest if none does.
 Not modelled, so not offered: offloading, torch.compile.
 """
 
-import shlex
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from math import isqrt
 from typing import Any, NamedTuple
 
-from vrambudget.config.job import Job
-from vrambudget.config.options import option_words
 from vrambudget.planning.variants import variant
 from vrambudget.scenario import Scenario
 
@@ -198,14 +195,3 @@ CHANGES = (
     Change("shorter sequences", Cost.DATA, _shorter_block),
 )
 """In the order in which a pair applies them: what is searched comes after what is set."""
-
-
-def options(before: Job, after: Job) -> str:
-    """Return what to add on the command line to get from one job to the other."""
-    changed = [name for name in Job.model_fields if getattr(before, name) != getattr(after, name)]
-    if before.mode == "generate":
-        changed = [name for name in changed if name != "block"]  # it is the prompt's
-    fields = {name: getattr(after, name) for name in changed}
-    if "block" in fields and after.shortest is not None:
-        fields["block"] = f"{after.shortest}:{after.block}"
-    return shlex.join(option_words(fields))

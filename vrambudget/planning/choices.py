@@ -13,10 +13,8 @@ from vrambudget.scenario import Scenario
 if TYPE_CHECKING:
     from vrambudget.planning.recipes import Recipe, Trained
 
-_RESOLVED = frozenset(
-    ("attention_mask", "causal_mask", "target_len", "task", "ranks", "rank", "eval_batch")
-)
-"""What resolving a job, or naming several GPUs, fills in by itself."""
+_RESOLVED = ("attention_mask", "causal_mask", "target_len", "task", "eval_batch")
+"""What resolving a job fills in where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +72,38 @@ def of_recipe(scenario: Scenario, recipe: "Recipe") -> Choice:
 def fields_of(scenario: Scenario, job: Job) -> dict[str, Any]:
     """Return the fields that lead to this job from the model's name alone."""
     bare, now = Job.parse({}), scenario.job
-    of_loop = {"loop": job.loop, "mode": job.mode, "compile": job.compile}
-    cached = scenario.config.keeps_cache and caches(scenario.values, of_loop)
-    usual = _RESOLVED | ({"use_cache"} if job.use_cache == cached else set())
+    needless = {"ranks", "rank", *unsaid(scenario, job)}  # naming several GPUs says how many
     return {
         name: value
         for name in Job.model_fields
-        if name not in usual
+        if name not in needless
         and ((value := getattr(job, name)) != getattr(bare, name) or value != getattr(now, name))
     }
+
+
+def unsaid(scenario: Scenario, job: Job) -> set[str]:
+    """Return the fields that this job has as they are where nothing is said of them."""
+    of_loop = {"loop": job.loop, "mode": job.mode, "compile": job.compile}
+    cached = scenario.config.keeps_cache and caches(scenario.values, of_loop)
+    default = job.model_copy(update=dict.fromkeys(_RESOLVED)).resolve(scenario.config)
+    names = {name for name in _RESOLVED if getattr(default, name) == getattr(job, name)}
+    return names | ({"use_cache"} if job.use_cache == cached else set())
+
+
+def changed_options(scenario: Scenario, job: Job) -> str:
+    """Return what to add to the scenario's command line to get to this job."""
+    now = scenario.job
+    needless = unsaid(scenario, now) & unsaid(scenario, job)
+    if now.mode == "generate":
+        needless.add("block")  # it is the prompt's
+    fields = {
+        name: value
+        for name in Job.model_fields
+        if name not in needless and (value := getattr(job, name)) != getattr(now, name)
+    }
+    if "block" in fields and job.shortest is not None:
+        fields["block"] = f"{job.shortest}:{job.block}"
+    return shlex.join(option_words(fields))
 
 
 def model_word(scenario: Scenario) -> str:
