@@ -101,6 +101,26 @@ def test_a_pipelines_peak_is_that_of_a_rehearsal(record, capsys):
     assert abs(peak - record["allocated_bytes"]) <= allowed
 
 
+@pytest.mark.parametrize(
+    ("words", "allocated"),
+    [
+        ("--resolution 2048 --vae-tiling", 2_353_142_784),
+        ("--batch 4 --vae-slicing", 2_349_997_056),
+        ("--batch 2 --resolution 1536x2048 --vae-slicing --vae-tiling", 2_356_550_656),
+    ],
+)
+def test_a_vae_decodes_in_parts_as_diffusers_own_code_does(words, allocated, capsys):
+    """AutoencoderKL.decode of diffusers 0.42.1, traced with cuDNN 9.19."""
+    asked = ["sdxl", "--only", "decode", *words.split(), "--gpu", "a100-80gb", "--format", "json"]
+    assert main(asked) == DONE
+    assert json.loads(capsys.readouterr().out)["peak"]["allocated_bytes"] == allocated
+
+
+def test_a_video_vae_in_tiles_is_refused(capsys):
+    assert main(["ltx-video", "--vae-tiling", "--gpu", "24GB"]) == 2
+    assert "tiles of diffusers.AutoencoderKLLTXVideo" in capsys.readouterr().err
+
+
 def test_a_report_names_the_phases_and_the_largest_of_them(capsys):
     assert main(["flux-dev", "--offload", "model", "--gpu", "80GB"]) == 0
     out = capsys.readouterr().out

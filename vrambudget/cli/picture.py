@@ -84,6 +84,8 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Offload),
         help="what goes to the host between its calls, as pipe.enable_..._cpu_offload does",
     )
+    for word, what in {"slicing": "picture by picture", "tiling": "in tiles"}.items():
+        parser.add_argument(f"--vae-{word}", action="store_true", help=f"the VAE decodes {what}")
     parser.add_argument("--only", choices=get_args(Only), help="one phase of a generation alone")
     parser.add_argument(
         "--targets",
@@ -105,7 +107,16 @@ def job_of(args: argparse.Namespace) -> PictureJob:
         )
     words = (
         *("train", "rank", "batch", "precision", "base", "checkpointing", "optimizer", "offload"),
-        *("swap", "latents", "only", "adapters", "targets", "grad_accum"),
+        *(
+            "swap",
+            "latents",
+            "only",
+            "adapters",
+            "targets",
+            "grad_accum",
+            "vae_slicing",
+            "vae_tiling",
+        ),
     )
     asked = {word: getattr(args, word) for word in words}
     return picture_job(name, resolution=args.resolution, frames=args.frames, **asked)

@@ -22,6 +22,7 @@ from vrambudget.pictures.job import PictureJob
 from vrambudget.pictures.parts import PRECISIONS, RECORDED, Part
 from vrambudget.pictures.phases import PhaseMarker, phase_of
 from vrambudget.pictures.sizes import inputs_of, numbers_of, sizes_of
+from vrambudget.pictures.vae import called, check_in_parts
 from vrambudget.program.catalog import program_at
 from vrambudget.program.form import TYPES, Program
 from vrambudget.program.guards import check_guards
@@ -61,6 +62,7 @@ def schedule_of(job: PictureJob) -> Program:
 def generated(job: PictureJob, platform: Platform) -> PictureTape:
     """Return what one call of a job's pipeline leaves on the tape. Raises NotModelledError."""
     program = schedule_of(job)
+    check_in_parts(job)
     alone = program.source.get("only", [job.only])
     if job.only not in alone:
         raise NotModelledError(
@@ -74,6 +76,7 @@ def generated(job: PictureJob, platform: Platform) -> PictureTape:
         parts, missing = {}, list[str]()
         for name, call in program.source["components"]:
             single = _rows(program, job, f"{name}.{call}") == 1
+            single |= call == "decode" and job.vae_slicing
             try:
                 parts[name] = _part(job, name, call, single=single)
             except NotModelledError as error:
@@ -103,7 +106,7 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
     calls = [tuple(row[0].split(".")) for word, row in program.built if word == "run"]
     named = [(n, c) for n, c in [*calls, ("vae", "encode")] if phase_of(n, c) == wanted]
     name, call = named[0]
-    part = _part(job, name, call, single=job.batch == 1)
+    part = _part(job, name, call, single=job.batch == 1 or (call == "decode" and job.vae_slicing))
     part.arrive()
     register(part.model, tape)
     part.model.eval()
@@ -111,11 +114,15 @@ def _alone(job: PictureJob, program: Program, tape: Tape) -> PictureTape:
     schedule.begin()
     sizes = sizes_of(job, part, program, call)
     with made_for(Purpose.INPUTS):
-        given = [on_device(x) for x in inputs_of(part, sizes, part.dtype).values()]
+        inputs = [*inputs_of(part, sizes, part.dtype).values()]
+        if call == "decode" and job.vae_slicing:  # whose program is of one picture
+            inputs = [x._replace(shape=(job.batch, *x.shape[1:])) for x in inputs]
+        given = [on_device(x) for x in inputs]
     tape.mark(0, Phase.FORWARD, resets_allocator=True)
     with no_grad():
         schedule.before(name, call)
-        held = part.call(given, numbers_of(part, sizes))
+        numbers = numbers_of(part, sizes)
+        held = called(job, part, call, given, numbers)
     tape.mark(0, Phase.STEP_END)
     tape.close()
     unknown = max(context.unknown_workspaces, default=0)
@@ -147,7 +154,7 @@ class _Playing:
     """Plays a schedule: what the pipeline's own code makes, and its components' calls."""
 
     def __init__(self, program: Program, job: PictureJob, schedule: PhaseMarker) -> None:
-        self._rows, self._schedule = program.built, schedule
+        self._job, self._rows, self._schedule = job, program.built, schedule
         own = TYPES[PRECISIONS[job.precision]]
         self._values = Values(job.sizes, own, None)
         self._held: dict[int, Storage] = {}
@@ -183,7 +190,7 @@ class _Playing:
         part = self._schedule.parts[name]
         inputs = [self._given(x) for x in given]
         sizes = {key: self._values.of(n) for key, n in numbers.items()}
-        results = part.call(inputs, sizes)
+        results = called(self._job, part, call, inputs, sizes)
         if part.model.entered is not None:
             part.model.entered("")
         for label, y in zip(outs, results, strict=True):

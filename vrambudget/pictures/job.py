@@ -35,6 +35,8 @@ class PictureJob:
     offload: Offload = "none"
     swap: int = 0  # blocks whose linear layers' weights wait in main memory
     latents: str = "cached"  # or "encoded", by a VAE that is on the GPU in a training
+    vae_slicing: bool = False  # as pipe.enable_vae_slicing()
+    vae_tiling: bool = False
     only: Only | None = None  # one component's call alone
 
     @property
@@ -93,8 +95,10 @@ def _check_together(job: PictureJob) -> None:
         usual = PictureJob.__dataclass_fields__[word].default
         if not job.train and getattr(job, word) != usual:
             raise VramBudgetError(f"--{word} is of a training", hint="add --train lora")
-    if job.train and job.only:
-        raise VramBudgetError("--only is of a generation", hint="leave --train out")
+    for word in ("only", "vae_slicing", "vae_tiling"):
+        if job.train and getattr(job, word):
+            option = word.replace("_", "-")
+            raise VramBudgetError(f"--{option} is of a generation", hint="leave --train out")
 
 
 def _sizes(resolution: str | None, own: dict[str, Any]) -> tuple[int, int]:
