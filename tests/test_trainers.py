@@ -296,3 +296,12 @@ def test_no_key_stands_twice_in_a_table(path):
     groups = ("as", "same", "width_height", "largest", "switches", "choices", "uncounted", "saves")
     words += [key for group in groups for key in own.get(group, {})]
     assert sorted(words) == sorted({*words})
+
+
+@pytest.mark.parametrize(
+    "odd", ['dataset_config = "\\u0000x"', "resolution = []", 'resolution = "1e999"', "sdpa = [[]]"]
+)
+def test_odd_values_of_a_file_end_in_no_traceback(odd, files, capsys):
+    text = KOHYA.replace('dataset_config = "pictures.toml"', odd)
+    assert main([files("odd.toml", text), "--gpu", "24GB"]) in {0, 1, 2}
+    assert "Traceback" not in capsys.readouterr().err

@@ -7,6 +7,7 @@
 What stands beside a file or among a script's arguments in this tool's own words goes before.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def in_options(words: Sequence[str], options: Collection[str] | None = None) -> 
         stated, own = _arguments(words[at + 1 :], trainer)
         keys = {**launched, **_with_files(stated, trainer, Path())}
         return [*_chosen(_options(keys, trainer, fields, name, None), options), *own]
-    file = next((n for n, word in enumerate(words) if Path(word).is_file()), None)
+    file = next((n for n, word in enumerate(words) if _is_file(word)), None)
     if file is None or not (found := _read(path := Path(words[file]))):
         return words
     trainer, keys = found
@@ -73,17 +74,17 @@ def _read(path: Path) -> tuple[Trainer, dict[str, Any]] | None:
 def _with_files(keys: dict[str, Any], trainer: Trainer, folder: Path) -> dict[str, Any]:
     """Return the keys with those of the files that they name, where these are here."""
     for key in trainer.own.get("files", ()):
-        file = next(
-            (p for p in (folder / str(keys.get(key)), Path(str(keys.get(key)))) if p.is_file()),
-            None,
-        )
-        if file is not None:
+        named = str(keys.get(key))
+        for file in [path for path in (folder / named, Path(named)) if _is_file(path)][:1]:
             values = read_values(file)
-            keys = {
-                **trainer.keys_of(values if isinstance(values, Mapping) else {"": values}),
-                **keys,
-            }
+            stated = values if isinstance(values, Mapping) else {"": values}
+            keys = {**trainer.keys_of(stated), **keys}
     return keys
+
+
+def _is_file(path: str | Path) -> bool:
+    """Return whether this names a file; any text may come, with a null byte or too long."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path's raises of such
 
 
 def _arguments(words: Sequence[str], trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
