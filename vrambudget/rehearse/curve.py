@@ -1,23 +1,30 @@
 """How a rehearsed script's memory goes up and down along its steps, ready to be drawn.
 
-The history is read twice: first for what each block turns out to be, for the level after each
-event and for where phases begin, then for what is alive at the moments that are drawn. Those are of
-the first steps, of the peak's and of the one in which memory ran out; others look like them.
+Drawn are the first steps, that of the peak and the one in which memory ran out; others look like
+them.
 
 Levels are what tensors asked for: how much larger their blocks are, the history does not say.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import pairwise
 from typing import Any
 
 from vrambudget.rehearse.record import CATEGORIES, Category
-from vrambudget.rehearse.timeline import EventReplay, born_as
-from vrambudget.report.memory_curve import CurvePoint, MemoryCurve, PhaseSpan, TensorGroup
+from vrambudget.rehearse.timeline import Block, History
+from vrambudget.report.memory_curve import (
+    LARGEST,
+    CurvePoint,
+    MemoryCurve,
+    PhaseSpan,
+    TensorGroup,
+    bins,
+    columns_of,
+)
 from vrambudget.tape.events import Purpose
 
 OTHER = "other"
@@ -32,29 +39,29 @@ CALLED: dict[Category, str] = {
 """What an estimate's report calls the categories."""
 
 _PARTS = tuple(CALLED[category] for category in CATEGORIES)
-_COLUMNS = 720
-_LEAST = 2  # columns of a phase, however short
-_LARGEST = 8  # groups that a column names
 _FIRST_STEPS = 3
+_RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 def curve_of(record: Mapping[str, Any]) -> MemoryCurve | None:
     """Return the curve of a process's record, or None of one without events."""
-    seen = _Seen(record)
-    seen.run()
-    phases = list(_drawn(seen.spans()))
+    history = History(record)
+    ran_out = max((i for i, a in enumerate(history.actions) if a == "oom"), default=-1)
+    phases = list(_drawn(history, {history.highest_at, ran_out}))
     if not phases:
         return None
-    bins = [part for phase, count in _counts(phases) for part in _bins(phase, count)]
-    moments = [max(part, key=seen.live_after.__getitem__) for part in bins]
-    columns = _Columns(record, seen)
-    for event in moments:
-        columns.at(event)
-    spans, at = [], 0
-    for phase, count in _counts(phases):
-        spans.append(PhaseSpan(phase.step - 1, phase.name, at, at := at + count))
-    peak = max(range(len(moments)), key=lambda i: columns.found[i].allocated_bytes)
-    full = None if seen.ran_out < 0 else bisect_right([b.start for b in bins], seen.ran_out) - 1
+    total = sum(phase.stop - phase.start for phase in phases)
+    columns, spans, starts = _Columns(record, history), list[PhaseSpan](), list[int]()
+    for phase in phases:
+        events = phase.stop - phase.start
+        parts = bins(phase.start, phase.stop, columns_of(events, total, events))
+        for part in parts:
+            columns.at(max(part, key=history.levels.__getitem__))
+        at = len(starts)
+        starts += [part.start for part in parts]
+        spans.append(PhaseSpan(phase.step - 1, phase.name, at, len(starts)))
+    peak = max(range(len(starts)), key=lambda i: columns.found[i].allocated_bytes)
+    full = None if ran_out < 0 else bisect_right(starts, ran_out) - 1
     groups = tuple(columns.groups)
     return MemoryCurve(tuple(columns.found), tuple(spans), groups, peak, full, _PARTS)
 
@@ -67,98 +74,29 @@ class _Phase:
     name: str
     start: int
     stop: int
-    is_named: bool  # the peak is here, or memory ran out
 
 
-def _drawn(phases: Sequence[_Phase]) -> Iterator[_Phase]:
-    """Yield the phases of the steps that are drawn."""
-    steps = sorted({phase.step for phase in phases})
-    shown = {*steps[:_FIRST_STEPS], *(p.step for p in phases if p.is_named)}
-    yield from (phase for phase in phases if phase.step in shown)
-
-
-def _counts(phases: Sequence[_Phase]) -> Iterator[tuple[_Phase, int]]:
-    """Yield each phase with its columns: its share of all events."""
-    total = sum(phase.stop - phase.start for phase in phases)
-    for phase in phases:
-        events = phase.stop - phase.start
-        yield phase, min(max(_COLUMNS * events // total, _LEAST), events)
-
-
-def _bins(phase: _Phase, count: int) -> Iterator[range]:
-    edges = [phase.start + (phase.stop - phase.start) * i // count for i in range(count + 1)]
-    yield from (range(a, b) for a, b in pairwise(edges))
-
-
-class _Seen(EventReplay):
-    """The first pass: what blocks are, levels, and phases."""
-
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        super().__init__(record)
-        self.number = 0  # of the last allocation
-        self.numbers: dict[int, int] = {}  # by address, of those that are alive
-        self.kinds: dict[int, str] = {}  # of allocations that somebody named
-        self.born_in: list[str] = []  # the phase of each allocation
-        self.live_after: list[int] = []
-        self.phase_after: list[tuple[int, str]] = []
-        self.ran_out = max((i for i, a in enumerate(self.actions) if a == "oom"), default=-1)
-
-    def after(self, i: int) -> None:
-        """Note the level after an event."""
-        address = self.addresses[i]
-        if self.actions[i] == "alloc":
-            self.numbers[address] = len(self.born_in)
-            self.born_in.append(self.phase)
-        elif self.actions[i] == "free_requested":
-            self.numbers.pop(address, None)
-        self.live_after.append(self.live)
-        self.phase_after.append((self.step, self.phase))
-
-    def name(self, owners: Mapping[str, Sequence[int]]) -> None:
-        """Let blocks be what a mark says of them, from their birth on."""
-        super().name(owners)
-        for category, addresses in owners.items():
-            for address in addresses:
-                if address in self.numbers:
-                    self.kinds.setdefault(self.numbers[address], category)
-
-    def run(self, until: int | None = None) -> None:
-        """Replay all events."""
-        super().run(until)
-        self.name({"parameter": self.at_end})
-
-    def kind_of(self, number: int) -> str:
-        """Return what an allocation was for."""
-        phase = self.born_in[number]
-        before = "forward" if phase == "build" and self.phase != "build" else phase
-        return CALLED[self.kinds.get(number) or born_as(before)]  # type: ignore[index]
-
-    def spans(self) -> list[_Phase]:
-        """Return the phases in order; the model's build is a part of the first forward."""
-        after = [(step, self._first(name)) for step, name in self.phase_after]
-        starts = [i for i, phase in enumerate(after) if not i or phase != after[i - 1]]
-        named = {self.highest_at, self.ran_out}
-        return [
-            _Phase(*after[a], a, b, is_named=any(a <= event < b for event in named))
-            for a, b in pairwise([*starts, len(after)])
-        ]
-
-    def _first(self, name: str) -> str:
-        return "forward" if name == "build" and self.phase != "build" else name
+def _drawn(history: History, named: set[int]) -> Iterator[_Phase]:
+    """Yield the phases of the steps that are drawn; events that are `named` are among them."""
+    places = history.places
+    starts = [i for i, place in enumerate(places) if not i or place != places[i - 1]]
+    steps = sorted({step for step, _ in places})
+    shown = {*steps[:_FIRST_STEPS], *(places[event][0] for event in named if event >= 0)}
+    for start, stop in pairwise([*starts, len(places)]):
+        if places[start][0] in shown:
+            yield _Phase(*places[start], start, stop)
 
 
 class _Columns:
-    """The second pass: what is alive at moments, which rise."""
+    """What is alive at moments, which rise."""
 
-    def __init__(self, record: Mapping[str, Any], seen: _Seen) -> None:
-        self.seen, self.names = seen, record.get("names", {})
-        self.modules = record["history"].get("modules") or [""] * len(seen.lines)
+    def __init__(self, record: Mapping[str, Any], history: History) -> None:
+        self.history, self.names = history, record.get("names", {})
+        self.modules = record["history"].get("modules") or [""] * len(history.lines)
         self.groups: dict[TensorGroup, int] = {}
-        self.sizes: list[int] = []
-        self.of_address: dict[int, TensorGroup] = {}
         self.parts: Counter[str] = Counter()
         self.alive: Counter[TensorGroup] = Counter()
-        self.reserved = self.number = self.done = 0
+        self.reserved = self.done = 0
         self.line = ""
         self.found: list[CurvePoint] = []
 
@@ -168,9 +106,7 @@ class _Columns:
             self._take(i)
         self.done = event + 1
         live = self.alive
-        most = nlargest(
-            _LARGEST, (g for g in live if live[g]), key=lambda g: live[g] * g.size_bytes
-        )
+        most = nlargest(LARGEST, (g for g in live if live[g]), key=lambda g: live[g] * g.size_bytes)
         self.found.append(
             CurvePoint(
                 event,
@@ -183,30 +119,20 @@ class _Columns:
         )
 
     def _take(self, i: int) -> None:
-        action, size, address = self.seen.actions[i], self.seen.sizes[i], self.seen.addresses[i]
-        if action == "alloc":
-            group = self._group(i, address, size)
-            self.of_address[address] = group
-            self._count(group, 1)
-        elif action == "free_requested":
-            gone = self.of_address.pop(address, None)
-            if gone is not None:  # else it was born before the history begins
-                self._count(gone, -1)
-        elif action in ("segment_alloc", "segment_map"):
-            self.reserved += size
-        elif action in ("segment_free", "segment_unmap"):
-            self.reserved -= size
-
-    def _group(self, i: int, address: int, size: int) -> TensorGroup:
-        stack = self.seen.stack_numbers[i]
-        self.line = self.seen.lines[stack]
-        kind = self.seen.kind_of(self.number)
-        self.number += 1
-        module = self.modules[stack]
-        if kind == Purpose.WEIGHTS:
-            module = self.names.get(str(address), module)
-        return TensorGroup(kind, self.line, module, size)
-
-    def _count(self, group: TensorGroup, change: int) -> None:
+        block = self.history.blocks[i]
+        self.reserved += _RESERVES.get(self.history.actions[i], 0) * self.history.sizes[i]
+        if block is None:
+            return
+        change = 1 if block.born == i else -1
+        group = self._group(block)
         self.parts[group.purpose] += change * group.size_bytes
         self.alive[group] += change
+        if change > 0:
+            self.line = group.description
+
+    def _group(self, block: Block) -> TensorGroup:
+        kind = CALLED[block.category]
+        module = self.modules[self.history.stack_numbers[block.born]]
+        if kind == Purpose.WEIGHTS:
+            module = self.names.get(str(self.history.addresses[block.born]), module)
+        return TensorGroup(kind, self.history.line(block.born), module, block.size)

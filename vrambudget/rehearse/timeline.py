@@ -4,9 +4,9 @@ The recorder's marks (a phase begins; these addresses hold parameters) carry the
 allocations and frees so far, which is their place in the history: the history may have lost its
 beginning, the counts have not.
 
-A block's category is that of a mark which names its address while it is alive. Else where it was
-born decides: in backward or in the optimizer's step it is temporary, in forward an activation, and
-before the first forward of a script it is other.
+A block's category is that of the first mark which names its address while it is alive. Else where
+it was born decides: in backward or in the optimizer's step it is temporary, in forward an
+activation, and in a script without any phase it is other.
 
 Not modelled: blocks that wait for another stream count as freed when their tensor died.
 """
@@ -20,15 +20,27 @@ from typing import Any, cast
 from vrambudget.rehearse.record import CATEGORIES, Category, HeldBlock, Moment, PhasePeak
 
 _LARGEST = 8  # rows of the peak's table
+_BUILD = "build"  # the only phase where nothing is marked: else the first forward begins with it
 
 
 @dataclass(slots=True)
-class _Alive:
-    address: int
+class Block:
+    """An allocation: it lives from event `born` until event `died`, None for one that stays."""
+
     size: int
+    born: int
     phase: str
-    line: str
-    category: Category | None = None
+    named: Category | None = None  # by a mark
+    died: int | None = None
+
+    @property
+    def category(self) -> Category:
+        """What the block turns out to be."""
+        if self.named:
+            return self.named
+        if self.phase == _BUILD:
+            return "other"
+        return "activation" if self.phase in ("forward", "profiled step") else "temporary"
 
 
 @dataclass(slots=True)
@@ -42,7 +54,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the history says; `lost` where the peak was before its beginning."""
+    """What the history says; not `complete` where its beginning is lost."""
 
     phases: tuple[PhasePeak, ...]
     peak: Moment | None
@@ -51,20 +63,16 @@ class Timeline:
 
 def read_timeline(record: Mapping[str, Any]) -> Timeline:
     """Return the phases and the peak of a process's record."""
-    replay = EventReplay(record)
-    replay.run()
-    # A second pass stops at the peak: only there it matters what was alive.
-    at_peak = EventReplay(record)
-    at_peak.run(until=replay.highest_at)
+    history = History(record)
     return Timeline(
-        phases=tuple(PhasePeak(step, phase, n) for (step, phase), n in replay.phases.items()),
-        peak=at_peak.moment() if replay.highest else None,
-        complete=not replay.lost,
+        phases=tuple(PhasePeak(step, phase, n) for (step, phase), n in history.phases.items()),
+        peak=history.moment(history.highest_at) if history.highest else None,
+        complete=history.is_complete,
     )
 
 
-class EventReplay:
-    """Reads the events in order; `alive` is what the program holds."""
+class History:
+    """The events in order: the blocks that they make and end, and how things are after each."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         history = record["history"]
@@ -73,137 +81,94 @@ class EventReplay:
         self.sizes: list[int] = history["bytes"]
         self.stack_numbers: list[int] = history["stack"]
         self.lines = [_line(stack) for stack in history["stacks"]]
+        self.blocks: list[Block | None] = []  # that an event makes or ends; None: neither
+        self.levels: list[int] = []  # bytes alive after each event
+        self.places: list[tuple[int, str]] = []  # step and phase of each event
+        self.highest, self.highest_at = 0, -1
         # Those with a colon are the runner's own, of a job's steps: the same phases once more.
-        self.marks = [_Mark(*mark) for mark in record["marks"] if ":" not in mark[0]]
-        self.at_end: list[int] = record.get("parameters", [])
-        allocations, frees = map(int, record["counts"])
-        self.allocations: int = allocations - self.actions.count(
-            "alloc"
-        )  # before the history begins
-        self.frees: int = frees - self.actions.count("free_requested")
-        self.lost = self.allocations > 0
-        self.alive: dict[int, _Alive] = {}
-        self.live = self.highest = 0
-        self.highest_at = -1
-        self.step, self.phase, self.line = 1, "build", ""
-        self.phases: dict[tuple[int, str], int] = {}
+        self._marks = [_Mark(*mark) for mark in record["marks"] if ":" not in mark[0]]
+        self._step, self._phase = 1, "forward" if self._marks else _BUILD
+        self.phases = {(1, self._phase): 0} if self._marks else {}
+        allocations, frees = map(int, record["counts"])  # at the end
+        self._allocations: int = allocations - self.actions.count("alloc")
+        self._frees: int = frees - self.actions.count("free_requested")
+        self.is_complete = self._allocations <= 0
+        self._alive: dict[int, Block] = {}
+        self._replay()
+        self._name({"parameter": record.get("parameters", [])})
 
-    def run(self, until: int | None = None) -> None:
-        """Replay all events, or those up to and with number `until`."""
+    def _replay(self) -> None:
+        live = 0
         for i, action in enumerate(self.actions):
-            self._take_marks()
+            self._take_marks(live)
+            block = None
             if action == "alloc":
-                self._born(i)
+                self._allocations += 1
+                block = Block(self.sizes[i], i, self._phase)
+                self._alive[self.addresses[i]] = block
+                live += block.size
+                if live > self.highest:
+                    self.highest, self.highest_at = live, i
+                self._note_peak(live)
             elif action == "free_requested":
-                self._died(i)
-            self.after(i)
-            if i == until:
-                break
-        else:
-            self._take_marks()
-        if until is not None:
-            self._look_ahead()
+                self._frees += 1
+                block = self._alive.pop(self.addresses[i], None)
+                if block is not None:  # else it was born before the history begins
+                    block.died = i
+                    live -= block.size
+            self.blocks.append(block)
+            self.levels.append(live)
+            self.places.append((self._step, self._phase))
+        self._take_marks(live)
 
-    def after(self, i: int) -> None:
-        """See an event that was just replayed: for who wants to."""
-
-    def _born(self, i: int) -> None:
-        size, self.line = self.sizes[i], self.lines[self.stack_numbers[i]]
-        self.allocations += 1
-        self.live += size
-        self.alive[self.addresses[i]] = _Alive(self.addresses[i], size, self.phase, self.line)
-        if self.live > self.highest:
-            self.highest, self.highest_at = self.live, i
-        self._note_peak()
-
-    def _note_peak(self) -> None:
-        key = (self.step, self.phase)
-        self.phases[key] = max(self.phases.get(key, 0), self.live)
-
-    def _died(self, i: int) -> None:
-        self.frees += 1
-        gone = self.alive.pop(self.addresses[i], None)
-        if gone is not None:  # else it was born before the history begins
-            self.live -= gone.size
-
-    def _take_marks(self) -> None:
-        while self.marks and self._is_reached(self.marks[0]):
-            mark = self.marks.pop(0)
-            self.step = mark.done + 1
-            self._first_forward()
-            self.phase = mark.phase or self.phase
-            self._note_peak()
-            self.name(mark.owners)
+    def _take_marks(self, live: int) -> None:
+        while self._marks and self._is_reached(self._marks[0]):
+            mark = self._marks.pop(0)
+            self._step, self._phase = mark.done + 1, mark.phase or self._phase
+            self._note_peak(live)
+            self._name(mark.owners)
 
     def _is_reached(self, mark: _Mark) -> bool:
-        return mark.allocations <= self.allocations and mark.frees <= self.frees
+        return mark.allocations <= self._allocations and mark.frees <= self._frees
 
-    def _first_forward(self) -> None:
-        """Rename what was before the first mark: the model's build and the first forward."""
-        if self.phase == "build":
-            self.phases = {(1, "forward"): max(self.phases.values(), default=0)}
-            self.phase = "forward"
-            for block in self.alive.values():
-                block.phase = "forward"
+    def _note_peak(self, live: int) -> None:
+        key = (self._step, self._phase)
+        self.phases[key] = max(self.phases.get(key, 0), live)
 
-    def name(self, owners: Mapping[str, Sequence[int]]) -> None:
-        """Let blocks that are alive be what a mark says of them."""
+    def _name(self, owners: Mapping[str, Sequence[int]]) -> None:
+        """Let blocks that are alive be what a mark says of them, from their birth on."""
         for category, addresses in owners.items():
             for address in addresses:
-                if address in self.alive:
-                    self.alive[address].category = cast("Category", category)
+                block = self._alive.get(address)
+                if block is not None and block.named is None:
+                    block.named = cast("Category", category)
 
-    def _look_ahead(self) -> None:
-        """Let later marks name what is alive now and lives until then."""
-        if self.marks:
-            self._first_forward()
-        gone: set[int] = set()
-        start = max(self.highest_at, 0)
-        for i in range(start + 1, len(self.actions)):
-            if self.actions[i] == "free_requested":
-                gone.add(self.addresses[i])
-                self.frees += 1
-            elif self.actions[i] == "alloc":
-                self.allocations += 1
-            while self.marks and self._is_reached(self.marks[0]):
-                self._name_survivors(self.marks.pop(0).owners, gone)
-        self._name_survivors({"parameter": self.at_end}, gone)
+    def line(self, event: int) -> str:
+        """Return the line of the script that an event is of."""
+        return self.lines[self.stack_numbers[event]]
 
-    def _name_survivors(self, owners: Mapping[str, list[int]], gone: set[int]) -> None:
-        for category, addresses in owners.items():
-            for address in addresses:
-                block = self.alive.get(address)
-                if block is not None and address not in gone and block.category is None:
-                    block.category = cast("Category", category)
-
-    def moment(self) -> Moment:
-        """Return what is alive now."""
+    def moment(self, event: int) -> Moment:
+        """Return what is alive after an allocation."""
         sizes: Counter[Category] = Counter()
         rows: Counter[tuple[Category, str]] = Counter()
         counts: Counter[tuple[Category, str]] = Counter()
-        for block in self.alive.values():
-            category = block.category or born_as(block.phase)
-            sizes[category] += block.size
-            rows[category, block.line] += block.size
-            counts[category, block.line] += 1
-        largest = (
-            HeldBlock(c, n, counts[c, line], line) for (c, line), n in rows.most_common(_LARGEST)
-        )
+        for i, block in enumerate(self.blocks[: event + 1]):
+            if block and block.born == i and (block.died is None or block.died > event):
+                row = block.category, self.line(i)
+                sizes[block.category] += block.size
+                rows[row] += block.size
+                counts[row] += 1
+        step, phase = self.places[event]
         return Moment(
-            step=self.step,
-            phase=self.phase,
-            line=self.line,
-            requested_bytes=self.live,
+            step=step,
+            phase=phase,
+            line=self.line(event),
+            requested_bytes=self.levels[event],
             by_category={category: sizes[category] for category in CATEGORIES},
-            largest=tuple(largest),
+            largest=tuple(
+                HeldBlock(row[0], n, counts[row], row[1]) for row, n in rows.most_common(_LARGEST)
+            ),
         )
-
-
-def born_as(phase: str) -> Category:
-    """Return what a block of which nothing else is known counts as."""
-    if phase == "build":
-        return "other"
-    return "activation" if phase in ("forward", "profiled step") else "temporary"
 
 
 def _line(stack: Iterable[Any]) -> str:

@@ -30,7 +30,7 @@ from vrambudget.tape.trace import levels
 PARTS: tuple[str, ...] = (*map(str, Purpose), BLOCK_ROUNDING)
 _COLUMNS = 720
 _LEAST = 2  # columns of a phase, however short
-_LARGEST = 8  # groups that a column names
+LARGEST = 8  # groups that a column names
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,18 @@ def memory_curve(tape: Tape, job: Job, available_bytes: int | None = None) -> Me
     counts = list(_counts(phases))
     allocated = _allocated(tape)
     columns, spans, starts, at = _Columns(tape, job), list[PhaseSpan](), list[int](), 0
-    bins = [
-        [] if mark.steps else _bins(start, stop, count)
+    events = [
+        [] if mark.steps else bins(start, stop, count)
         for (mark, start, stop), count in zip(phases, counts, strict=True)
     ]
-    moments = [max(b, key=allocated.__getitem__) for part in bins for b in part]
+    moments = [max(b, key=allocated.__getitem__) for part in events for b in part]
     numbers = [
         shown(mark.steps, n) if mark.steps else []
         for (mark, _, _), n in zip(phases, counts, strict=True)
     ]
     samples = Samples({number for part in numbers for number in part})
     after = iter([*zip(moments, levels(tape, moments, samples), strict=True)])
-    for (mark, start, _), part, steps in zip(phases, bins, numbers, strict=True):
+    for (mark, start, _), part, steps in zip(phases, events, numbers, strict=True):
         for event, level in islice(after, len(part)):
             columns.at(event, level)
         if mark.steps is not None:
@@ -136,10 +136,15 @@ def _counts(phases: Sequence[tuple[Mark, int, int]]) -> Iterator[int]:
     for mark, start, stop in phases:
         own = part * events_of(mark.steps) if mark.steps else stop - start
         most = events_of(mark.steps) if mark.steps else stop - start
-        yield min(max(int(_COLUMNS * own / total), _LEAST), most)
+        yield columns_of(own, total, most)
 
 
-def _bins(start: int, stop: int, count: int) -> list[range]:
+def columns_of(own: float, total: float, most: int) -> int:
+    """Return how many columns a phase has that is `own` of `total`."""
+    return min(max(int(_COLUMNS * own / total), _LEAST), most)
+
+
+def bins(start: int, stop: int, count: int) -> list[range]:
     """Return the events of a phase in so many parts."""
     edges = [start + (stop - start) * i // count for i in range(count + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
@@ -251,7 +256,7 @@ class _Groups:
             for group, (n, size) in enumerate(zip(alive, self._sizes, strict=False))
             if n
         ]
-        return tuple((group, alive[group]) for _, group in sorted(held)[:_LARGEST])
+        return tuple((group, alive[group]) for _, group in sorted(held)[:LARGEST])
 
     def _number(self, storage: int, module: str) -> int:
         tape, name = self.tape, describe(self.tape, storage, self.job)
