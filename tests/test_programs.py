@@ -1,6 +1,7 @@
 """Recorded programs: each equals its rehearsal, refuses other branches; a bad file is an error."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -148,6 +149,8 @@ def test_what_some_programs_have_alone_stands_under_only():
             lambda text: text.replace('key ["num_hidden_layers"', 'key ["num_layers"'),
             "any num_layers, and no line uses it",
         ),
+        (lambda text: re.sub(r"\nwhen .*", '\nwhen ""', text, count=1), "which it never is"),
+        (lambda text: text.replace('"t5", "=batch"', '"t5", "batch"', 1), "do not fit together"),
         (
             lambda text: text.replace("key [", 'key [0.5, {"free": true}]\nkey [', 1).replace(
                 f"end {text.count(chr(10)) - 1}", f"end {text.count(chr(10))}"

@@ -98,7 +98,8 @@ class _File:
         """Return what `when` or `only` says of jobs."""
         found = self._row(number)[1]
         try:
-            for each in found if isinstance(found, list) else [found or {}]:
+            several = found if isinstance(found, list) else [found or {}]
+            for each in several if self._word(number) == "only" else [found]:
                 for words in each.values():
                     set(list.copy(words))
         except MISFITS:

@@ -75,7 +75,7 @@ class Values:
             words = rest.split()
             number = words[1].lstrip("xdy")
             return (words[0], int(number), *map(int, words[2:]))
-        return text
+        raise LookupError(text[:60])
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return an operation, or the activation that a key names."""
