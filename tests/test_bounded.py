@@ -24,6 +24,8 @@ OWN = {
     "compiled/cache.py": "this package's own code, for a digest",
     "compiled/inductor.py": "code that Inductor wrote in this process",
     "compiled/process.py": "the pipe to its parent",
+    "config/foreign/tables.py": "this package's own tables",
+    "config/foreign/trainers.py": "this package's own tables",
     "cudnn/answers.py": "this package's own table",
     "measure/runner.py": "the job that its parent wrote, in its own process",
     "planner/site.py": "this package's own files",

@@ -22,10 +22,12 @@ from fuzz import cases
 from fuzz.checks import is_text, strict, told
 from vrambudget import VramBudgetError
 from vrambudget.cli import main
-from vrambudget.config.foreign.formats import FORMATS
+from vrambudget.config.foreign.formats import FORMATS, Format
 from vrambudget.config.foreign.run_file import is_run_file, read_run_file
+from vrambudget.config.foreign.trainers import trainers
 from vrambudget.config.job import Job
 from vrambudget.config.source import find_model
+from vrambudget.pictures.trainers import in_options
 from vrambudget.planner.server import serving
 from vrambudget.program.catalog import RECORDED
 from vrambudget.serving.gguf_types import NUMBERS
@@ -96,9 +98,9 @@ _FACTS = (
 _MODELS = ("gpt2", "llama-3.1-8b", "org/none", "./x.json", "", "gp\0t2", 7, None, ["gpt2"])
 
 
-def run_file(rng: Random) -> tuple[str, bytes]:
+def run_file(rng: Random, formats: Sequence[Format] = FORMATS) -> tuple[str, bytes]:
     """Return the suffix and the bytes of a file that describes a run."""
-    known = rng.choice(FORMATS)
+    known = rng.choice(formats)
     count = min(len(known.table), rng.randrange(6))
     keys = [*rng.sample(sorted(known.table), count), *rng.sample(sorted(known.marks), 1)]
     keys += rng.sample(sorted(Job.model_fields), rng.choice((0, 0, 0, 1)))
@@ -234,6 +236,29 @@ def read(rng: Random) -> str:
     return "read"
 
 
+def trained(rng: Random) -> str:
+    """Hold a file or a command of a trainer of pictures against what it is in options."""
+    known = [trainer.known for trainer in trainers() if trainer.known.marks]
+    suffix, data = run_file(rng, known)
+    scripts = [name for trainer in trainers() for name in trainer.own.get("scripts", ())]
+    keys = rng.sample(sorted(rng.choice(known).table), 3)
+    values = rng.choices((*_USUAL, *_VALUES, *_MODELS[:4], "a" * 400), k=len(keys))
+    words = [word for pair in zip(keys, values, strict=True) for word in (f"--{pair[0]}", pair[1])]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"run{suffix}"
+        file.write_bytes(data)
+        named = [str(file)] if rng.random() < 0.5 else [rng.choice(scripts), *words]
+        try:
+            found = in_options([*rng.sample(("flux-dev", "--gpu=24GB", "é"), 1), *named])
+        except VramBudgetError as error:
+            told(error)
+            return "refused"
+        except OSError:  # `main` words it: a key's value may be no file's name
+            return "refused"
+    assert all(isinstance(word, str) for word in found)
+    return "in options"
+
+
 def served(rng: Random) -> str:
     """Hold a GGUF header against what llama.cpp would load."""
     with tempfile.TemporaryDirectory() as folder:
@@ -314,4 +339,11 @@ def asked(rng: Random) -> str:
     return f"status {words[1].decode()}" if answer.startswith(b"HTTP/") else "no status"
 
 
-DOORS = {"run files": read, "GGUF": served, "programs": played, "logs": logged, "HTTP": asked}
+DOORS = {
+    "run files": read,
+    "trainers": trained,
+    "GGUF": served,
+    "programs": played,
+    "logs": logged,
+    "HTTP": asked,
+}

@@ -51,7 +51,7 @@ def load_ipython_extension(shell: Any) -> None:
         cells = [*shell.user_ns["In"][:-1], shell.transform_cell(cell)]
         with tempfile.TemporaryDirectory(prefix="vrambudget-") as folder:
             file = Path(folder) / "notebook.py"
-            file.write_text("\n".join(_statements(cells)))
+            file.write_text("\n".join(_statements(cells)), encoding="utf-8")
             with suppress(SystemExit):  # --help ends a command
                 main(["rehearse", *shlex.split(line), "--", sys.executable, str(file)])
 

@@ -34,7 +34,7 @@ _SWITCH = {"on", "off", "assumed", "said"}
 
 def read_table(name: str, base: Table | None = None) -> dict[str, Meaning]:
     """Return what each key of a tool means, with those of the table that it goes on from."""
-    return table_of(tomllib.loads((TABLES / f"{name}.toml").read_text()), base or {})
+    return table_of(tomllib.loads((TABLES / f"{name}.toml").read_bytes().decode()), base or {})
 
 
 def table_of(own: Mapping[str, Any], base: Table) -> dict[str, Meaning]:

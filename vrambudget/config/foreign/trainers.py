@@ -62,7 +62,7 @@ def _one(stated: list[Any]) -> Any:
 def trainers() -> tuple[Trainer, ...]:
     """Return all trainers."""
     return tuple(
-        _trainer(tomllib.loads(path.read_text()))
+        _trainer(tomllib.loads(path.read_text(encoding="utf-8")))
         for path in sorted((TABLES / "trainers").iterdir())
     )
 
