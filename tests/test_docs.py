@@ -7,6 +7,7 @@ and Python names exist.
 """
 
 import ast
+import json
 import shlex
 import tomllib
 
@@ -14,6 +15,7 @@ import pages
 import pytest
 import terminal_picture
 import test_records
+from test_trainers import AI_TOOLKIT, ONE_TRAINER
 
 import vrambudget
 from vrambudget.cli import DOES_NOT_FIT, DONE, main
@@ -43,6 +45,10 @@ RUN_FILES = {
     "run.yaml": "model_name_or_path: gpt2\nmax_length: 64\n",
     "axolotl.yaml": "base_model: gpt2\nsequence_len: 64\n",
     "job.toml": 'model = "gpt2"\nblock = 64\n',
+    "my_lora.toml": 'pretrained_model_name_or_path = "stabilityai/stable-diffusion-xl-base-1.0"\n'
+    'network_module = "networks.lora"\nnetwork_dim = 8\nmixed_precision = "bf16"\n',
+    "my_lora.yaml": AI_TOOLKIT,
+    "config.json": json.dumps(ONE_TRAINER),
 }
 
 each_page = pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
@@ -94,7 +100,10 @@ def test_a_command_runs(command, tmp_path, monkeypatch, capsys):
     for name, text in RUN_FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    words = [str(pages.ROOT / w) if w.startswith("tests/") else w for w in shlex.split(command)]
+    words = [
+        str(pages.ROOT / w) if w.startswith("tests/") else w
+        for w in shlex.split(command, comments=True)
+    ]
     for word in NEEDS.keys() & set(words):
         pytest.importorskip(NEEDS[word])
     assert main(words) in {DONE, DOES_NOT_FIT}
@@ -106,7 +115,7 @@ def test_every_command_is_understood(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS_OF_PAGES:
-        assert callable(parse(shlex.split(command)).run), command
+        assert callable(parse(shlex.split(command, comments=True)).run), command
 
 
 @pytest.mark.parametrize(("command", "shown"), pages.outputs(README))
