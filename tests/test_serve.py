@@ -343,6 +343,23 @@ class TestAgainstPublishedLogs:
             assert abs(found.activations_bytes / GIB - printed["activations_gib"]) < 0.015
 
 
+OTHERS = Path(__file__).parent / "records" / "serving" / "vllm-0.19-other-gpus.jsonl"
+
+
+@pytest.mark.parametrize(
+    "log", [json.loads(line) for line in OTHERS.read_text().splitlines()], ids=name_of
+)
+def test_starts_on_other_gpus_hold_what_their_logs_print(log):
+    """L40S, A100, H100; the tokens are in the range, or 0.02 % beside it."""
+    found, printed = served(log["model"], log["gpu"], **log["options"]), log["printed"]
+    assert round(found.weights_bytes / GIB, 2) == printed["weights_gib"]
+    low, high = found.tokens
+    assert low * 0.9998 <= printed["tokens"] <= high * 1.0002
+    least, most = found.graphs_bytes
+    assert least <= printed.get("graphs_gib", 1) * GIB + 2**23
+    assert most >= printed.get("graphs_gib", 1) * GIB - 2**23
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "weights", "tokens"),
     [
