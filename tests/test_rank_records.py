@@ -7,6 +7,9 @@ experts.jsonl    transformers' expert parallelism; those named drawn are a seed'
 inference.jsonl  forward passes, generation and an evaluation with tensor and expert parallelism
 drawn.jsonl      nineteen jobs that a seed drew, none of them used to develop what they check
 drawn_again.jsonl  seven more, of models and worlds that no other record has
+drawn_later.jsonl  fifteen of 66 that two seeds drew, those that showed rules to be wrong: FSDP 1
+                 that prefetches forward, or has a tied head under autocast; buckets made anew
+                 beside gradients; run on another virtual GPU than ours
 hsdp.jsonl       FSDP2 with as many copies as ranks: a shard group of one
 lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under FSDP2
 offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8

@@ -55,6 +55,7 @@ class Node:
 
     __slots__ = (
         "__weakref__",
+        "adds_in_place",
         "adds_on",
         "attributes",
         "backward",
@@ -89,7 +90,8 @@ class Node:
         self.purpose = context.purpose  # what backward makes is for what forward made
         self.module = context.tape.module
         self.attributes: Sequence[Storage] = ()  # as a Python function's ctx: die with the graph
-        self.adds_on: int | None = None  # a stream: gradients are added there, never in place
+        self.adds_on: int | None = None  # a stream: gradients are added there
+        self.adds_in_place = True  # unless they are of a subclass
         self.variable: Tensor | None = None  # the leaf of an accumulating node
         self.part: Part | None = None  # a graph of its own, behind this node
         self.hooks: tuple[Hook, ...] = ()  # called when its gradients have arrived
@@ -205,7 +207,7 @@ def run_nodes(root: Node, gradients: list[Tensor | None]) -> None:  # noqa: C901
                 if buffer[slot] is None:
                     buffer[slot] = gradient
                 else:
-                    _add_into(buffer, slot, target.adds_on)
+                    _add_into(buffer, slot, target)
                 del buffer
             del gradient
             waiting[target] -= 1
@@ -225,13 +227,12 @@ def _dependencies(root: Node) -> dict[Node, int]:
     counts: dict[Node, int] = {root: 0}
     stack = [root]
     while stack:
-        for edge in stack.pop().edges:
-            if edge is not None:
-                target = edge[0]
-                if target not in counts:
-                    counts[target] = 0
-                    stack.append(target)
-                counts[target] += 1
+        for edge in filter(None, stack.pop().edges):
+            target = edge[0]
+            if target not in counts:
+                counts[target] = 0
+                stack.append(target)
+            counts[target] += 1
     return counts
 
 
@@ -300,14 +301,14 @@ _UNSHARED: list[Tensor | None] = [
 ]
 
 
-def _add_into(buffer: list[Tensor | None], slot: int, on: int | None) -> None:
+def _add_into(buffer: list[Tensor | None], slot: int, target: Node) -> None:
     """Add a second gradient to the first: only a new tensor is an event."""
     is_shared = _references(buffer, slot) != _references(_UNSHARED, 0)
     old: Any = buffer[slot]
     # A view counts as shared: what it is a view of is kept by it (can_accumulate_inplace).
-    if on is not None or old.is_view or is_shared or not old.is_dense:
+    if not target.adds_in_place or old.is_view or is_shared or not old.is_dense:
         context.operation = "add"
-        with on_stream(context.stream if on is None else on):
+        with on_stream(context.stream if target.adds_on is None else target.adds_on):
             buffer[slot] = empty(old.shape, old.dtype)
 
 

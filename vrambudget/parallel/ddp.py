@@ -132,7 +132,10 @@ class DistributedDataParallel(Module):
         self._buckets = self._made(rebuilt)
 
     def _made(self, buckets: Sequence[Sequence[Tensor]]) -> dict[int, Tensor]:
-        """Allocate the buckets; return each parameter's."""
+        """Allocate the buckets; return each parameter's.
+
+        Gradients that are there move into them, if they live in buckets (initialize_bucket_views).
+        """
         made: dict[int, Tensor] = {}
         purpose = (
             Purpose.GRADIENTS if self.settings.gradient_as_bucket_view else Purpose.COMMUNICATION
@@ -142,6 +145,9 @@ class DistributedDataParallel(Module):
             with made_for(purpose):
                 flat = empty((sum(x.numel for x in bucket),), bucket[0].dtype)
             made |= {id(parameter): flat for parameter in bucket}
+            for parameter in bucket:
+                if parameter.grad is not None and self.settings.gradient_as_bucket_view:
+                    self._let_live(parameter, flat)
         return made
 
     def _got_gradient(self, leaf: Tensor) -> None:
@@ -154,7 +160,11 @@ class DistributedDataParallel(Module):
         if not self._was_rebuilt:
             self._ready.setdefault(id(leaf), leaf)
         if self.settings.gradient_as_bucket_view and self.require_backward_grad_sync:
-            leaf.grad = Tensor(leaf.shape, leaf.dtype, self._buckets[id(leaf)].storage)
+            self._let_live(leaf, self._buckets[id(leaf)])
+
+    @staticmethod
+    def _let_live(leaf: Tensor, bucket: Tensor) -> None:
+        leaf.grad = Tensor(leaf.shape, leaf.dtype, bucket.storage)
 
 
 class _LayerGradients:

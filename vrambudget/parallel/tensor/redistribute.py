@@ -14,7 +14,6 @@ _ToTorchTensor).
 from collections.abc import Callable
 
 from vrambudget.engine.autograd import record
-from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor
 from vrambudget.parallel.group import Group
 from vrambudget.parallel.tensor.collectives import all_gather, all_reduce, own_part, reduce_scatter
@@ -31,7 +30,7 @@ def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
         "redistribute", x, all_gather(x, dim, group), lambda dy: reduce_scatter(dy, dim, group)
     )
     if y.node is not None:
-        y.node.adds_on = context.stream  # they are DTensors (can_accumulate_inplace)
+        y.node.adds_in_place = False  # they are DTensors (can_accumulate_inplace)
     return y
 
 
