@@ -15,13 +15,13 @@ lora.jsonl       adapters under DeepSpeed's stages, and of 16-bit weights under 
 offload.jsonl    DeepSpeed's offload, which was measured with 0.19.8
 pipelines.jsonl  stages that are checkpointed under autocast
 qlora.jsonl      4-bit weights in shards: Trainer and SFTTrainer with PEFT and
-                 bitsandbytes over FSDP 1 and 2
+                 bitsandbytes over FSDP 1 and 2; whole beside shards of gradients: ZeRO 2
 reshard.jsonl    FSDP2 that keeps shards of two ranks after forward, OPT and Llama in float16
 scaler.jsonl     GradScaler of shards: FSDP 1 and 2, HSDP, CPU offload, ZeRO-1; run on another
                  virtual GPU than ours
 selective.jsonl  torchtitan's checkpointing by operation: FSDP2, HSDP, DDP, tensor parallelism,
                  a pipeline; run on another virtual GPU than ours
-trl.jsonl        SFTTrainer under DDP, FSDP2 and ZeRO 2, DPOTrainer under DDP and ZeRO 2
+trl.jsonl        SFTTrainer under DDP, FSDP2 and ZeRO 2, DPOTrainer under DDP, ZeRO 2 and 3
 plan.jsonl       what a plan recommends for Llama 3.1 70B: adapters, on 4 H100s
 """
 
@@ -41,5 +41,6 @@ RECORDS = [pytest.param(record, id=record["id"]) for file in FILES for record in
 def test_a_rank_takes_what_it_took(record: dict[str, Any]) -> None:
     (found,) = validate([record])
     assert found.problem is None, found.problem
-    counters = [c for c in COUNTERS if c != "course" or found.error(c) is not None]
+    optional = ("course", "requested")  # where a few bytes of a loader's own differ
+    counters = [c for c in COUNTERS if c not in optional or found.error(c) is not None]
     assert {counter: found.error(counter) for counter in counters} == dict.fromkeys(counters, 0.0)

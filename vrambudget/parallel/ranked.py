@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from vrambudget.config.job import Job
 from vrambudget.config.layout import DEEPSPEED, REHEARSE, Layout
-from vrambudget.config.loops import TRAINERS, TRL_LOOPS
+from vrambudget.config.loops import TRAINERS
 from vrambudget.dtypes import named
 from vrambudget.engine.context import on_meta
 from vrambudget.engine.module import Module
@@ -45,7 +45,6 @@ _PREPARED = {
     (loop, data)
     for loop in ("trainer", "accelerate", "sft", "dpo")
     for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
-    if (loop, data) != ("dpo", DEEPSPEED[-1])
 }
 """Trainings of libraries that are modelled on several ranks: accelerate prepares their models."""
 
@@ -88,18 +87,17 @@ def refuse(job: Job, layout: Layout) -> None:
     cut = layout.cuts > 1
     shards = layout.data not in {None, "ddp"} or cut
     zero = layout.data in DEEPSPEED
+    whole = DEEPSPEED[-1:] if job.loop != "plain" and job.quant == "nf4" else DEEPSPEED
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
         and (job.mode != "train" or (job.loop, layout.data) not in _PREPARED),
         f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
-        f"a gradient scaler (amp-fp16) with {layout}": job.precision == "amp-fp16"
-        and (cut or (shards and job.loop != "plain")),
+        f"a gradient scaler (amp-fp16) with {layout}": job.precision == "amp-fp16" and cut,
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
-        "quantised weights in shards": job.quant is not None
-        and (layout.data not in {None, "ddp", "zero1", "fsdp1", "fsdp2"} or cut),
+        "quantised weights in shards": job.quant is not None and (layout.data in whole or cut),
         "autocast with DeepSpeed, whose bf16 and fp16 are its own (--precision bf16),": zero
         and job.precision.startswith("amp"),
         "evaluation with DeepSpeed": zero and job.mode != "train",
@@ -109,9 +107,6 @@ def refuse(job: Job, layout: Layout) -> None:
         f"a forward pass with {layout}": job.mode == "forward"
         and (layout.data is not None or layout.pp > 1 or layout.cp > 1),
         "a library's evaluation on several ranks": job.loop != "plain" and job.evaluates,
-        "LoRA of TRL's loops with ZeRO 3": layout.data == DEEPSPEED[-1]
-        and job.loop in TRL_LOOPS
-        and job.lora_rank is not None,
         "LoRA with tensor parallelism": layout.tp > 1 and job.lora_rank is not None,
         "context parallelism's evaluation": layout.cp > 1 and job.mode == "eval",
         "a pipeline's evaluation": layout.pp > 1 and job.mode == "eval",
@@ -130,6 +125,13 @@ def refuse(job: Job, layout: Layout) -> None:
             hint="use zero2 or fsdp2; gradient_checkpointing_kwargs={'use_reentrant': True} runs,"
             f" and is not modelled: {REHEARSE}",
         )
+    if _scales_in_shards(job, layout) and job.optimizer_impl == "fused":
+        raise NotModelledError(
+            "FSDP 1's gradient scaler with a fused optimizer ends in PyTorch's RuntimeError: its"
+            " found_inf has the shape [1], which no step of the shape [] takes"
+            " (ShardedGradScaler.unscale_, torch/optim/adam.py, _fused_adam)",
+            hint='take --optimizer-impl foreach, TrainingArguments(optim="adamw_torch")',
+        )
     if mixed and job.clip is not None:
         raise _mixed("clipping by a norm", "leave --clip out")
     if layout.ep > 1 and job.experts == "eager":
@@ -142,6 +144,11 @@ def refuse(job: Job, layout: Layout) -> None:
     stepped_together = job.optimizer != "none" and job.optimizer_impl != "for-loop"
     if mixed and layout.data is None and stepped_together and job.mode == "train":
         raise _mixed(f"{job.optimizer_impl or 'foreach'} {job.optimizer}", "use for-loop")
+
+
+def _scales_in_shards(job: Job, layout: Layout) -> bool:
+    """Return whether accelerate makes a ShardedGradScaler (get_grad_scaler, 1.15)."""
+    return layout.data == "fsdp1" and job.loop != "plain" and job.precision == "amp-fp16"
 
 
 def _mixed(what: str, alternative: str) -> NotModelledError:

@@ -7,7 +7,7 @@ exceeded; and a parameter stays if the modules that follow, up to max_reuse_dist
 it, or if the way ahead has passed over it.
 
 Source: deepspeed/runtime/zero/partitioned_param_coordinator.py (PartitionedParameterCoordinator).
-Not modelled: leaf modules, a trace that changes from pass to pass.
+Not modelled: leaf modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from enum import Enum, auto
 
 from vrambudget.engine.context import on_stream
 from vrambudget.engine.module import Module
-from vrambudget.errors import NotModelledError
 from vrambudget.parallel.deepspeed.config import ZeroConfig
 from vrambudget.parallel.deepspeed.partition_parameters import (
     ALL_GATHER_STREAM,
@@ -87,11 +86,17 @@ class Coordinator:
         self._step_id += 1
 
     def _follow(self, module: Module) -> None:
-        """Record a module, or hold it against the record (trace_prologue, record_module)."""
+        """Record a module, or hold it against the record (trace_prologue, record_module).
+
+        A pass that goes another way makes the record invalid: of the one after next is the next.
+        """
         if self._mode is TraceMode.RECORD:
             self._order.append(module)
-        elif self._step_id >= len(self._order) or self._order[self._step_id] is not module:
-            raise NotModelledError("passes that call modules in another order are not modelled")
+        elif self._mode is TraceMode.COMPLETE and self._order[self._step_id :][:1] != [module]:
+            self._mode = TraceMode.INVALID
+            self._order, self._param_order = [], []
+            self._queue.clear()
+            self._fetched_for.clear()
 
     def _prefetch(self, own: Sequence[ZeroParameter]) -> None:
         wanted = {p for p in own if self._fetched_for[p] < self._step_id}

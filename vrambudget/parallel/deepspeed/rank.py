@@ -1,6 +1,6 @@
 """One rank of DeepSpeed, as `vrambudget.parallel.ranked` wants a rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from vrambudget.parallel.deepspeed.engine import (
     cast_parameters,
 )
 from vrambudget.parallel.deepspeed.loop import train
+from vrambudget.parallel.deepspeed.parameter_offload import ZeroOffload
 from vrambudget.parallel.deepspeed.partition import fullest_rank
 from vrambudget.parallel.deepspeed.stage3 import DeepSpeedZeroOptimizerStage3
 from vrambudget.parallel.deepspeed.stage_1_and_2 import DeepSpeedZeroOptimizer
@@ -51,7 +52,12 @@ class DeepSpeed(Ranked):
         self._parameters: list[Parameter] = []
 
     def building(self) -> AbstractContextManager[None]:
-        """Build in float32, for Trainer in main memory; what runs later is of the job's type."""
+        """Build in float32, for Trainer in main memory; what runs later is of the job's type.
+
+        4-bit weights are loaded onto the GPU.
+        """
+        if self.job.quant is not None:
+            return nullcontext()
         return _in_float32(on_meta() if self.is_prepared else nullcontext())
 
     def wrap(self, model: Module, called: Module) -> Module:
@@ -62,27 +68,37 @@ class DeepSpeed(Ranked):
         cast = cast_parameters if self.config.is_0_19 else cast_model
         is_cut = self.is_prepared and self.config.stage == _CUTS_WEIGHTS
         converted = zero_init(root, self.config) if is_cut else {}
+        on_host = self.is_prepared and self.job.quant is None
         if not is_cut:
-            with on_meta() if self.is_prepared else nullcontext():
+            with on_meta() if on_host else nullcontext():
                 cast(root, self.config.dtype)
-        if self.is_prepared and not is_cut:
+        if on_host and not is_cut:
             _move(root)
         self._parameters = [p for p in root.parameters() if p.requires_grad]
         groups: Sequence[Sequence[Parameter]] = [self._parameters]
         if self.job.loop in TRAINERS:
             groups = [group for group in decay_groups(root) if group]
         optimizer: ZeroOptimizer
+        if isinstance(root, FusedHead) and self.job.lora_rank is not None:
+            called = _Adapted(root)
         if self.config.stage == _CUTS_WEIGHTS:
             optimizer = DeepSpeedZeroOptimizerStage3(
-                root, groups, self.config, self._optimizer, converted
+                called, groups, self.config, self._optimizer, converted
             )
-            if isinstance(root, FusedHead):
-                head = root.patched.lm_head.weight
-                root.before_access = partial(optimizer.offload.accessed, head, root)
+            _connect(root, optimizer.offload)
         else:
             optimizer = DeepSpeedZeroOptimizer(groups, self.config, self._optimizer)
         self.engine = DeepSpeedEngine(called, self.config, optimizer)
         return self.engine
+
+    def reference(self, build: Callable[[], Module]) -> Module:
+        """Shard it under stage 3, as the model is (prepare_deepspeed of TRL 1.16)."""
+        if self.config.stage != _CUTS_WEIGHTS:
+            return build()
+        with self.building():
+            model = build()
+        _connect(model, ZeroOffload(model, self.config, zero_init(model, self.config)))
+        return model
 
     def _optimizer(self, parameters: Sequence[Parameter]) -> Optimizer:
         made = make_optimizer(self.job.optimizer, self.job.optimizer_impl, parameters)
@@ -110,6 +126,26 @@ class DeepSpeed(Ranked):
     def fullest_rank(self) -> int:
         """Return the rank whose own parameters are largest together."""
         return fullest_rank(self._parameters, self.config.group.size)
+
+
+def _connect(model: Module, offload: ZeroOffload) -> None:
+    """Let a head that TRL patched gather its weight, which is another module's."""
+    if isinstance(model, FusedHead):
+        model.before_access = partial(offload.accessed, model.patched.lm_head.weight, model)
+
+
+class _Adapted(Module):
+    """PeftModel, which is called before the model whose head TRL patched, and has nothing itself.
+
+    Source: peft/peft_model.py (forward), which calls LoraModel, whose forward is the model's own.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self.base_model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.base_model(*args, **kwargs)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ torch/distributed/tensor/placement_types.py (Shard, Partial).
 Not modelled: dimensions that the ranks cut unevenly, which are padded.
 """
 
+from vrambudget.config.layout import REHEARSE
 from vrambudget.engine.checkpoint import results_of
 from vrambudget.engine.context import context
 from vrambudget.engine.tensor import Tensor, empty, numel
@@ -61,6 +62,7 @@ def part_of(x: Tensor, dim: int, group: Group) -> tuple[int, ...]:
         raise NotModelledError(
             f"{x.shape[dim]} elements cut among tp={group.size} ranks are not modelled: their parts"
             " differ",
-            hint="choose a number of ranks that divides the block, the heads and the vocabulary",
+            hint="choose a number of ranks that divides the block, the heads and the vocabulary;"
+            f" {REHEARSE}",
         )
     return (*x.shape[:dim], x.shape[dim] // group.size, *x.shape[dim + 1 :])
