@@ -161,7 +161,10 @@ def test_checkpoints_of_inputs_that_fsdp2_casts_in_the_first_forward_alone_are_r
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"parallel": "zero3", "loop": "sft", "quant": "nf4", "lora_rank": 4}, "quantised weights"),
+        (
+            {"parallel": "zero3", "loop": "sft", "quant": "int8", "lora_rank": 4},
+            "quantised weights",
+        ),
         ({"parallel": "fsdp1", "loop": "sft", "precision": "amp-fp16"}, "found_inf has the shape"),
         ({"parallel": "ddp", "loop": "trainer", "eval_batches": 2}, "a library's evaluation"),
         ({"parallel": "ddp", "loop": "trainer", "mode": "eval"}, "the loop of trainer"),

@@ -87,7 +87,6 @@ def refuse(job: Job, layout: Layout) -> None:
     cut = layout.cuts > 1
     shards = layout.data not in {None, "ddp"} or cut
     zero = layout.data in DEEPSPEED
-    whole = DEEPSPEED[-1:] if job.loop != "plain" and job.quant == "nf4" else DEEPSPEED
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
@@ -97,7 +96,8 @@ def refuse(job: Job, layout: Layout) -> None:
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
         and job.optimizer in {"sgd", "sgd-momentum"}
         and job.optimizer_impl == "fused",
-        "quantised weights in shards": job.quant is not None and (layout.data in whole or cut),
+        "quantised weights in shards": job.quant is not None
+        and (cut or (zero and (job.loop == "plain" or job.quant != "nf4"))),
         "autocast with DeepSpeed, whose bf16 and fp16 are its own (--precision bf16),": zero
         and job.precision.startswith("amp"),
         "evaluation with DeepSpeed": zero and job.mode != "train",

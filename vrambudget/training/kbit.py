@@ -92,6 +92,14 @@ class Linear4bit(QuantisedLinear):
             self.quantised = four_bit.quantise(self.weight, [], double=self.double)
         self.weight.shape = (self.quantised.packed.numel // self.weight.dtype.itemsize, 1)
 
+    def share_codes(self) -> None:
+        """Let the codes be elements of the weight's type, which are cut and gathered as it is."""
+        assert self.quantised is not None  # noqa: S101 - it was loaded
+        packed = self.quantised.packed
+        with on_meta():
+            self.quantised = replace(self.quantised, packed=empty(packed.shape, packed.dtype))
+        self.weight.shape = (packed.numel // self.weight.dtype.itemsize, 1)
+
     def move_scales(self) -> None:
         """Move the blocks' scales as they are: no weight shares a table with another."""
         assert self.quantised is not None  # noqa: S101 - pack did it

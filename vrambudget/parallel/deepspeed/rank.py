@@ -30,6 +30,7 @@ from vrambudget.parallel.host import STATES
 from vrambudget.parallel.meta import allocated
 from vrambudget.parallel.rank import Ranked
 from vrambudget.training.fused_head import FusedHead
+from vrambudget.training.kbit import Linear4bit
 from vrambudget.training.loops.run import Run
 from vrambudget.training.optimizer_base import Optimizer
 from vrambudget.training.optimizers import make_optimizer
@@ -66,7 +67,11 @@ class DeepSpeed(Ranked):
         if isinstance(root, GPT):  # on the GPU its head is made, and becomes the embedding
             root.lm_head.weight.storage = allocated(root.lm_head.weight, "parameter")
         cast = cast_parameters if self.config.is_0_19 else cast_model
-        is_cut = self.is_prepared and self.config.stage == _CUTS_WEIGHTS
+        is_shared = self.config.stage == _CUTS_WEIGHTS
+        is_cut = self.is_prepared and is_shared and self.job.quant is None
+        for module in root.modules() if is_shared else ():
+            if isinstance(module, Linear4bit):
+                module.share_codes()
         converted = zero_init(root, self.config) if is_cut else {}
         on_host = self.is_prepared and self.job.quant is None
         if not is_cut:
