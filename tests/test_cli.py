@@ -175,6 +175,7 @@ def test_a_suffix_chooses_the_format_and_the_file_is_named_on_stderr(run, tmp_pa
         (["gpt2", "--dropout", "1"], "dropout is 1.0", ""),
         (["gpt2", "--block", "2048"], "positions for 1024", "--block 1024"),
         (["gpt2", "--precision", "fp23"], "invalid choice: 'fp23'", "--help"),
+        (["gpt2", "--precision", "fp8"], "invalid choice: 'fp8'", "vrambudget rehearse"),
         (["gpt2", "--torch", "new"], "torch is 'new'", ""),
         (["--batch", "8"], "no model is named", "vrambudget models"),
         (["gpt2", "serve"], "unrecognized arguments: serve", "vrambudget serve MODEL"),

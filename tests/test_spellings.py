@@ -103,6 +103,8 @@ def test_what_decides_no_memory_is_left_out_and_said():
         ("--fsdp full_shard", "FSDP"),
         ("--use_liger_kernel", "Liger"),
         ("--enable-expert-parallel", "ep=8"),
+        ("--model.converters float8", "converted layers"),
+        ("--enable-fsdp-float8-all-gather", "all-gathers in float8"),
     ],
 )
 def test_what_decides_memory_and_has_no_rules_is_refused_by_name(words, named):

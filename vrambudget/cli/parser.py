@@ -14,6 +14,7 @@ from vrambudget.errors import VramBudgetError, did_you_mean
 
 DEFAULT = "estimate"
 _WIDTH, _INDENT = 100, 24  # columns of the short help
+_NARROW = ("fp8", "float8", "mxfp", "nvfp", "fp4", "float4")
 _SHOWN = 400  # characters of a mistake: an argument may have thousands
 COMMANDS = {
     "estimate": ("vrambudget.cli.estimate", "show what a job takes, and whether it fits on a GPU"),
@@ -121,6 +122,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise VramBudgetError."""
         near = None
+        if any(f"invalid choice: '{narrow}" in message for narrow in _NARROW):
+            near = (
+                "products in so few bits are not modelled: `vrambudget rehearse --gpu GPU -- python"
+            )
+            near += " train.py` runs any script"
         if message.startswith("unrecognized arguments: "):
             word = [*message.split(), ""][2].partition("=")[0]  # which may be empty
             near = did_you_mean(word, self.option_strings)

@@ -41,12 +41,8 @@ from vrambudget.parallel.tensor.plan import parallelize
 from vrambudget.parallel.zero1 import move_into_buckets, partitioned
 
 _LIBRARIES = ("accelerate", *TRAINERS)
-_PREPARED = {
-    (loop, data)
-    for loop in ("trainer", "accelerate", "sft", "dpo")
-    for data in ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
-}
-"""Trainings of libraries that are modelled on several ranks: accelerate prepares their models."""
+_PREPARED = ("ddp", "fsdp1", "fsdp2", *DEEPSPEED)
+"""What libraries' trainings are modelled with: accelerate prepares their models."""
 
 
 def ranked(job: Job) -> Ranked | None:
@@ -90,7 +86,7 @@ def refuse(job: Job, layout: Layout) -> None:
     mixed = layout.tp > 1 and not job.sequence_parallel  # embeddings and norms are not cut
     problems = {
         f"the loop of {job.loop} with {layout} on several ranks": job.loop != "plain"
-        and (job.mode != "train" or (job.loop, layout.data) not in _PREPARED),
+        and (job.mode != "train" or job.loop not in _LIBRARIES or layout.data not in _PREPARED),
         f"optimizer {job.optimizer} of sharded parameters": shards and job.optimizer not in STATES,
         f"a gradient scaler (amp-fp16) with {layout}": job.precision == "amp-fp16" and cut,
         "fused SGD of sharded parameters, which PyTorch refuses,": layout.data == "fsdp2"
