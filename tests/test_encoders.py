@@ -4,14 +4,18 @@ That their memory is right is held against records; here is what records can't s
 """
 
 import pytest
+from rehearsed import assert_equal, records_of
 
 from vrambudget import estimate
+from vrambudget.config.gpus import find_gpu
 from vrambudget.config.job import Job
+from vrambudget.config.record import job_of_record
 from vrambudget.config.source import find_model
 from vrambudget.engine.context import Platform
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.scenario import config_of
+from vrambudget.scenario import config_of, platform_of
 from vrambudget.simulate import simulate
+from vrambudget.tape.replay import replay
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 16}
 
@@ -39,6 +43,7 @@ def weights(config, task):
         ("mpnet", "masked-lm"),
         ("bart", "seq2seq-lm"),
         ("t5", "seq2seq-lm"),
+        ("mt5", "seq2seq-lm"),
         ("vit", "image-cls"),
     ],
 )
@@ -46,6 +51,16 @@ def test_a_family_has_its_own_task(model_type, task):
     config = family(model_type)
 
     assert Job().resolve(config.for_job(Job())).task == task
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_mt5_is_a_t5_whose_output_is_never_scaled(scales):
+    """Whatever its files say (tie_word_embeddings), as its rehearsal shows."""
+    (record,) = (r for r in records_of("model_types.jsonl") if r["model"]["model_type"] == "mt5")
+    config = family(**record["model"], tie_word_embeddings=scales)
+    job = job_of_record(record).model_copy(update={"torch": "2.11"}).resolve(config)
+    tape = simulate(config.for_job(job), job, platform_of(find_gpu("a100-80gb"), "2.11")).tape
+    assert_equal(replay(tape).peak, record)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "t5", "vit"])

@@ -19,6 +19,7 @@ _CONFIG_CLASSES = {
     "gpt_neox": ("gpt_neox", "GPTNeoXConfig"),
     "gpt_oss": ("gpt_oss", "GptOssConfig"),
     "modernbert": ("modernbert", "ModernBertConfig"),
+    "mt5": ("t5", "MT5Config"),
     "nanogpt": ("nanogpt", "NanoGPTConfig"),
     "opt": ("opt", "OPTConfig"),
     "t5": ("t5", "T5Config"),

@@ -131,7 +131,7 @@ class T5ForConditionalGeneration(Module):
             decoder_input_ids, None, hidden_states, attention_mask, cache, use_cache=use_cache
         )
         sequence_output, cache = decoder_outputs
-        if self.config.tie_word_embeddings:
+        if self.config.scales_output:
             sequence_output = mul_scalar(sequence_output)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.lm_head(sequence_output)
@@ -182,6 +182,11 @@ class T5Config(ModelConfig):
         return self.num_decoder_layers or self.num_hidden_layers
 
     @property
+    def scales_output(self) -> bool:
+        """Whether the decoder's output is multiplied before the head."""
+        return self.tie_word_embeddings
+
+    @property
     def is_gated(self) -> bool:
         """Whether the feed-forward layer multiplies two projections."""
         return self.feed_forward_proj.startswith("gated-")
@@ -229,3 +234,19 @@ class T5Config(ModelConfig):
         """Return the model, its weights allocated."""
         del task  # there is one
         return T5ForConditionalGeneration(self)
+
+
+class MT5Config(T5Config):
+    """transformers' MT5Config: a T5 that is always tied, and whose output is never scaled.
+
+    Source: transformers/models/mt5 (MT5Config.__post_init__, MT5ForConditionalGeneration), 5.17.
+    """
+
+    model_type: Literal["mt5"] = "mt5"  # type: ignore[assignment]
+    vocab_size: Size = 250112
+    intermediate_size: Size = 1024
+    num_hidden_layers: Size = 8
+    num_attention_heads: Size = 6
+    feed_forward_proj: str = "gated-gelu"
+
+    scales_output = False
