@@ -65,7 +65,7 @@ def count_each(x: Tensor, groups: int) -> Tensor:
     """
     counts = made("histc", (groups,), x.dtype)
     if groups == 1:
-        _read_back_extremes(x)
+        read_back_extremes(x)
     return counts
 
 
@@ -82,11 +82,11 @@ def bincount(x: Tensor, groups: int) -> Tensor:
         result = empty((groups,), int64)
         del smallest, largest
         return result
-    _read_back_extremes(x)
+    read_back_extremes(x)
     return empty((groups,), int64)
 
 
-def _read_back_extremes(x: Tensor) -> None:
+def read_back_extremes(x: Tensor) -> None:
     """x.min() and x.max(), one after the other."""
     for _ in range(2):
         extreme = empty((), x.dtype)

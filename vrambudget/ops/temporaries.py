@@ -28,6 +28,7 @@ from vrambudget.engine.tensor import Shape, Tensor, empty, empty_bytes, numel
 from vrambudget.ops.channels_last import is_like_channels_last, is_packed
 from vrambudget.ops.cub import inclusive_sum_bytes
 from vrambudget.ops.indexing import accumulating_buffers
+from vrambudget.ops.ordering import read_back_extremes
 from vrambudget.ops.reduce import with_partial_sums
 from vrambudget.ops.sampling import sort_buffers
 from vrambudget.ops.workspaces import bmm_workspace, cublas_workspace
@@ -265,6 +266,13 @@ def _pdist_backward(args: Any, result: Tensor) -> None:
         del pairs
 
 
+def _histc(args: Any, _result: Any) -> None:
+    """Read the extremes back where no limits are given (SummaryOps.cu, _histc_cuda_template)."""
+    least, most = (*args[2:], 0, 0)[:2]
+    if least == most and args[0].numel:
+        read_back_extremes(args[0])
+
+
 def _nothing(_args: Any, _result: Any) -> None:
     """Leave it at the result: a row of up to 4096 values is sorted in place (TensorTopK.cpp)."""
 
@@ -277,6 +285,7 @@ OPERATIONS: dict[str, Rule] = {
     "cumsum": _running_sum,
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "topk": _nothing,
+    "histc": _histc,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
