@@ -298,6 +298,8 @@ def not_recorded(when: Mapping[str, list[Any]], task: Task, job: Job | None) -> 
         "causal_mask": job.causal_mask or "skipped",
         "use_cache": bool(job.use_cache),
         "channels_last": job.channels_last,
+        "weights": "32 bit" if job.weight_dtype == "fp32" else "16 bit",
+        "autocast": job.autocast_dtype is not None,
         "image_size": job.image_size,
     }
     for name, value in asked.items():

@@ -5,7 +5,7 @@
     when {"task": ["masked-lm"], "attention": ["sdpa"], ...}       the jobs of a program, one each
     only {"attention": ["eager"]} ... only null        what those of such jobs have alone
     body "bert"                     of a body alone: the module that it is in the other programs
-    key ["hidden_size", {...}]      what a configuration must say, or may leave free
+    key ["hidden_size", {...}]      what a configuration must say, leave out, or may say
     size "batch"                    a free size, and what it is derived of
     guard ["length", ">", "1", true, "where it stands"]
     stack ["model.layers", "num_hidden_layers", first, period, recorded, is checkpointed]

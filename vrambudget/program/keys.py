@@ -89,6 +89,10 @@ def _holds_any(key: str, value: Any, rule: Mapping[str, Any]) -> bool:
             return True
         known = ", ".join(ACTIVATIONS)
         raise NotModelledError(f"{key} is {show(value)}; there are {known}", hint=TRACED)
+    if "absent" in rule:
+        if value is _MISSING or value in rule["absent"]:
+            return True
+        raise NotModelledError(f"{key} is {show(value)}; it was recorded without", hint=TRACED)
     if "in" in rule:
         if any(value is known for known in rule["in"]):
             return True

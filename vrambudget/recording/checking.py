@@ -1,6 +1,6 @@
 """A program held against its trace, byte for byte, at sizes that were no probes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vrambudget.config.job import Job
@@ -51,6 +51,3 @@ def _equal(program: Program, values: Values, fields: Values, where: str) -> bool
             hint="it was not written; the trace itself is `vrambudget` with torch installed",
         )
     return True
-
-
-Check = Callable[[Program, Values], int]

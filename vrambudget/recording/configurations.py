@@ -5,7 +5,8 @@ Which keys are free, `probing` finds out. A key of layers is free where layers r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
@@ -17,7 +18,7 @@ from vrambudget.recording.keys import OF_FILES, Defaults, Values, flattened, nes
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.probing import Prober, Verdicts
-from vrambudget.recording.programs import Model, Probe, program_of
+from vrambudget.recording.programs import Model, Probe, joined, program_of
 from vrambudget.recording.rows import inserted, kinds_of, rates_in
 from vrambudget.recording.runs import BATCH
 
@@ -34,6 +35,13 @@ _HEADS = (
     ("dim", "n_heads"),
 )
 _DEEP = (4, 6, 10, 14)
+_WEIGHTS: dict[str, Values] = {
+    "bf16": {"weights": "16 bit", "autocast": False},
+    "fp32": {"weights": "32 bit", "autocast": False},
+    "amp-bf16": {"weights": "32 bit", "autocast": True},
+}
+"""Where a model's code asks for types: the precisions that have a program each."""
+
 _JOBS = {"batch", "length"}
 
 _DECISIVE = {"task", "use_cache", "attention", "causal_mask"}
@@ -64,23 +72,29 @@ def record(
     """
     tied = tied or {}
     if like is not None:
-        return Recorder(values, like.depth, job, tied).recorded(like)
-    error: VramBudgetError | None = None
-    for deep in _DEEP:
-        try:
+        return Recorder(values, like.depth, job, tied).every(like)
+    for deep in _DEEP[:-1]:
+        with suppress(NotModelledError):
             recorder = Recorder(values, deep, job, tied)
-            if recorder.folds() or deep == _DEEP[-1]:
-                return recorder.recorded(recorder.verdicts())
-        except NotModelledError as problem:
-            error = problem
-    if error is not None:
-        raise error
-    recorder = Recorder(values, None, job, tied)
-    return recorder.recorded(recorder.verdicts())
+            if recorder.folds():
+                return recorder.every()
+    return Recorder(values, _DEEP[-1], job, tied).every()
 
 
 class Recorder(Prober):
     """Makes the program of one configuration, at a depth, None for its own."""
+
+    def every(self, verdicts: Verdicts | None = None) -> Recorded:
+        """Return the program of all precisions, or one for each where the code asks for types."""
+        if "precision" in self._job or self.is_one_for_all_precisions():
+            return self.recorded(verdicts or self.verdicts())
+        found = []
+        for name in _WEIGHTS:
+            job = {**self._asked, "precision": name}
+            own = Recorder(self._values, self._deep, job, self._tied)
+            verdicts = verdicts or own.verdicts()
+            found.append(own.recorded(verdicts))
+        return replace(found[0], program=joined(each.program for each in found))
 
     def recorded(self, verdicts: Verdicts) -> Recorded:
         """Return the program of probes of all free sizes; one that does not fit is a condition."""
@@ -114,15 +128,16 @@ class Recorder(Prober):
             "batch": BATCH,
             "length": self._length,
         }
-        plan = [({**base, k: v}, "bf16") for k, v in free.items()]
-        plan += [({**base, "batch": BATCH + 2}, "bf16")]
-        plan += [({**base, "length": self._length + 4}, "bf16")]
-        plan += [(base, "fp32"), (base, "amp-bf16")]
-        probes = [Probe(dict(base), "bf16", self.base), *(self._probe(*row) for row in plan)]
+        own: str = self._job.get("precision", "bf16")
+        plan = [({**base, k: v}, own) for k, v in free.items()]
+        plan += [({**base, "batch": BATCH + 2}, own)]
+        plan += [({**base, "length": self._length + 4}, own)]
+        plan += [] if "precision" in self._job else [(base, "fp32"), (base, "amp-bf16")]
+        probes = [Probe(dict(base), own, self.base), *(self._probe(*row) for row in plan)]
         probes += self._together(free, base)
         lone = [
-            self._probe({**base, "length": 1}, "bf16"),
-            self._probe({**base, "batch": 1}, "bf16"),
+            self._probe({**base, "length": 1}, own),
+            self._probe({**base, "batch": 1}, own),
         ]
         derived = self._sizes_per_head(list(free))
         for probe in (*probes, *lone):
@@ -148,16 +163,18 @@ class Recorder(Prober):
         verdicts.built = program.builds = verdicts.built or program.builds
         return program
 
-    def _probe(self, sizes: dict[str, int], precision: str, **values: Any) -> Probe:
+    def _probe(
+        self, sizes: dict[str, int], precision: str, values: Values | None = None, **job: Any
+    ) -> Probe:
         sizes = sizes | {key: sizes[other] for key, other in self._tied.items()}
         own = {k: v for k, v in sizes.items() if k not in {"batch", "length"}}
-        job = {"batch": sizes["batch"], "block": sizes["length"], "precision": precision}
-        found = self._recording({**nested(self._full, own), **values}, **job)
+        job |= {"batch": sizes["batch"], "block": sizes["length"], "precision": precision}
+        found = self._recording({**nested(self._full, own), **(values or {})}, **job)
         return Probe(dict(sizes), precision, found)
 
     def _facts(self, probe: Probe, values: Values) -> Any:
         known = {k: v for k, v in probe.sizes.items() if k in flattened(self._full) or k in _JOBS}
-        return self._probe(known, probe.precision, **values).recording.facts
+        return self._probe(known, probe.precision, values, ends_built=True).recording.facts
 
     def _unlabelled(self) -> Listener | None:
         """Return what the model does without labels, None where it takes none."""
@@ -182,14 +199,14 @@ class Recorder(Prober):
 
     def _together(self, free: dict[str, int], base: dict[str, int]) -> list[Probe]:
         """Record with all free sizes changed at once, and further, as far as the model takes it."""
-        found = []
+        found, own_precision = [], self._job.get("precision", "bf16")
         for factor, extra in ((1, 4), (2, 8), (3, 12)):
             batch, length = base["batch"] + 2 + factor, base["length"] + 4 + extra
             own = {k: v * factor for k, v in free.items()}
             for left_out in [None, *own]:
                 sizes = {**base, **{k: v for k, v in own.items() if k != left_out}}
                 try:
-                    made = self._probe({**sizes, "batch": batch, "length": length}, "bf16")
+                    made = self._probe({**sizes, "batch": batch, "length": length}, own_precision)
                     self._same(made.recording)
                 except (VramBudgetError, UnfitError):
                     continue
@@ -203,13 +220,15 @@ class Recorder(Prober):
             "transformers": installed_version("transformers"),
             "torch": installed_version("torch"),
         }
-        if self.plain is None and self._takes_counted_labels():
+        if self.ignores_count:
             found["ignores"] = [COUNT]
         return found
 
     def _when(self) -> Values:
         """Return the job that is recorded, as far as it decides what the model's code does."""
         said = {k: v for k, v in self._job.items() if k in _DECISIVE}
+        if "precision" in self._job:
+            said |= _WEIGHTS[self._job["precision"]]
         mask = self._job.get("attention_mask", self._job.get("rows"))
         said["attention_mask"] = mask is not None
         if mask is not None:
@@ -221,21 +240,10 @@ class Recorder(Prober):
         other = self._recording(model_mode=mode, loop="plain")
         return kinds_of(self.plain or self.base) == kinds_of(other)
 
-    def _takes_counted_labels(self) -> bool:
-        """Return whether Trainer gives it the number of labels, and that changes nothing."""
-        if not self.base.facts["accepts_loss_kwargs"] or self._job.get("use_cache"):
-            return False
-        try:
-            found = self._recording(loop="trainer")
-        except VramBudgetError:
-            return False
-        made = [[x for x in kinds_of(each) if x[1] != "del"] for each in (self.base, found)]
-        return made[0] == made[1]
-
     def _keys(self, conditions: Values, free: list[str], verdicts: Verdicts) -> Values:
         """Return what a configuration must say: its keys, with what holds where it says nothing."""
         found: Values = {}
-        defaults = Defaults(self._short, [*free, *self._tied])
+        defaults = Defaults(self._full["model_type"], [*free, *self._tied])
         depths = {key: self._full[key] for key in self.depths().values()}
         for key in [*free, *self._tied, *depths]:
             found[key] = {"free": True, **defaults.of(key)}
@@ -249,15 +257,14 @@ class Recorder(Prober):
         for key, value in conditions.items():
             if isinstance(value, dict) and value.get("nonzero"):
                 found[key] = {"nonzero": True, **defaults.of(key)}
+            elif isinstance(value, dict) and "absent" in value:
+                found[key] = value
             elif isinstance(value, list) and len(value) in depths.values():
                 found[key] = {"layers": value}
             else:
                 found[key] = {"is": value, **defaults.of(key)}
         found["attribute_map"] = {k: v for k, v in self._map.items() if v in found}
         return found
-
-    def _rates_used(self) -> set[str]:
-        return {name for name in rates_in(self.base.rows) if name in self._rates}
 
     def _instead(self, key: str) -> Values:
         """Return the rate that holds where a key is null: another key's."""

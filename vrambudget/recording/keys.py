@@ -60,24 +60,18 @@ def others(value: Any) -> Iterator[Any]:
 class Defaults:
     """What transformers makes of a key that a configuration does not name."""
 
-    def __init__(self, short: Values, free: list[str]) -> None:
-        self._type, self._free = short["model_type"], free
-        self._cases = self._made(short)
-
-    def _made(self, short: Values) -> list[tuple[Values, Any]]:
-        found = []
-        base = transformers.AutoConfig.for_model(self._type)
-        own = {k: getattr(base, k) for k in self._free if type(getattr(base, k, None)) is int}
-        del short
-        for scale in (None, *own):
-            values = {k: v * (2 if k == scale else 1) for k, v in own.items()}
-            found.append((values, own))
-        return found
+    def __init__(self, model_type: str, free: list[str]) -> None:
+        self._type = model_type
+        base = transformers.AutoConfig.for_model(model_type)
+        own = {k: getattr(base, k) for k in free if type(getattr(base, k, None)) is int}
+        self._cases = [
+            {k: v * (2 if k == scale else 1) for k, v in own.items()} for scale in (None, *own)
+        ]
 
     def of(self, key: str) -> Values:
         """Return {"default": value}, an expression "=..." where others decide it, or {}."""
         probes, values = [], []
-        for case, _ in self._cases:
+        for case in self._cases:
             given = {k: v for k, v in case.items() if k != key}
             try:
                 made = transformers.AutoConfig.for_model(self._type, **given)
@@ -88,7 +82,8 @@ class Defaults:
         if not values:
             return {}
         if all(v == values[0] for v in values):
-            return {"default": values[0]} if _is_plain(values[0]) else {}
+            first = list(values[0]) if isinstance(values[0], tuple) else values[0]
+            return {"default": first} if _is_plain(first) else {}
         if all(type(v) is int for v in values) and len(probes) > 1:
             names = sorted(set.intersection(*(set(p) for p in probes)))
             found = _derived([{n: p[n] for n in names} for p in probes], values)

@@ -38,8 +38,10 @@ class Listener:
         self.pending: Any = None
         self.is_on = False
         self.is_building = False
+        self.ends_built = False  # nothing is asked but how the model is built
         self.rates: dict[float, str] = {}  # of dropout: the keys that say them
         self.read: set[tuple[str, str]] = set()  # classes of configurations, keys
+        self.missing: set[str] = set()  # keys that no configuration has and the code asks for
         self._state: State | None = None
         self._names: dict[int, dict[Name, None]] = {}
         self._held: list[Any] = []

@@ -20,6 +20,10 @@ _TABLES = {"position_embeddings", "wpe"}
 _KINDS = ("Linear", "Embedding", "Conv1D", "Dropout", "LayerNorm")
 
 
+class BuiltError(Exception):
+    """A recording has what it was made for: how the model is built."""
+
+
 def patches(listener: Listener) -> Iterator[Patch]:
     """Yield what is replaced while the listener listens: (owner, name, replacement)."""
     from_config, from_module = build.live_model, module.ModuleConfig.build
@@ -33,6 +37,8 @@ def patches(listener: Listener) -> Iterator[Patch]:
         finally:
             listener.is_building = False
         note_model(listener, found, start)
+        if listener.ends_built:
+            raise BuiltError
         return found
 
     def built_of_module(self: Any, task: Any) -> Any:

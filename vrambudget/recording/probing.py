@@ -7,13 +7,14 @@ recorded.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import transformers
 
-from vrambudget.config.model_config import IGNORED_KEYS
+from vrambudget.config.model_config import HARMLESS_VALUES, IGNORED_KEYS
 from vrambudget.errors import VramBudgetError
 from vrambudget.ops.elementwise import ACTIVATIONS
 from vrambudget.recording.fitting import Fitter
@@ -21,7 +22,7 @@ from vrambudget.recording.keys import Values, flattened, nested, others
 from vrambudget.recording.listener import Listener
 from vrambudget.recording.merging import Merger, UnfitError, code_of
 from vrambudget.recording.programs import PRECISIONS, Model, Probe, program_of
-from vrambudget.recording.rows import changed_operations, inserted
+from vrambudget.recording.rows import changed_operations, inserted, kinds_of, rates_in
 from vrambudget.recording.runs import BATCH, LENGTH, RATES, recording
 
 DEPTHS = (
@@ -40,6 +41,7 @@ _NEVER = {
     *DEPTHS,
 }
 _LABELS = {"id2label", "label2id"}
+_OTHER_DROPS = ("layerdrop", "drop_path_rate")  # decide which operations run
 _CLASSES = 5
 """Of a classifier that is recorded: a number that no other size is."""
 
@@ -62,7 +64,8 @@ class Prober:
     def __init__(
         self, values: Values, deep: int | None, job: Values, tied: Mapping[str, str]
     ) -> None:
-        self._job, self._deep, self._tied = job, deep, tied
+        self._values, self._asked, self._deep, self._tied = values, job, deep, tied
+        self._job = job
         self._length: int = job.get("block", LENGTH)
         own = transformers.AutoConfig.for_model(**values)
         self._map = dict(type(own).attribute_map)
@@ -75,7 +78,7 @@ class Prober:
         self._rates = [
             key
             for key, value in self._own.items()
-            if "drop" in key and not key.endswith("layerdrop") and _is_rate(value)
+            if "drop" in key and not key.endswith(_OTHER_DROPS) and _is_rate(value)
         ]
         self._full = {
             **self._own,
@@ -84,7 +87,9 @@ class Prober:
         }
         self._full |= {key: self._full[other] for key, other in tied.items()}
         self._sizes = frozenset(k for k, v in self._full.items() if type(v) is int) - _NEVER
+        self._made: dict[str, Listener] = {}
         self.base = self._recording()
+        self.ignores_count = False  # whether it is given, and changes nothing
         self.plain = self._counting()  # where Trainer's count of labels changes what is done
 
     def _explicit(self, values: Values) -> Values:
@@ -97,7 +102,12 @@ class Prober:
         return {**full, "model_type": values["model_type"]}
 
     def _recording(self, values: Values | None = None, **job: Any) -> Listener:
-        return recording({**self._full, **(values or {})}, self._sizes, **{**self._job, **job})
+        """Return a recording, which is made once."""
+        own, asked = {**self._full, **(values or {})}, {**self._job, **job}
+        key = repr((own, asked))
+        if key not in self._made:
+            self._made[key] = recording(own, self._sizes, **asked)
+        return self._made[key]
 
     def _counting(self) -> Listener | None:
         """Record with Trainer's count of labels from now on, if the model's loss is divided by it.
@@ -108,16 +118,25 @@ class Prober:
             return None
         job, plain = self._job, self.base
         self._job = {**job, "loop": "trainer"}
-        try:
+        with suppress(VramBudgetError):
             found = self._recording()
-        except VramBudgetError:
-            found = plain
-        more = inserted(found, plain) or ()
-        if any(found.rows[at][1][0] != "del" for at in more):
-            self.base = found
-            return plain
+            more = inserted(found, plain) or ()
+            if any(found.rows[at][1][0] != "del" for at in more):
+                self.base = found
+                return plain
+            made = [[x for x in kinds_of(each) if x[1] != "del"] for each in (plain, found)]
+            self.ignores_count = made[0] == made[1]
         self._job = job
         return None
+
+    def is_one_for_all_precisions(self) -> bool:
+        """Return whether the model's code does the same, but for types, whatever they are."""
+        try:
+            for name in ("fp32", "amp-bf16"):
+                self._same(self._recording(precision=name), name)
+        except UnfitError:
+            return False
+        return True
 
     def depths(self) -> dict[str, str]:
         """Return the key that says how many layers each outermost stack has."""
@@ -141,7 +160,7 @@ class Prober:
         flat = flattened({k: v for k, v in self._full.items() if k in read - _NEVER - _LABELS})
         found = Verdicts(self._deep)
         for key, value in sorted(flat.items()):
-            if key.rpartition(".")[2] in IGNORED_KEYS or key in {*self._rates, *self._tied}:
+            if key.rpartition(".")[2] in IGNORED_KEYS or key in {*self._rates_used(), *self._tied}:
                 continue
             if _is_activation(key, value):
                 found.activations.append(key)
@@ -153,9 +172,28 @@ class Prober:
                     found.free[key] = changed
                 elif verdict == "fixed":
                     found.conditions[key] = value
-                elif isinstance(value, float) and value:
+                elif isinstance(value, float) and value and not self._ignores(key, 0.0):
                     found.conditions[key] = {"nonzero": True}
+        found.conditions |= self.absent()
         return found
+
+    def _rates_used(self) -> set[str]:
+        return {name for name in rates_in(self.base.rows) if name in self._rates}
+
+    def absent(self) -> Values:
+        """Return the keys that the type has not, and whose presence would decide something."""
+        asked = self.base.missing - self._full.keys() - IGNORED_KEYS - HARMLESS_VALUES.keys()
+        asked -= {"rope_parameters", "rope_theta", *self._map}  # which `_standard` reads
+        tried = (None, False, True, _CLASSES)
+        found = {key: [v for v in tried if self._ignores(key, v)] for key in sorted(asked)}
+        return {k: {"absent": taken[:3]} for k, taken in found.items() if len(taken) < len(tried)}
+
+    def _ignores(self, key: str, value: Any) -> bool:
+        """Return whether the model's code does the same where a key has this value."""
+        try:
+            return self._is_base(self._recording(nested(self._full, {key: value})))
+        except VramBudgetError:
+            return False
 
     def _activated(self, key: str) -> list[int]:
         """Return the instructions whose function a key names."""
@@ -199,12 +237,13 @@ class Prober:
             return False
         return repr(found.rows) == repr(self.base.rows)
 
-    def _same(self, found: Listener) -> None:
-        """Raise UnfitError where a recording differs from the base in more than sizes."""
+    def _same(self, found: Listener, precision: str = "bf16") -> None:
+        """Raise UnfitError where a recording differs from the base in more than sizes and types."""
         if found.problems:
             raise UnfitError(found.problems[0])
         both = [self.base, found]
-        merger = Merger(_AnyFitter([{}]), [PRECISIONS["bf16"]] * 2)
+        precisions = [PRECISIONS["bf16"], PRECISIONS[precision]]
+        merger = Merger(_AnyFitter([{}]), precisions, [False, "amp" in precision])
         code_of(both, merger)
         for name in ("build", "parameters", "buffers", "outputs"):
             merger.merge([r.facts[name] for r in both], name)

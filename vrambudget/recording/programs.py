@@ -1,6 +1,6 @@
 """A program of several recordings of one model, at different sizes and precisions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -280,4 +280,26 @@ def _label_temporaries(events: list[Any], labels: dict[int, str]) -> None:
         labels[number] = f"{near}.~{counts[near]}" if near else f"~{counts[near]}"
 
 
-Record = Callable[[dict[str, int], str], Listener]
+def joined(programs: Iterable[Program]) -> Program:
+    """Return the first program with the others as its variants; those that are alike are one."""
+    kept: list[Program] = []
+    for program in programs:
+        like = next((p for p in kept if _is_like(p, program)), None)
+        if like is None:
+            kept.append(program)
+        else:
+            _unite(like, program)
+    first = kept[0]
+    first.variants = [own.variant() for own in kept[1:]]
+    return first
+
+
+def _is_like(a: Program, b: Program) -> bool:
+    names = ("keys", "sizes", "guards", "stacks", "inputs", "effects", "built", "code", "result")
+    differ = [key for key in a.when | b.when if a.when.get(key) != b.when.get(key)]
+    return len(differ) < 2 and all(getattr(a, n) == getattr(b, n) for n in names)  # noqa: PLR2004
+
+
+def _unite(a: Program, b: Program) -> None:
+    for key in a.when:
+        a.when[key] = list(dict.fromkeys([*a.when[key], *b.when.get(key, [])]))

@@ -1,6 +1,8 @@
 """One recording of a configuration's model, in one job."""
 
 import contextlib
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +15,7 @@ from vrambudget.errors import NotModelledError, VramBudgetError
 from vrambudget.recording.folding import calls_of
 from vrambudget.recording.keys import Values
 from vrambudget.recording.listener import Listener
+from vrambudget.recording.models import BuiltError
 from vrambudget.recording.sized import Size
 from vrambudget.recording.tracing import listening
 from vrambudget.scenario import platform_of
@@ -24,7 +27,7 @@ BATCH, LENGTH = 3, 40
 """What is recorded, where a job names no other length."""
 
 
-RATES = [0.1 + 0.007 * n for n in range(16)]
+RATES = [0.1003 + 0.007 * n for n in range(16)]
 """Rates of dropout that a recording tells apart, whatever else its numbers are."""
 
 
@@ -44,10 +47,13 @@ def traced(values: Values, **fields: Any) -> tuple[TracedConfig, Job]:
     return known.for_job(resolved), resolved
 
 
-def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -> Listener:
-    """Return what a configuration's model does in a job; keys in `sizes` report comparisons."""
+def recording(
+    values: Values, sizes: frozenset[str] = frozenset(), *, ends_built: bool = False, **job: Any
+) -> Listener:
+    """Return what a configuration's model does in a job, or only how it is built (`ends_built`)."""
     config, resolved = traced(values, **job)
     listener = Listener()
+    listener.ends_built = ends_built
     listener.rates = rates_in(values)
     configuration = build.configuration
 
@@ -65,6 +71,8 @@ def recording(values: Values, sizes: frozenset[str] = frozenset(), **job: Any) -
     ):
         try:
             simulate(config, resolved, platform_of(None, resolved.torch))
+        except BuiltError:
+            return listener
         except VramBudgetError:
             raise
         except Exception as error:  # what a configuration's own checks raise
@@ -86,6 +94,11 @@ def _note_calls(listener: Listener) -> None:
             del stacks[stack]
 
 
+_ASKS = re.compile(r"transformers\.(models\.(?!auto)|masking_utils|cache_utils|modeling_)")
+"""Modules that ask for keys (`getattr(config, key, default)`) to decide something; others ask
+everything of every configuration."""
+
+
 @contextlib.contextmanager
 def _reading(listener: Listener) -> Iterator[None]:
     """Note the keys of configurations that are read while a model is built and run."""
@@ -94,7 +107,13 @@ def _reading(listener: Listener) -> Iterator[None]:
     get = base.__getattribute__
 
     def reading(self: Any, key: str) -> Any:
-        found = get(self, key)
+        try:
+            found = get(self, key)
+        except AttributeError:
+            asking = sys._getframe(1).f_globals["__name__"]  # noqa: SLF001 - the only way to it
+            if key[:1] != "_" and _ASKS.match(asking):
+                listener.missing.add(key)
+            raise
         if not key.startswith("_") and not callable(found):
             listener.read.add((type(self).__name__, get(self, "attribute_map").get(key, key)))
         return found

@@ -4,7 +4,7 @@ Jobs in which the model's code does the same are one program.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from vrambudget.config.versions import installed_version, plain_version
 from vrambudget.errors import VramBudgetError
@@ -13,6 +13,7 @@ from vrambudget.recording.checking import check
 from vrambudget.recording.configurations import Recorded, record
 from vrambudget.recording.keys import Values
 from vrambudget.recording.probing import Verdicts
+from vrambudget.recording.programs import joined
 from vrambudget.recording.rows import kinds_of
 from vrambudget.recording.runs import recording
 
@@ -99,28 +100,3 @@ def tied_in(program: Program) -> list[dict[str, str]]:
 
 def _equal(values: Values, tied: Values) -> Values:
     return {key: values[other] for key, other in tied.items()}
-
-
-def joined(programs: Iterable[Program]) -> Program:
-    """Return the first program with the others as its variants; those that are alike are one."""
-    kept: list[Program] = []
-    for program in programs:
-        like = next((p for p in kept if _is_like(p, program)), None)
-        if like is None:
-            kept.append(program)
-        else:
-            _unite(like, program)
-    first = kept[0]
-    first.variants = [own.variant() for own in kept[1:]]
-    return first
-
-
-def _is_like(a: Program, b: Program) -> bool:
-    names = ("keys", "sizes", "guards", "stacks", "inputs", "effects", "built", "code", "result")
-    differ = [key for key in a.when | b.when if a.when.get(key) != b.when.get(key)]
-    return len(differ) < 2 and all(getattr(a, n) == getattr(b, n) for n in names)  # noqa: PLR2004
-
-
-def _unite(a: Program, b: Program) -> None:
-    for key in a.when:
-        a.when[key] = list(dict.fromkeys([*a.when[key], *b.when.get(key, [])]))
