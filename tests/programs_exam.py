@@ -22,9 +22,10 @@ MODELS = Path(__file__).parent / "records" / "traced" / "model_types.jsonl"
 FEWEST_LAYERS = 4  # of a program whose first layers differ; some records have fewer
 
 
-def examined(path, values):
+def examined(path, models):
     """Return at how many sizes a program equals its trace."""
     program = program_at(path)
+    values = models.get(path.name.partition(".")[0]) or program.source["sizes"]
     said = {k: v[0] for k, v in program.when.items() if k in {"task", "use_cache"}}
     fewest = max((first for _, _, first, *_ in program.stacks), default=0) + 1
     if values.get("num_hidden_layers", FEWEST_LAYERS) < fewest:
@@ -42,7 +43,7 @@ def main(names):
         if names and model_type not in names:
             continue
         try:
-            print(f"{path.stem}: equal at {examined(path, models[model_type])} sizes", flush=True)
+            print(f"{path.stem}: equal at {examined(path, models)} sizes", flush=True)
         except VramBudgetError as error:
             unequal += 1
             print(f"{path.stem}: {error}", flush=True)

@@ -16,6 +16,7 @@ LAYERS = {
     "bart": "encoder_layers",
     "gpt2": "n_layer",
     "nanogpt": "n_layer",
+    "mt5": "num_layers",
     "t5": "num_layers",
     "titan": "n_layers",
     "whisper": "encoder_layers",
@@ -82,7 +83,7 @@ REPLICATED = {
 ALTERNATING = {"exaone4", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "modernbert", "olmo3"}
 # of 20 layers; four, where nothing is said
 TRACED = dict.fromkeys((*ALTERNATING, "smollm3"), 7)  # layers of two kinds
-TRACED |= {"t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
+TRACED |= {"mt5": 40, "t5": 40, "deberta-v2": 20}  # which share tensors that want gradients
 TRACED |= {"bart": 4 + 2, "whisper": 4 + 2}  # two more in the decoder
 
 

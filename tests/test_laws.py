@@ -91,6 +91,7 @@ TINY: dict[str, dict[str, Any]] = {
     "smollm3": {**GROUPED, "no_rope_layer_interval": 2},
     "starcoder2": {**GROUPED, "sliding_window": 8, "embedding_dropout": 0.1},
     "t5": T5,
+    "mt5": T5,
     "titan": {"dim": 32, "hidden": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
     | {"vocab_size": 50},
     "whisper": {"d_model": 32, "encoder_ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 2}

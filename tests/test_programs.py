@@ -21,11 +21,12 @@ from vrambudget.simulate import simulate
 from vrambudget.tape.replay import replay
 
 DEEPER = {"glm4_moe", "hy_v3", "glm4_moe_lite"}  # their records have two layers
+NESTED = {"swin"}  # whose record has checkpoints around checkpoints, which its program refuses
 PROGRAMS = {path.stem: path for path in RECORDED.glob("*.program")}
 RECORDS = [
     record
     for record in records_of("model_types.jsonl")
-    if record["model"]["model_type"] in PROGRAMS.keys() - DEEPER
+    if record["model"]["model_type"] in PROGRAMS.keys() - DEEPER - NESTED
     and not (record.get("lora_rank") and "moe" in record["id"])  # experts take no LoRA here
 ]
 WINDOW = {
@@ -78,6 +79,24 @@ def test_a_key_that_a_program_does_not_know_is_named():
     with pytest.raises(VramBudgetError, match="num_hiden_layers is not known") as caught:
         program_config(find_model({**known, "num_hiden_layers": 4}), NotModelledError(""))
     assert "num_hidden_layers" in str(caught.value.hint)
+
+
+def test_a_key_that_the_recorded_code_asked_for_and_lacked_is_refused():
+    """A head's width of its own, where BitNet's class has none; BEiT without dropped paths."""
+    program = program_at(PROGRAMS["bitnet"])
+    of_programs({"model_type": "bitnet"}, [program])
+    with pytest.raises(NotModelledError, match="head_dim is 64; it was recorded without"):
+        of_programs({"model_type": "bitnet", "head_dim": 64}, [program])
+    program = program_at(PROGRAMS["beit"])
+    with pytest.raises(NotModelledError, match=r"drop_path_rate is 0.0; it was recorded above 0"):
+        of_programs({"model_type": "beit", "drop_path_rate": 0.0}, [program])
+
+
+def test_a_program_for_each_precision_is_chosen_by_the_job():
+    """Nemotron's norm casts under autocast alone."""
+    program = program_at(PROGRAMS["nemotron"])
+    known = [(own.when["weights"], own.when["autocast"]) for own in program.every()]
+    assert known == [(["16 bit"], [False]), (["32 bit"], [False]), (["32 bit"], [True])]
 
 
 def test_a_window_that_begins_to_matter_is_refused(tmp_path, monkeypatch):
