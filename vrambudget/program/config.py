@@ -143,6 +143,8 @@ class ProgramConfig(ModelConfig):
     def for_job(self, job: Job) -> Any:
         """Return the configuration with the job; where it was not recorded, one that is traced."""
         if job.checkpointing not in self.checkpointing:
+            if (own := self._traced(self.keys, job)) is not None:
+                return own
             raise NotModelledError(
                 f"checkpointing {job.checkpointing} is not modelled for {self.model_type}",
                 hint=f"it has {', '.join(self.checkpointing)}",

@@ -110,6 +110,9 @@ class Recorder(Prober):
                 error = error or problem
                 continue
             program.keys = self._keys(own, list(free), verdicts)
+            if pixels := self.base.facts["inputs"].get("pixel_values"):  # a job may say their size
+                size = dict.fromkeys(("is", "default"), int(pixels[0][-1]))
+                program.keys.setdefault("image_size", size)
             program.source["others"] = self._others(program.keys)
             return Recorded(program, [*free, "batch", "length"], sorted(own), 0, verdicts)
         raise error or UnfitError("no changed sizes can be recorded together")
@@ -130,8 +133,7 @@ class Recorder(Prober):
         }
         own: str = self._job.get("precision", "bf16")
         plan = [({**base, k: v}, own) for k, v in free.items()]
-        plan += [({**base, "batch": BATCH + 2}, own)]
-        plan += [({**base, "length": self._length + 4}, own)]
+        plan += [({**base, "batch": BATCH + 2}, own), ({**base, "length": self._length + 4}, own)]
         plan += [] if "precision" in self._job else [(base, "fp32"), (base, "amp-bf16")]
         probes = [Probe(dict(base), own, self.base), *(self._probe(*row) for row in plan)]
         probes += self._together(free, base)

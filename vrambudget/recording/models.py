@@ -199,9 +199,10 @@ def _table(model: Any) -> Any:
 
 
 def _checkpoints(model: Any, layer: Any) -> bool:
-    return bool(getattr(model, "supports_gradient_checkpointing", False)) and isinstance(
-        layer, GradientCheckpointingLayer
-    )
+    """Return whether a layer is a checkpoint that has none within it."""
+    within = [isinstance(each, GradientCheckpointingLayer) for each in layer.modules()]
+    supported = getattr(model, "supports_gradient_checkpointing", False)
+    return bool(supported and within[0] and not any(within[1:]))
 
 
 def outermost(stacks: Mapping[str, Any]) -> list[str]:

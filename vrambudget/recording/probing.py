@@ -41,7 +41,6 @@ _NEVER = {
     *DEPTHS,
 }
 _LABELS = {"id2label", "label2id"}
-_OTHER_DROPS = ("layerdrop", "drop_path_rate")  # decide which operations run
 _CLASSES = 5
 """Of a classifier that is recorded: a number that no other size is."""
 
@@ -65,8 +64,7 @@ class Prober:
         self, values: Values, deep: int | None, job: Values, tied: Mapping[str, str]
     ) -> None:
         self._values, self._asked, self._deep, self._tied = values, job, deep, tied
-        self._job = job
-        self._length: int = job.get("block", LENGTH)
+        self._job, self._length = job, int(job.get("block", LENGTH))
         own = transformers.AutoConfig.for_model(**values)
         self._map = dict(type(own).attribute_map)
         self._depths = [key for key in DEPTHS if key in vars(own)]
@@ -78,7 +76,7 @@ class Prober:
         self._rates = [
             key
             for key, value in self._own.items()
-            if "drop" in key and not key.endswith(_OTHER_DROPS) and _is_rate(value)
+            if "drop" in key and not key.endswith(("layerdrop", "path_rate")) and _is_rate(value)
         ]
         self._full = {
             **self._own,

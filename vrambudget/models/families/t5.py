@@ -237,10 +237,7 @@ class T5Config(ModelConfig):
 
 
 class MT5Config(T5Config):
-    """transformers' MT5Config: a T5 that is always tied, and whose output is never scaled.
-
-    Source: transformers/models/mt5 (MT5Config.__post_init__, MT5ForConditionalGeneration), 5.17.
-    """
+    """transformers' MT5Config: a T5 that is always tied, and whose output is never scaled."""
 
     model_type: Literal["mt5"] = "mt5"  # type: ignore[assignment]
     vocab_size: Size = 250112
