@@ -193,8 +193,6 @@ def test_ollamas_names_lead_to_models_whose_file_is_counted():
     (mistral,) = models_of("mistral:7b-instruct-q4_K_M")
     assert next(models_of("mistral")).keys == mistral.keys
     assert next(models_of("granite4:latest")).architecture == "granite"
-    with pytest.raises(VramBudgetError, match="there is no model 'llava'"):
-        vrambudget.serve("llava", gpu="24GB")  # a server loads its eyes, too
 
 
 def test_a_card_has_as_many_tensors_of_each_type_as_a_published_log():

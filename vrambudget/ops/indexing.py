@@ -55,23 +55,6 @@ def index_pairs(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return record("index", y, inputs=(x,), saved=kept, backward=backward)
 
 
-def index_one(x: Tensor, dim: int) -> Tensor:
-    """Return x indexed by a list of one number along `dim`, which keeps it: a copy of size 1."""
-    context.operation = "to_device"
-    indices = empty((1,), int64)
-    kept = keep(indices, when=x.requires_grad)
-    shape, dtype = x.shape, x.dtype
-    context.operation = "index"
-    y = empty((*shape[:dim], 1, *shape[dim + 1 :]), dtype)
-
-    def backward(dy: Tensor) -> Tensor:
-        dx = empty(shape, dtype)
-        accumulating_buffers(shape[dim], (1,), dy)
-        return dx
-
-    return record("index", y, inputs=(x,), saved=(kept,), backward=backward)
-
-
 def index_add_(x: Tensor, indices: Tensor, source: Tensor) -> Tensor:
     """Return x, with the rows of `source` [S, ...] added to those that `indices` [S] name."""
     kept = keep(indices, when=source.requires_grad), keep(source, when=source.requires_grad)

@@ -4,6 +4,8 @@ Routers, shared experts and layers without experts are the program's. What exper
 rows a job decides, and not a type's code: models.parts.experts has it, grouped or one by one.
 """
 
+from typing import Any, ClassVar
+
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.experts import Experts
 from vrambudget.models.parts.moe import MoeConfig, Router
@@ -39,6 +41,9 @@ class PlayedExperts(Experts):
 
 class PlayedMoeConfig(MoeConfig):
     """A configuration of layers with experts, some of which may have none."""
+
+    experts_class: ClassVar[Any] = PlayedExperts
+    """Made of the activation's name."""
 
     @property
     def experts(self) -> int:

@@ -65,4 +65,6 @@ def _annotation(key: str, value: Any) -> Any:
         return _TYPES[key]
     if isinstance(value, bool):
         return bool
+    if value is None:
+        return Size | None
     return Probability if isinstance(value, float) else Size

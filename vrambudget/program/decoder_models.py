@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.decoder import CausalLM, Model
+from vrambudget.models.parts.causal_lm import CausalLM
+from vrambudget.models.parts.decoder import Model
 from vrambudget.models.parts.layers import Dropout
 from vrambudget.ops.dropout import dropout
 from vrambudget.program.values import operation
@@ -23,8 +24,8 @@ class PlayedModel(Model):
         drops = self.config.program.source.get("drops")
         if drops is not None:
             self.holds_embeddings = drops["holds"]
-            rate = self.config.said[drops["key"]]
-            self.embed_dropout = Dropout(rate) if drops["is_module"] else None
+            if drops["module"]:
+                setattr(self, drops["module"], Dropout(self.config.said[drops["key"]]))
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
@@ -38,10 +39,10 @@ class PlayedModel(Model):
         drops = self.config.program.source.get("drops")
         if drops is None:
             return inputs_embeds
-        rate = (
-            self.config.said[drops["key"]] if self.embed_dropout is None else self.embed_dropout.p
-        )
-        return dropout(inputs_embeds, rate, training=self.training)
+        if drops["module"]:
+            y: Tensor = getattr(self, drops["module"])(inputs_embeds)
+            return y
+        return dropout(inputs_embeds, self.config.said[drops["key"]], training=self.training)
 
 
 class PlayedCausalLM(CausalLM):

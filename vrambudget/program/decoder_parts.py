@@ -11,7 +11,7 @@ from typing import Any
 
 from vrambudget.dtypes import DType, float32
 from vrambudget.engine.context import context
-from vrambudget.models.parts.attention import attend, eager_attention
+from vrambudget.models.parts.attention import EagerAttention, attend, eager_attention
 from vrambudget.models.parts.cache import Cache
 from vrambudget.program.bound import Bound, Env, Step
 from vrambudget.program.form import Program, Row, with_paths
@@ -30,8 +30,12 @@ class Pass(State):
     said: Mapping[str, Any] = field(default_factory=dict)
     dtype: DType = float32  # of the hidden states
     tables: DType = float32  # of cos and sin
+    eager: EagerAttention = eager_attention
     keeps: bool = False  # linear layers return their input's type, not autocast's
 
+
+_OF_SEVERAL = {None, "Conv1D", "FalconLinear"}
+"""Kinds of modules that call several operations; None for those that are a program's."""
 
 _MOST = 100  # sizes whose steps are kept
 
@@ -64,9 +68,10 @@ class Part:
         own = {
             value[0].rpartition(".")[0] for word, value in self._program.built if word == "weight"
         }
+        own -= {path.rpartition(".")[0] for path in self._kinds}  # GPT-OSS's attention has sinks
         for path, group in groupby(with_paths(rows), lambda row: row[0]):
             found = [row for _, row in group]
-            if path in own and path not in self._kinds:
+            if path in own and self._kinds.get(path) in _OF_SEVERAL:
                 found = self._called(path, found)
             yield from found
 
@@ -81,6 +86,8 @@ class Part:
         given = {name for row in inside for name in reads(*row)} - made.keys()
         gone = {v if word == "del" else v[1] for word, v in inside if word in ENDS}
         left = [name for name in made if name not in gone]
+        if path in self._kinds:
+            return [("module", [path, [*given], left]), *outside]
         order = dict(zip(self._routed[1:], (2, 1), strict=False))  # of what a router returns
         left.sort(key=lambda name: order.get(name, 0))
         self.inner[path] = Part(self._program, inside, [*given], left)
@@ -119,7 +126,8 @@ class Part:
         finally:
             context.purpose, context.grad_enabled, context.autocast, context.tape.module = before
             state.run = outer
-        left = tuple(env[name] for name in self._outputs)
+        own: Any = env
+        left = (*(env[name] for name in self._outputs), *own.get(_WEIGHTS, ()))
         return left if len(left) > 1 else left[0]
 
     def _rows_for(self, said: Mapping[str, Any], *, training: bool) -> Iterator[Row]:
@@ -145,17 +153,33 @@ class Parts:
         self.norm = Part(program, norm, given, result)
 
 
+_SDPA = "attention.scaled_dot_product_attention"
+_WEIGHTS, _SCORES = "weights", "scores"
+"""What a layer that calls sdpa itself has where it attends by single operations: what it returns,
+and what it holds as long as its queries."""
+
+
 class _LayerBound(Bound):
     """Binds what all decoders share, too: attention, and the cache of the pass."""
 
+    _queries: frozenset[str] = frozenset()  # of a layer that calls sdpa itself
+
     def step(self, word: str, value: Any, path: str) -> Step | None:
         """Return an instruction's step."""
+        if word == "del" and value in self._queries:
+            return _ends(value)
         return _calls(*value) if word == "module" else super().step(word, value, path)
 
     def _op(self, value: list[Any], path: str) -> Step:
         name, outs, args, options = value
+        if name == _SDPA:
+            self._queries |= {args[0]}
+            return _attends_alone(outs, [*args, options["mask"]], super()._op(value, path))
         if name == "attention.attend":
-            return _attends(outs, args, *map(self._values.of, options.values()))
+            called = {v[0] for w, v in self._program.code if w == "at"}
+            drops = (p for p, kind in self._kinds.items() if kind == "Dropout" and p not in called)
+            own = next((p for p in drops if p.startswith(f"{path}.")), "")
+            return _attends(own, outs, args, *map(self._values.of, options.values()))
         return _updates(outs, args) if name == "cache.update" else super()._op(value, path)
 
 
@@ -167,13 +191,36 @@ def _calls(path: str, given: list[str], results: list[str]) -> Step:
     return step
 
 
-def _attends(outs: list[str], args: list[str], rate: float, cap: float | None = None) -> Step:
-    eager = eager_attention if cap is None else partial(eager_attention, soft_caps=True)
+def _attends(  # a loop may switch the module off whose rate it is
+    drops: str, outs: list[str], args: list[str], rate: float, cap: float | None = None
+) -> Step:
+    capped = None if cap is None else partial(eager_attention, soft_caps=True)
 
     def step(env: Env, state: Any) -> None:
+        eager = capped or state.eager
         given = [env[name] for name in args]
-        attended: Any = attend(*given, dropout_p=rate if state.run.training else 0.0, eager=eager)
+        own = vars(state.modules[drops]).get("p", rate) if drops else rate
+        attended: Any = attend(*given, dropout_p=own if state.run.training else 0.0, eager=eager)
         env.update(zip(outs, attended, strict=True))
+
+    return step
+
+
+def _attends_alone(outs: str, args: list[str], sdpa: Step) -> Step:
+    def step(env: Env, state: Any) -> None:
+        if context.options.attention == "sdpa":
+            sdpa(env, state)
+            return
+        held: Any = env
+        env[outs], held[_WEIGHTS], held[_SCORES] = state.eager(*[env[name] for name in args])
+
+    return step
+
+
+def _ends(query: str) -> Step:
+    def step(env: Env, _state: Any) -> None:
+        env.pop(query)
+        env.pop(_SCORES, None)
 
     return step
 

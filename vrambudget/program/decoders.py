@@ -9,6 +9,7 @@ Source: `vrambudget.recording.decoders` writes the programs.
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 from vrambudget.dtypes import float32
@@ -17,13 +18,14 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.models import RECORDED, config_class
 from vrambudget.models.parts.cache import Cache
-from vrambudget.models.parts.decoder import CausalLM, DecoderConfig, Model
+from vrambudget.models.parts.causal_lm import CausalLM
+from vrambudget.models.parts.decoder import DecoderConfig, Model
 from vrambudget.models.parts.decoder_layers import Norm, ScaledEmbedding
 from vrambudget.models.parts.layers import CheckpointedLayer
 from vrambudget.models.parts.moe import MoeCausalLM
 from vrambudget.models.parts.rotary import AlphaRotaryEmbedding, Float32RotaryEmbedding, Rotary
 from vrambudget.program.bound import Env
-from vrambudget.program.decoder_experts import PlayedExperts, PlayedMoeConfig, PlayedRouter
+from vrambudget.program.decoder_experts import PlayedMoeConfig, PlayedRouter
 from vrambudget.program.decoder_fields import annotations, windows_of
 from vrambudget.program.decoder_models import PlayedCausalLM, PlayedModel
 from vrambudget.program.decoder_parts import Part, Parts, Pass
@@ -31,7 +33,16 @@ from vrambudget.program.form import Program
 from vrambudget.program.player import KINDS, WITH_BIAS
 from vrambudget.program.values import Values
 
-_OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "final_norm", "rotary_first"}
+_OF_CLASS = {"full_every", "makes_both_masks", "head_bias", "names", "rotary_first"}
+
+
+_AROUND = {
+    "gpt2": "GPT2Config",
+    "opt": "OPTConfig",
+    "falcon": "FalconConfig",
+    "gpt_oss": "GptOssConfig",
+}
+"""Types whose layers stand among other things than Llama's: classes of models.families."""
 
 
 @cache
@@ -42,6 +53,12 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
     program = program_at(RECORDED / f"{model_type}.program")
     source = program.source
     fields = source["fields"]
+    bases: tuple[Any, ...] = (PlayedDecoderConfig, *windows_of(source))
+    if "num_experts_per_tok" in fields:
+        bases = (PlayedDecoderConfig, PlayedMoeConfig, *bases[1:])
+    if model_type in _AROUND:
+        home = import_module(f"vrambudget.models.families.{model_type}")
+        bases = (getattr(home, _AROUND[model_type]), *bases)
     own = {
         "__annotations__": {"model_type": Literal[model_type], **annotations(source)},
         "__module__": __name__,
@@ -52,19 +69,16 @@ def decoder_class(model_type: str) -> type["PlayedDecoderConfig"]:
         "variants": [(variant.when, Parts(variant.program)) for variant in program.every()],
         "tasks": tuple(source["tasks"]),
         "heads_share_width": source["width"] == "shared",
-        "aliases": source.get("aliases", {}),
+        "aliases": {**bases[0].aliases, **source.get("aliases", {})},
         "special_tokens": source["special_tokens"],
         "followed_in": tuple(source["followed_in"]),
-        "ignored_keys": DecoderConfig.ignored_keys | set(source["ignored"]),
+        "ignored_keys": bases[0].ignored_keys | set(source["ignored"]),
     }
     own |= {key: source[key] for key in _OF_CLASS & source.keys()}
     if source["tables"] == "float32":
         own["rotary_embedding"] = Float32RotaryEmbedding
     if source["embedding"] == "scaled":
         own["embedding"] = ScaledEmbedding
-    bases: tuple[type, ...] = (PlayedDecoderConfig, *windows_of(source))
-    if "num_experts_per_tok" in fields:
-        bases = (PlayedDecoderConfig, PlayedMoeConfig, *bases[1:])
     return type(f"{model_type.capitalize()}Config", bases, own)
 
 
@@ -130,19 +144,21 @@ class PlayedDecoderLayer(CheckpointedLayer):
         return found
 
     def _made(self, path: str) -> Module:
-        state, _, parts = self.played
+        state, config, parts = self.played
         inner = parts.layer.inner.get(path)
         if inner is not None:
             return PlayedRouter(inner, state) if inner.routes else PlayedNorm(inner, state)
         if path == parts.layer.experts:
-            return PlayedExperts(state.said["hidden_act"])
-        kind = KINDS.get(parts.kinds.get(path, ""), Module)
-        return kind.__new__(kind)
+            assert isinstance(config, PlayedMoeConfig)  # noqa: S101 - it has experts
+            made: Module = config.experts_class(config.hidden_act)
+            return made
+        kind = KINDS.get(parts.kinds.get(path, ""))
+        return config.inner(path) if kind is None else kind.__new__(kind)
 
     def forward(
         self,
         hidden_states: Tensor,
-        rotary: Rotary,
+        rotary: Rotary | tuple[()],
         mask: Tensor | None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
@@ -152,8 +168,9 @@ class PlayedDecoderLayer(CheckpointedLayer):
         state, config, parts = self.played
         state.prepare(self)
         state.cache = past_key_values
-        state.dtype, state.tables = hidden_states.dtype, rotary[0].dtype
-        state.sizes = config.sizes_of(hidden_states, rotary[0], self.ranks)
+        state.dtype, state.eager = hidden_states.dtype, config.eager(self)
+        state.tables = rotary[0].dtype if rotary else float32
+        state.sizes = config.sizes_of(hidden_states, rotary, self.ranks)
         state.keeps = any(hasattr(module, "quantised") for module in self.modules())
         part = parts.layer
         env: Env = state.parameters(part.fixed)
@@ -203,6 +220,8 @@ class PlayedDecoderConfig(DecoderConfig):
     @property
     def rotary_width(self) -> int:
         """How many of a head's elements carry positions."""
+        if self.program.source["tables"] is None:
+            return 0
         usual = getattr(self, "partial_rotary_factor", None)
         return int(self.head_width * (1 if usual is None else self.partial_rotary_factor_of(usual)))
 
@@ -210,7 +229,7 @@ class PlayedDecoderConfig(DecoderConfig):
         """Yield what makes no model."""
         yield from super().problems()
         width = self.head_width * self.num_attention_heads
-        if self.program.source["width"] == "square" and width != self.hidden_size:
+        if self.program.source["width"] == "square" and self.head_dim and width != self.hidden_size:
             yield (
                 f"head_dim * num_attention_heads is {width};"
                 f" attention's output takes hidden_size = {self.hidden_size}"
@@ -223,14 +242,15 @@ class PlayedDecoderConfig(DecoderConfig):
         rates = {key: getattr(self, key) for key in fields if any(word in key for word in said)}
         return {**rates, "hidden_act": self.hidden_act}
 
-    def sizes_of(self, hidden_states: Tensor, table: Tensor, ranks: int) -> dict[str, int]:
+    def sizes_of(
+        self, hidden_states: Tensor, rotary: Rotary | tuple[()], ranks: int
+    ) -> dict[str, int]:
         """Return the sizes of a pass; of heads and the inner width this rank's."""
         return {
             **self._widths(ranks),
             "batch": hidden_states.shape[0],
             "length": hidden_states.shape[1],
-            "rows": table.shape[0],
-            "rotary_width": table.shape[-1],
+            **({"rows": rotary[0].shape[0], "rotary_width": rotary[0].shape[2]} if rotary else {}),
         }
 
     def _widths(self, ranks: int = 1) -> dict[str, int]:
@@ -239,9 +259,10 @@ class PlayedDecoderConfig(DecoderConfig):
             **{key: getattr(self, key) for key in named},
             "num_attention_heads": self.num_attention_heads // ranks,
             "num_key_value_heads": self.kv_heads // ranks,
+            "heads_per_group": self.num_attention_heads // self.kv_heads,
             "head_dim": self.head_width,
             "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size // ranks,
+            "intermediate_size": (self.intermediate_size or 4 * self.hidden_size) // ranks,
         }
 
     def weights(self, parts: Parts) -> Weights:
@@ -272,8 +293,11 @@ class PlayedDecoderConfig(DecoderConfig):
 
     def causal_lm(self) -> CausalLM:
         """Return the model with a language modelling head, its weights allocated."""
+        source = self.program.source
         bases = (PlayedCausalLM, MoeCausalLM) if self.has_experts else (PlayedCausalLM,)
-        made: CausalLM = type(self.program.source["class"], bases, {})(self)
+        own = {"base_model_prefix": self.called("model")}
+        own["is_named_for_causal_lm"] = source["is_named_for_causal_lm"]
+        made: CausalLM = type(source["class"], bases, own)(self)
         return made
 
 

@@ -13,7 +13,14 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor, numel
 from vrambudget.errors import NotModelledError, VramBudgetError
-from vrambudget.models.parts.layers import Conv1D, Dropout, Embedding, LayerNorm, Linear
+from vrambudget.models.parts.layers import (
+    Conv1D,
+    Dropout,
+    Embedding,
+    FalconLinear,
+    LayerNorm,
+    Linear,
+)
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.program.bound import Bound, Env
 from vrambudget.program.form import COUNT, Program, Row, with_paths
@@ -27,6 +34,7 @@ KINDS: dict[str, type[Module]] = {
     "Linear": Linear,
     "Embedding": Embedding,
     "Conv1D": Conv1D,
+    "FalconLinear": FalconLinear,
     "Dropout": Dropout,
     "LayerNorm": LayerNorm,
 }

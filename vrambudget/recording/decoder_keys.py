@@ -1,11 +1,14 @@
 """Which keys of a decoder's configuration decide what its layers do: of all, or of each."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
+from vrambudget.config.model_config import HARMLESS_VALUES
 from vrambudget.program.form import Program, Row
 from vrambudget.recording.keys import Values
 from vrambudget.recording.merging import UnfitError
+from vrambudget.recording.models import outermost
 from vrambudget.recording.programs import Probe
 
 FIELDS = (
@@ -16,13 +19,15 @@ FIELDS = (
     *("use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern"),
     *("no_rope_layers", "no_rope_layer_interval", "num_local_experts", "num_experts"),
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    *("word_embed_proj_dim", "remove_final_layer_norm", "num_ln_in_parallel_attn"),
+    *("new_decoder_architecture", "multi_query", "parallel_attn", "alibi"),
     *("decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_jitter_noise"),
 )
 FOLLOWED = {
     "gemma2": ("4.57",),
     **dict.fromkeys(("gemma3_text", "granite", "olmo2", "smollm3", "starcoder2"), ("5.23", "5.24")),
     **dict.fromkeys(("gemma", "llama", "mistral", "phi3"), ("4.57", "5.23", "5.24")),
-    **dict.fromkeys(("qwen2", "qwen3"), ("4.57", "5.23", "5.24")),
+    **dict.fromkeys(("gpt2", "gpt_neox", "opt", "qwen2", "qwen3"), ("4.57", "5.23", "5.24")),
 }
 """Further versions of transformers in which kept records equal a type's layer."""
 
@@ -34,10 +39,27 @@ def by_layer(own: Values) -> Values:
     return {key: "full_attention" if key == "layer_types" else 1 for key in listed}
 
 
-def other_names(own: Values) -> dict[str, str]:
+_OTHERS = dict.fromkeys(("hidden_activation", "activation_function", "activation"), "hidden_act")
+_OTHERS |= dict.fromkeys(("ffn_dim", "n_inner", "ffn_hidden_size"), "intermediate_size")
+_OTHERS["num_kv_heads"] = "num_key_value_heads"
+_OF_FILES = {"gpt_neox": {"rotary_pct": "partial_rotary_factor"}}
+
+
+def other_names(config: Any, own: Values) -> dict[str, str]:
     """Return keys that are called otherwise here: those of several types have one name."""
-    names = {f"_{key}": key for key in FIELDS} | {"hidden_activation": "hidden_act"}
-    return {key: name for key, name in names.items() if key in own and name not in own}
+    names = {f"_{key}": key for key in FIELDS} | _OTHERS
+    names |= {key: name for name, key in config.attribute_map.items() if name in FIELDS}
+    found = {k: n for k, n in names.items() if {k} <= own.keys() - {*FIELDS} and n not in own}
+    return found | _OF_FILES.get(config.model_type, {})
+
+
+_NAMES = {"model": "model", "layers": "layers", "embed_tokens": "embed_tokens", "norm": "norm"}
+"""Modules as Llama calls them."""
+
+
+def layer_in(probe: Probe) -> str:
+    """Return the path of the second layer: the first may do other things."""
+    return f"{outermost(probe.recording.facts['stacks'])[0]}.1"
 
 
 def kinds_of_layers(own: Values, base: Probe) -> Values:
@@ -57,19 +79,52 @@ def kinds_of_layers(own: Values, base: Probe) -> Values:
 
 def around_layers(program: Program, base: Probe) -> Values:
     """Return what is unusual around the layers: a bias of the head, what is made first."""
-    facts = base.recording.facts
+    facts, names = base.recording.facts, program.source.get("names", {})
     places = {name: place for name, place, *_ in (*facts["parameters"], *facts["buffers"])}
-    norm = places[f"model.{program.source.get('final_norm', 'norm')}.weight"]
-    rotary = min(place for name, place in places.items() if ".rotary_emb." in name)
+    model = layer_in(base).rpartition(".")[0].rpartition(".")[0]
+    norm = places[f"{model}.{names.get('norm', 'norm')}.weight"]
+    rotary = min((x for name, x in places.items() if ".rotary_emb." in name), default=norm)
     found: Values = {"head_bias": "lm_head.bias" in places, "rotary_first": rotary < norm}
     return {key: True for key, value in found.items() if value}
+
+
+def names_of(model: str, layers: str, norm: str, base: Probe) -> Values:
+    """Return what modules are called that are called otherwise than Llama's."""
+    first = base.recording.facts["parameters"][0][0].removeprefix(f"{model}.")
+    found = {
+        "model": model.partition(".")[0],
+        "layers": layers,
+        "embed_tokens": first.rpartition(".")[0],
+    }
+    found = {k: v for k, v in {**found, "norm": norm}.items() if v != _NAMES[k]}
+    return {"names": found} if found else {}
+
+
+def _falcons() -> Iterator[tuple[Values, Values]]:
+    """Yield what Falcon's keys say of a layer that is recorded, and the keys."""
+    names = ("new_decoder_architecture", "multi_query", "parallel_attn")
+    forms: list[tuple[Any, ...]] = [
+        (False, *form, None) for form in product((True, False), repeat=2)
+    ]
+    forms += [(True, True, True, None), (True, True, True, 1)]
+    for (*form, norms), alibi, bias in product(forms, (False, True), (False, True)):
+        keys: Values = {**dict(zip(names, form, strict=True)), "alibi": alibi, "bias": bias}
+        when: Values = {key: [value] for key, value in keys.items()}
+        if form[0]:
+            when |= {"multi_query": [True, False], "has_two_norms": [norms is None]}
+            keys["num_ln_in_parallel_attn"] = norms
+        yield when, keys
+
+
+FORMS = {"falcon": _falcons}
+"""Types with several keys that decide together what a layer does."""
 
 
 def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, Any, Values]]:
     """Yield a key, its value, another one, and the keys to record that with."""
     read = {key for _, key in base.recording.read}
     flags = {k for k, v in own.items() if type(v) is bool and not k.startswith("output_")}
-    for key in sorted((read & flags) - full.keys()):
+    for key in sorted((read & flags) - full.keys() - HARMLESS_VALUES.keys()):
         yield key, own[key], not own[key], {key: not own[key]}
     for key, usual in by_layer(own).items():
         for value in sorted({*own[key]} - {usual}):
@@ -78,16 +133,16 @@ def changes(full: Values, own: Values, base: Probe) -> Iterator[tuple[str, Any, 
         yield "has_window", True, False, {"sliding_window": None}
 
 
-def before_layers(rows: Sequence[tuple[str, Row]]) -> Values:
+def before_layers(rows: Sequence[tuple[str, Row]], model: str) -> Values:
     """Return what embeddings go through, and of dropout the key and whether they are held."""
     until = next(at for at, (_, (word, _)) in enumerate(rows) if word == "enter")
-    found: Values = {"entered": [*scaled(rows, "model", before="enter")]}
+    found: Values = {"entered": [*scaled(rows, model, before="enter")]}
     ended = {value for _, (word, value) in rows[:until] if word == "del"}
     for path, (word, value) in rows[:until]:
         if word == "op" and value[0] == "dropout.dropout":
             x, rate = value[2][:2]
-            key, is_module = rate.removeprefix("%"), path != "model"
-            found["drops"] = {"key": key, "holds": x not in ended, "is_module": is_module}
+            key, name = rate.removeprefix("%"), path.removeprefix(model).removeprefix(".")
+            found["drops"] = {"key": key, "holds": x not in ended, "module": name}
     return found
 
 

@@ -25,7 +25,7 @@ from vrambudget.models.parts.cache import DynamicLayer
 from vrambudget.recording import models
 from vrambudget.recording.listener import Listener
 from vrambudget.traced import live
-from vrambudget.traced.tensor import TracedTensor
+from vrambudget.traced.tensor import TracedTensor, dtype_of
 
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 
@@ -63,6 +63,12 @@ def _experts(_module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: 
 def _mask(*_: Any, **given: Any) -> Any:
     batch, length, _width = given["inputs_embeds"].shape
     return _step("mask", (empty((int(batch), 1, 1, int(length)), bool_),), [])[0]
+
+
+def _alibi(tokens: Any, heads: int, dtype: Any) -> Any:
+    rows, length = tokens.shape
+    made = empty((int(rows) * int(heads), 1, int(length)), dtype_of(dtype))
+    return _step("alibi", (made,), [])[0]
 
 
 def counted(v: Tensor) -> TracedTensor:
@@ -128,6 +134,8 @@ def steps_for(model_type: str, rows: int) -> Iterator[_Heard]:
         for name, found in vars(home).copy().items():
             if name in _MASKS:
                 stack.enter_context(patch.object(home, name, _mask))
+            elif name == "build_alibi_tensor":
+                stack.enter_context(patch.object(home, name, _alibi))
             elif name.endswith("RotaryEmbedding"):
                 stack.enter_context(patch.object(found, "forward", turned(found.forward)))
         stack.enter_context(patch.object(AttentionInterface, "get_interface", lambda *_: _attend))

@@ -9,6 +9,7 @@ that its keys can give it.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import transformers
@@ -17,27 +18,25 @@ from transformers.models.auto import modeling_auto
 from vrambudget.config.model_config import HARMLESS_VALUES
 from vrambudget.config.versions import installed_version
 from vrambudget.errors import VramBudgetError
-from vrambudget.program.form import Program, Row, with_paths
-from vrambudget.program.unfold import makes, reads, renamed
+from vrambudget.program.form import Program
+from vrambudget.recording.decoder_cut import cut, is_in
 from vrambudget.recording.decoder_keys import (
     FIELDS,
     FOLLOWED,
+    FORMS,
     around_layers,
-    before_layers,
     by_layer,
     changes,
     kinds_of_layers,
+    layer_in,
     other_names,
-    scaled,
 )
 from vrambudget.recording.decoder_steps import steps_for
 from vrambudget.recording.keys import OF_FILES, Values
-from vrambudget.recording.merging import UnfitError
 from vrambudget.recording.programs import Model, Probe, program_of
 from vrambudget.recording.rows import changed_operations, inserted, kinds_of
 from vrambudget.recording.runs import RATES, recording
 
-_LAYER = "model.layers.1"
 _SIZES = (
     # heads, of them keys' and values', their width, width, inner width, batch, length, rows
     *((6, 3, 16, 100, 176, 3, 40, 1), (10, 5, 16, 100, 176, 3, 40, 3)),
@@ -76,9 +75,11 @@ def record_decoder(model_type: str) -> Program:
     """Return the program of a type's layer. Raises VramBudgetError where its code has none."""
     config = transformers.AutoConfig.for_model(model_type)
     own = config.to_dict()
+    names = other_names(config, own)
+    aliases = {k: v for k, v in config.attribute_map.items() if v not in names} | names
+    own |= {name: own[key] for key, name in aliases.items() if key in own}
     biases = {key: value for key, value in own.items() if value in (0, 1) and key.endswith("bias")}
-    rates = {key: value for key, value in own.items() if "drop" in key or "softcap" in key}
-    activation = "hidden_act" if "hidden_act" in own else "hidden_activation"
+    rates = {key: value for key, value in own.items() if _is_rate(key)}
     full: Values = {
         "model_type": model_type,
         "num_hidden_layers": 3,
@@ -86,7 +87,7 @@ def record_decoder(model_type: str) -> Program:
         "pad_token_id": 0,
         **dict.fromkeys(biases, True),
         **dict(zip(rates, RATES, strict=False)),
-        activation: "gelu",
+        "hidden_act": "gelu",
         **{key: sizes[0] for key, sizes in _OF_EXPERTS.items() if key in own},
         **{key: 0.01 for key in own if key == _JITTER},
     }
@@ -95,33 +96,40 @@ def record_decoder(model_type: str) -> Program:
     if share is not None:
         full["partial_rotary_factor"] = share if share < 1 else 0.5  # and a rest that is not
         own["partial_rotary_factor"] = share
-    width = next(way for way in _WIDTHS if _accepts(full, _SIZES[0], way))
+    forms = [*FORMS[model_type]()] if model_type in FORMS else []
+    full |= forms[0][1] if forms else {}
+    width = next(way for way in _WIDTHS if _accepts(full, way))
     program, base = _layer_of(full, width=width)
-    switches = [*_switches(full, own, base, width=width)]
-    program.when = {key: [value] for key, value, *_ in switches}
+    switches = [] if forms else [*_switches(full, own, base, width=width)]
+    program.when = forms[0][0] if forms else {key: [value] for key, value, *_ in switches}
+    for when, keys in forms[1:]:
+        other, _ = _layer_of({**full, **keys}, width=width)
+        other.when = when
+        program.variants.append(other.variant())
     if "mlp_only_layers" in own:
         program.when["mlp"] = ["experts"]
-    for key, _, instead, changed in switches:
+    flags = [row for row in switches if type(row[1]) is bool]
+    for rows in [*((row,) for row in switches), *combinations(flags, 2)]:
+        own_keys = full | {k: v for *_, changed in rows for k, v in changed.items()}
         try:
-            other, _ = _layer_of({**full, **changed}, width=width)
+            other, _ = _layer_of(own_keys, width=width)
         except VramBudgetError:  # Phi's norms of heads take no other width
-            other, _ = _layer_of({**full, **changed}, width="square")
-        other.when = program.when | {key: [instead]}
+            other, _ = _layer_of(own_keys, width="square")
+        other.when = program.when | {key: [instead] for key, _, instead, _ in rows}
         program.variants.append(other.variant())
     if "mlp_only_layers" in own:
         dense, _ = _layer_of({**full, "mlp_only_layers": [0, 1, 2]}, width=width)
         dense.when = {"mlp": ["dense"]}
         program.variants.append(dense.variant())
-    aliases = {**config.attribute_map, **other_names(own)}
-    named = {**own, **{name: own[key] for key, name in aliases.items() if key in own}}
-    usual = {key: getattr(type(config), key, named[key]) for key in FIELDS if key in named}
+    called = {name: key for key, name in names.items()}
+    usual = {k: getattr(type(config), called.get(k, k), own[k]) for k in FIELDS if k in own}
     usual |= rates | biases | {key: value for key, value, *_ in switches if own.get(key) is value}
     buffers = {name for name, *_ in base.recording.facts["buffers"]}
     heads = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     program.source |= {
         "model_type": model_type,
         "fields": usual,
-        "biases": {key: _biases_of(full, key, base, width=width) for key in biases},
+        "biases": {key: _biases_of(full, key, base, width=width) for key in biases if not forms},
         "tasks": ["causal-lm", *(["seq-cls"] if model_type in heads else [])],
         "special_tokens": 1 + (own["bos_token_id"] is not None),
         **({"aliases": aliases} if aliases else {}),
@@ -145,8 +153,7 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
         _probe(_turned(full, at), sizes, _PRECISIONS.get(at, "bf16"), width=width)
         for at, sizes in enumerate(_SIZES)
     ]
-    activation = next(key for key in ("hidden_act", "hidden_activation") if key in full)
-    other = _probe({**full, activation: "relu"}, _SIZES[0], "bf16", width=width)
+    other = _probe({**full, "hidden_act": "relu"}, _SIZES[0], "bf16", width=width)
     changed = changed_operations(
         probes[0].recording, other.recording, "elementwise.gelu", "elementwise.relu"
     )
@@ -155,7 +162,7 @@ def _layer_of(full: Values, *, width: str) -> tuple[Program, Probe]:
         without = _probe({**full, _JITTER: 0.0}, _SIZES[0], "bf16", width=width)
         given = inserted(probes[0].recording, without.recording)
         model.given = dict.fromkeys(given or (), _JITTER)
-    return _cut(program_of(probes, model)), probes[0]
+    return cut(program_of(probes, model), probes[0]), probes[0]
 
 
 def _turned(full: Values, at: int) -> Values:
@@ -167,6 +174,13 @@ def _turned(full: Values, at: int) -> Values:
     return full | turned
 
 
+_OF_NO_LAYER = ("classif", "summary", "layerdrop")
+
+
+def _is_rate(key: str) -> bool:
+    return ("drop" in key or "softcap" in key) and not key.startswith(_OF_NO_LAYER)
+
+
 def _switches(
     full: Values, own: Values, base: Probe, *, width: str
 ) -> Iterator[tuple[str, Any, Any, Values]]:
@@ -176,11 +190,12 @@ def _switches(
             other = _probe({**full, **changed}, _SIZES[0], "bf16", width=width)
         except VramBudgetError:
             continue
+        layer = layer_in(base)
         a, b = (
-            [row for row in kinds_of(probe.recording) if _is_in(row[0], _LAYER)]
+            [row for row in kinds_of(probe.recording) if is_in(row[0], layer)]
             for probe in (base, other)
         )
-        if a != b:
+        if a != b or _parameters_in(layer, base) != _parameters_in(layer, other):
             yield key, usual, instead, changed
 
 
@@ -193,28 +208,40 @@ def _sizes_of(sizes: Sequence[int], *, width: str) -> dict[str, int]:
     return found
 
 
-def _accepts(full: Values, sizes: Sequence[int], width: str) -> bool:
-    """Return whether the type takes this width."""
+def _accepts(full: Values, width: str) -> bool:
+    """Return whether the type takes this width: all but "square" have a key for that of heads."""
+    heads, kv_heads, head_dim, *others = _SIZES[0]
+    wide = heads, kv_heads, 2 * head_dim, *others
     try:
-        _probe(full, sizes, "bf16", width=width)
+        found = [_probe(full, sizes, "bf16", width=width) for sizes in (_SIZES[0], wide)]
     except VramBudgetError:
         return False
-    return True
+    plain, widened = (probe.recording.facts["parameters"] for probe in found)
+    return width == "square" or plain != widened
 
 
 def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) -> Probe:
     found = _sizes_of(sizes, width=width) | {k: full[k] for k in _OF_EXPERTS if k in full}
-    keys = {k: v for k, v in found.items() if k not in {"batch", "length", "rows"}}
+    config = transformers.AutoConfig.for_model(full["model_type"])
+    own = config.to_dict()
+    called = {name: key for key, name in other_names(config, own).items()}
+    if full.get("new_decoder_architecture") is False:
+        found["num_key_value_heads"] = found["num_attention_heads"]
+    if "new_decoder_architecture" in full:
+        found["heads_per_group"] = found["num_attention_heads"] // found["num_key_value_heads"]
+    no_keys = {"batch", "length", "rows", "heads_per_group"}
+    no_keys |= {"head_dim"} if width == "square" and "head_dim" not in own else set()
+    sizes_of = {k: v for k, v in found.items() if k not in no_keys}
+    keys = {called.get(k, k): v for k, v in {**full, **sizes_of}.items()}
     job = {"batch": found["batch"], "block": found["length"], "precision": precision}
+    job |= {"task": "causal-lm", "use_cache": False}
     with steps_for(full["model_type"], found["rows"]) as heard:
-        made = recording(
-            {**full, **keys}, frozenset(keys), task="causal-lm", use_cache=False, **job
-        )
-    found["rotary_width"] = heard.facts["rotary_width"]
+        made = recording(keys, frozenset(map(called.get, sizes_of, sizes_of)), **job)
+    found["rotary_width"] = heard.facts.get("rotary_width", 0)
     made.facts |= {
         "loss": None,
         "outputs": [heard.facts["hidden"]],
-        "tables": heard.facts["tables"],
+        "tables": heard.facts.get("tables"),
     }
     return Probe(found, precision, made)
 
@@ -222,101 +249,10 @@ def _probe(full: Values, sizes: Sequence[int], precision: str, *, width: str) ->
 def _biases_of(full: Values, key: str, base: Probe, *, width: str) -> list[str]:
     """Return the modules of a layer that have no bias where a key says so."""
     without = _probe({**full, key: False}, _SIZES[0], "bf16", width=width)
-    names = [{name for name, *_ in p.recording.facts["parameters"]} for p in (base, without)]
-    gone = (n for n in names[0] - names[1] if n.startswith(f"{_LAYER}."))
-    return sorted(n.removeprefix(f"{_LAYER}.").removesuffix(".bias") for n in gone)
+    gone = _parameters_in(layer_in(base), base) - _parameters_in(layer_in(base), without)
+    return sorted(name.removesuffix(".bias") for name in gone)
 
 
-def _cut(program: Program) -> Program:
-    """Return a layer's program of a whole model's, with the norm behind the last layer."""
-    rows = [*with_paths(program.code)]
-    masks, tables = (
-        [n for w, v in program.code if w == "op" and v[0] == k for n in v[1:2]]
-        for k in ("mask", "rotary")
-    )
-    layer = [row for path, row in rows if _is_in(path, _LAYER) and row[0] not in {"enter", "leave"}]
-    read = [name for row in layer for name in reads(*row)]
-    own = [names for names in masks if names[0] in read]
-    if len(own) != 1 or len(tables) != 1:
-        raise UnfitError("layers of several kinds are no single program")
-    if len(masks) > 1:
-        program.source["makes_both_masks"] = True
-    (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", _LAYER))
-    (left,) = (v for path, (w, v) in rows if (w, path) == ("leave", _LAYER))
-    last = max(at for at, (_, (word, _)) in enumerate(rows) if word == "leave")
-    behind = (path for path, _ in rows[last:] if path.startswith("model."))
-    home = next(path for path in behind if not path.startswith("model.layers."))
-    norm = [row for path, row in rows if _is_in(path, home)]
-    made = [name for row in norm for name in makes(*row)]
-    (given,) = {name for row in norm for name in reads(*row)} - {*made}
-    gone = {value for word, value in norm if word == "del"}
-    norm = [row for row in norm if row[0] != "del" or row[1] in made]
-    (result,) = [name for name in made if name not in gone]
-    code = [
-        *(("enter", [entered[0], *tables[0], *own[0]]), *layer, ("leave", left)),
-        *(("enter", [given]), *norm, ("leave", [result])),
-    ]
-    _follow_tables(program, code, tables[0])
-    used = {value[0]: None for word, value in code if word == "call"}
-    numbers = {old: new for new, old in enumerate(sorted(used))}
-    program.effects = [program.effects[old] for old in numbers]
-    code = [(w, [numbers[v[0]], *v[1:]] if w == "call" else v) for w, v in code]
-    program.source |= {
-        **before_layers(rows),
-        "logits": [*scaled(rows, "", before="")],
-    }
-    if home != "model.norm":
-        program.source["final_norm"] = home.removeprefix("model.")
-    program.code = [_relative(row, home) for row in code]
-    program.built = [
-        _relative(row, home)
-        for row in program.built
-        if row[0] in {"module", "weight"} and row[1][0].startswith(f"{_LAYER}.")
-    ]
-    program.stacks, program.inputs, program.guards, program.result = [], [], [], {}
-    return program
-
-
-def _follow_tables(program: Program, code: Sequence[Row], tables: Sequence[str]) -> None:
-    """Let what is made of cos and sin alone have their type: FSDP casts them between layers."""
-    known, of_tables, others = {*tables}, set[int](), set[int]()
-    for word, value in code:
-        if word not in {"op", "call"}:
-            continue
-        given = {*reads(word, value)}
-        is_table = bool(given) and given <= known
-        if is_table and (word == "call" or value[0].startswith("shape.")):
-            known.update(makes(word, value))
-        if word == "call":
-            (of_tables if is_table else others).add(value[0])
-    for number in of_tables - others:
-        program.effects[number] = _retyped(program.effects[number])
-
-
-def _retyped(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_retyped(x) for x in value]
-    return "~T" if value in {"~float32", "~W"} else value
-
-
-def _is_in(path: str, module: str) -> bool:
-    return f"{path}.".startswith(f"{module}.")
-
-
-def _relative(row: Row, norm: str) -> Row:
-    """Return a row with names as they are in its layer."""
-    word, value = row
-
-    def plain(path: str) -> str:
-        for module in (_LAYER, norm):
-            if _is_in(path, module):
-                return path[len(module) + 1 :]
-        return path
-
-    if word == "at":
-        return word, [plain(value[0]), *value[1:]]
-    if word in {"new", "module"}:
-        return word, [plain(value[0]), *value[1:]]
-    if word == "weight":
-        return word, [plain(value[0]), plain(value[1]), *value[2:]]
-    return word, renamed(value, {}, plain)
+def _parameters_in(layer: str, probe: Probe) -> set[str]:
+    names = (name for name, *_ in probe.recording.facts["parameters"])
+    return {name[len(layer) + 1 :] for name in names if is_in(name, layer)}

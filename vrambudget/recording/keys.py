@@ -9,6 +9,11 @@ Values = dict[str, Any]
 
 OF_FILES = {
     "gemma": ("hidden_activation",),
+    "falcon": ("apply_residual_connection_post_layernorm", "rotary", "rotary_base"),
+    "gpt2": ("n_ctx",),
+    "gpt_neox": ("rotary_emb_base",),
+    "gpt_oss": ("experts_per_token", "initial_context_length", "swiglu_limit"),
+    "opt": ("activation_dropout",),
     "phi3": ("attention_bias", "original_max_position_embeddings"),
     "qwen2": ("use_mrope",),
     "gemma2": ("cache_implementation",),

@@ -17,7 +17,7 @@ from vrambudget.traced import tensor as tensors
 
 Patch = tuple[Any, str, Any]
 _TABLES = {"position_embeddings", "wpe"}
-_KINDS = ("Linear", "Embedding", "Conv1D", "Dropout", "LayerNorm")
+_KINDS = ("Linear", "Embedding", "Conv1D", "FalconLinear", "Dropout", "LayerNorm")
 
 
 class BuiltError(Exception):

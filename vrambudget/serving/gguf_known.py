@@ -48,8 +48,7 @@ def find_served(model: ModelSource) -> FoundModel:
         return find_model(model)
     organisation, _, name = model.rpartition("/")
     if not organisation:
-        is_text = _plain(name) in _names()["seeing"]  # of a model that servers load as a whole
-        return _published(name) or find_model(name if is_text else _also().get(_plain(name), name))
+        return _published(name) or find_model(_also().get(_plain(name), name))
     try:
         return find_model(model)
     except VramBudgetError:
@@ -76,13 +75,9 @@ def _card(name: str) -> Mapping[str, Any]:
 
 
 @cache
-def _names() -> Mapping[str, Any]:
-    return tomllib.loads(card_text(_folder() / "names" / "ollama.toml"))
-
-
 def _also() -> Mapping[str, str]:
     """Return the names of models that have a card under another; Ollama's among them."""
-    return dict(_names()["also"])
+    return dict(tomllib.loads(card_text(_folder() / "names" / "ollama.toml"))["also"])
 
 
 def _folder() -> Path:

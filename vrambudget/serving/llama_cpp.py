@@ -202,8 +202,7 @@ def slots_and_streams(options: LlamaCppOptions) -> tuple[int, int]:
     """Return how many requests run at once, and in how many caches."""
     if options.parallel is None:
         return (1, 1) if options.is_old else (_AUTO_SLOTS, 1)
-    is_one = options.kv_unified or options.engine_version == "2025-05"  # which had no others
-    return options.parallel, 1 if is_one else options.parallel
+    return options.parallel, 1 if options.kv_unified else options.parallel
 
 
 class _Cells:

@@ -26,7 +26,7 @@ from vrambudget.engine.context import context, made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.errors import NotModelledError
-from vrambudget.models.parts.causal_lm import LanguageModel
+from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.layers import Linear
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
@@ -69,7 +69,7 @@ class FusedOutputs:
 class FusedHead(Module):
     """A model that `add_fused_lm_head` patched: called as before, or for its log probabilities."""
 
-    def __init__(self, model: LanguageModel, metrics: Collection[str] = ()) -> None:
+    def __init__(self, model: CausalLM, metrics: Collection[str] = ()) -> None:
         self.patched: Any = model
         self.metrics = metrics
         self.before_access: Callable[[], None] | None = None  # to the head's weight: ZeRO 3's
@@ -187,7 +187,7 @@ class FusedHead(Module):
 
 def patched(model: Module, metrics: Collection[str]) -> FusedHead:
     """Return the model with its head patched. Raises NotModelledError if there is no such head."""
-    if not (isinstance(model, LanguageModel) and isinstance(model.lm_head, Linear)):
+    if not (isinstance(model, CausalLM) and isinstance(model.lm_head, Linear)):
         raise NotModelledError("TRL's loops need a language model whose head has no adapter")
     return FusedHead(model, metrics)
 

@@ -21,7 +21,6 @@ from vrambudget.models import config_class
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import LayerType
 from vrambudget.models.parts.decoder_layers import Norm
-from vrambudget.models.parts.layers import Embedding
 from vrambudget.models.parts.masks import Masks
 from vrambudget.models.parts.siglip import SiglipVisionConfig, SiglipVisionModel
 from vrambudget.ops.creation import made
@@ -47,11 +46,9 @@ class Gemma3Model(Module):
         self.multi_modal_projector = MultiModalProjector(config)
         self.language_model = config.language_model()
 
-    @property
-    def embed_tokens(self) -> Embedding:
-        """What the head's weights may be tied to."""
-        found: Embedding = self.language_model.embed_tokens
-        return found
+    def module(self, name: str) -> Any:
+        """Return what Llama calls by this name: the head's weights may be the embeddings'."""
+        return self.language_model.module(name)
 
     def forward(
         self,

@@ -1,28 +1,38 @@
 """What transformers' causal language models have in common: a forward pass, a head, its loss.
 
-A family says what its body is called (`base_model_prefix`, as transformers names it), and
-overrides `logits` or `kept` where its own code does otherwise.
-
 Source: models/llama/modeling_llama.py (LlamaForCausalLM.forward) and its namesakes, 5.17.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vrambudget.engine.context import made_for
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
 from vrambudget.models.parts.cache import Cache, CachesKeysAndValues
+from vrambudget.models.parts.layers import Linear
 from vrambudget.models.parts.losses import causal_lm_loss, last_tokens
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.tape.events import Purpose
 
+if TYPE_CHECKING:
+    from vrambudget.models.parts.decoder import DecoderConfig
 
-class LanguageModel(CachesKeysAndValues):
+
+class CausalLM(CachesKeysAndValues):
     """A body [B, T] -> [B, T, C], and `lm_head`, to [B, T, V]."""
 
-    base_model_prefix: ClassVar[str] = "model"
+    base_model_prefix: ClassVar[str] = "model"  # what transformers calls the body
 
+    config: "DecoderConfig"
     lm_head: Module
+
+    def __init__(self, config: "DecoderConfig") -> None:
+        self.config = config
+        body = config.decoder()
+        setattr(self, self.base_model_prefix, body)
+        self.lm_head = Linear(config.embedding_width, config.vocab_size, bias=config.head_bias)
+        if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
+            self.lm_head.weight = body.module("embed_tokens").weight
 
     def forward(
         self,
@@ -47,7 +57,8 @@ class LanguageModel(CachesKeysAndValues):
 
     def kept(self, hidden_states: Tensor, logits_to_keep: int) -> Tensor:
         """Return the tokens [B, K, C] that get logits; all for 0."""
-        return last_tokens(hidden_states, logits_to_keep)
+        all_of_them = self.config.keeps_all_logits
+        return hidden_states if all_of_them else last_tokens(hidden_states, logits_to_keep)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, K, C] -> [B, K, V]."""

@@ -1,17 +1,16 @@
 """What transformers' decoder-only families have in common, most of them copies of Llama's code.
 
     Model          embedding, masks, rotary tables, layers, norm
-    CausalLM       the head and its loss
 
 A family says which parts it is made of (`DecoderConfig.layer`, `norm`, `embedding`,
-`rotary_embedding`, `head_bias`; parts are in `decoder_layers`) and overrides what its own code does
-otherwise (`Model.entered`, `CausalLM.logits`).
+`rotary_embedding`, `head_bias`; parts are in `decoder_layers`), what its modules are called
+(`names`), and overrides what its own code does otherwise (`Model.entered`, `CausalLM.logits`).
 
 Source: models/llama/modeling_llama.py and its namesakes in transformers 5.17.
 Not modelled: tensor parallelism.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from vrambudget.config.fields.batches import Task
@@ -19,12 +18,13 @@ from vrambudget.config.model_config import divides
 from vrambudget.config.settings import Probability, Size
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
+from vrambudget.models.parts.attention import EagerAttention, eager_attention
 from vrambudget.models.parts.body import DecoderBody
 from vrambudget.models.parts.cache import Cache, dynamic_cache
-from vrambudget.models.parts.causal_lm import LanguageModel
+from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.classification import SequenceClassifier
-from vrambudget.models.parts.decoder_layers import Attention, Norm, RMSNorm
-from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm, Linear
+from vrambudget.models.parts.decoder_layers import Norm, RMSNorm
+from vrambudget.models.parts.layers import CheckpointedLayer, Embedding, LayerNorm
 from vrambudget.models.parts.masks import Masks, causal_mask, positions, sliding_window_mask
 from vrambudget.models.parts.rotary import RotaryEmbedding
 from vrambudget.models.parts.rotary_config import RotaryConfig
@@ -43,26 +43,32 @@ class Model(Module):
 
     def __init__(self, config: "DecoderConfig") -> None:
         self.config = config
-        self.embed_tokens = config.embedding(config.vocab_size, config.hidden_size)
-        self.scales_embeddings = self.embed_tokens.model_scales
-        self.layers = config.make_layers()
+        embedding = config.embedding(config.vocab_size, config.embedding_width)
+        setattr(self, config.called("embed_tokens"), embedding)
+        self.scales_embeddings = embedding.model_scales
+        self.begin()
+        layers = config.make_layers()
+        setattr(self, config.called("layers"), layers)
         for index, kind in enumerate(config.layer_kinds):
-            self.layers[index].attention_type = kind
-            for attention in self.layers[index].children():
-                if isinstance(attention, Attention):
+            layers[index].attention_type = kind
+            for attention in layers[index].children():
+                if hasattr(attention, "layer_idx"):
                     attention.layer_idx = index
         self.finish()
+
+    def begin(self) -> None:
+        """Make what comes before the layers besides the embeddings."""
 
     def finish(self) -> None:
         """Make what comes after the layers."""
         config = self.config
         if not config.rotary_first:
-            setattr(self, config.final_norm, config.norm(config.hidden_size))
+            setattr(self, config.called("norm"), config.norm(config.hidden_size))
             self.rotary_emb = config.rotary()
             return
         rotary = config.rotary_embedding(config.rotary_width, config.rope_type, last=False)
         self.rotary_emb = rotary
-        setattr(self, config.final_norm, config.norm(config.hidden_size))
+        setattr(self, config.called("norm"), config.norm(config.hidden_size))
         rotary.initialise()
 
     def forward(
@@ -90,7 +96,7 @@ class Model(Module):
         rotary = self.rotary_emb(position_ids, inputs_embeds.dtype)
         if self.scales_embeddings:
             hidden_states = mul_scalar(hidden_states)
-        for layer in self.layers:
+        for layer in self.module("layers"):
             mask = masks[layer.attention_type]
             hidden_states = layer(
                 hidden_states,
@@ -99,12 +105,16 @@ class Model(Module):
                 position_ids=position_ids,
                 past_key_values=past_key_values,
             )
-        y: Tensor = getattr(self, self.config.final_norm)(hidden_states)
+        y: Tensor = self.module("norm")(hidden_states)
         return y
+
+    def module(self, name: str) -> Any:
+        """Return what Llama calls by this name."""
+        return getattr(self, self.config.called(name))
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, C]."""
-        y: Tensor = self.embed_tokens(input_ids)
+        y: Tensor = self.module("embed_tokens")(input_ids)
         return y
 
     def entered(self, inputs_embeds: Tensor) -> Tensor:
@@ -123,19 +133,6 @@ class Model(Module):
         if kind == "full_attention":
             return causal_mask(embeddings, position_ids, padding, past)
         return sliding_window_mask(embeddings, position_ids, self.config.window, padding, past)
-
-
-class CausalLM(LanguageModel):
-    """LlamaForCausalLM: the model with a language modelling head."""
-
-    config: "DecoderConfig"
-
-    def __init__(self, config: "DecoderConfig") -> None:
-        self.config = config
-        self.model = config.decoder()
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias)
-        if config.tie_word_embeddings:  # tie_weights: the head's own weight is freed
-            self.lm_head.weight = self.model.embed_tokens.weight
 
 
 class DecoderConfig(RotaryConfig):
@@ -159,14 +156,24 @@ class DecoderConfig(RotaryConfig):
     embedding: ClassVar[type[Embedding]] = Embedding
     rotary_embedding: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
     head_bias: ClassVar[bool] = False
-    final_norm: ClassVar[str] = "norm"
+    names: ClassVar[Mapping[str, str]] = {}
+    """What modules are called that are called otherwise than Llama's."""
     rotary_first: ClassVar[bool] = False
     """Whether rotary tables are made before the norm behind the last layer."""
+
+    def called(self, name: str) -> str:
+        """Return what Llama's module of this name is called."""
+        return self.names.get(name, name)
 
     @property
     def kv_heads(self) -> int:
         """Heads of key and value."""
         return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embeddings and of the head."""
+        return self.hidden_size
 
     @property
     def head_width(self) -> int:
@@ -202,6 +209,11 @@ class DecoderConfig(RotaryConfig):
         kinds = self.layer_kinds
         return dynamic_cache([self.window if k == "sliding_attention" else None for k in kinds])
 
+    @property
+    def keeps_all_logits(self) -> bool:
+        """Whether all tokens get logits, also where the last ones are asked for."""
+        return False
+
     heads_share_width: ClassVar[bool] = False
     """Whether heads divide the hidden size even if they have a width of their own."""
 
@@ -216,6 +228,16 @@ class DecoderConfig(RotaryConfig):
     def make_layers(self) -> list[CheckpointedLayer]:
         """Return all layers, their weights allocated."""
         return [self.layer() for _ in range(self.num_hidden_layers)]
+
+    def inner(self, path: str) -> Module:
+        """Return a module that holds a layer's others, by its path."""
+        del path
+        return Module()
+
+    def eager(self, layer: Module) -> EagerAttention:
+        """Return how a layer attends by single operations."""
+        del layer
+        return eager_attention
 
     def layer(self) -> CheckpointedLayer:
         """Return one layer, its weights allocated; families say of which parts."""
@@ -232,7 +254,8 @@ class DecoderConfig(RotaryConfig):
     def build(self, task: Task) -> CausalLM | SequenceClassifier:
         """Return the model, its weights allocated."""
         if task == "seq-cls":
-            return SequenceClassifier(self, self.decoder(), self.hidden_size)
+            name = self.called("model")
+            return SequenceClassifier(self, self.decoder(), self.embedding_width, name=name)
         return self.causal_lm()
 
     def causal_lm(self) -> CausalLM:

@@ -16,21 +16,23 @@ from vrambudget.config.settings import Field, Size
 from vrambudget.dtypes import bool_
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.parts.attention import Attended
+from vrambudget.models.parts.attention import Attended, attend
 from vrambudget.models.parts.cache import Cache
 from vrambudget.models.parts.decoder import DecoderConfig
-from vrambudget.models.parts.decoder_layers import MLP, Attention, DecoderLayer, RMSNorm
+from vrambudget.models.parts.decoder_layers import MLP, DecoderLayer, RMSNorm
 from vrambudget.models.parts.experts import Experts
 from vrambudget.models.parts.layers import CheckpointedLayer, Linear
-from vrambudget.models.parts.rotary import Rotary
+from vrambudget.models.parts.rotary import Rotary, rotate
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add
 from vrambudget.ops.shape import cat, contiguous, expand, reshape, split_sizes, transpose, view
 from vrambudget.ops.written import copied_into
 
 
-class LatentAttention(Attention):
+class LatentAttention(Module):
     """DeepseekV3Attention; families say how they rotate."""
+
+    layer_idx = 0
 
     def __init__(self, config: "LatentConfig") -> None:
         bias, width, heads = config.attention_bias, config.hidden_size, config.num_attention_heads
@@ -59,7 +61,7 @@ class LatentAttention(Attention):
     ) -> Attended:
         """[B, T, C] -> [B, T, C] and the weights."""
         B, T, _ = hidden_states.shape
-        q_states = self.heads(self._queries(hidden_states))
+        q_states = transpose(view(self._queries(hidden_states), B, T, -1, self.head_dim), 1, 2)
         q_pass, q_rot = split_sizes(q_states, (self.nope_head_dim, self.rope_head_dim), -1)
         compressed_kv = self.kv_a_proj_with_mqa(hidden_states)
         kv_nope, k_rot = split_sizes(compressed_kv, (self.kv_lora_rank, self.rope_head_dim), -1)
@@ -71,10 +73,17 @@ class LatentAttention(Attention):
             kv_nope, k_rot = past_key_values.update(kv_nope, k_rot, self.layer_idx)
         query_states = cat((q_pass, q_rot), dim=-1)
         key_states, value_states = self._expanded(kv_nope, k_rot)
-        attn_output, weights = self.attend(query_states, key_states, value_states, mask)
+        dropout_p = self.attention_dropout if self.training else 0.0
+        attn_output, weights = attend(
+            query_states, key_states, value_states, mask, dropout_p=dropout_p
+        )
         attn_output = contiguous(reshape(attn_output, B, T, -1))
         attn_output = self.o_proj(attn_output)
         return attn_output, weights
+
+    def rotate(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Rotate [B, H, T, D] and [B, Hkv, T, D]."""
+        return rotate(query, key, *rotary)
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, H (Dn + Dr)]."""

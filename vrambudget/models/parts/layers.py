@@ -12,10 +12,11 @@ from vrambudget.engine.identical_layers import Layer
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter, Tensor
 from vrambudget.ops.dropout import dropout
+from vrambudget.ops.elementwise import add
 from vrambudget.ops.embedding import embedding
-from vrambudget.ops.linear import addmm, linear
+from vrambudget.ops.linear import addmm, linear, rows_by_matrix
 from vrambudget.ops.norm import layer_norm
-from vrambudget.ops.shape import flatten_rows, view
+from vrambudget.ops.shape import flatten_rows, transpose, view
 
 
 class Linear(Module):
@@ -35,6 +36,15 @@ class Linear(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         return linear(x, self.weight, self.bias)
+
+
+class FalconLinear(Linear):
+    """transformers' FalconLinear: the bias is added to the product, not within it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        hidden_states = rows_by_matrix(x, transpose(self.weight, 0, 1))
+        return hidden_states if self.bias is None else add(hidden_states, self.bias)
 
 
 class Conv1D(Module):

@@ -13,7 +13,7 @@ from typing import Any
 from vrambudget.config.settings import Size
 from vrambudget.engine.context import context, made_for
 from vrambudget.engine.tensor import Parameter, Tensor
-from vrambudget.models.parts.decoder import CausalLM
+from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.load_balancing import load_balancing_loss
 from vrambudget.models.parts.losses import causal_lm_loss
 from vrambudget.models.parts.outputs import Outputs
@@ -68,7 +68,7 @@ class MoeCausalLM(CausalLM):
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router in routers:
             router.is_captured = True
-        hidden_states = self.model(input_ids, attention_mask)
+        hidden_states = getattr(self, self.base_model_prefix)(input_ids, attention_mask)
         router_logits = tuple(_release(router) for router in routers)
         with made_for(Purpose.LOGITS_AND_LOSS):
             logits = self.logits(hidden_states)

@@ -21,7 +21,7 @@ from vrambudget.engine.versions import transformers_since
 from vrambudget.models.parts.frequencies import FREQUENCIES
 from vrambudget.ops.creation import made
 from vrambudget.ops.elementwise import add, mul, neg
-from vrambudget.ops.shape import cat, slice_last, unsqueeze, view
+from vrambudget.ops.shape import cat, slice_last, view
 from vrambudget.ops.workspaces import bmm_workspace
 
 Rotary = tuple[Tensor, Tensor]
@@ -164,32 +164,6 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     cos = view(cos, cos.shape[0], 1, *cos.shape[1:])
     sin = view(sin, sin.shape[0], 1, *sin.shape[1:])
     return rotated(q, cos, sin), rotated(k, cos, sin)
-
-
-def rotate_partially(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    join_last: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Rotate the first elements of each head; the rest, if only of width 0, is joined to them.
-
-    q is joined before k is rotated (Phi-3), or both at the end (GPT-NeoX).
-    """
-    cos = unsqueeze(cos, 1)
-    sin = unsqueeze(sin, 1)
-    width = cos.shape[-1]
-    q_rot, q_pass = slice_last(q, width), slice_last(q, q.shape[-1] - width)
-    k_rot, k_pass = slice_last(k, width), slice_last(k, k.shape[-1] - width)
-    if not join_last:
-        q_embed = cat([rotated(q_rot, cos, sin), q_pass], dim=-1)
-        return q_embed, cat([rotated(k_rot, cos, sin), k_pass], dim=-1)
-    q_embed, k_embed = rotated(q_rot, cos, sin), rotated(k_rot, cos, sin)
-    q_embed = cat([q_embed, q_pass], dim=-1)
-    k_embed = cat([k_embed, k_pass], dim=-1)
-    return q_embed, k_embed
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Parameter
 from vrambudget.errors import NotModelledError
 from vrambudget.models.families.titan import Trained, Transformer
-from vrambudget.models.parts.decoder import CausalLM
+from vrambudget.models.parts.causal_lm import CausalLM
 from vrambudget.models.parts.layers import CheckpointedLayer, Linear
 from vrambudget.parallel.dtensor import Lies, Placement, ShardedTensorParameter
 from vrambudget.parallel.group import Group
@@ -41,9 +41,10 @@ def parallelize(
             "sequence_parallel and loss_parallel are modelled for torchtitan's Llama alone",
             hint=f"model_type titan is the same architecture; {REHEARSE}",
         )
-    if not isinstance(model, CausalLM) or not hasattr(model.model, "layers"):  # Gemma 3 with images
+    layers = getattr(getattr(model, "model", None), "layers", None)  # Gemma 3 with images has none
+    if not isinstance(model, CausalLM) or layers is None:
         raise _no_plan(model)
-    for layer in model.model.layers:
+    for layer in layers:
         _decoder_layer(layer, model, group)
     if not model.config.tie_word_embeddings:
         _cut(model.lm_head, 0, group)

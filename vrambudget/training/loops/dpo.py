@@ -19,7 +19,6 @@ from vrambudget.dtypes import bool_, int64
 from vrambudget.engine.context import context, no_grad
 from vrambudget.engine.module import Module
 from vrambudget.engine.tensor import Tensor
-from vrambudget.models.families.gpt2 import Attention
 from vrambudget.models.parts.layers import Dropout
 from vrambudget.models.parts.outputs import Outputs
 from vrambudget.ops.creation import made
@@ -55,8 +54,6 @@ def _made(run: Run) -> trainer.TrainerKind:
         for module in () if model is None else model.modules():
             if isinstance(module, Dropout):
                 module.p = 0.0
-            elif isinstance(module, Attention):
-                module.attn_pdrop = 0.0
     if precomputes:
         _precompute_ref_logps(run, run.batches, settings.steps * settings.grad_accum)
         evaluated = settings.eval_batches if settings.mode == "train" else settings.steps

@@ -1,0 +1,112 @@
+"""A layer's program out of a whole model's: its rows, by names as they are in the layer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vrambudget.program.form import Program, Row, with_paths
+from vrambudget.program.unfold import makes, reads, renamed
+from vrambudget.recording.decoder_keys import before_layers, layer_in, names_of, scaled
+from vrambudget.recording.merging import UnfitError
+from vrambudget.recording.programs import Probe
+
+
+def cut(program: Program, base: Probe) -> Program:
+    """Return a layer's program of a whole model's, with the norm behind the last layer."""
+    rows = [*with_paths(program.code)]
+    own_layer = layer_in(base)
+    stack = own_layer.rpartition(".")[0]
+    model, _, layers = stack.rpartition(".")
+    masks, tables = (
+        [n for w, v in program.code if w == "op" and v[0] == k for n in v[1:2]]
+        for k in ("mask", "rotary")
+    )
+    inside = [row for path, row in rows if is_in(path, own_layer)]
+    layer = [row for row in inside if row[0] not in {"enter", "leave"}]
+    read = {name for row in layer for name in reads(*row)}
+    (entered,) = (v for path, (w, v) in rows if (w, path) == ("enter", own_layer))
+    rotary = tables[0] if tables else []
+    own = [name for name in entered[1:] if name in read - {*rotary}]  # a mask, distances
+    if not own or len(tables) > 1:
+        raise UnfitError("layers of several kinds are no single program")
+    if len(masks) > 1:
+        program.source["makes_both_masks"] = True
+    (left,) = (v for path, (w, v) in rows if (w, path) == ("leave", own_layer))
+    last = max(at for at, (_, (word, _)) in enumerate(rows) if word == "leave")
+    behind = (path for path, _ in rows[last:] if path.startswith(f"{model}."))
+    home = next((path for path in behind if not is_in(path, stack)), "")  # OPT may have none
+    norm = [row for path, row in rows if home and is_in(path, home)]
+    made = [name for row in norm for name in makes(*row)]
+    (given,) = {name for row in norm for name in reads(*row)} - {*made} or left
+    gone = {value for word, value in norm if word == "del"}
+    norm = [row for row in norm if row[0] != "del" or row[1] in made]
+    (result,) = [name for name in made if name not in gone] or left
+    code = [
+        *(("enter", [entered[0], *rotary, *own]), *layer, ("leave", left)),
+        *(("enter", [given]), *norm, ("leave", [result])),
+    ]
+    _follow_tables(program, code, rotary)
+    used = {value[0]: None for word, value in code if word == "call"}
+    numbers = {old: new for new, old in enumerate(sorted(used))}
+    program.effects = [program.effects[old] for old in numbers]
+    code = [(w, [numbers[v[0]], *v[1:]] if w == "call" else v) for w, v in code]
+    program.source |= {
+        **before_layers(rows, model),
+        "logits": [*scaled(rows, "", before="")],
+        **names_of(model, layers, home.removeprefix(f"{model}."), base),
+    }
+    program.code = [_relative(row, own_layer, home) for row in code]
+    places = {name: place for name, place, *_ in base.recording.facts["parameters"]}
+    program.built.sort(key=lambda row: places[row[1][0]] if row[0] == "weight" else 0)
+    program.built = [
+        _relative(row, own_layer, home)
+        for row in program.built
+        if row[0] in {"module", "weight"} and row[1][0].startswith(f"{own_layer}.")
+    ]
+    program.stacks, program.inputs, program.guards, program.result = [], [], [], {}
+    return program
+
+
+def _follow_tables(program: Program, code: Sequence[Row], tables: Sequence[str]) -> None:
+    """Let what is made of cos and sin alone have their type: FSDP casts them between layers."""
+    known, of_tables, others = {*tables}, set[int](), set[int]()
+    for word, value in code:
+        if word not in {"op", "call"}:
+            continue
+        given = {*reads(word, value)}
+        is_table = bool(given) and given <= known
+        if is_table and (word == "call" or value[0].startswith("shape.")):
+            known.update(makes(word, value))
+        if word == "call":
+            (of_tables if is_table else others).add(value[0])
+    for number in of_tables - others:
+        program.effects[number] = _retyped(program.effects[number])
+
+
+def _retyped(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_retyped(x) for x in value]
+    return "~T" if value in {"~float32", "~W"} else value
+
+
+def is_in(path: str, module: str) -> bool:
+    """Return whether a module's path is another's, or below it."""
+    return f"{path}.".startswith(f"{module}.")
+
+
+def _relative(row: Row, *homes: str) -> Row:
+    """Return a row with names as they are in its layer."""
+    word, value = row
+
+    def plain(path: str) -> str:
+        for module in homes:
+            if is_in(path, module):
+                return path[len(module) + 1 :]
+        return path
+
+    if word == "at":
+        return word, [plain(value[0]), *value[1:]]
+    if word in {"new", "module"}:
+        return word, [plain(value[0]), *value[1:]]
+    if word == "weight":
+        return word, [plain(value[0]), plain(value[1]), *value[2:]]
+    return word, renamed(value, {}, plain)
