@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -60,25 +60,13 @@ class ProcessPlan:
     def to_json(self, gpu: Gpu) -> str:
         """Return what the recorder reads."""
         major, minor = gpu.compute_capability
-        return json.dumps(
-            {
-                "folder": str(self.folder),
-                "libraries": [str(path) for path in self.libraries],
-                "steps": self.steps,
-                "timeout": None if self.server else self.timeout,
-                "server": self.server,
-                "stacks": self.stacks,
-                "events": self.events,
-                "marks": self.marks,
-                "snapshot": self.snapshot,
-                "ranks": self.ranks,
-                "rank": self.rank,
-                "values": self.values,
-                "routing": self.routing,
-                "grace": GRACE_SECONDS / 2,
-                "capability": 10 * major + minor,
-            }
-        )
+        asked = {
+            **asdict(self),
+            "timeout": None if self.server else self.timeout,
+            "grace": GRACE_SECONDS / 2,
+            "capability": 10 * major + minor,
+        }
+        return json.dumps(asked, default=str)  # str: of paths
 
 
 @dataclass(frozen=True, slots=True)
