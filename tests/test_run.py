@@ -187,6 +187,13 @@ def test_positions_convolutions_and_norms_are_not_quantised():
     assert {t.kind for t in nemotron.tensors if t.name.endswith("_norm.weight")} == {"F32"}
 
 
+def test_a_name_that_is_not_known_leads_to_its_file(capsys):
+    assert main(["run", "nemotron-3-nona", "--gpu", "24GB"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'nemotron-3-nano-30b-a3b'" in error
+    assert "vrambudget run model.gguf" in error
+
+
 def test_ollamas_names_lead_to_models_whose_file_is_counted():
     also = tomllib.loads((cards_folder() / "gguf" / "names" / "ollama.toml").read_text())["also"]
     assert {model for model in also if not next(models_of(model)).tensors} == set()

@@ -12,18 +12,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vrambudget.config.cards import card_names
 from vrambudget.config.gpus import SOLD_AS, Gpu, count_of_gpus, find_gpu
 from vrambudget.config.model_config import load_config
 from vrambudget.config.other_gpus import other_gpu
 from vrambudget.config.source import FoundModel, ModelSource, find_model
-from vrambudget.errors import VramBudgetError
+from vrambudget.errors import VramBudgetError, did_you_mean
 from vrambudget.integrations.server import Server
 from vrambudget.models import config_class
 from vrambudget.models.parts.decoder import DecoderConfig
 from vrambudget.report.run_here import run_report, run_values
 from vrambudget.serving.beside import projector, with_adapter
 from vrambudget.serving.gguf_cards import family_of, header_of, parsed, table_of
-from vrambudget.serving.gguf_known import card_of, known
+from vrambudget.serving.gguf_known import card_of, known, known_names
 from vrambudget.serving.gguf_model import GgufModel, of_file, of_header
 from vrambudget.serving.gguf_quants import named
 from vrambudget.serving.options import LlamaCppOptions
@@ -175,4 +176,14 @@ def _found(name: ModelSource, kind: str | None) -> FoundModel | GgufModel:
         header, file = hub_header(name, kind)
         return of_header(header, f"{name}:{kind}" if kind else name, file)
     found = known(name) if isinstance(name, str) else name
-    return found if isinstance(found, FoundModel) else find_model(found)
+    try:
+        return found if isinstance(found, FoundModel) else find_model(found)
+    except VramBudgetError as error:
+        if not error.message.startswith("there is no model"):
+            raise
+        near = did_you_mean(str(name), [*known_names(), *card_names()])
+        raise VramBudgetError(
+            error.message,
+            hint=f"{near or '`vrambudget models` lists names;'} a file says all itself: vrambudget"
+            " run model.gguf --gpu 12GB, and so do org/name-GGUF:Q4_K_M and a config.json",
+        ) from None
