@@ -31,6 +31,7 @@ NEEDS = {
     "timeline.png": "matplotlib",
     "run.yaml": "yaml",
     "axolotl.yaml": "yaml",
+    "my_lora.yaml": "yaml",
     "picture": "diffusers",
 }
 """A word of a command: what it imports."""
