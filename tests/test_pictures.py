@@ -26,6 +26,32 @@ def test_a_card_names_its_source_and_the_class_of_each_component(name):
     assert all(keys["class"].count(".") == 1 for keys in own["components"].values())
 
 
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("cogvideox-5b", 5_570_283_072),
+        ("flux-dev", 11_901_408_320),
+        ("flux-schnell", 11_891_178_560),
+        ("hunyuanvideo", 12_821_012_544),
+        ("ltx-video", 1_923_385_472),
+        ("sd-1.5", 859_520_964),
+        ("sd3.5-large", 8_056_627_520),
+        ("sdxl", 2_567_463_684),
+        ("wan2.1-1.3b", 1_418_996_800),
+        ("wan2.1-14b", 14_288_491_584),
+    ],
+)
+def test_a_denoiser_has_as_many_parameters_as_its_class_makes(name, count, capsys):
+    """The classes of diffusers 0.42.1, by the cards' configurations."""
+    assert main([name, "--only", "denoise", "--format", "json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["parameters"]["total"] == count
+
+
+def test_a_denoiser_whose_layers_are_not_alike_is_refused(capsys):
+    assert main(["sd3.5-medium", "--gpu", "24GB"]) == 2
+    assert "transformer was not recorded" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["flux.2-dev", "mochi-1"])
 def test_what_was_not_recorded_is_refused_with_the_command_that_answers(word, capsys):
     assert main([word, "--resolution", "640", "--gpu", "12GB"]) == 2
